@@ -1,0 +1,93 @@
+"""May this join come in? One function, all the reasons to say no; a refusal changes nothing.
+
+Two loopback rules (the peers of a loopback address would connect to themselves): one beside a routable member is
+refused; if it came first, it is sent away when the routable one comes.
+"""
+
+from lighthouse.roster import Member, Roster, is_loopback
+from protos.membership import Participant
+from protos.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
+
+
+def refusal(
+    participant: Participant, roster: Roster, *, max_replicas: int, allow_heterogeneous: bool
+) -> LighthouseError | None:
+    """Why `participant` may not join beside those in `roster`; None if it may."""
+    old = roster.get(participant.replica_id)
+    if old is None and len(roster) >= max_replicas:
+        return LimitReached(
+            f"replica_id: {participant.replica_id} would be replica group number {len(roster) + 1}; "
+            f"the lighthouse takes {max_replicas} (--max-replicas)"
+        )
+    return (
+        _duplicate(participant, old)
+        or _backwards(participant, old)
+        or (None if allow_heterogeneous else _misfit(participant, roster))
+        or _loopback(participant, roster)
+    )
+
+
+def sent_away(participant: Participant, roster: Roster) -> list[tuple[Member, WrongState]]:
+    """The loopback members that an admitted routable `participant` makes unreachable."""
+    if is_loopback(participant) is not False:
+        return []
+    members = [roster.get(name) for name in sorted(roster.loopback) if name != participant.replica_id]
+    return [(m, _unreachable(m.participant, participant)) for m in members if m is not None and m.participant]
+
+
+def _duplicate(participant: Participant, old: Member | None) -> DuplicateReplica | None:
+    if old is None or old.call is None or old.participant is None:
+        return None
+    before = old.participant
+    same = before.incarnation == participant.incarnation if participant.incarnation else before.identity == participant.identity
+    if same:
+        return None
+    return DuplicateReplica(
+        f"replica_id: {participant.replica_id} is in use: {before.address or 'no address'} waits for a quorum, "
+        f"{participant.address or 'no address'} asks for one; give each replica group an id of its own"
+    )
+
+
+def _backwards(participant: Participant, old: Member | None) -> InvalidRequest | None:
+    if not participant.incarnation or old is None or old.participant is None:
+        return None
+    before = old.participant
+    if before.incarnation != participant.incarnation or participant.step >= before.step:
+        return None
+    return InvalidRequest(
+        f"of {participant.replica_id} went from {before.step} back to {participant.step}; "
+        "a group that lost its state takes a new incarnation (restart its manager)",
+        field="step",
+    )
+
+
+def _misfit(participant: Participant, roster: Roster) -> WrongState | None:
+    if participant.group_world_size == 0:
+        return None
+    for size, names in roster.sizes.items():
+        others = names - {participant.replica_id} if len(names) == 1 else names
+        if size != participant.group_world_size and others:
+            other = min(others)
+            return WrongState(
+                f"world_size: {participant.replica_id} has {participant.group_world_size} ranks and {other} has {size}; "
+                "replica groups of one job have the same size, unless the lighthouse runs with --allow-heterogeneous"
+            )
+    return None
+
+
+def _loopback(participant: Participant, roster: Roster) -> WrongState | None:
+    others = roster.routable - {participant.replica_id} if len(roster.routable) < 3 else roster.routable
+    if not others or not is_loopback(participant):
+        return None
+    other = roster.get(min(others))
+    assert other is not None
+    assert other.participant is not None
+    return _unreachable(participant, other.participant)
+
+
+def _unreachable(hidden: Participant, routable: Participant) -> WrongState:
+    return WrongState(
+        f"address: {hidden.replica_id} advertises a loopback ({hidden.address or hidden.store_address}) beside "
+        f"{routable.replica_id} ({routable.address or routable.store_address}); its peers cannot reach it: "
+        "start its manager with --advertise and an address of its host"
+    )

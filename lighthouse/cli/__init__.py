@@ -1,0 +1,21 @@
+"""The command `lighthouse`."""
+
+import click
+
+from lighthouse.cli.kill import kill
+from lighthouse.cli.members import members
+from lighthouse.cli.serve import serve
+from lighthouse.cli.status import status
+from lighthouse.cli.watch import watch
+from lighthouse_runtime.settings import CONTEXT_SETTINGS
+from protos import VERSION
+
+
+@click.group(context_settings=CONTEXT_SETTINGS)
+@click.version_option(VERSION, prog_name="lighthouse")
+def main() -> None:
+    """The coordinator of fault-tolerant training: it decides who trains together."""
+
+
+for command in (serve, status, members, watch, kill):
+    main.add_command(command)

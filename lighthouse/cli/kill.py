@@ -1,0 +1,41 @@
+"""`lighthouse kill`: end a replica group through its manager."""
+
+import json
+from pathlib import Path
+
+import click
+
+from lighthouse.cli.options import client_options, connect, reports_errors
+from lighthouse_runtime.settings import read_token
+from protos.limits import DEFAULT_JOB
+
+
+@click.command()
+@click.argument("replica_id")
+@click.option("--message", metavar="TEXT", default="", help="The reason; it goes to the replica group's log.")
+@click.option(
+    "--control-token-file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="LIGHTHOUSE_CONTROL_TOKEN_FILE",
+    show_envvar=True,
+    help="The token that a lighthouse on another host asks for.",
+)
+@client_options(job_help=f"The replica group's job.  [default: {DEFAULT_JOB}]", timeout="10s")
+@reports_errors
+def kill(
+    replica_id: str,
+    message: str,
+    control_token_file: Path | None,
+    address: str,
+    job: str,
+    output: str,
+    timeout: float,
+) -> None:
+    """End the replica group REPLICA_ID through its manager."""
+    token = read_token(control_token_file)
+    job = job or DEFAULT_JOB
+    with connect(address, job=job, token=token) as client:
+        client.kill(replica_id, message, timeout_s=timeout)
+    done = {"job": job, "replica_id": replica_id, "message": message, "killed": True}
+    click.echo(json.dumps(done) if output == "json" else f"killed replica group {replica_id} of job {job}")

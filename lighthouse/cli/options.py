@@ -1,0 +1,97 @@
+"""What every client verb shares: its options, its connection and how an error ends it."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from lighthouse.cli.output import drop_stdout, printable
+from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.durations import Duration
+from protos.identity import Address, parse_address
+from protos.limits import DEFAULT_JOB, LIGHTHOUSE_PORT
+from protos.refusals import InvalidRequest, LighthouseError, UnknownName
+from protos.status import LighthouseStatus
+
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXAMPLE = f"write HOST:PORT, for example coordinator:{LIGHTHOUSE_PORT}"
+
+
+def connect(address: str, *, job: str = "", token: str | None = None) -> LighthouseClient:
+    return LighthouseClient(address, job=job or DEFAULT_JOB, token=token)
+
+
+def ask(address: str, job: str, timeout_s: float) -> LighthouseStatus:
+    """Of `job`, or of every job. Raises UnknownName where there is no such job."""
+    with connect(address) as client:
+        answer = client.status(job, timeout_s=timeout_s)
+    if job and not answer.jobs:
+        raise UnknownName(f"--job {job}: no such job at {address}; `lighthouse status` lists them all")
+    return answer
+
+
+def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[F], F]:
+    """--lighthouse, --job, --format and --timeout, as `address`, `job`, `output` and `timeout`."""
+    options = (
+        click.option(
+            "--lighthouse",
+            "address",
+            metavar="HOST:PORT",
+            envvar=["LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"],
+            show_envvar=True,
+            default=f"localhost:{LIGHTHOUSE_PORT}",
+            show_default=True,
+            callback=_read_address,
+            help="The lighthouse to ask; http:// in front is accepted.",
+        ),
+        click.option("--job", metavar="NAME", default="", help=job_help),
+        click.option(
+            "--format",
+            "output",
+            type=click.Choice(["table", "json"]),
+            default="table",
+            show_default=True,
+            help="Text for a person, or JSON.",
+        ),
+        click.option(
+            "--timeout", type=Duration(), default=timeout, show_default=True, help="How long to wait for an answer."
+        ),
+    )
+    return lambda function: functools.reduce(lambda inner, option: option(inner), reversed(options), function)
+
+
+def _read_address(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    text = value.strip()
+    if text.startswith("https://"):
+        raise click.BadParameter(f"{text!r}: the lighthouse speaks no TLS here; {EXAMPLE}", ctx, param)
+    try:
+        parsed = parse_address(text, "address")
+    except InvalidRequest as e:
+        raise click.BadParameter(f"{str(e).removeprefix('address: ')}; {EXAMPLE}", ctx, param) from None
+    if parsed.port == 0:
+        raise click.BadParameter(f"{text!r}: nobody listens on port 0; {EXAMPLE}", ctx, param)
+    return str(Address(parsed.host, parsed.port or LIGHTHOUSE_PORT))
+
+
+def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
+    """A refusal ends the verb with `Error: ...` and status 1; a reader that has read enough, with status 0."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+            if sys.stdout:
+                sys.stdout.flush()
+        except LighthouseError as e:
+            raise click.ClickException(printable(str(e))) from e
+        except BrokenPipeError:
+            drop_stdout()
+        except OSError as e:
+            drop_stdout()
+            raise click.ClickException(f"cannot write to stdout: {e.strerror or e}") from e
+
+    return wrapper

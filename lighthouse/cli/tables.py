@@ -1,0 +1,137 @@
+"""What the verbs show of a status, as lines of text. The columns are defined here and nowhere else."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from lighthouse.cli.layout import Column, table
+from lighthouse.cli.output import printable
+from lighthouse.quorum import Verdict
+from lighthouse_runtime.durations import format_duration
+from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
+
+Row = tuple[str, MemberStatus]
+
+SHORT_INCARNATION = 8
+LATE_BEAT_S = 2.0
+# A member that needs a look comes first where not all can be shown.
+_STATES = [MemberState.LAPSED, MemberState.MISSED, MemberState.STRAGGLER, MemberState.IDLE]
+_STATE_STYLES = {
+    MemberState.PARTICIPANT: "green",
+    MemberState.JOINED: "cyan",
+    MemberState.STRAGGLER: "yellow",
+    MemberState.MISSED: "yellow",
+    MemberState.LAPSED: "red",
+}
+_VERDICT_STYLES = {
+    Verdict.FORMED: "green",
+    Verdict.READY: "green",
+    Verdict.WAITING_FOR_MEMBERS: "cyan",
+    Verdict.WAITING_FOR_STRAGGLERS: "yellow",
+    Verdict.TOO_FEW_PARTICIPANTS: "red",
+    Verdict.NO_ALLOWED_SIZE: "red",
+}
+
+
+def greeting(status: LighthouseStatus, address: str) -> str:
+    return printable(f"lighthouse {status.version} at {address}, up {format_duration(status.uptime_s)}")
+
+
+def job_lines(jobs: Sequence[JobStatus], width: int) -> list[Text]:
+    """A row per job, and below it the explanation."""
+    titles, *rows = table(_JOB_COLUMNS, jobs, width)
+    lines = [titles]
+    for job, row in zip(jobs, rows, strict=True):
+        lines += [row, *_explanation(job, width)]
+    return lines
+
+
+def member_lines(rows: Sequence[Row], width: int) -> list[Text]:
+    """A row per replica group; its job is shown where there is more than one."""
+    has_many_jobs = len({job for job, _ in rows}) > 1
+    return table([_MEMBER_JOB, *_MEMBER_COLUMNS] if has_many_jobs else _MEMBER_COLUMNS, rows, width)
+
+
+def member_rows(status: LighthouseStatus) -> list[Row]:
+    return [(job.job, member) for job in status.jobs for member in job.members]
+
+
+def job_summary(job: JobStatus, width: int) -> list[Text]:
+    """Two lines: the quorum, and why there is or is not one."""
+    quorum = f"quorum {job.quorum_id}, {format_duration(job.quorum_age_s)} old" if job.quorum_id else "no quorum yet"
+    first = Text.assemble((printable(job.job), "bold"), f"  {quorum}  step {max_step(job)}  {state_counts(job)}")
+    second = Text.assemble((printable(job.verdict), _verdict_style(job)), f": {printable(job.explanation)}")
+    for line in (first, second):
+        line.truncate(width, overflow="ellipsis")
+    return [first, second]
+
+
+def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:
+    """`count` members, those that need a look first; in the order given where all of them fit."""
+    return list(members) if len(members) <= count else sorted(members, key=_urgency)[:count]
+
+
+def participants(job: JobStatus) -> int:
+    return sum(member.is_participant for member in job.members)
+
+
+def max_step(job: JobStatus) -> int:
+    return max((member.step for member in job.members if member.is_participant), default=0)
+
+
+def state_counts(job: JobStatus) -> str:
+    counts = Counter(member.state for member in job.members)
+    parts = ", ".join(f"{counts[state]} {state.value}" for state in MemberState if counts[state])
+    return f"{len(job.members)} members" + (f" ({parts})" if parts else "")
+
+
+def _explanation(job: JobStatus, width: int) -> list[Text]:
+    text = Text(printable(job.explanation), style="dim" if job.verdict == Verdict.FORMED else "")
+    wrapped = text.wrap(Console(width=max(20, width)), max(20, width) - 2)
+    return [Text.assemble("  ", line) for line in wrapped]
+
+
+def _urgency(member: MemberStatus) -> tuple[int, bool, str]:
+    place = _STATES.index(member.state) if member.state in _STATES else len(_STATES)
+    return place, member.commit_failures == 0, member.replica_id
+
+
+def _verdict_style(job: JobStatus) -> str:
+    return next((style for verdict, style in _VERDICT_STYLES.items() if verdict == job.verdict), "")
+
+
+def _beat_style(row: Row) -> str:
+    return "yellow" if row[1].heartbeat_age_s > LATE_BEAT_S else ""
+
+
+_JOB_COLUMNS: Sequence[Column[JobStatus]] = (
+    Column("JOB", lambda job: job.job, comfort=12),
+    Column("QUORUM", lambda job: str(job.quorum_id or "-"), is_number=True),
+    Column("AGE", lambda job: format_duration(job.quorum_age_s) if job.quorum_id else "-", is_number=True, keep=3),
+    Column("PARTICIPANTS", lambda job: str(participants(job)), is_number=True, keep=4),
+    Column("MEMBERS", lambda job: str(len(job.members)), is_number=True, keep=1),
+    Column("STEP", lambda job: str(max_step(job)), is_number=True, keep=2),
+    Column("VERDICT", lambda job: job.verdict, _verdict_style),
+)
+
+_MEMBER_JOB: Column[Row] = Column("JOB", lambda row: row[0], keep=6, comfort=12)
+
+_MEMBER_COLUMNS: Sequence[Column[Row]] = (
+    Column("REPLICA", lambda row: row[1].replica_id, comfort=20),
+    Column("STATE", lambda row: row[1].state.value, lambda row: _STATE_STYLES.get(row[1].state, "")),
+    Column("IN", lambda row: "yes" if row[1].is_participant else "no", keep=3),
+    Column("STEP", lambda row: str(row[1].step), is_number=True, keep=7),
+    Column("RANKS", lambda row: str(row[1].world_size or "-"), is_number=True, keep=2),
+    Column("BEAT", lambda row: format_duration(row[1].heartbeat_age_s), _beat_style, is_number=True, keep=5),
+    Column(
+        "FAILED",
+        lambda row: str(row[1].commit_failures),
+        lambda row: "red" if row[1].commit_failures else "",
+        is_number=True,
+        keep=4,
+    ),
+    Column("ADDRESS", lambda row: row[1].address or "-", keep=1, comfort=18),
+    Column("INCARNATION", lambda row: row[1].incarnation[:SHORT_INCARNATION] or "-", keep=0),
+)

@@ -1,0 +1,17 @@
+"""torchft_lighthouse: for those who type torchft's command, with its flags and its page on the port beside."""
+
+from typing import Any
+
+import click
+
+from lighthouse.cli.serve import run
+from lighthouse.config import ENV_PREFIX, LighthouseConfig
+from lighthouse_runtime.settings import CONTEXT_SETTINGS, from_options, options
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@options(LighthouseConfig, ENV_PREFIX)
+@click.option("--quorum-tick-ms", hidden=True)
+def main(quorum_tick_ms: str | None, **values: Any) -> None:
+    """lighthouse serve under torchft's name: --bind, --min_replicas, --join_timeout_ms, --heartbeat_timeout_ms ..."""
+    run(from_options(LighthouseConfig, values))

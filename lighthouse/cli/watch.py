@@ -1,0 +1,131 @@
+"""`lighthouse watch`: the status again and again, in place on a terminal, block by block elsewhere."""
+
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from lighthouse.cli.frame import Screen, View
+from lighthouse.cli.options import ask, client_options, reports_errors
+from lighthouse.cli.output import is_terminal, make_console, print_json, print_lines, printable
+from lighthouse_runtime.durations import Duration
+from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
+
+PLAIN_LINES = 100
+FRAMES_PER_S = 4
+
+
+@click.command()
+@click.option("--interval", type=Duration(), default="1s", show_default=True, help="How often to ask.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after asking N times.")
+@client_options(job_help="Only this job; without it, every job.")
+@reports_errors
+def watch(interval: float, count: int | None, address: str, job: str, output: str, timeout: float) -> None:
+    """Show the status until Ctrl-C. A lighthouse that goes away is waited for.
+
+    With --format json, one document a line.
+    """
+    poll = Poll(address, job, timeout)
+    try:
+        _show(poll, interval, count, output)
+    except KeyboardInterrupt:
+        return
+    if poll.view.error:
+        sys.exit(1)
+
+
+class Poll:
+    """Asks, and keeps the last answer."""
+
+    def __init__(self, address: str, job: str, timeout_s: float) -> None:
+        self._job, self._timeout_s = job, timeout_s
+        self.view: View = View(address, asked_at=time.time())
+
+    def begin(self) -> None:
+        self.view = dataclasses.replace(self.view, asked_at=time.time())
+
+    def finish(self) -> View:
+        view = self.view
+        try:
+            status = ask(view.address, self._job, self._timeout_s)
+            self.view = View(view.address, view.asked_at, status, answered_at=time.time())
+        except LighthouseError as e:
+            since = view.asked_at if view.failing_since is None else view.failing_since
+            self.view = dataclasses.replace(
+                view,
+                error=str(e) or type(e).__name__,
+                failing_since=since,
+                is_unreachable=isinstance(e, Unreachable | DeadlinePassed),
+            )
+        return self.view
+
+
+def _show(poll: Poll, interval_s: float, count: int | None, output: str) -> None:
+    if output == "json":
+        return _repeat(poll, interval_s, count, _JsonLines().print)
+    console = make_console()
+    if is_terminal() and not console.is_dumb_terminal:
+        return _live(poll, interval_s, count, console)
+    return _repeat(poll, interval_s, count, lambda view: _print_block(view, console))
+
+
+def _repeat(poll: Poll, interval_s: float, count: int | None, show: Callable[[View], None]) -> None:
+    """Ask every `interval_s`; an answer that takes longer delays the next question, and none is made up for."""
+    asked = 0
+    while True:
+        next_at = time.monotonic() + interval_s
+        poll.begin()
+        show(poll.finish())
+        asked += 1
+        if asked == count:
+            return
+        time.sleep(max(0.0, next_at - time.monotonic()))
+
+
+def _live(poll: Poll, interval_s: float, count: int | None, console: Console) -> None:
+    screen = Screen(lambda: poll.view)
+    with _orderly_sigterm(), Live(screen, console=console, screen=True, refresh_per_second=FRAMES_PER_S) as live:
+        _repeat(poll, interval_s, count, lambda _: live.refresh())
+    print_lines(console, poll.view.lines(console.width, console.height, time.time()))
+
+
+def _print_block(view: View, console: Console) -> None:
+    stamp = Text(time.strftime("-- %H:%M:%S --", time.localtime(view.asked_at)))
+    print_lines(console, [stamp, *view.lines(console.width, PLAIN_LINES, time.time())])
+
+
+class _JsonLines:
+    """Answers go to stdout; that there is none goes to stderr, when it changes."""
+
+    def __init__(self) -> None:
+        self._error = ""
+
+    def print(self, view: View) -> None:
+        if view.error and view.error != self._error:
+            click.echo(f"Error: {printable(view.error)}", err=True)
+        self._error = view.error
+        if view.status is not None and not view.error:
+            print_json(view.status, indent=None)
+            sys.stdout.flush()
+
+
+@contextmanager
+def _orderly_sigterm() -> Generator[None, None, None]:
+    """A terminal must be put back in order also when the process is told to end."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

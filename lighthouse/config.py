@@ -1,0 +1,85 @@
+"""The settings of `lighthouse serve`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from lighthouse.quorum import QuorumConfig
+from lighthouse_runtime.durations import Duration
+from lighthouse_runtime.logs import FORMATS, LEVELS
+from lighthouse_runtime.settings import setting
+from protos.limits import LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
+
+ENV_PREFIX = "LIGHTHOUSE"
+
+
+class Sizes(click.ParamType):
+    """`2,4,8`: numbers of replica groups."""
+
+    name = "sizes"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value  # type: ignore[return-value]
+        try:
+            sizes = tuple(sorted({int(part) for part in str(value).split(",")}))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers; write for example 2,4,8", param, ctx)
+        if sizes[0] < 1:
+            self.fail(f"{value!r}: a quorum has at least 1 replica group", param, ctx)
+        return sizes
+
+
+_COUNT = click.IntRange(min=1)
+_PATH = click.Path(dir_okay=False, path_type=Path)
+
+
+@dataclass(frozen=True, slots=True)
+class LighthouseConfig:
+    """Raises ValueError, naming the options, for settings that contradict each other."""
+
+    bind: str = setting(f"[::]:{LIGHTHOUSE_PORT}", "Where gRPC listens.", metavar="HOST:PORT")
+    http: str = setting(
+        f"[::]:{LIGHTHOUSE_HTTP_PORT}", "Where /metrics, /status and the page are served.", metavar="HOST:PORT"
+    )
+    min_replicas: int = setting(1, "No quorum of fewer replica groups.", kind=_COUNT)
+    join_timeout_s: float = setting(
+        60.0, "How long a live group that has not joined is waited for.", kind=Duration(), has_ms_alias=True
+    )
+    heartbeat_timeout_s: float = setting(
+        5.0, "After so long without a sign of life a group counts as dead.", kind=Duration(), has_ms_alias=True
+    )
+    allowed_replicas: tuple[int, ...] = setting(
+        (), "Form quorums of these sizes only, for example 2,4,8.", kind=Sizes(), metavar="SIZES"
+    )
+    active: int | None = setting(None, "At most so many groups train; more wait as spares.", kind=_COUNT)
+    allow_heterogeneous: bool = setting(False, "Admit groups with different numbers of ranks to one quorum.")
+    max_replicas: int = setting(10_000, "At most so many replica ids a job.", kind=_COUNT)
+    control_token_file: Path | None = setting(None, "Who has this file's token may kill from another host.", kind=_PATH)
+    allow_remote_control: bool = setting(False, "Anyone who reaches the port may kill.")
+    drain_timeout_s: float = setting(2.0, "How long calls under way may take to end after SIGTERM.", kind=Duration())
+    log_level: str = setting("info", "What is logged.", kind=click.Choice(LEVELS))
+    log_format: str = setting("text", "How it is logged.", kind=click.Choice(FORMATS))
+
+    def __post_init__(self) -> None:
+        if self.active is not None and self.active < self.min_replicas:
+            raise ValueError(f"--active {self.active} is below --min-replicas {self.min_replicas}: no quorum could form")
+        if self.allowed_replicas and max(self.allowed_replicas) < self.min_replicas:
+            raise ValueError(
+                f"--allowed-replicas has no size of at least --min-replicas {self.min_replicas}: no quorum could form"
+            )
+
+    def quorum_config(self, first_quorum_id: int) -> QuorumConfig:
+        return QuorumConfig(
+            min_replicas=self.min_replicas,
+            join_timeout_s=self.join_timeout_s,
+            heartbeat_timeout_s=self.heartbeat_timeout_s,
+            allowed_sizes=frozenset(self.allowed_replicas),
+            active=self.active,
+            allow_heterogeneous=self.allow_heterogeneous,
+            max_replicas=self.max_replicas,
+            first_quorum_id=first_quorum_id,
+        )
+
+

@@ -1,0 +1,192 @@
+"""Who is alive.
+
+A member is alive while a call of it is open or its last sign of life (heartbeat, join, answer) is younger than
+`heartbeat_timeout_s`. It is healthy while it is alive and has not missed a join_timeout; joining heals it. A lapsed
+member is remembered a while, for the status, and then forgotten.
+
+Moments are the caller's monotonic clock. Every operation costs O(log n) at most.
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from protos.identity import parse_address
+from protos.membership import Participant
+
+FORGET_AFTER_TIMEOUTS = 12
+MIN_FORGET_AFTER_S = 60.0
+
+
+@dataclass(slots=True)
+class Handed:
+    """What a member was last told: the tag of a caller that sends none is derived from it."""
+
+    quorum_id: int
+    max_step: int
+    tag_quorum_id: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One replica group's present incarnation; `birth` numbers them.
+
+    `call` is the number of its waiting call, if it waits; `deadline_at` the end of that call's time.
+    """
+
+    replica_id: str
+    incarnation: str
+    seen_at: float
+    birth: int
+    participant: Participant | None = None
+    call: int | None = None
+    deadline_at: float = 0.0
+    is_alive: bool = True
+    has_missed: bool = False
+    lapsed_at: float = 0.0
+    is_loopback: bool | None = None
+    handed: Handed | None = None
+
+
+class Roster:
+    def __init__(self, heartbeat_timeout_s: float) -> None:
+        self._timeout_s = heartbeat_timeout_s
+        self._forget_after_s = max(MIN_FORGET_AFTER_S, FORGET_AFTER_TIMEOUTS * heartbeat_timeout_s)
+        self._members: dict[str, Member] = {}
+        self._due: list[tuple[float, int, Member]] = []
+        self._pushed = 0
+        self._births = 0
+        self.healthy: set[str] = set()
+        self.loopback: set[str] = set()
+        self.routable: set[str] = set()
+        self.sizes: dict[int, set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def get(self, replica_id: str) -> Member | None:
+        return self._members.get(replica_id)
+
+    def beat(self, replica_id: str, incarnation: str, now: float) -> Member | None:
+        """A sign of life. None, and no effect, if another incarnation of that id is alive."""
+        member = self._members.get(replica_id)
+        if member is not None and member.incarnation != incarnation:
+            if member.is_alive:
+                return None
+            self.remove(member)
+            member = None
+        if member is None:
+            member = self._add(replica_id, incarnation, now)
+        self.see(member, now)
+        return member
+
+    def admit(self, participant: Participant, now: float) -> Member:
+        """A join: its member, healthy. Another incarnation of that id is replaced."""
+        member = self._members.get(participant.replica_id)
+        if member is not None and is_reborn(participant, member):
+            self.remove(member)
+            member = None
+        if member is None:
+            member = self._add(participant.replica_id, participant.incarnation, now)
+        member.has_missed = False
+        self._describe(member, participant)
+        self.see(member, now)
+        return member
+
+    def see(self, member: Member, now: float) -> None:
+        member.seen_at = now
+        if not member.is_alive:
+            member.is_alive = True
+            self._index(member)
+        if not member.has_missed:
+            self.healthy.add(member.replica_id)
+
+    def miss(self, member: Member) -> None:
+        member.has_missed = True
+        self.healthy.discard(member.replica_id)
+
+    def remove(self, member: Member) -> None:
+        self._unindex(member)
+        del self._members[member.replica_id]
+
+    def expire(self, now: float) -> list[Member]:
+        """The members that lapse by `now`; forgets those that lapsed long ago."""
+        lapsed: list[Member] = []
+        while self._due and self._due[0][0] <= now:
+            _, _, member = heapq.heappop(self._due)
+            if self._members.get(member.replica_id) is not member:
+                continue
+            if member.is_alive and self._due_at(member, now) <= now:
+                self._lapse(member, now)
+                lapsed.append(member)
+            elif not member.is_alive and self._due_at(member, now) <= now:
+                self.remove(member)
+                continue
+            self._push(member, now)
+        return lapsed
+
+    def next_at(self) -> float | None:
+        """A moment at or before the next lapse."""
+        return self._due[0][0] if self._due else None
+
+    def _add(self, replica_id: str, incarnation: str, now: float) -> Member:
+        self._births += 1
+        member = self._members[replica_id] = Member(replica_id, incarnation, now, self._births)
+        self._push(member, now)
+        return member
+
+    def _push(self, member: Member, now: float) -> None:
+        self._pushed += 1
+        heapq.heappush(self._due, (self._due_at(member, now), self._pushed, member))
+
+    def _due_at(self, member: Member, now: float) -> float:
+        if not member.is_alive:
+            return member.lapsed_at + self._forget_after_s
+        return (now if member.call is not None else member.seen_at) + self._timeout_s
+
+    def _lapse(self, member: Member, now: float) -> None:
+        member.is_alive = False
+        member.lapsed_at = now
+        self._unindex(member)
+
+    def _describe(self, member: Member, participant: Participant) -> None:
+        before = member.participant
+        if before and before.identity == participant.identity and before.group_world_size == participant.group_world_size:
+            member.participant = participant
+            return
+        self._unindex(member)
+        member.participant = participant
+        member.is_loopback = is_loopback(participant)
+        self._index(member)
+
+    def _index(self, member: Member) -> None:
+        if member.is_loopback is not None:
+            (self.loopback if member.is_loopback else self.routable).add(member.replica_id)
+        if member.participant is not None and member.participant.group_world_size > 0:
+            self.sizes.setdefault(member.participant.group_world_size, set()).add(member.replica_id)
+
+    def _unindex(self, member: Member) -> None:
+        for group in (self.healthy, self.loopback, self.routable):
+            group.discard(member.replica_id)
+        if member.participant is not None:
+            size = member.participant.group_world_size
+            same = self.sizes.get(size, set())
+            same.discard(member.replica_id)
+            if not same:
+                self.sizes.pop(size, None)
+
+
+def is_reborn(participant: Participant, old: Member) -> bool:
+    """Whether it is another incarnation than `old`: one that names none and whose step went back has lost its state."""
+    if participant.incarnation or old.incarnation:
+        return participant.incarnation != old.incarnation
+    return old.participant is not None and participant.step < old.participant.step
+
+
+def is_loopback(participant: Participant) -> bool | None:
+    """Whether it can be reached from its own host only; None for one that advertises nothing."""
+    addresses = [parse_address(text, "address") for text in (participant.address, participant.store_address) if text]
+    return any(address.is_loopback for address in addresses) if addresses else None

@@ -1,0 +1,140 @@
+"""The lighthouse's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
+
+import logging
+import time
+from collections.abc import Mapping
+
+from lighthouse.driver import JobDriver, Jobs
+from lighthouse.metrics import Counters
+from lighthouse_runtime.clients import AsyncManagerClient
+from lighthouse_runtime.server import Call, ControlPolicy, Method
+from protos import VERSION, lighthouse_pb2, torchft_pb2, wire
+from protos.identity import check_name, split_replica_id
+from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY
+from protos.membership import Participant
+from protos.refusals import InvalidRequest, LighthouseError, NotServed, UnknownName, Unreachable, WrongState
+from protos.status import LighthouseStatus
+
+log = logging.getLogger(__name__)
+
+REFLECTED = ("lighthouse.v1.LighthouseService", "torchft.LighthouseService")
+
+
+class LighthouseService:
+    def __init__(self, jobs: Jobs, policy: ControlPolicy, counters: Counters) -> None:
+        self._jobs = jobs
+        self._policy = policy
+        self._counters = counters
+        self._started_at = time.monotonic()
+
+    def services(self) -> Mapping[str, Mapping[str, Method]]:
+        """Handlers by service and method."""
+        documented = {
+            "Quorum": Method(lighthouse_pb2.LighthouseQuorumRequest, self.quorum),
+            "Heartbeat": Method(lighthouse_pb2.LighthouseHeartbeatRequest, self.heartbeat),
+            "Status": Method(lighthouse_pb2.LighthouseStatusRequest, self.status_rpc),
+            "Kill": Method(lighthouse_pb2.LighthouseKillRequest, self.kill),
+        }
+        torchft = {
+            "Quorum": Method(torchft_pb2.LighthouseQuorumRequest, self.torchft_quorum),
+            "Heartbeat": Method(torchft_pb2.LighthouseHeartbeatRequest, self.torchft_heartbeat),
+        }
+        return {
+            "lighthouse.v1.LighthouseService": documented,
+            "LighthouseService": documented,
+            "torchft.LighthouseService": torchft,
+        }
+
+    async def quorum(self, request: lighthouse_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
+        participant = wire.participant_from_native(_requester(request))
+        return (await self._join(participant, call)).native
+
+    async def torchft_quorum(self, request: torchft_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
+        participant = wire.participant_from_torchft(_requester(request))
+        return (await self._join(participant, call)).torchft
+
+    async def heartbeat(
+        self, request: lighthouse_pb2.LighthouseHeartbeatRequest, call: Call
+    ) -> lighthouse_pb2.LighthouseHeartbeatResponse:
+        self._beat(request.replica_id, request.incarnation, call)
+        return lighthouse_pb2.LighthouseHeartbeatResponse()
+
+    async def torchft_heartbeat(
+        self, request: torchft_pb2.LighthouseHeartbeatRequest, call: Call
+    ) -> torchft_pb2.LighthouseHeartbeatResponse:
+        self._beat(request.replica_id, "", call)
+        return torchft_pb2.LighthouseHeartbeatResponse()
+
+    async def status_rpc(
+        self, request: lighthouse_pb2.LighthouseStatusRequest, _: Call
+    ) -> lighthouse_pb2.LighthouseStatusResponse:
+        return wire.lighthouse_status_to_wire(self.status(request.job))
+
+    async def kill(self, request: lighthouse_pb2.LighthouseKillRequest, call: Call) -> lighthouse_pb2.LighthouseKillResponse:
+        self._policy.check(call)
+        driver = self._jobs.find(request.job or _job(call))
+        address = _manager_address(driver, request.replica_id)
+        log.warning("[%s] %s asks to kill %s (%s): %s", driver.job, call.peer, request.replica_id, address, request.msg)
+        await self._kill(address, request.msg or f"killed through the lighthouse by {call.peer}", call.time_left_s or 10.0)
+        return lighthouse_pb2.LighthouseKillResponse()
+
+    def status(self, job: str = "") -> LighthouseStatus:
+        self._jobs.forget_quiet()
+        drivers = [self._jobs.find(job)] if job else list(self._jobs)
+        uptime_s = time.monotonic() - self._started_at
+        return LighthouseStatus(VERSION, uptime_s, tuple(driver.status() for driver in drivers))
+
+    async def _join(self, participant: Participant, call: Call):
+        began_at = time.monotonic()
+        try:
+            answer = await self._jobs.get(_job(call)).join(participant, call.require_deadline())
+        except LighthouseError as e:
+            self._counters.refused(type(e).__name__)
+            raise
+        self._counters.waited(_job(call), time.monotonic() - began_at)
+        return answer
+
+    def _beat(self, wire_id: str, incarnation: str, call: Call) -> None:
+        name, implied = split_replica_id(check_name(wire_id))
+        if incarnation and check_name(incarnation, "incarnation") != implied:
+            name, implied = wire_id, incarnation
+        self._jobs.get(_job(call)).beat(name, implied)
+
+    async def _kill(self, address: str, msg: str, time_left_s: float) -> None:
+        """A manager that goes away while it is told has done what it was told."""
+        timeout_s = max(0.1, time_left_s / 3)
+        async with AsyncManagerClient(address, token=self._policy.token) as manager:
+            await manager.connect(timeout_s)
+            try:
+                await manager.kill(msg, timeout_s=timeout_s)
+            except NotServed:
+                await _unless_gone(manager.torchft_kill(msg, timeout_s=timeout_s))
+            except Unreachable:
+                return
+
+
+async def _unless_gone(telling) -> None:
+    try:
+        await telling
+    except Unreachable:
+        return
+
+
+def _requester(request):
+    if not request.HasField("requester"):
+        raise InvalidRequest("is missing; say who asks", field="requester")
+    return request.requester
+
+
+def _job(call: Call) -> str:
+    return call.metadata.get(JOB_METADATA_KEY) or DEFAULT_JOB
+
+
+def _manager_address(driver: JobDriver, replica_id: str) -> str:
+    member = driver.member(replica_id)
+    if member is None or not member.is_alive:
+        alive = ", ".join(sorted(m.replica_id for m in driver.machine.roster if m.is_alive)[:16]) or "none"
+        raise UnknownName(f"replica_id: no live replica group {replica_id!r}; alive: {alive}")
+    if member.participant is None or not member.participant.address:
+        raise WrongState(f"address: {replica_id} has advertised no manager to kill it through")
+    return member.participant.address

@@ -1,0 +1,77 @@
+"""The one snapshot that log, CLI, page and metrics show."""
+
+from lighthouse.quorum import QuorumMachine, Verdict
+from lighthouse.roster import Member
+from protos.status import JobStatus, MemberState, MemberStatus
+
+NAMES_SHOWN = 8
+
+
+def job_status(job: str, machine: QuorumMachine, now: float) -> JobStatus:
+    """O(n log n): for a person or a scrape, never for a round."""
+    return JobStatus(
+        job=job,
+        quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
+        quorum_age_s=now - machine.formed_at if machine.quorum else 0.0,
+        verdict=machine.verdict().value,
+        explanation=explain(machine, now),
+        quorums_formed=machine.quorums_formed,
+        rounds=machine.rounds,
+        members=tuple(_member_status(m, machine, now) for m in sorted(machine.roster, key=lambda m: m.replica_id)),
+    )
+
+
+def explain(machine: QuorumMachine, now: float) -> str:
+    """The verdict with its numbers, in words."""
+    joined, healthy, config = len(machine.joins), len(machine.roster.healthy), machine.config
+    match machine.verdict():
+        case Verdict.NOBODY_ASKS:
+            return f"nobody asks for a quorum; {healthy} alive"
+        case Verdict.FORMED:
+            return f"{len(machine.quorum.participants) if machine.quorum else 0} participants train; {healthy} alive"
+        case Verdict.TOO_FEW_PARTICIPANTS:
+            return f"{joined} of at least {config.min_replicas} joined (--min-replicas)"
+        case Verdict.NO_ALLOWED_SIZE:
+            sizes = ", ".join(str(size) for size in sorted(config.allowed_sizes)) or f"at most {config.active}"
+            return f"{joined} joined; allowed sizes are {sizes}"
+        case Verdict.WAITING_FOR_MEMBERS:
+            return f"{joined} joined; waiting for the quorum's members to finish their step: {_names(machine)}"
+        case Verdict.WAITING_FOR_STRAGGLERS:
+            left = (machine.missed_at() or now) - now
+            return f"{joined} of {healthy} joined; waiting for {_names(machine)}, at most {max(0.0, left):.0f} s more"
+        case Verdict.READY:
+            return f"{joined} joined; forming"
+
+
+def _names(machine: QuorumMachine) -> str:
+    names = machine.stragglers()
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
+
+
+def _member_status(member: Member, machine: QuorumMachine, now: float) -> MemberStatus:
+    participant = member.participant
+    return MemberStatus(
+        replica_id=member.replica_id,
+        incarnation=member.incarnation,
+        state=_state(member, machine),
+        is_participant=machine.is_participant(member),
+        step=participant.step if participant else 0,
+        world_size=participant.group_world_size if participant else 0,
+        heartbeat_age_s=0.0 if member.call is not None else max(0.0, now - member.seen_at),
+        commit_failures=participant.commit_failures if participant else 0,
+        address=participant.address if participant else "",
+        store_address=participant.store_address if participant else "",
+    )
+
+
+def _state(member: Member, machine: QuorumMachine) -> MemberState:
+    if not member.is_alive:
+        return MemberState.LAPSED
+    if member.call is not None:
+        return MemberState.JOINED
+    if member.has_missed:
+        return MemberState.MISSED
+    if len(machine.joins) and machine.missed_at() is not None:
+        return MemberState.STRAGGLER
+    return MemberState.PARTICIPANT if machine.is_participant(member) else MemberState.IDLE

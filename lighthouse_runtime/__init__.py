@@ -1,0 +1,1 @@
+"""What any process of ours needs: loop, sockets, logs, clients. No torch."""

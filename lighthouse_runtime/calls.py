@@ -1,0 +1,110 @@
+"""Every RPC of ours, once: its path, how its request is built and what its answer means. No I/O."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from protos import lighthouse_pb2, manager_pb2, torchft_pb2, wire
+from protos.membership import Assignment, Participant, Quorum
+from protos.status import LighthouseStatus, ManagerStatus
+
+T = TypeVar("T")
+
+LIGHTHOUSE = "/lighthouse.v1.LighthouseService/"
+MANAGER = "/manager.v1.ManagerService/"
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc(Generic[T]):
+    path: str
+    request: Message
+    answer: type[Message]
+    read: Callable[[Any], T]
+
+
+def _nothing(_: Message) -> None:
+    return None
+
+
+def join(participant: Participant) -> Rpc[Quorum]:
+    request = lighthouse_pb2.LighthouseQuorumRequest(requester=wire.participant_to_native(participant))
+    return Rpc(
+        LIGHTHOUSE + "Quorum",
+        request,
+        lighthouse_pb2.LighthouseQuorumResponse,
+        lambda answer: wire.quorum_from_native(answer.quorum),
+    )
+
+
+def heartbeat(replica_id: str, incarnation: str) -> Rpc[None]:
+    request = lighthouse_pb2.LighthouseHeartbeatRequest(replica_id=replica_id, incarnation=incarnation)
+    return Rpc(LIGHTHOUSE + "Heartbeat", request, lighthouse_pb2.LighthouseHeartbeatResponse, _nothing)
+
+
+def lighthouse_status(job: str) -> Rpc[LighthouseStatus]:
+    request = lighthouse_pb2.LighthouseStatusRequest(job=job)
+    return Rpc(LIGHTHOUSE + "Status", request, lighthouse_pb2.LighthouseStatusResponse, wire.lighthouse_status_from_wire)
+
+
+def lighthouse_kill(job: str, replica_id: str, msg: str) -> Rpc[None]:
+    request = lighthouse_pb2.LighthouseKillRequest(job=job, replica_id=replica_id, msg=msg)
+    return Rpc(LIGHTHOUSE + "Kill", request, lighthouse_pb2.LighthouseKillResponse, _nothing)
+
+
+def quorum(
+    group_rank: int,
+    step: int,
+    checkpoint_address: str,
+    *,
+    tag_quorum_id: int | None,
+    shrink_only: bool,
+    init_sync: bool,
+    commit_failures: int,
+) -> Rpc[Assignment]:
+    request = manager_pb2.ManagerQuorumRequest(
+        rank=group_rank,
+        step=step,
+        checkpoint_server_addr=checkpoint_address,
+        tag_quorum_id=tag_quorum_id,
+        shrink_only=shrink_only,
+        init_sync=init_sync,
+        commit_failures=commit_failures,
+    )
+    return Rpc(MANAGER + "Quorum", request, manager_pb2.ManagerQuorumResponse, wire.assignment_from_native)
+
+
+def checkpoint_address(group_rank: int, step: int | None) -> Rpc[str]:
+    request = manager_pb2.CheckpointAddressRequest(rank=group_rank, step=step)
+    return Rpc(
+        MANAGER + "CheckpointAddress",
+        request,
+        manager_pb2.CheckpointAddressResponse,
+        lambda answer: str(answer.checkpoint_server_address),
+    )
+
+
+def should_commit(group_rank: int, step: int, vote: bool, quorum_id: int | None) -> Rpc[bool]:
+    request = manager_pb2.ShouldCommitRequest(rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id)
+    return Rpc(
+        MANAGER + "ShouldCommit", request, manager_pb2.ShouldCommitResponse, lambda answer: bool(answer.should_commit)
+    )
+
+
+def manager_kill(msg: str) -> Rpc[None]:
+    return Rpc(MANAGER + "Kill", manager_pb2.KillRequest(msg=msg), manager_pb2.KillResponse, _nothing)
+
+
+def torchft_manager_kill(msg: str) -> Rpc[None]:
+    """For a member that is torchft's own manager."""
+    return Rpc("/torchft.ManagerService/Kill", torchft_pb2.KillRequest(msg=msg), torchft_pb2.KillResponse, _nothing)
+
+
+def manager_status() -> Rpc[ManagerStatus]:
+    return Rpc(
+        MANAGER + "Status",
+        manager_pb2.ManagerStatusRequest(),
+        manager_pb2.ManagerStatusResponse,
+        wire.manager_status_from_wire,
+    )

@@ -1,0 +1,36 @@
+"""gRPC channels as all our clients use them."""
+
+import grpc
+import grpc.aio
+
+from protos.identity import parse_address
+from protos.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
+from protos.refusals import InvalidRequest
+
+# Never lower grpc.min_reconnect_backoff_ms: it is the connect timeout too, and a thousand clients that join at once
+# live-lock. A proxy of the environment never stands between the parts of one training job.
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+def target(address: str, field: str = "address", default_port: int | None = None) -> str:
+    """`address` as gRPC writes it. Raises InvalidRequest that names `field`."""
+    parsed = parse_address(address, field)
+    port = parsed.port if parsed.port is not None else default_port
+    if not port:
+        raise InvalidRequest(f"{address!r} has no port; write host:port", field=field)
+    host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
+    return f"{host}:{port}"
+
+
+def sync_channel(address: str) -> grpc.Channel:
+    return grpc.insecure_channel(target(address), options=_OPTIONS)
+
+
+def async_channel(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(target(address), options=_OPTIONS)

@@ -1,0 +1,254 @@
+"""Typed clients of both daemons, synchronous and asyncio, one method per RPC. No torch.
+
+Every method takes `timeout_s` and raises a refusal of protos/refusals.py. A client connects with its first call;
+while the other side is down, calls wait for it until their time is over and then raise Unreachable.
+"""
+
+import asyncio
+import os
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from lighthouse_runtime import calls
+from lighthouse_runtime.calls import Rpc
+from lighthouse_runtime.channel import async_channel, sync_channel
+from protos.errors import error_of
+from protos.identity import parse_address
+from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY, LIGHTHOUSE_PORT, TOKEN_METADATA_KEY
+from protos.membership import Assignment, Participant, Quorum
+from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
+from protos.status import LighthouseStatus, ManagerStatus
+
+T = TypeVar("T")
+
+_Metadata = tuple[tuple[str, str], ...]
+
+
+def _metadata(job: str, token: str | None) -> _Metadata:
+    entries = [(JOB_METADATA_KEY, job)] if job != DEFAULT_JOB else []
+    if token:
+        entries.append((TOKEN_METADATA_KEY, token))
+    return tuple(entries)
+
+
+def _error(error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseError:
+    """What a failed call means to its caller."""
+    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
+    status, details = error.code(), error.details() or ""
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED and details in ("", "Deadline Exceeded"):
+        return DeadlinePassed(f"{address} gave no answer within {timeout_s:g} s")
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return Unreachable(f"{address} is unreachable: {details}")
+    return error_of(status, details)
+
+
+class _SyncClient:
+    """A channel that is never used in a forked child: there it is made anew."""
+
+    def __init__(self, address: str, metadata: _Metadata) -> None:
+        self.address = address
+        self._metadata = metadata
+        self._channel = sync_channel(address)
+        self._pid = os.getpid()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _run(self, rpc: Rpc[T], timeout_s: float, wait_for_ready: bool = True) -> T:
+        if os.getpid() != self._pid:
+            self._channel, self._pid = sync_channel(self.address), os.getpid()
+        invoke = self._channel.unary_unary(
+            rpc.path, request_serializer=type(rpc.request).SerializeToString, response_deserializer=rpc.answer.FromString
+        )
+        try:
+            answer = invoke(rpc.request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready)
+        except grpc.RpcError as e:
+            raise _error(e, self.address, timeout_s) from None
+        return rpc.read(answer)
+
+
+class _AsyncClient:
+    def __init__(self, address: str, metadata: _Metadata) -> None:
+        self.address = address
+        self._metadata = metadata
+        self._channel = async_channel(address)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def connect(self, timeout_s: float) -> None:
+        """Raises Unreachable if there is no connection in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._channel.channel_ready()
+        except TimeoutError:
+            raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
+
+    async def _run(self, rpc: Rpc[T], timeout_s: float, wait_for_ready: bool = True) -> T:
+        invoke = self._channel.unary_unary(
+            rpc.path, request_serializer=type(rpc.request).SerializeToString, response_deserializer=rpc.answer.FromString
+        )
+        try:
+            answer = await invoke(rpc.request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready)
+        except grpc.RpcError as e:
+            raise _error(e, self.address, timeout_s) from None
+        return rpc.read(answer)
+
+
+def _lighthouse(address: str) -> str:
+    """`address` with the default port where it names none."""
+    parsed = parse_address(address, "lighthouse")
+    return str(parsed) if parsed.port is not None else f"{parsed}:{LIGHTHOUSE_PORT}"
+
+
+class LighthouseClient(_SyncClient):
+    def __init__(self, address: str, *, job: str = DEFAULT_JOB, token: str | None = None) -> None:
+        self.job = job
+        super().__init__(_lighthouse(address), _metadata(job, token))
+
+    def quorum(self, participant: Participant, *, timeout_s: float) -> Quorum:
+        """Ask to be in the next quorum and wait for it."""
+        return self._run(calls.join(participant), timeout_s)
+
+    def heartbeat(self, replica_id: str, incarnation: str = "", *, timeout_s: float = 5.0) -> None:
+        self._run(calls.heartbeat(replica_id, incarnation), timeout_s)
+
+    def status(self, job: str = "", *, timeout_s: float = 5.0) -> LighthouseStatus:
+        """Of `job`, or of every job."""
+        return self._run(calls.lighthouse_status(job), timeout_s, wait_for_ready=False)
+
+    def kill(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
+        """End a replica group through its manager."""
+        self._run(calls.lighthouse_kill(self.job, replica_id, msg), timeout_s, wait_for_ready=False)
+
+
+class AsyncLighthouseClient(_AsyncClient):
+    def __init__(self, address: str, *, job: str = DEFAULT_JOB, token: str | None = None) -> None:
+        self.job = job
+        super().__init__(_lighthouse(address), _metadata(job, token))
+
+    async def quorum(self, participant: Participant, *, timeout_s: float, wait_for_ready: bool = True) -> Quorum:
+        """Ask to be in the next quorum and wait for it; without `wait_for_ready` raise Unreachable at once."""
+        return await self._run(calls.join(participant), timeout_s, wait_for_ready)
+
+    async def heartbeat(self, replica_id: str, incarnation: str = "", *, timeout_s: float = 5.0) -> None:
+        await self._run(calls.heartbeat(replica_id, incarnation), timeout_s, wait_for_ready=False)
+
+    async def status(self, job: str = "", *, timeout_s: float = 5.0) -> LighthouseStatus:
+        """Of `job`, or of every job."""
+        return await self._run(calls.lighthouse_status(job), timeout_s, wait_for_ready=False)
+
+    async def kill(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
+        """End a replica group through its manager."""
+        await self._run(calls.lighthouse_kill(self.job, replica_id, msg), timeout_s, wait_for_ready=False)
+
+
+class ManagerClient(_SyncClient):
+    def __init__(self, address: str, *, token: str | None = None) -> None:
+        super().__init__(address, _metadata(DEFAULT_JOB, token))
+
+    def quorum(
+        self,
+        group_rank: int,
+        step: int,
+        checkpoint_address: str = "",
+        *,
+        timeout_s: float,
+        tag_quorum_id: int | None = None,
+        shrink_only: bool = False,
+        init_sync: bool = True,
+        commit_failures: int = 0,
+    ) -> Assignment:
+        """One rank's request for a quorum; answered when every rank of the group has asked and one has formed."""
+        rpc = calls.quorum(
+            group_rank,
+            step,
+            checkpoint_address,
+            tag_quorum_id=tag_quorum_id,
+            shrink_only=shrink_only,
+            init_sync=init_sync,
+            commit_failures=commit_failures,
+        )
+        return self._run(rpc, timeout_s)
+
+    def checkpoint_address(self, group_rank: int, step: int | None = None, *, timeout_s: float = 10.0) -> str:
+        """Where that rank of this manager's group serves its state, if it is at `step`."""
+        return self._run(calls.checkpoint_address(group_rank, step), timeout_s)
+
+    def should_commit(
+        self, group_rank: int, step: int, vote: bool, *, timeout_s: float, quorum_id: int | None = None
+    ) -> bool:
+        """Vote; the decision of all ranks of the group."""
+        return self._run(calls.should_commit(group_rank, step, vote, quorum_id), timeout_s)
+
+    def kill(self, msg: str = "", *, timeout_s: float = 10.0) -> None:
+        self._run(calls.manager_kill(msg), timeout_s, wait_for_ready=False)
+
+    def status(self, *, timeout_s: float = 5.0) -> ManagerStatus:
+        return self._run(calls.manager_status(), timeout_s, wait_for_ready=False)
+
+
+class AsyncManagerClient(_AsyncClient):
+    def __init__(self, address: str, *, token: str | None = None) -> None:
+        super().__init__(address, _metadata(DEFAULT_JOB, token))
+
+    async def quorum(
+        self,
+        group_rank: int,
+        step: int,
+        checkpoint_address: str = "",
+        *,
+        timeout_s: float,
+        tag_quorum_id: int | None = None,
+        shrink_only: bool = False,
+        init_sync: bool = True,
+        commit_failures: int = 0,
+    ) -> Assignment:
+        """One rank's request for a quorum; answered when every rank of the group has asked and one has formed."""
+        rpc = calls.quorum(
+            group_rank,
+            step,
+            checkpoint_address,
+            tag_quorum_id=tag_quorum_id,
+            shrink_only=shrink_only,
+            init_sync=init_sync,
+            commit_failures=commit_failures,
+        )
+        return await self._run(rpc, timeout_s)
+
+    async def checkpoint_address(self, group_rank: int, step: int | None = None, *, timeout_s: float = 10.0) -> str:
+        """Where that rank of this manager's group serves its state, if it is at `step`."""
+        return await self._run(calls.checkpoint_address(group_rank, step), timeout_s)
+
+    async def should_commit(
+        self, group_rank: int, step: int, vote: bool, *, timeout_s: float, quorum_id: int | None = None
+    ) -> bool:
+        """Vote; the decision of all ranks of the group."""
+        return await self._run(calls.should_commit(group_rank, step, vote, quorum_id), timeout_s)
+
+    async def kill(self, msg: str = "", *, timeout_s: float = 10.0) -> None:
+        await self._run(calls.manager_kill(msg), timeout_s, wait_for_ready=False)
+
+    async def torchft_kill(self, msg: str = "", *, timeout_s: float = 10.0) -> None:
+        """The same for a manager of torchft's own."""
+        await self._run(calls.torchft_manager_kill(msg), timeout_s, wait_for_ready=False)
+
+    async def status(self, *, timeout_s: float = 5.0) -> ManagerStatus:
+        return await self._run(calls.manager_status(), timeout_s, wait_for_ready=False)

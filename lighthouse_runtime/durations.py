@@ -1,0 +1,57 @@
+"""Lengths of time as people write and read them: 500ms, 5s, 2m, 1h; a plain number means seconds."""
+
+import math
+import re
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[float]
+else:
+    _ParamType = click.ParamType  # no generic before click 8.3
+
+_UNITS = {"ms": Decimal("0.001"), "": Decimal(1), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
+_DURATION = re.compile(r"(-?[0-9]{1,18}(?:\.[0-9]{1,18})?) ?(ms|s|m|h|)")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds. Raises ValueError, its message for a person."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a length of time; write for example 500ms, 5s or 2m")
+    return float(Decimal(match[1]) * _UNITS[match[2]])
+
+
+def format_duration(seconds: float) -> str:
+    """At most two units, for a table: 0.4s, 12s, 3m12s, 2h05m, 4d03h."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+class Duration(_ParamType):
+    """A click type; the value is float seconds, finite, and more than 0 unless `allow_zero`."""
+
+    name = "duration"
+
+    def __init__(self, *, allow_zero: bool = False) -> None:
+        self.allow_zero = allow_zero
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = parse_duration(value) if isinstance(value, str) else float(value)
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
+        if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not self.allow_zero):
+            least = "0 or more" if self.allow_zero else "more than 0"
+            self.fail(f"{value!r} must be {least}, for example 500ms, 5s or 2m", param, ctx)
+        return seconds

@@ -1,0 +1,74 @@
+"""A daemon's HTTP side, on the same loop: liveness, readiness, metrics, status, and a page."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from lighthouse_runtime.bind import listening_socket, split_bind
+from protos.refusals import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    body: bytes
+    content_type: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSide:
+    """What the HTTP side shows; every function is called on the loop, at the moment of the request."""
+
+    is_ready: Callable[[], bool]
+    metrics: Callable[[], tuple[bytes, str]]
+    status: Callable[[], dict[str, object]]
+    page: Document | None = None
+
+
+class HttpServer:
+    def __init__(self, side: HttpSide) -> None:
+        self._side = side
+        app = web.Application()
+        app.router.add_get("/livez", self._livez)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/status", self._status)
+        if side.page is not None:
+            app.router.add_get("/", self._page)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handle_signals=False)
+
+    async def start(self, bind: str) -> int:
+        """Listen on `bind`; the port. Raises InvalidRequest if that is impossible, with the reason."""
+        try:
+            listener = listening_socket(*split_bind(bind, "--http"))
+        except OSError as e:
+            raise InvalidRequest(f"cannot listen on {bind}: {e.strerror or e}; choose another", field="--http") from e
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener).start()
+        return int(listener.getsockname()[1])
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        ready = self._side.is_ready()
+        return web.Response(text="ok\n" if ready else "draining\n", status=200 if ready else 503)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        body, content_type = self._side.metrics()
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.Response(
+            text=json.dumps(self._side.status()), content_type="application/json", headers={"Cache-Control": "no-store"}
+        )
+
+    async def _page(self, _: web.Request) -> web.Response:
+        page = self._side.page
+        assert page is not None
+        return web.Response(body=page.body, content_type=page.content_type, charset="utf-8", headers=dict(page.headers))

@@ -1,0 +1,46 @@
+"""Run a daemon: uvloop, and signals that ask it to stop."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+
+import uvloop
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """Set by the first stop signal, or by the daemon itself; a second signal ends the process at once."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.status = 0
+
+    def __call__(self, status: int = 0) -> None:
+        """Ask for a stop; the process ends with `status`. The first caller's status counts."""
+        if not self._event.is_set():
+            self.status = status
+            self._event.set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    def on_signal(self, number: int) -> None:
+        if self._event.is_set():
+            os._exit(128 + number)
+        self()
+
+
+def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> int:
+    """Run `main` until it returns; the exit status. SIGTERM and SIGINT set its StopRequest."""
+
+    async def supervised() -> int:
+        stop = StopRequest()
+        for number in STOP_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, stop.on_signal, number)
+        await main(stop)
+        return stop.status
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(supervised())

@@ -1,0 +1,113 @@
+"""Settings of a daemon: one frozen dataclass from which options, environment variables and docs derive.
+
+    @dataclass(frozen=True)
+    class Config:
+        join_timeout_s: float = setting(60.0, "How long ...", kind=Duration(), has_ms_alias=True)
+
+becomes `--join-timeout 60s`, the variable PREFIX_JOIN_TIMEOUT, and, for those who type torchft's spelling,
+`--join_timeout_ms 60000`. Underscores and dashes are the same in option names.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+C = TypeVar("C")
+F = TypeVar("F", bound=Callable[..., object])
+
+# For every command of ours: --min_replicas is --min-replicas.
+CONTEXT_SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "token_normalize_func": lambda token: token.replace("_", "-"),
+    "max_content_width": 110,
+}
+
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    kind: click.ParamType | type | None = None,
+    env: Sequence[str] = (),
+    has_ms_alias: bool = False,
+    metavar: str | None = None,
+) -> Any:
+    """A field of a settings class. `env` are fallback variables; `default` of dataclasses.MISSING: required."""
+    about = {"text": text, "kind": kind, "env": tuple(env), "ms": has_ms_alias, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=about)
+
+
+def option_name(field: dataclasses.Field[Any]) -> str:
+    return "--" + field.name.removesuffix("_s").replace("_", "-")
+
+
+def variables(field: dataclasses.Field[Any], prefix: str) -> list[str]:
+    """The environment variables of a setting, the first one found counts."""
+    return [f"{prefix}_{field.name.removesuffix('_s').upper()}", *field.metadata["env"]]
+
+
+def options(config: type[Any], prefix: str) -> Callable[[F], F]:
+    """A decorator that gives a click command every option of `config`."""
+
+    def decorate(command: F) -> F:
+        for field in reversed(dataclasses.fields(config)):
+            if field.metadata["ms"]:
+                command = _ms_alias(field)(command)
+            command = _option(field, prefix)(command)
+        return command
+
+    return decorate
+
+
+def from_options(config: type[C], values: dict[str, Any]) -> C:
+    """The settings that `options` collected. Raises click.UsageError with the remedy if they do not fit together."""
+    fields = dataclasses.fields(config)  # type: ignore[arg-type]
+    chosen = {field.name: values[field.name] for field in fields}
+    for field in fields:
+        in_ms = values.get(f"{field.name}_ms")
+        if in_ms is not None:
+            chosen[field.name] = in_ms / 1000
+    try:
+        return config(**chosen)
+    except ValueError as e:
+        raise click.UsageError(str(e)) from None
+
+
+def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
+    about, is_required = field.metadata, field.default is dataclasses.MISSING
+    names = variables(field, prefix)
+    return click.option(
+        option_name(field),
+        field.name,
+        type=about["kind"],
+        is_flag=field.default is False,
+        required=is_required,
+        default=None if is_required else field.default,
+        show_default=not is_required and field.default not in (None, False, ()),
+        envvar=names,
+        show_envvar=False,
+        metavar=about["metavar"],
+        help=f"{about['text']}  [env: {', '.join(names)}]",
+    )
+
+
+def _ms_alias(field: dataclasses.Field[Any]) -> Callable[[F], F]:
+    return click.option(
+        option_name(field) + "-ms", f"{field.name}_ms", type=click.FloatRange(min=0, min_open=True), hidden=True
+    )
+
+
+def read_token(path: Path | None, option: str = "--control-token-file") -> str | None:
+    """The token in `path`; None without one. Raises click.UsageError naming the option."""
+    if path is None:
+        return None
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as e:
+        raise click.UsageError(f"{option}: cannot read {path}: {e}") from None
+    if not token or not token.isascii() or not token.isprintable():
+        raise click.UsageError(f"{option}: {path} must hold one line of printable ASCII, at least one character")
+    return token

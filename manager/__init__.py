@@ -1,0 +1,1 @@
+"""One beside each replica group: speaks for its ranks."""

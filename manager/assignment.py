@@ -1,0 +1,50 @@
+"""A quorum -> what it means for one rank: its place, who heals from whom, whose store.
+
+A pure function of the quorum and the group_rank, the one that torchft computes too, so that every manager of a quorum
+comes to the same answer. Participants below max_step heal. With `init_sync`, at step 0, everybody but the primary
+takes the primary's state. Sources are dealt round-robin, offset by group_rank; the i-th healing participant is
+served by up-to-date participant (i + group_rank) mod their number.
+"""
+
+from dataclasses import replace
+
+from protos.membership import Assignment, Participant, Quorum
+
+
+def assign(quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool) -> Assignment | None:
+    """None if no participant is called `wire_id`."""
+    members = quorum.participants
+    mine = next((i for i, member in enumerate(members) if member.wire_id == wire_id), None)
+    if mine is None:
+        return None
+    max_step = max(member.step for member in members)
+    at_max = [i for i, member in enumerate(members) if member.step == max_step]
+    primary = at_max[group_rank % len(at_max)]
+    healing = _healing(members, max_step, primary if init_sync and max_step == 0 else None)
+    sources = [i for i in range(len(members)) if i not in healing]
+    dealt = {target: sources[(n + group_rank) % len(sources)] for n, target in enumerate(sorted(healing))}
+    answer = Assignment(
+        quorum_id=quorum.quorum_id,
+        replica_rank=mine,
+        replica_world_size=len(members),
+        replica_ids=tuple(member.wire_id for member in members),
+        store_address=members[primary].store_address,
+        max_step=max_step,
+        max_rank=at_max.index(mine) if mine in at_max else None,
+        max_world_size=len(at_max),
+        contributors=len(sources),
+        primary_address=members[primary].address,
+        serve_to=tuple(target for target, source in dealt.items() if source == mine),
+        commit_failures=max(member.commit_failures for member in members),
+    )
+    if mine not in dealt:
+        return answer
+    return replace(answer, heal_from_rank=dealt[mine], heal_from_address=members[dealt[mine]].address)
+
+
+def _healing(members: tuple[Participant, ...], max_step: int, only_source: int | None) -> set[int]:
+    return {
+        i
+        for i, member in enumerate(members)
+        if member.step != max_step or (only_source is not None and i != only_source)
+    }

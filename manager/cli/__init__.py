@@ -1,0 +1,18 @@
+"""The command `lighthouse-manager`."""
+
+import click
+
+from lighthouse_runtime.settings import CONTEXT_SETTINGS
+from manager.cli.serve import serve
+from manager.cli.status import status
+from protos import VERSION
+
+
+@click.group(context_settings=CONTEXT_SETTINGS)
+@click.version_option(VERSION, prog_name="lighthouse-manager")
+def main() -> None:
+    """The daemon beside each replica group: it speaks for the group's ranks."""
+
+
+for command in (serve, status):
+    main.add_command(command)

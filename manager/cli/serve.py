@@ -1,0 +1,33 @@
+"""lighthouse-manager serve"""
+
+import functools
+import signal
+import sys
+from typing import Any
+
+import click
+
+from lighthouse_runtime.logs import set_up_logging
+from lighthouse_runtime.loop import run_daemon
+from lighthouse_runtime.process import die_with_parent
+from lighthouse_runtime.settings import from_options, options, read_token
+from manager import daemon
+from manager.config import ENV_PREFIX, ManagerConfig
+from protos.refusals import LighthouseError
+
+
+@click.command()
+@options(ManagerConfig, ENV_PREFIX)
+@click.option("--parent-pid", type=int, hidden=True, help="End when this process, the starter, ends.")
+@click.option("--announce-fd", type=int, hidden=True, help="Write the advertised address there once it serves.")
+def serve(parent_pid: int | None, announce_fd: int | None, **values: Any) -> None:
+    """Serve one replica group until SIGTERM. Its ranks find it by MANAGER_ADDRESS."""
+    config = from_options(ManagerConfig, values)
+    token = read_token(config.control_token_file)
+    if parent_pid is not None:
+        die_with_parent(parent_pid, signal.SIGTERM)
+    set_up_logging(config.log_level, config.log_format)
+    try:
+        sys.exit(run_daemon(functools.partial(daemon.serve, config, token, announce_fd)))
+    except LighthouseError as e:
+        raise click.ClickException(str(e)) from None

@@ -1,0 +1,50 @@
+"""lighthouse-manager status"""
+
+import dataclasses
+import json
+
+import click
+
+from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.durations import Duration, format_duration
+from lighthouse_runtime.terminal import printable, reports_errors
+from protos.limits import MANAGER_PORT
+from protos.status import ManagerStatus
+
+
+@click.command()
+@click.option(
+    "--manager",
+    "address",
+    metavar="HOST:PORT",
+    envvar=["MANAGER_ADDRESS"],
+    show_envvar=True,
+    default=f"localhost:{MANAGER_PORT}",
+    show_default=True,
+    help="The manager to ask.",
+)
+@click.option("--format", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--timeout", type=Duration(), default="5s", show_default=True, help="How long to wait for an answer.")
+@reports_errors
+def status(address: str, output: str, timeout: float) -> None:
+    """Show one replica group's manager: its step, its quorum, who it waits for."""
+    with ManagerClient(address) as client:
+        answer = client.status(timeout_s=timeout)
+    if output == "json":
+        click.echo(json.dumps(dataclasses.asdict(answer), indent=2))
+        return
+    for name, value in _rows(answer):
+        click.echo(f"{name:<12} {printable(value)}")
+
+
+def _rows(s: ManagerStatus) -> list[tuple[str, str]]:
+    waiting = f", waiting: ranks {list(s.ranks_waiting)}" if s.ranks_waiting else ""
+    reachable = "answers" if s.lighthouse_reachable else f"LOST: {s.lighthouse_error}"
+    return [
+        ("replica", f"{s.replica_id} ({s.group_world_size} ranks), incarnation {s.incarnation}, job {s.job}"),
+        ("serves", f"{s.address}, up {format_duration(s.uptime_s)}, version {s.version}"),
+        ("store", s.store_address),
+        ("lighthouse", f"{s.lighthouse} {reachable}"),
+        ("step", f"{s.step} in quorum {s.quorum_id}, {s.phase}{waiting}"),
+        ("decisions", f"{s.commits} committed, {s.discards} discarded"),
+    ]

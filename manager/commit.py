@@ -1,0 +1,173 @@
+"""The votes for a step -> commit or discard.
+
+An attempt is (quorum_id, step). It commits when every rank of the group has voted yes; one no discards it at once. A
+vote lives as long as its call: who withdraws, because its time was over, has not voted, and may vote again. A late or
+repeated voter gets the decision that was made. A vote for another step than the one in flight is refused with both
+numbers. A quorum answered for a step opens a new attempt at it, so a discard does not stick to the retry.
+
+Callers of the bare RPC who ask for no quorum open an attempt by their first vote.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from manager.gather import check_rank
+from protos.refusals import InvalidRequest, LighthouseError, Superseded, WrongState
+
+DECISIONS_KEPT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Every rank was answered quorum `quorum_id` for `step`."""
+
+    quorum_id: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Voted:
+    """`quorum_id` None: the one last answered."""
+
+    call: int
+    group_rank: int
+    step: int
+    vote: bool
+    quorum_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    call: int
+    commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VoteRefused:
+    call: int
+    error: LighthouseError
+
+
+Event = Opened | Voted | Withdrawn
+Effect = Decided | VoteRefused
+
+
+@dataclass(slots=True)
+class _Attempt:
+    quorum_id: int
+    step: int
+    is_opened: bool  # by a quorum, not by a vote
+    yes: dict[int, int] = field(default_factory=dict)  # group_rank -> call
+    decision: bool | None = None
+    told: set[int] = field(default_factory=set)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.quorum_id, self.step
+
+
+class CommitMachine:
+    """No time passes here: a waiting vote ends with its call."""
+
+    def __init__(self, group_world_size: int) -> None:
+        self._size = group_world_size
+        self._attempt: _Attempt | None = None
+        self._decided: OrderedDict[tuple[int, int], bool] = OrderedDict()
+        self.commits = 0
+        self.discards = 0
+
+    @property
+    def is_voting(self) -> bool:
+        return self._attempt is not None and bool(self._attempt.yes)
+
+    def handle(self, event: Event) -> Sequence[Effect]:
+        match event:
+            case Opened(quorum_id, step):
+                return self._open(_Attempt(quorum_id, step, is_opened=True))
+            case Voted():
+                return self._vote(event)
+            case Withdrawn(call):
+                self._withdraw(call)
+                return []
+
+    def _open(self, attempt: _Attempt) -> list[Effect]:
+        """An attempt that was not decided is over; whoever still waits in it learns so."""
+        old, self._attempt = self._attempt, attempt
+        if self._decided.get(attempt.key) is False:
+            del self._decided[attempt.key]
+        if old is None or old.decision is not None:
+            return []
+        error = WrongState(f"step: the attempt at step {old.step} was given up for a quorum for step {attempt.step}")
+        return [VoteRefused(call, error) for call in old.yes.values()]
+
+    def _vote(self, voted: Voted) -> list[Effect]:
+        try:
+            check_rank(voted.group_rank, self._size)
+            attempt = self._find(voted)
+        except LighthouseError as e:
+            return [VoteRefused(voted.call, e)]
+        if isinstance(attempt, bool):
+            return [Decided(voted.call, attempt)]
+        if attempt.decision is not None:
+            attempt.told.add(voted.group_rank)
+            return [Decided(voted.call, attempt.decision)]
+        return self._count(attempt, voted)
+
+    def _find(self, voted: Voted) -> _Attempt | bool:
+        """The attempt that is voted for, or the decision that was made on it. Raises a refusal."""
+        if voted.step < 0:
+            raise InvalidRequest(f"is {voted.step}; steps count from 0", field="step")
+        attempt = self._attempt
+        quorum_id = voted.quorum_id if voted.quorum_id is not None else attempt.quorum_id if attempt else 0
+        key = (quorum_id, voted.step)
+        if attempt is not None and key == attempt.key:
+            return self._reopened(attempt) if self._is_over(attempt) else attempt
+        if key in self._decided:
+            return self._decided[key]
+        if attempt is not None and quorum_id != attempt.quorum_id:
+            raise WrongState(f"quorum_id: the vote is for quorum {quorum_id}, the one in force is {attempt.quorum_id}")
+        if attempt is not None and attempt.decision is None and (attempt.is_opened or attempt.yes):
+            raise WrongState(f"step: the vote is for step {voted.step}, the step in flight is {attempt.step}")
+        self._attempt = _Attempt(quorum_id, voted.step, is_opened=False)
+        return self._attempt
+
+    def _is_over(self, attempt: _Attempt) -> bool:
+        """A discard that every rank was told of: the next vote is about the next try. A commit stands for ever."""
+        return attempt.decision is False and len(attempt.told) == self._size
+
+    def _reopened(self, attempt: _Attempt) -> _Attempt:
+        self._decided.pop(attempt.key, None)
+        self._attempt = _Attempt(attempt.quorum_id, attempt.step, is_opened=attempt.is_opened)
+        return self._attempt
+
+    def _count(self, attempt: _Attempt, voted: Voted) -> list[Effect]:
+        effects: list[Effect] = []
+        older = attempt.yes.pop(voted.group_rank, None)
+        if older is not None:
+            effects.append(VoteRefused(older, Superseded(f"rank {voted.group_rank} has voted again")))
+        attempt.yes[voted.group_rank] = voted.call
+        if not voted.vote:
+            return effects + self._decide(attempt, False)
+        return effects + (self._decide(attempt, True) if len(attempt.yes) == self._size else [])
+
+    def _decide(self, attempt: _Attempt, commit: bool) -> list[Effect]:
+        attempt.decision = commit
+        attempt.told = set(attempt.yes)
+        effects: list[Effect] = [Decided(call, commit) for call in attempt.yes.values()]
+        attempt.yes = {}
+        self._decided[attempt.key] = commit
+        while len(self._decided) > DECISIONS_KEPT:
+            self._decided.popitem(last=False)
+        self.commits += commit
+        self.discards += not commit
+        return effects
+
+    def _withdraw(self, call: int) -> None:
+        if self._attempt is not None:
+            self._attempt.yes = {rank: other for rank, other in self._attempt.yes.items() if other != call}

@@ -1,0 +1,65 @@
+"""The settings of `lighthouse-manager serve`."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from lighthouse_runtime.channel import target
+from lighthouse_runtime.durations import Duration
+from lighthouse_runtime.logs import FORMATS, LEVELS
+from lighthouse_runtime.settings import setting
+from protos.identity import check_name, parse_address
+from protos.limits import DEFAULT_JOB, LIGHTHOUSE_PORT, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
+from protos.refusals import InvalidRequest
+
+ENV_PREFIX = "MANAGER"
+
+_PATH = click.Path(dir_okay=False, path_type=Path)
+_SIZE = click.IntRange(1, MAX_GROUP_WORLD_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerConfig:
+    """Raises ValueError, naming the option, for a value that cannot be used."""
+
+    lighthouse: str = setting(
+        dataclasses.MISSING,
+        "The lighthouse to join; http://host:port works too.",
+        env=("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
+        metavar="HOST:PORT",
+    )
+    replica_id: str = setting(
+        dataclasses.MISSING, "The group's own name.", env=("REPLICA_GROUP_ID",), metavar="ID"
+    )
+    group_world_size: int = setting(1, "How many ranks the group has.", kind=_SIZE, env=("WORLD_SIZE",))
+    bind: str = setting(f"[::]:{MANAGER_PORT}", "Where gRPC listens; port 0 takes a free one.", metavar="HOST:PORT")
+    store: str = setting(
+        "auto", "The group's TCPStore; auto: host one in a child process (needs torch).", metavar="HOST:PORT|auto"
+    )
+    store_python: str = setting(sys.executable, "The interpreter that hosts the store; it must have torch.", metavar="PATH")
+    advertise: str | None = setting(
+        None, "The address of this host that its peers can reach. Default: the one that routes to the lighthouse.", metavar="HOST"
+    )
+    http: str | None = setting(None, "Where to serve /metrics, /livez, /readyz and /status, if at all.", metavar="HOST:PORT")
+    job: str = setting(DEFAULT_JOB, "The job, where several share a lighthouse.", env=("LIGHTHOUSE_JOB",))
+    heartbeat_interval_s: float = setting(1.0, "How often the lighthouse hears from this manager.", kind=Duration(), has_ms_alias=True)
+    control_token_file: Path | None = setting(None, "Who has this file's token may kill from another host.", kind=_PATH)
+    allow_remote_control: bool = setting(False, "Anyone who reaches the port may kill.")
+    drain_timeout_s: float = setting(2.0, "How long calls under way may take to end after SIGTERM.", kind=Duration())
+    log_level: str = setting("info", "What is logged.", kind=click.Choice(LEVELS))
+    log_format: str = setting("text", "How it is logged.", kind=click.Choice(FORMATS))
+
+    def __post_init__(self) -> None:
+        try:
+            target(self.lighthouse, "--lighthouse", LIGHTHOUSE_PORT)
+            check_name(self.replica_id, "--replica-id")
+            check_name(self.job, "--job")
+            if self.store != "auto":
+                target(self.store, "--store")
+            if self.advertise is not None and parse_address(self.advertise, "--advertise").is_unspecified:
+                raise InvalidRequest(f"{self.advertise} is nobody's address", field="--advertise")
+        except InvalidRequest as e:
+            raise ValueError(str(e)) from None

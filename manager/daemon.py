@@ -1,0 +1,148 @@
+"""`lighthouse-manager serve`: one replica group's manager, until a signal or a kill."""
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+import time
+
+from lighthouse_runtime.address import advertised_host, resolves_to_loopback
+from lighthouse_runtime.bind import grpc_bind
+from lighthouse_runtime.clients import AsyncLighthouseClient
+from lighthouse_runtime.http import HttpServer, HttpSide
+from lighthouse_runtime.loop import StopRequest
+from lighthouse_runtime.server import ControlPolicy, GrpcServer
+from manager.config import ManagerConfig
+from manager.driver import ManagerDriver
+from manager.lighthouse_link import LighthouseLink
+from manager.metrics import render
+from manager.service import REFLECTED, ManagerService
+from manager.store_process import StoreProcess
+from protos import VERSION
+from protos.identity import Address, parse_address
+from protos.membership import Participant
+from protos.status import ManagerStatus
+
+log = logging.getLogger(__name__)
+
+
+class ManagerDaemon:
+    """`address` is what it advertises, once started."""
+
+    def __init__(self, config: ManagerConfig, token: str | None, stop: StopRequest) -> None:
+        self._config = config
+        self._policy = ControlPolicy(token, config.allow_remote_control)
+        self._stop = stop
+        self._started_at = time.monotonic()
+        self._host = advertised_host(config.lighthouse, config.advertise)
+        client = AsyncLighthouseClient(config.lighthouse, job=config.job, token=token)
+        self._link = LighthouseLink(client, config.replica_id, config.heartbeat_interval_s)
+        self._store: StoreProcess | None = None
+        self._store_address = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._http: HttpServer | None = None
+        self._driver: ManagerDriver | None = None
+        self._grpc: GrpcServer | None = None
+        self.address = ""
+
+    async def start(self) -> None:
+        """Raises InvalidRequest, naming the option, if an address or the store cannot be had."""
+        config = self._config
+        self._store_address = config.store if config.store != "auto" else await self._start_store()
+        me = Participant(config.replica_id, group_world_size=config.group_world_size)
+        driver = ManagerDriver(me, secrets.token_hex(6), self._link)
+        service = ManagerService(driver, self._policy, self.status, self._stop)
+        self._grpc = GrpcServer(service.services(), REFLECTED)
+        self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
+        driver.describe(dataclasses.replace(me, address=f"http://{self.address}", store_address=self._store_address))
+        self._driver = driver
+        if config.http is not None:
+            await self._start_http(config.http)
+        self._tasks.append(asyncio.create_task(self._link.beat(), name="heartbeats"))
+        self._say_hello()
+
+    async def stop(self) -> None:
+        """Tell every waiting rank why, then end every connection, the heartbeats and the store."""
+        if self._driver is not None:
+            self._driver.close(f"the manager of {self._config.replica_id} is shutting down")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._grpc is not None:
+            await self._grpc.stop(self._config.drain_timeout_s)
+        if self._http is not None:
+            await self._http.stop()
+        await self._link.close()
+        if self._store is not None:
+            await self._store.stop()
+        log.info("manager stopped")
+
+    def status(self) -> ManagerStatus:
+        driver, config = self._driver, self._config
+        assert driver is not None
+        return ManagerStatus(
+            version=VERSION,
+            uptime_s=time.monotonic() - self._started_at,
+            replica_id=config.replica_id,
+            incarnation=driver.incarnation,
+            job=config.job,
+            group_world_size=config.group_world_size,
+            address=self.address,
+            store_address=self._store_address,
+            lighthouse=self._link.address,
+            lighthouse_reachable=self._link.is_reachable,
+            lighthouse_error=self._link.error,
+            quorum_id=driver.gather.quorum_id,
+            step=driver.gather.step,
+            phase=driver.phase,
+            ranks_waiting=driver.gather.waiting,
+            commits=driver.commit.commits,
+            discards=driver.commit.discards,
+        )
+
+    async def _start_store(self) -> str:
+        self._store = await StoreProcess.start(self._config.store_python)
+        self._tasks.append(asyncio.create_task(self._watch_store(self._store), name="store"))
+        return str(Address(self._host, self._store.port))
+
+    async def _watch_store(self, store: StoreProcess) -> None:
+        """Without its store the group cannot meet its peers: the manager ends, for its supervisor to start it anew."""
+        status = await store.wait()
+        log.error("the store process ended with status %d; the manager ends with it", status)
+        self._stop(1)
+
+    async def _start_http(self, bind: str) -> None:
+        side = HttpSide(
+            is_ready=lambda: self._link.is_reachable,
+            metrics=lambda: render(self.status()),
+            status=lambda: dataclasses.asdict(self.status()),
+        )
+        self._http = HttpServer(side)
+        await self._http.start(bind)
+
+    def _say_hello(self) -> None:
+        config = self._config
+        log.info(
+            "manager %s of %s (%d ranks) serves on %s; store %s; lighthouse %s",
+            VERSION, config.replica_id, config.group_world_size, self.address, self._store_address, config.lighthouse,
+        )
+        if resolves_to_loopback(self._host) and not parse_address(config.lighthouse, "lighthouse").is_loopback:
+            log.warning("%s is a loopback: peers on other hosts cannot reach it; give --advertise", self._host)
+
+
+async def serve(config: ManagerConfig, token: str | None, announce: int | None, stop: StopRequest) -> None:
+    """`announce`: a file descriptor to which the address is written once it serves."""
+    daemon = ManagerDaemon(config, token, stop)
+    try:
+        await daemon.start()
+        if announce is not None:
+            _announce(announce, daemon.address)
+        await stop.wait()
+        log.info("stopping")
+    finally:
+        await daemon.stop()
+
+
+def _announce(descriptor: int, address: str) -> None:
+    with open(descriptor, "w") as pipe:
+        pipe.write(address + "\n")

@@ -1,0 +1,246 @@
+"""All ranks of the group have asked for a quorum: then, and only then, the group joins.
+
+A replica group is one member only when all its ranks are there and agree on the step. Ranks whose steps differ are
+all refused, with both numbers; ranks at one step whose tags differ join as a group that disagrees, and heal. A rank
+that asks again takes the place of its older call; one that withdraws takes the group's join back. An answer belongs to
+the round it was asked in and never reaches another. An error reaches every waiting rank at once.
+
+A rank whose process is new (`worker` differs) has lost its state: the group takes a new incarnation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from manager.assignment import assign
+from protos.membership import Assignment, Quorum
+from protos.refusals import InternalError, InvalidRequest, LighthouseError, Superseded, WrongState
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One rank's call. `worker` is empty, and `tag_quorum_id` None, for a caller that does not say."""
+
+    call: int
+    group_rank: int
+    step: int
+    deadline_at: float
+    checkpoint_address: str = ""
+    tag_quorum_id: int | None = None
+    worker: str = ""
+    shrink_only: bool = False
+    init_sync: bool = True
+    commit_failures: int = 0
+    handle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumReceived:
+    round: int
+    quorum: Quorum
+
+
+@dataclass(frozen=True, slots=True)
+class JoinFailed:
+    round: int
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJoined:
+    """Every rank has asked: join the lighthouse with this, as round `round`."""
+
+    round: int
+    step: int
+    incarnation: int
+    tag_quorum_id: int | None
+    ranks_disagree: bool
+    shrink_only: bool
+    commit_failures: int
+    seen_quorum_id: int
+    deadline_at: float
+    handles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinTakenBack:
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankAnswered:
+    call: int
+    assignment: Assignment
+    quorum: Quorum
+
+
+@dataclass(frozen=True, slots=True)
+class RankRefused:
+    call: int
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAnswered:
+    """All ranks were told: the step under way is `step` of `quorum_id`."""
+
+    quorum_id: int
+    step: int
+
+
+Event = Ask | Withdrawn | QuorumReceived | JoinFailed
+Effect = GroupJoined | JoinTakenBack | RankAnswered | RankRefused | RoundAnswered
+
+
+class GatherMachine:
+    """No time passes here: the callers' deadlines end their calls, and the join carries the earliest of them."""
+
+    def __init__(self, wire_id: str, group_world_size: int) -> None:
+        self._wire_id = wire_id
+        self._size = group_world_size
+        self._asks: dict[int, Ask] = {}
+        self._round = 0
+        self._is_joined = False
+        self._last: dict[int, Ask] = {}
+        self.incarnation = 0
+        self.quorum_id = 0
+        self.step = 0
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        return tuple(sorted(self._asks))
+
+    @property
+    def is_joined(self) -> bool:
+        return self._is_joined
+
+    def checkpoint_address(self, group_rank: int, step: int | None) -> str:
+        """Of the rank's last ask. Raises a refusal for a rank that never asked, or is at another step."""
+        check_rank(group_rank, self._size)
+        last = self._last.get(group_rank)
+        if last is None:
+            raise WrongState(f"rank: rank {group_rank} has not asked for a quorum yet; ask again once it has")
+        if step is not None and last.step != step:
+            raise WrongState(f"step: rank {group_rank} is at step {last.step}, not at {step}; ask for a new quorum")
+        return last.checkpoint_address
+
+    def handle(self, event: Event) -> Sequence[Effect]:
+        match event:
+            case Ask():
+                return self._ask(event)
+            case Withdrawn(call):
+                return self._withdraw(call)
+            case QuorumReceived(number, quorum):
+                return self._receive(quorum) if self._is_joined and number == self._round else []
+            case JoinFailed(number, error):
+                return self._refuse_all(error) if self._is_joined and number == self._round else []
+
+    def _ask(self, ask: Ask) -> list[Effect]:
+        try:
+            check_rank(ask.group_rank, self._size)
+            self._check_step(ask)
+        except LighthouseError as e:
+            return [RankRefused(ask.call, e)]
+        effects: list[Effect] = []
+        older = self._asks.get(ask.group_rank)
+        if older is not None:
+            effects += [*self._withdraw(older.call), RankRefused(older.call, Superseded(f"rank {ask.group_rank} has asked again"))]
+        self._note_worker(ask)
+        self._asks[ask.group_rank] = self._last[ask.group_rank] = ask
+        odd = next((other for other in self._asks.values() if other.step != ask.step), None)
+        if odd is not None:
+            return effects + self._refuse_all(_steps_differ(ask, odd))
+        return effects + (self._join() if len(self._asks) == self._size else [])
+
+    def _check_step(self, ask: Ask) -> None:
+        if ask.step < 0:
+            raise InvalidRequest(f"is {ask.step}; steps count from 0", field="step")
+        last = self._last.get(ask.group_rank)
+        if last is not None and last.worker == ask.worker and ask.step < last.step:
+            raise InvalidRequest(
+                f"of rank {ask.group_rank} went from {last.step} back to {ask.step}; "
+                "a rank that lost its state restarts, and its group with it",
+                field="step",
+            )
+
+    def _note_worker(self, ask: Ask) -> None:
+        last = self._last.get(ask.group_rank)
+        if last is not None and last.worker != ask.worker:
+            self.incarnation += 1
+
+    def _join(self) -> list[Effect]:
+        asks = [self._asks[rank] for rank in sorted(self._asks)]
+        tags = {ask.tag_quorum_id for ask in asks}
+        self._round += 1
+        self._is_joined = True
+        self.step = asks[0].step
+        return [
+            GroupJoined(
+                round=self._round,
+                step=self.step,
+                incarnation=self.incarnation,
+                tag_quorum_id=asks[0].tag_quorum_id if len(tags) == 1 else None,
+                ranks_disagree=len(tags) > 1,
+                shrink_only=any(ask.shrink_only for ask in asks),
+                commit_failures=max(ask.commit_failures for ask in asks),
+                seen_quorum_id=self.quorum_id,
+                deadline_at=min(ask.deadline_at for ask in asks),
+                handles=tuple(ask.handle for ask in asks),
+            )
+        ]
+
+    def _withdraw(self, call: int) -> list[Effect]:
+        rank = next((rank for rank, ask in self._asks.items() if ask.call == call), None)
+        if rank is None:
+            return []
+        del self._asks[rank]
+        if not self._is_joined:
+            return []
+        self._is_joined = False
+        return [JoinTakenBack(self._round)]
+
+    def _receive(self, quorum: Quorum) -> list[Effect]:
+        if quorum.quorum_id < self.quorum_id:
+            return self._refuse_all(_went_back(quorum.quorum_id, self.quorum_id))
+        answers: list[Effect] = []
+        for ask in self._asks.values():
+            assignment = assign(quorum, self._wire_id, ask.group_rank, ask.init_sync)
+            if assignment is None:
+                return self._refuse_all(InternalError(f"the lighthouse's quorum {quorum.quorum_id} lacks {self._wire_id}"))
+            answers.append(RankAnswered(ask.call, assignment, quorum))
+        self._asks = {}
+        self._is_joined = False
+        self.quorum_id = quorum.quorum_id
+        return [RoundAnswered(quorum.quorum_id, self.step), *answers]
+
+    def _refuse_all(self, error: LighthouseError) -> list[Effect]:
+        taken_back: list[Effect] = [JoinTakenBack(self._round)] if self._is_joined else []
+        refused: list[Effect] = [RankRefused(ask.call, error) for ask in self._asks.values()]
+        self._asks = {}
+        self._is_joined = False
+        return taken_back + refused
+
+
+def check_rank(group_rank: int, group_world_size: int) -> None:
+    if not 0 <= group_rank < group_world_size:
+        raise InvalidRequest(
+            f"is {group_rank}; the group has ranks 0 to {group_world_size - 1} (--group-world-size)", field="rank"
+        )
+
+
+def _steps_differ(ask: Ask, other: Ask) -> WrongState:
+    return WrongState(
+        f"step: rank {ask.group_rank} is at step {ask.step} and rank {other.group_rank} at {other.step}; the ranks of a "
+        "group advance together: restart the group, or load one checkpoint in all its ranks"
+    )
+
+
+def _went_back(received: int, seen: int) -> WrongState:
+    return WrongState(
+        f"quorum_id: the lighthouse answered {received} after {seen}; it has forgotten what it gave out. Ask again: "
+        "it is told the higher id"
+    )

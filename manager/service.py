@@ -1,0 +1,151 @@
+"""The manager's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from lighthouse_runtime.loop import StopRequest
+from lighthouse_runtime.server import Call, ControlPolicy, Method
+from manager.driver import ManagerDriver
+from protos import manager_pb2, torchft_pb2, wire
+from protos.limits import answer_margin_s
+from protos.membership import Quorum
+from protos.refusals import InvalidRequest
+from protos.status import ManagerStatus
+
+log = logging.getLogger(__name__)
+
+REFLECTED = ("manager.v1.ManagerService", "torchft.ManagerService")
+MAX_CHECKPOINT_ADDRESS_CHARS = 4096
+
+
+class ManagerService:
+    def __init__(
+        self, driver: ManagerDriver, policy: ControlPolicy, status: Callable[[], ManagerStatus], stop: StopRequest
+    ) -> None:
+        self._driver = driver
+        self._policy = policy
+        self._status = status
+        self._stop = stop
+
+    def services(self) -> Mapping[str, Mapping[str, Method]]:
+        """Handlers by service and method."""
+        documented = {
+            "Quorum": Method(manager_pb2.ManagerQuorumRequest, self.quorum),
+            "CheckpointAddress": Method(manager_pb2.CheckpointAddressRequest, self.checkpoint_address),
+            "ShouldCommit": Method(manager_pb2.ShouldCommitRequest, self.should_commit),
+            "Kill": Method(manager_pb2.KillRequest, self.kill),
+            "Status": Method(manager_pb2.ManagerStatusRequest, self.status),
+        }
+        torchft = {
+            "Quorum": Method(torchft_pb2.ManagerQuorumRequest, self.torchft_quorum),
+            "CheckpointMetadata": Method(torchft_pb2.CheckpointMetadataRequest, self.torchft_checkpoint_metadata),
+            "ShouldCommit": Method(torchft_pb2.ShouldCommitRequest, self.torchft_should_commit),
+            "Kill": Method(torchft_pb2.KillRequest, self.torchft_kill),
+        }
+        return {
+            "manager.v1.ManagerService": documented,
+            "ManagerService": documented,
+            "torchft.ManagerService": torchft,
+        }
+
+    async def quorum(self, request: manager_pb2.ManagerQuorumRequest, call: Call) -> manager_pb2.ManagerQuorumResponse:
+        assignment, _ = await self._driver.ask(
+            _answer_time_s(call),
+            group_rank=request.rank,
+            step=request.step,
+            checkpoint_address=_checked(request.checkpoint_server_addr, "checkpoint_server_addr"),
+            tag_quorum_id=request.tag_quorum_id if request.HasField("tag_quorum_id") else None,
+            worker=_checked(request.worker, "worker"),
+            shrink_only=request.shrink_only,
+            init_sync=request.init_sync if request.HasField("init_sync") else True,
+            commit_failures=_counted(request.commit_failures),
+        )
+        return wire.assignment_to_native(assignment)
+
+    async def torchft_quorum(
+        self, request: torchft_pb2.ManagerQuorumRequest, call: Call
+    ) -> torchft_pb2.ManagerQuorumResponse:
+        assignment, quorum = await self._driver.ask(
+            _answer_time_s(call),
+            group_rank=request.group_rank,
+            step=request.step,
+            checkpoint_address=_checked(request.checkpoint_metadata, "checkpoint_metadata"),
+            shrink_only=request.shrink_only,
+            init_sync=request.init_sync,
+            commit_failures=_counted(request.commit_failures),
+            handle=_checked(request.reconfigure_handle, "reconfigure_handle"),
+        )
+        return wire.assignment_to_torchft(assignment, _handles(quorum, request.group_rank))
+
+    async def checkpoint_address(
+        self, request: manager_pb2.CheckpointAddressRequest, _: Call
+    ) -> manager_pb2.CheckpointAddressResponse:
+        step = request.step if request.HasField("step") else None
+        address = self._driver.gather.checkpoint_address(request.rank, step)
+        return manager_pb2.CheckpointAddressResponse(checkpoint_server_address=address)
+
+    async def torchft_checkpoint_metadata(
+        self, request: torchft_pb2.CheckpointMetadataRequest, _: Call
+    ) -> torchft_pb2.CheckpointMetadataResponse:
+        metadata = self._driver.gather.checkpoint_address(request.rank, None)
+        return torchft_pb2.CheckpointMetadataResponse(checkpoint_metadata=metadata)
+
+    async def should_commit(
+        self, request: manager_pb2.ShouldCommitRequest, call: Call
+    ) -> manager_pb2.ShouldCommitResponse:
+        decision = await self._driver.vote(
+            _answer_time_s(call),
+            group_rank=request.rank,
+            step=request.step,
+            vote=request.should_commit,
+            quorum_id=request.quorum_id if request.HasField("quorum_id") else None,
+        )
+        return manager_pb2.ShouldCommitResponse(should_commit=decision)
+
+    async def torchft_should_commit(
+        self, request: torchft_pb2.ShouldCommitRequest, call: Call
+    ) -> torchft_pb2.ShouldCommitResponse:
+        decision = await self._driver.vote(
+            _answer_time_s(call), group_rank=request.group_rank, step=request.step, vote=request.should_commit
+        )
+        return torchft_pb2.ShouldCommitResponse(should_commit=decision)
+
+    async def kill(self, request: manager_pb2.KillRequest, call: Call) -> manager_pb2.KillResponse:
+        self._kill(request.msg, call)
+        return manager_pb2.KillResponse()
+
+    async def torchft_kill(self, request: torchft_pb2.KillRequest, call: Call) -> torchft_pb2.KillResponse:
+        self._kill(request.msg, call)
+        return torchft_pb2.KillResponse()
+
+    async def status(self, _: manager_pb2.ManagerStatusRequest, __: Call) -> manager_pb2.ManagerStatusResponse:
+        return wire.manager_status_to_wire(self._status())
+
+    def _kill(self, msg: str, call: Call) -> None:
+        self._policy.check(call)
+        log.error("killed by %s: %s", call.peer, msg or "no reason given")
+        self._stop(1)
+
+
+def _answer_time_s(call: Call) -> float:
+    """How long there is to find an answer, or a reason, that still reaches the caller."""
+    left_s = call.require_deadline()
+    return left_s - answer_margin_s(left_s) / 2
+
+
+def _checked(text: str, field: str) -> str:
+    if len(text) > MAX_CHECKPOINT_ADDRESS_CHARS:
+        raise InvalidRequest(f"has {len(text)} characters; at most {MAX_CHECKPOINT_ADDRESS_CHARS}", field=field)
+    return text
+
+
+def _counted(commit_failures: int) -> int:
+    if commit_failures < 0:
+        raise InvalidRequest(f"is {commit_failures}; it counts from 0", field="commit_failures")
+    return commit_failures
+
+
+def _handles(quorum: Quorum, group_rank: int) -> list[str]:
+    """Each participant's handle for that rank, if every one has shown theirs."""
+    shown = [torchft_pb2.QuorumMember.FromString(p.wire).reconfigure_handles for p in quorum.participants]
+    return [handles[group_rank] for handles in shown] if all(len(h) > group_rank for h in shown) else []

@@ -1,0 +1,28 @@
+"""The group's TCPStore in a process of its own: it outlives the ranks. Run as a file, under --store-python.
+
+Prints `store PORT` when it serves, and serves until its standard input closes or its parent ends. This is the one
+place where a daemon's code imports torch; it imports nothing of ours.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    try:
+        from torch.distributed import TCPStore
+    except ImportError as e:
+        print(f"no torch in {sys.executable}: {e}", flush=True)
+        sys.exit(3)
+    port = int(sys.argv[1])
+    store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+    print(f"store {store.port}", flush=True)
+    while os.read(0, 4096):
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Numbers that both ends of a wire must agree on."""
+
+LIGHTHOUSE_PORT = 29510
+LIGHTHOUSE_HTTP_PORT = 29511
+MANAGER_PORT = 29512
+
+MAX_REPLICA_ID_CHARS = 128
+MAX_ADDRESS_CHARS = 512
+MAX_DATA_BYTES = 4096
+MAX_GROUP_WORLD_SIZE = 65536
+MAX_QUORUM_ID = 2**62
+
+# One participant takes some 200 bytes (4.5 KiB with full `data`); a quorum of 10,000 must still fit.
+MAX_REQUEST_BYTES = 256 * 1024
+MAX_RESPONSE_BYTES = 64 * 1024 * 1024
+
+JOB_METADATA_KEY = "lighthouse-job"
+TOKEN_METADATA_KEY = "lighthouse-control-token"
+DEFAULT_JOB = "default"
+
+# What a daemon keeps in hand to answer a waiting call with its reason before the caller's own deadline ends it.
+ANSWER_MARGIN_S = 0.25
+ANSWER_MARGIN_SHARE = 0.1
+
+
+def answer_margin_s(time_left_s: float) -> float:
+    """How long before its deadline a call is answered, whatever there is to say."""
+    return min(ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE * time_left_s)

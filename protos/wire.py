@@ -1,0 +1,236 @@
+"""to_wire / from_wire between membership.py, status.py and the messages.
+
+A member is relayed to native and torchft callers alike: what either form has and the other lacks travels on as an
+unknown field, and what both mean under other numbers is written in both.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from protos import lighthouse_pb2, manager_pb2, torchft_pb2
+from protos.identity import check_name, parse_address, split_replica_id
+from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID
+from protos.membership import Assignment, Participant, Quorum
+from protos.refusals import InvalidRequest
+from protos.status import JobStatus, LighthouseStatus, ManagerStatus, MemberState, MemberStatus
+
+
+class _Member(Protocol):
+    """The fields that both forms of QuorumMember have."""
+
+    replica_id: str
+    address: str
+    store_address: str
+    step: int
+    world_size: int
+    shrink_only: bool
+    data: str
+    commit_failures: int
+
+    def SerializeToString(self) -> bytes: ...
+
+
+def participant_from_native(member: lighthouse_pb2.QuorumMember) -> Participant:
+    """Checked. Raises InvalidRequest naming the field."""
+    tag = member.tag_quorum_id if member.HasField("tag_quorum_id") else None
+    for field, quorum_id in (("tag_quorum_id", tag or 0), ("seen_quorum_id", member.seen_quorum_id)):
+        if not 0 <= quorum_id <= MAX_QUORUM_ID:
+            raise InvalidRequest(f"is {quorum_id}; quorum ids are 0 to {MAX_QUORUM_ID}", field=field)
+    participant = _participant(member, member.incarnation, tag, min_world_size=1)
+    return replace(participant, ranks_disagree=member.ranks_disagree, seen_quorum_id=member.seen_quorum_id)
+
+
+def participant_from_torchft(member: torchft_pb2.QuorumMember) -> Participant:
+    """Checked. Raises InvalidRequest naming the field. torchft's client says world_size 0 where it was told none."""
+    return _participant(member, "", None, min_world_size=0)
+
+
+def _participant(member: _Member, incarnation: str, tag: int | None, *, min_world_size: int) -> Participant:
+    wire_id = check_name(member.replica_id)
+    name, implied = split_replica_id(wire_id)
+    if incarnation and check_name(incarnation, "incarnation") != implied:
+        name, implied = wire_id, incarnation
+    _check_member(member, min_world_size)
+    return Participant(
+        replica_id=name,
+        incarnation=implied,
+        wire_id=wire_id,
+        address=member.address,
+        store_address=member.store_address,
+        step=member.step,
+        group_world_size=member.world_size,
+        shrink_only=member.shrink_only,
+        commit_failures=member.commit_failures,
+        data=member.data,
+        tag_quorum_id=tag,
+        wire=member.SerializeToString(),
+    )
+
+
+def _check_member(member: _Member, min_world_size: int) -> None:
+    for field, text in (("address", member.address), ("store_address", member.store_address)):
+        if text and parse_address(text, field).is_unspecified:
+            raise InvalidRequest(f"{text!r} is nobody's address; advertise one that the peers can reach", field=field)
+    if member.step < 0:
+        raise InvalidRequest(f"is {member.step}; steps count from 0", field="step")
+    if not min_world_size <= member.world_size <= MAX_GROUP_WORLD_SIZE:
+        raise InvalidRequest(f"is {member.world_size}; a group has 1 to {MAX_GROUP_WORLD_SIZE} ranks", field="world_size")
+    if len(member.data.encode()) > MAX_DATA_BYTES:
+        raise InvalidRequest(f"has {len(member.data.encode())} bytes; at most {MAX_DATA_BYTES}", field="data")
+    if member.commit_failures < 0:
+        raise InvalidRequest(f"is {member.commit_failures}; it counts from 0", field="commit_failures")
+
+
+def quorum_to_native(quorum: Quorum, created_at: float) -> lighthouse_pb2.LighthouseQuorumResponse:
+    """`created_at` in seconds since the epoch."""
+    response = lighthouse_pb2.LighthouseQuorumResponse()
+    response.quorum.quorum_id = quorum.quorum_id
+    response.quorum.created.FromNanoseconds(int(created_at * 1e9))
+    for participant in quorum.participants:
+        _fill_native(response.quorum.participants.add(), participant)
+    return response
+
+
+def quorum_to_torchft(quorum: Quorum, created_at: float) -> torchft_pb2.LighthouseQuorumResponse:
+    """`created_at` in seconds since the epoch; torchft's client panics without it."""
+    response = torchft_pb2.LighthouseQuorumResponse()
+    response.quorum.quorum_id = quorum.quorum_id
+    response.quorum.created.FromNanoseconds(int(created_at * 1e9))
+    for participant in quorum.participants:
+        _fill_torchft(response.quorum.participants.add(), participant)
+    return response
+
+
+def participant_to_native(participant: Participant) -> lighthouse_pb2.QuorumMember:
+    member = lighthouse_pb2.QuorumMember()
+    _fill_native(member, participant)
+    return member
+
+
+def _fill_native(member: lighthouse_pb2.QuorumMember, participant: Participant) -> None:
+    member.MergeFromString(participant.wire)
+    member.incarnation = participant.incarnation
+    if participant.tag_quorum_id is not None:
+        member.tag_quorum_id = participant.tag_quorum_id
+    member.ranks_disagree = participant.ranks_disagree
+    member.seen_quorum_id = participant.seen_quorum_id
+    _fill_both(member, participant)
+
+
+def _fill_torchft(member: torchft_pb2.QuorumMember, participant: Participant) -> None:
+    member.MergeFromString(participant.wire)
+    _fill_both(member, participant)
+
+
+def _fill_both(member: lighthouse_pb2.QuorumMember | torchft_pb2.QuorumMember, participant: Participant) -> None:
+    member.replica_id = participant.wire_id
+    member.address = participant.address
+    member.store_address = participant.store_address
+    member.step = participant.step
+    member.world_size = participant.group_world_size
+    member.shrink_only = participant.shrink_only
+    member.commit_failures = participant.commit_failures
+    member.data = participant.data
+
+
+def quorum_from_native(message: lighthouse_pb2.Quorum) -> Quorum:
+    """A lighthouse's answer. Raises InvalidRequest when a member of it is malformed."""
+    return Quorum(message.quorum_id, tuple(participant_from_native(member) for member in message.participants))
+
+
+def lighthouse_status_to_wire(status: LighthouseStatus) -> lighthouse_pb2.LighthouseStatusResponse:
+    return lighthouse_pb2.LighthouseStatusResponse(
+        version=status.version,
+        uptime_s=status.uptime_s,
+        jobs=[_job_to_wire(job) for job in status.jobs],
+    )
+
+
+def _job_to_wire(job: JobStatus) -> lighthouse_pb2.JobStatus:
+    members = [lighthouse_pb2.MemberStatus(**_fields(member)) for member in job.members]
+    return lighthouse_pb2.JobStatus(**_fields(job, but=("members",)), members=members)
+
+
+def lighthouse_status_from_wire(message: lighthouse_pb2.LighthouseStatusResponse) -> LighthouseStatus:
+    return LighthouseStatus(message.version, message.uptime_s, tuple(_job_from_wire(job) for job in message.jobs))
+
+
+def _job_from_wire(job: lighthouse_pb2.JobStatus) -> JobStatus:
+    members = tuple(
+        MemberStatus(**(_fields(member, names=MemberStatus.__slots__) | {"state": MemberState(member.state)}))
+        for member in job.members
+    )
+    names = [name for name in JobStatus.__slots__ if name != "members"]
+    return JobStatus(**_fields(job, names=names), members=members)
+
+
+def manager_status_to_wire(status: ManagerStatus) -> manager_pb2.ManagerStatusResponse:
+    return manager_pb2.ManagerStatusResponse(**_fields(status))
+
+
+def manager_status_from_wire(message: manager_pb2.ManagerStatusResponse) -> ManagerStatus:
+    fields = _fields(message, names=ManagerStatus.__slots__)
+    return ManagerStatus(**(fields | {"ranks_waiting": tuple(message.ranks_waiting)}))
+
+
+def _fields(source: object, *, names: Iterable[str] = (), but: tuple[str, ...] = ()) -> dict[str, object]:
+    chosen = names or getattr(type(source), "__slots__", ())
+    return {name: getattr(source, name) for name in chosen if name not in but}
+
+
+def assignment_to_native(answer: Assignment) -> manager_pb2.ManagerQuorumResponse:
+    return manager_pb2.ManagerQuorumResponse(
+        quorum_id=answer.quorum_id,
+        address=answer.heal_from_address or answer.primary_address,
+        store_address=answer.store_address,
+        max_step=answer.max_step,
+        max_rank=answer.max_rank,
+        max_world_size=answer.max_world_size,
+        replica_rank=answer.replica_rank,
+        replica_world_size=answer.replica_world_size,
+        heal=answer.heals,
+        recover_src_replica_rank=answer.heal_from_rank,
+        recover_dst_replica_ranks=answer.serve_to,
+        replica_ids=answer.replica_ids,
+        commit_failures=answer.commit_failures,
+        contributors=answer.contributors,
+    )
+
+
+def assignment_from_native(message: manager_pb2.ManagerQuorumResponse) -> Assignment:
+    return Assignment(
+        quorum_id=message.quorum_id,
+        replica_rank=message.replica_rank,
+        replica_world_size=message.replica_world_size,
+        replica_ids=tuple(message.replica_ids),
+        store_address=message.store_address,
+        max_step=message.max_step,
+        max_rank=message.max_rank if message.HasField("max_rank") else None,
+        max_world_size=message.max_world_size,
+        contributors=message.contributors,
+        primary_address="" if message.heal else message.address,
+        heal_from_rank=message.recover_src_replica_rank if message.heal else None,
+        heal_from_address=message.address if message.heal else "",
+        serve_to=tuple(message.recover_dst_replica_ranks),
+        commit_failures=message.commit_failures,
+    )
+
+
+def assignment_to_torchft(answer: Assignment, handles: Iterable[str]) -> torchft_pb2.ManagerQuorumResponse:
+    return torchft_pb2.ManagerQuorumResponse(
+        quorum_id=answer.quorum_id,
+        recover_src_manager_address=answer.heal_from_address,
+        recover_src_replica_rank=answer.heal_from_rank,
+        recover_dst_replica_ranks=answer.serve_to,
+        store_address=answer.store_address,
+        max_step=answer.max_step,
+        max_replica_rank=answer.max_rank,
+        max_world_size=answer.max_world_size,
+        replica_rank=answer.replica_rank,
+        replica_world_size=answer.replica_world_size,
+        heal=answer.heals,
+        commit_failures=answer.commit_failures,
+        replica_ids=answer.replica_ids,
+        reconfigure_handles=handles,
+    )
