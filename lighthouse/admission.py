@@ -39,7 +39,11 @@ def _duplicate(participant: Participant, old: Member | None) -> DuplicateReplica
     if old is None or old.call is None or old.participant is None:
         return None
     before = old.participant
-    same = before.incarnation == participant.incarnation if participant.incarnation else before.identity == participant.identity
+    same = (
+        before.incarnation == participant.incarnation
+        if participant.incarnation
+        else before.identity == participant.identity
+    )
     if same:
         return None
     return DuplicateReplica(

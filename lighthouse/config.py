@@ -64,7 +64,9 @@ class LighthouseConfig:
 
     def __post_init__(self) -> None:
         if self.active is not None and self.active < self.min_replicas:
-            raise ValueError(f"--active {self.active} is below --min-replicas {self.min_replicas}: no quorum could form")
+            raise ValueError(
+                f"--active {self.active} is below --min-replicas {self.min_replicas}: no quorum could form"
+            )
         if self.allowed_replicas and max(self.allowed_replicas) < self.min_replicas:
             raise ValueError(
                 f"--allowed-replicas has no size of at least --min-replicas {self.min_replicas}: no quorum could form"
@@ -81,5 +83,3 @@ class LighthouseConfig:
             max_replicas=self.max_replicas,
             first_quorum_id=first_quorum_id,
         )
-
-

@@ -157,7 +157,9 @@ class Jobs:
             check_name(job, "job")
             self.forget_quiet()
             if len(self._drivers) >= MAX_JOBS:
-                raise LimitReached(f"job: {job} would be number {MAX_JOBS + 1}; the lighthouse takes {MAX_JOBS} at once")
+                raise LimitReached(
+                    f"job: {job} would be number {MAX_JOBS + 1}; the lighthouse takes {MAX_JOBS} at once"
+                )
             # Above every id that an earlier lighthouse, or an earlier life of this job, can have given out.
             driver = self._drivers[job] = JobDriver(job, self._config(time.time_ns() // 1_000_000))
         return driver

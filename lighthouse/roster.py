@@ -154,7 +154,11 @@ class Roster:
 
     def _describe(self, member: Member, participant: Participant) -> None:
         before = member.participant
-        if before and before.identity == participant.identity and before.group_world_size == participant.group_world_size:
+        if (
+            before
+            and before.identity == participant.identity
+            and before.group_world_size == participant.group_world_size
+        ):
             member.participant = participant
             return
         self._unindex(member)

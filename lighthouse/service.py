@@ -70,12 +70,16 @@ class LighthouseService:
     ) -> lighthouse_pb2.LighthouseStatusResponse:
         return wire.lighthouse_status_to_wire(self.status(request.job))
 
-    async def kill(self, request: lighthouse_pb2.LighthouseKillRequest, call: Call) -> lighthouse_pb2.LighthouseKillResponse:
+    async def kill(
+        self, request: lighthouse_pb2.LighthouseKillRequest, call: Call
+    ) -> lighthouse_pb2.LighthouseKillResponse:
         self._policy.check(call)
         driver = self._jobs.find(request.job or _job(call))
         address = _manager_address(driver, request.replica_id)
         log.warning("[%s] %s asks to kill %s (%s): %s", driver.job, call.peer, request.replica_id, address, request.msg)
-        await self._kill(address, request.msg or f"killed through the lighthouse by {call.peer}", call.time_left_s or 10.0)
+        await self._kill(
+            address, request.msg or f"killed through the lighthouse by {call.peer}", call.time_left_s or 10.0
+        )
         return lighthouse_pb2.LighthouseKillResponse()
 
     def status(self, job: str = "") -> LighthouseStatus:

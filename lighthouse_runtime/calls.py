@@ -45,7 +45,9 @@ def heartbeat(replica_id: str, incarnation: str) -> Rpc[None]:
 
 def lighthouse_status(job: str) -> Rpc[LighthouseStatus]:
     request = lighthouse_pb2.LighthouseStatusRequest(job=job)
-    return Rpc(LIGHTHOUSE + "Status", request, lighthouse_pb2.LighthouseStatusResponse, wire.lighthouse_status_from_wire)
+    return Rpc(
+        LIGHTHOUSE + "Status", request, lighthouse_pb2.LighthouseStatusResponse, wire.lighthouse_status_from_wire
+    )
 
 
 def lighthouse_kill(job: str, replica_id: str, msg: str) -> Rpc[None]:
@@ -62,6 +64,7 @@ def quorum(
     shrink_only: bool,
     init_sync: bool,
     commit_failures: int,
+    worker: str,
 ) -> Rpc[Assignment]:
     request = manager_pb2.ManagerQuorumRequest(
         rank=group_rank,
@@ -71,6 +74,7 @@ def quorum(
         shrink_only=shrink_only,
         init_sync=init_sync,
         commit_failures=commit_failures,
+        worker=worker,
     )
     return Rpc(MANAGER + "Quorum", request, manager_pb2.ManagerQuorumResponse, wire.assignment_from_native)
 

@@ -67,7 +67,9 @@ class _SyncClient:
         if os.getpid() != self._pid:
             self._channel, self._pid = sync_channel(self.address), os.getpid()
         invoke = self._channel.unary_unary(
-            rpc.path, request_serializer=type(rpc.request).SerializeToString, response_deserializer=rpc.answer.FromString
+            rpc.path,
+            request_serializer=type(rpc.request).SerializeToString,
+            response_deserializer=rpc.answer.FromString,
         )
         try:
             answer = invoke(rpc.request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready)
@@ -103,10 +105,14 @@ class _AsyncClient:
 
     async def _run(self, rpc: Rpc[T], timeout_s: float, wait_for_ready: bool = True) -> T:
         invoke = self._channel.unary_unary(
-            rpc.path, request_serializer=type(rpc.request).SerializeToString, response_deserializer=rpc.answer.FromString
+            rpc.path,
+            request_serializer=type(rpc.request).SerializeToString,
+            response_deserializer=rpc.answer.FromString,
         )
         try:
-            answer = await invoke(rpc.request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready)
+            answer = await invoke(
+                rpc.request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready
+            )
         except grpc.RpcError as e:
             raise _error(e, self.address, timeout_s) from None
         return rpc.read(answer)
@@ -175,8 +181,12 @@ class ManagerClient(_SyncClient):
         shrink_only: bool = False,
         init_sync: bool = True,
         commit_failures: int = 0,
+        worker: str = "",
     ) -> Assignment:
-        """One rank's request for a quorum; answered when every rank of the group has asked and one has formed."""
+        """One rank's request for a quorum; answered when every rank of the group has asked and one has formed.
+
+        `worker` names the rank's process: new at every start of it.
+        """
         rpc = calls.quorum(
             group_rank,
             step,
@@ -185,6 +195,7 @@ class ManagerClient(_SyncClient):
             shrink_only=shrink_only,
             init_sync=init_sync,
             commit_failures=commit_failures,
+            worker=worker,
         )
         return self._run(rpc, timeout_s)
 
@@ -220,8 +231,12 @@ class AsyncManagerClient(_AsyncClient):
         shrink_only: bool = False,
         init_sync: bool = True,
         commit_failures: int = 0,
+        worker: str = "",
     ) -> Assignment:
-        """One rank's request for a quorum; answered when every rank of the group has asked and one has formed."""
+        """One rank's request for a quorum; answered when every rank of the group has asked and one has formed.
+
+        `worker` names the rank's process: new at every start of it.
+        """
         rpc = calls.quorum(
             group_rank,
             step,
@@ -230,6 +245,7 @@ class AsyncManagerClient(_AsyncClient):
             shrink_only=shrink_only,
             init_sync=init_sync,
             commit_failures=commit_failures,
+            worker=worker,
         )
         return await self._run(rpc, timeout_s)
 

@@ -11,8 +11,14 @@ from dataclasses import replace
 from protos.membership import Assignment, Participant, Quorum
 
 
-def assign(quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool) -> Assignment | None:
-    """None if no participant is called `wire_id`."""
+def assign(
+    quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool, *, one_origin: bool = False
+) -> Assignment | None:
+    """None if no participant is called `wire_id`.
+
+    torchft has each group_rank start from another group's state; with `one_origin` all start from one group's, so that
+    the ranks of a group hold parts of one and the same model.
+    """
     members = quorum.participants
     mine = next((i for i, member in enumerate(members) if member.wire_id == wire_id), None)
     if mine is None:
@@ -20,7 +26,8 @@ def assign(quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool) -> As
     max_step = max(member.step for member in members)
     at_max = [i for i, member in enumerate(members) if member.step == max_step]
     primary = at_max[group_rank % len(at_max)]
-    healing = _healing(members, max_step, primary if init_sync and max_step == 0 else None)
+    origin = at_max[0] if one_origin else primary
+    healing = _healing(members, max_step, origin if init_sync and max_step == 0 else None)
     sources = [i for i in range(len(members)) if i not in healing]
     dealt = {target: sources[(n + group_rank) % len(sources)] for n, target in enumerate(sorted(healing))}
     answer = Assignment(

@@ -31,21 +31,27 @@ class ManagerConfig:
         env=("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
         metavar="HOST:PORT",
     )
-    replica_id: str = setting(
-        dataclasses.MISSING, "The group's own name.", env=("REPLICA_GROUP_ID",), metavar="ID"
-    )
+    replica_id: str = setting(dataclasses.MISSING, "The group's own name.", env=("REPLICA_GROUP_ID",), metavar="ID")
     group_world_size: int = setting(1, "How many ranks the group has.", kind=_SIZE, env=("WORLD_SIZE",))
     bind: str = setting(f"[::]:{MANAGER_PORT}", "Where gRPC listens; port 0 takes a free one.", metavar="HOST:PORT")
     store: str = setting(
         "auto", "The group's TCPStore; auto: host one in a child process (needs torch).", metavar="HOST:PORT|auto"
     )
-    store_python: str = setting(sys.executable, "The interpreter that hosts the store; it must have torch.", metavar="PATH")
-    advertise: str | None = setting(
-        None, "The address of this host that its peers can reach. Default: the one that routes to the lighthouse.", metavar="HOST"
+    store_python: str = setting(
+        sys.executable, "The interpreter that hosts the store; it must have torch.", metavar="PATH"
     )
-    http: str | None = setting(None, "Where to serve /metrics, /livez, /readyz and /status, if at all.", metavar="HOST:PORT")
+    advertise: str | None = setting(
+        None,
+        "The address of this host that its peers can reach. Default: the one that routes to the lighthouse.",
+        metavar="HOST",
+    )
+    http: str | None = setting(
+        None, "Where to serve /metrics, /livez, /readyz and /status, if at all.", metavar="HOST:PORT"
+    )
     job: str = setting(DEFAULT_JOB, "The job, where several share a lighthouse.", env=("LIGHTHOUSE_JOB",))
-    heartbeat_interval_s: float = setting(1.0, "How often the lighthouse hears from this manager.", kind=Duration(), has_ms_alias=True)
+    heartbeat_interval_s: float = setting(
+        1.0, "How often the lighthouse hears from this manager.", kind=Duration(), has_ms_alias=True
+    )
     control_token_file: Path | None = setting(None, "Who has this file's token may kill from another host.", kind=_PATH)
     allow_remote_control: bool = setting(False, "Anyone who reaches the port may kill.")
     drain_timeout_s: float = setting(2.0, "How long calls under way may take to end after SIGTERM.", kind=Duration())

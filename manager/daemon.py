@@ -35,13 +35,12 @@ class ManagerDaemon:
         self._stop = stop
         self._started_at = time.monotonic()
         self._host = advertised_host(config.lighthouse, config.advertise)
-        client = AsyncLighthouseClient(config.lighthouse, job=config.job, token=token)
-        self._link = LighthouseLink(client, config.replica_id, config.heartbeat_interval_s)
         self._store: StoreProcess | None = None
         self._store_address = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._http: HttpServer | None = None
         self._driver: ManagerDriver | None = None
+        self._link: LighthouseLink | None = None
         self._grpc: GrpcServer | None = None
         self.address = ""
 
@@ -49,6 +48,9 @@ class ManagerDaemon:
         """Raises InvalidRequest, naming the option, if an address or the store cannot be had."""
         config = self._config
         self._store_address = config.store if config.store != "auto" else await self._start_store()
+        # Only now: gRPC and the fork that starts the store do not go together.
+        client = AsyncLighthouseClient(config.lighthouse, job=config.job, token=self._policy.token)
+        self._link = LighthouseLink(client, config.replica_id, config.heartbeat_interval_s)
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
         driver = ManagerDriver(me, secrets.token_hex(6), self._link)
         service = ManagerService(driver, self._policy, self.status, self._stop)
@@ -72,14 +74,16 @@ class ManagerDaemon:
             await self._grpc.stop(self._config.drain_timeout_s)
         if self._http is not None:
             await self._http.stop()
-        await self._link.close()
+        if self._link is not None:
+            await self._link.close()
         if self._store is not None:
             await self._store.stop()
         log.info("manager stopped")
 
     def status(self) -> ManagerStatus:
-        driver, config = self._driver, self._config
+        driver, link, config = self._driver, self._link, self._config
         assert driver is not None
+        assert link is not None
         return ManagerStatus(
             version=VERSION,
             uptime_s=time.monotonic() - self._started_at,
@@ -89,9 +93,9 @@ class ManagerDaemon:
             group_world_size=config.group_world_size,
             address=self.address,
             store_address=self._store_address,
-            lighthouse=self._link.address,
-            lighthouse_reachable=self._link.is_reachable,
-            lighthouse_error=self._link.error,
+            lighthouse=link.address,
+            lighthouse_reachable=link.is_reachable,
+            lighthouse_error=link.error,
             quorum_id=driver.gather.quorum_id,
             step=driver.gather.step,
             phase=driver.phase,
@@ -113,7 +117,7 @@ class ManagerDaemon:
 
     async def _start_http(self, bind: str) -> None:
         side = HttpSide(
-            is_ready=lambda: self._link.is_reachable,
+            is_ready=lambda: self._link is not None and self._link.is_reachable,
             metrics=lambda: render(self.status()),
             status=lambda: dataclasses.asdict(self.status()),
         )
@@ -124,7 +128,12 @@ class ManagerDaemon:
         config = self._config
         log.info(
             "manager %s of %s (%d ranks) serves on %s; store %s; lighthouse %s",
-            VERSION, config.replica_id, config.group_world_size, self.address, self._store_address, config.lighthouse,
+            VERSION,
+            config.replica_id,
+            config.group_world_size,
+            self.address,
+            self._store_address,
+            config.lighthouse,
         )
         if resolves_to_loopback(self._host) and not parse_address(config.lighthouse, "lighthouse").is_loopback:
             log.warning("%s is a loopback: peers on other hosts cannot reach it; give --advertise", self._host)

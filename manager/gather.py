@@ -1,8 +1,8 @@
 """All ranks of the group have asked for a quorum: then, and only then, the group joins.
 
-A replica group is one member only when all its ranks are there and agree on the step. Ranks whose steps differ are
-all refused, with both numbers; ranks at one step whose tags differ join as a group that disagrees, and heal. A rank
-that asks again takes the place of its older call; one that withdraws takes the group's join back. An answer belongs to
+A replica group is one member only when all its ranks are there. Ranks that hold different states (an Agent says so by
+its tag) join as a group that disagrees, at their lowest step, and heal. Callers without tags whose steps differ are
+all refused, with both numbers: nobody could tell them to heal. A rank that asks again takes the place of its older call; one that withdraws takes the group's join back. An answer belongs to
 the round it was asked in and never reaches another. An error reaches every waiting rank at once.
 
 A rank whose process is new (`worker` differs) has lost its state: the group takes a new incarnation.
@@ -86,7 +86,7 @@ class RankRefused:
 
 @dataclass(frozen=True, slots=True)
 class RoundAnswered:
-    """All ranks were told: the step under way is `step` of `quorum_id`."""
+    """All ranks were told: the step under way is `step`, the quorum's max_step: who is behind heals to it."""
 
     quorum_id: int
     step: int
@@ -148,11 +148,14 @@ class GatherMachine:
         effects: list[Effect] = []
         older = self._asks.get(ask.group_rank)
         if older is not None:
-            effects += [*self._withdraw(older.call), RankRefused(older.call, Superseded(f"rank {ask.group_rank} has asked again"))]
+            effects += [
+                *self._withdraw(older.call),
+                RankRefused(older.call, Superseded(f"rank {ask.group_rank} has asked again")),
+            ]
         self._note_worker(ask)
         self._asks[ask.group_rank] = self._last[ask.group_rank] = ask
         odd = next((other for other in self._asks.values() if other.step != ask.step), None)
-        if odd is not None:
+        if odd is not None and not (odd.worker and ask.worker):
             return effects + self._refuse_all(_steps_differ(ask, odd))
         return effects + (self._join() if len(self._asks) == self._size else [])
 
@@ -174,17 +177,17 @@ class GatherMachine:
 
     def _join(self) -> list[Effect]:
         asks = [self._asks[rank] for rank in sorted(self._asks)]
-        tags = {ask.tag_quorum_id for ask in asks}
+        states = {(ask.step, ask.tag_quorum_id) for ask in asks}
         self._round += 1
         self._is_joined = True
-        self.step = asks[0].step
+        self.step = min(ask.step for ask in asks)
         return [
             GroupJoined(
                 round=self._round,
                 step=self.step,
                 incarnation=self.incarnation,
-                tag_quorum_id=asks[0].tag_quorum_id if len(tags) == 1 else None,
-                ranks_disagree=len(tags) > 1,
+                tag_quorum_id=asks[0].tag_quorum_id if len(states) == 1 else None,
+                ranks_disagree=len(states) > 1,
                 shrink_only=any(ask.shrink_only for ask in asks),
                 commit_failures=max(ask.commit_failures for ask in asks),
                 seen_quorum_id=self.quorum_id,
@@ -206,16 +209,18 @@ class GatherMachine:
     def _receive(self, quorum: Quorum) -> list[Effect]:
         if quorum.quorum_id < self.quorum_id:
             return self._refuse_all(_went_back(quorum.quorum_id, self.quorum_id))
-        answers: list[Effect] = []
+        answers: list[RankAnswered] = []
         for ask in self._asks.values():
-            assignment = assign(quorum, self._wire_id, ask.group_rank, ask.init_sync)
+            assignment = assign(quorum, self._wire_id, ask.group_rank, ask.init_sync, one_origin=bool(ask.worker))
             if assignment is None:
-                return self._refuse_all(InternalError(f"the lighthouse's quorum {quorum.quorum_id} lacks {self._wire_id}"))
+                return self._refuse_all(
+                    InternalError(f"the lighthouse's quorum {quorum.quorum_id} lacks {self._wire_id}")
+                )
             answers.append(RankAnswered(ask.call, assignment, quorum))
         self._asks = {}
         self._is_joined = False
         self.quorum_id = quorum.quorum_id
-        return [RoundAnswered(quorum.quorum_id, self.step), *answers]
+        return [RoundAnswered(quorum.quorum_id, answers[0].assignment.max_step), *answers]
 
     def _refuse_all(self, error: LighthouseError) -> list[Effect]:
         taken_back: list[Effect] = [JoinTakenBack(self._round)] if self._is_joined else []

@@ -47,9 +47,7 @@ class LighthouseLink:
         """Heartbeats until cancelled."""
         while True:
             try:
-                await self._client.heartbeat(
-                    self._replica_id, self.incarnation, timeout_s=max(1.0, self._interval_s)
-                )
+                await self._client.heartbeat(self._replica_id, self.incarnation, timeout_s=max(1.0, self._interval_s))
                 self._note("")
             except LighthouseError as e:
                 self._note(str(e))

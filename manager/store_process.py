@@ -46,7 +46,9 @@ class StoreProcess:
         word, _, number = line.decode(errors="replace").strip().partition(" ")
         if word != "store" or not number.isdigit():
             await _end(process)
-            raise InvalidRequest(f"auto: {line.decode(errors='replace').strip() or 'it died'}: {_REMEDY}", field="--store")
+            raise InvalidRequest(
+                f"auto: {line.decode(errors='replace').strip() or 'it died'}: {_REMEDY}", field="--store"
+            )
         return cls(process, int(number))
 
     async def wait(self) -> int:

@@ -1,7 +1,7 @@
 """Regenerate the `_pb2` files from the protos with pinned tools; `--check` fails when the checked-in ones are stale.
 
-    pip install --group generate
-    python -m protos.generate [--check]
+pip install --group generate
+python -m protos.generate [--check]
 """
 
 import argparse
@@ -19,10 +19,16 @@ def generate(out: pathlib.Path) -> None:
     from grpc_tools import protoc  # pyright: ignore[reportMissingTypeStubs]
 
     well_known = importlib.resources.files("grpc_tools") / "_proto"
-    plugins = [f"--plugin=protoc-gen-{kind}={pathlib.Path(sys.executable).parent}/protoc-gen-{kind}" for kind in ("mypy", "mypy_grpc")]
+    plugins = [
+        f"--plugin=protoc-gen-{kind}={pathlib.Path(sys.executable).parent}/protoc-gen-{kind}"
+        for kind in ("mypy", "mypy_grpc")
+    ]
     outputs = [f"--{kind}_out={out}" for kind in ("python", "mypy", "grpc_python", "mypy_grpc")]
     sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "protos").glob("*.proto"))
-    if protoc.main(["protoc", *plugins, f"-I{ROOT}", f"-I{well_known}", *outputs, *[str(ROOT / s) for s in sources]]) != 0:
+    if (
+        protoc.main(["protoc", *plugins, f"-I{ROOT}", f"-I{well_known}", *outputs, *[str(ROOT / s) for s in sources]])
+        != 0
+    ):
         raise SystemExit("protoc failed")
 
 

@@ -75,7 +75,9 @@ def _check_member(member: _Member, min_world_size: int) -> None:
     if member.step < 0:
         raise InvalidRequest(f"is {member.step}; steps count from 0", field="step")
     if not min_world_size <= member.world_size <= MAX_GROUP_WORLD_SIZE:
-        raise InvalidRequest(f"is {member.world_size}; a group has 1 to {MAX_GROUP_WORLD_SIZE} ranks", field="world_size")
+        raise InvalidRequest(
+            f"is {member.world_size}; a group has 1 to {MAX_GROUP_WORLD_SIZE} ranks", field="world_size"
+        )
     if len(member.data.encode()) > MAX_DATA_BYTES:
         raise InvalidRequest(f"has {len(member.data.encode())} bytes; at most {MAX_DATA_BYTES}", field="data")
     if member.commit_failures < 0:

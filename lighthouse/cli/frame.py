@@ -13,8 +13,8 @@ from lighthouse.cli.tables import greeting, job_lines, job_summary, member_lines
 from lighthouse_runtime.durations import format_duration
 from protos.status import JobStatus, LighthouseStatus
 
-# Of a job's block: a blank line, the two of its summary, the titles.
-_JOB_LINES = 4
+# Of a job's block: a blank line, the three of its summary, the titles.
+_JOB_LINES = 5
 _FEWEST_ROWS = 2
 SILENCE_SHOWN_AFTER_S = 2.0
 
@@ -79,7 +79,7 @@ def _body(status: LighthouseStatus, width: int, height: int) -> list[Text]:
 
 
 def _job_block(job: JobStatus, rows: int, width: int) -> list[Text]:
-    """At most `rows` lines for members, and the four of the block itself."""
+    """At most `rows` lines for members, and those of the block itself."""
     lines = [Text(""), *job_summary(job, width)]
     if not job.members:
         return lines

@@ -59,13 +59,18 @@ def member_rows(status: LighthouseStatus) -> list[Row]:
 
 
 def job_summary(job: JobStatus, width: int) -> list[Text]:
-    """Two lines: the quorum, and why there is or is not one."""
+    """Three lines: the quorum, why there is or is not one, and who is known."""
     quorum = f"quorum {job.quorum_id}, {format_duration(job.quorum_age_s)} old" if job.quorum_id else "no quorum yet"
-    first = Text.assemble((printable(job.job), "bold"), f"  {quorum}  step {max_step(job)}  {state_counts(job)}")
-    second = Text.assemble((printable(job.verdict), _verdict_style(job)), f": {printable(job.explanation)}")
-    for line in (first, second):
+    lines = [
+        Text.assemble(
+            (printable(job.job), "bold"), f"  {quorum}, {participants(job)} participants, step {max_step(job)}"
+        ),
+        Text.assemble((printable(job.verdict), _verdict_style(job)), f": {printable(job.explanation)}"),
+        Text(state_counts(job)),
+    ]
+    for line in lines:
         line.truncate(width, overflow="ellipsis")
-    return [first, second]
+    return lines
 
 
 def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:
@@ -84,7 +89,7 @@ def max_step(job: JobStatus) -> int:
 def state_counts(job: JobStatus) -> str:
     counts = Counter(member.state for member in job.members)
     parts = ", ".join(f"{counts[state]} {state.value}" for state in MemberState if counts[state])
-    return f"{len(job.members)} members" + (f" ({parts})" if parts else "")
+    return f"{len(job.members)} members" + (f": {parts}" if parts else "")
 
 
 def _explanation(job: JobStatus, width: int) -> list[Text]:
@@ -132,6 +137,6 @@ _MEMBER_COLUMNS: Sequence[Column[Row]] = (
         is_number=True,
         keep=4,
     ),
-    Column("ADDRESS", lambda row: row[1].address or "-", keep=1, comfort=18),
+    Column("ADDRESS", lambda row: row[1].address.removeprefix("http://") or "-", keep=1, comfort=18),
     Column("INCARNATION", lambda row: row[1].incarnation[:SHORT_INCARNATION] or "-", keep=0),
 )

@@ -1,0 +1,410 @@
+"""Agent: what a training script holds. One object per rank; it asks for quorums, heals, reduces and votes.
+
+Everything of a step but the vote runs on one background thread, in order: the quorum, the process group, the transfer
+of state, the collectives. So the quorum overlaps the forward pass, and the first collective waits for it.
+"""
+
+import itertools
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.distributed import HashStore, PrefixStore, ProcessGroup, rendezvous
+
+from agent_client.checkpoint.http import CheckpointServer, fetch
+from agent_client.environment import Environment
+from agent_client.errors import AgentError, ConfigurationError
+from agent_client.manager_process import START_TIMEOUT_S, ManagerProcess
+from agent_client.process_group.gloo import GlooGroup, connect_store
+from agent_client.step import Phase, StepMachine
+from agent_client.train_state import TrainState
+from agent_client.worker import BackgroundThread
+from lighthouse_runtime.address import advertised_host
+from lighthouse_runtime.clients import ManagerClient
+from protos.membership import Assignment
+from protos.refusals import InvalidRequest, LighthouseError, NotServed, Unreachable
+
+log = logging.getLogger(__name__)
+
+MANAGER_KEY = "lighthouse/manager_address"
+STORE_PREFIX = "lighthouse"
+
+
+class Agent:
+    """`timeout_s` bounds each collective and each vote, `connect_timeout_s` meeting the peers of a new quorum,
+    `quorum_timeout_s` each quorum, `heal_timeout_s` a transfer of state.
+
+    A group rank other than those of its group passes `group`, its connection to them. Use `from_env`.
+    """
+
+    def __init__(
+        self,
+        manager_address: str,
+        *,
+        state: TrainState,
+        group_rank: int = 0,
+        group_world_size: int = 1,
+        group: GlooGroup | None = None,
+        manager_process: ManagerProcess | None = None,
+        timeout_s: float = 60.0,
+        connect_timeout_s: float = 10.0,
+        quorum_timeout_s: float = 60.0,
+        heal_timeout_s: float = 300.0,
+        max_consecutive_discards: int = 30,
+        advertise: str | None = None,
+    ) -> None:
+        if (group_world_size > 1) != (group is not None):
+            raise ConfigurationError("group: a group of several ranks, and only such a one, needs its process group")
+        self.state = state
+        self.group_rank = group_rank
+        self.group_world_size = group_world_size
+        self.group = group
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._quorum_timeout_s = quorum_timeout_s
+        self._heal_timeout_s = heal_timeout_s
+        self._max_discards = max_consecutive_discards
+        self._manager_process = manager_process
+        self._client = ManagerClient(manager_address)
+        self._host = advertised_host(manager_address, advertise)
+        self._server = CheckpointServer(advertise=self._host)
+        self._thread = BackgroundThread(f"lighthouse agent {group_rank}")
+        self._machine = StepMachine()
+        self._worker = secrets.token_hex(6)
+        self._groups_for_torch = itertools.count()
+        self._peers: GlooGroup | None = None
+        self._peers_key: tuple[int, int] | None = None
+        self._round: Future[None] | None = None
+        self._received: dict[str, Any] | None = None
+        self._last: Assignment | None = None
+
+    @classmethod
+    def from_env(cls, *, state: TrainState, **options: Any) -> "Agent":
+        """Finds its manager, its group and its place in the environment, as under torchrun.
+
+        Given only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID, rank 0 starts the group's manager. Raises
+        ConfigurationError naming the variable.
+        """
+        env = Environment.read()
+        timeout_s = float(options.get("timeout_s", 60.0))
+        options.setdefault("advertise", env.advertise)
+        process, address, group = _meet(env, timeout_s)
+        return cls(
+            address,
+            state=state,
+            group_rank=env.group_rank,
+            group_world_size=env.group_world_size,
+            group=group,
+            manager_process=process,
+            **options,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave: end the collectives, the connections and, if this rank started it, the manager."""
+        self._client.close()
+        self._drop_peers()
+        self._thread.close(5.0)
+        self._server.close()
+        if self.group is not None:
+            self.group.abort()
+        if self._manager_process is not None:
+            self._manager_process.stop()
+
+    # -- what a script asks
+
+    @property
+    def current_step(self) -> int:
+        """Steps committed so far; while a step is under way, its number."""
+        return self._machine.step
+
+    @property
+    def batches_committed(self) -> int:
+        """Over all replica groups."""
+        return self._machine.batches_committed
+
+    @property
+    def quorum_id(self) -> int:
+        """Of the last quorum; 0 before the first."""
+        return self._last.quorum_id if self._last else 0
+
+    @property
+    def participants(self) -> tuple[str, ...]:
+        """The replica ids of the last quorum, by replica_rank."""
+        return self._last.replica_ids if self._last else ()
+
+    @property
+    def num_participants(self) -> int:
+        return len(self.participants)
+
+    @property
+    def is_participating(self) -> bool:
+        """Whether this rank's gradients count in the step under way."""
+        self.wait_quorum()
+        return self._machine.contributes
+
+    def slot(self) -> tuple[int, int]:
+        """(place, number of places) of this rank among all ranks of the last quorum; waits for the first one."""
+        if self._last is None:
+            self.start_quorum()
+            self.wait_quorum()
+        if self._last is None:
+            return self.group_rank, self.group_world_size
+        place = self._last.replica_rank * self.group_world_size + self.group_rank
+        return place, self._last.replica_world_size * self.group_world_size
+
+    def group_for_torch(self) -> ProcessGroup:
+        """The ranks of this replica group, for a module of torch's that replicates inside it."""
+        name = f"torch/{next(self._groups_for_torch)}"
+        group = self.group or GlooGroup(HashStore(), 0, 1, self._host, connect_timeout_s=60.0, timeout_s=60.0)
+        return group.for_torch(name)
+
+    # -- one step
+
+    def start_quorum(self) -> None:
+        """Begin a step: ask for its quorum in the background. Once a step; further calls do nothing."""
+        if self._machine.phase is not Phase.IDLE:
+            return
+        self._machine.ask()
+        self.state.begin_step()
+        self._round = self._thread.submit(self._run_round)
+
+    def wait_quorum(self) -> None:
+        """Until the quorum of this step is known, its process group made and a peer's state received.
+
+        Raises AgentError if this rank can never get one.
+        """
+        if self._round is not None:
+            self._round.result()
+
+    def all_reduce(self, tensor: torch.Tensor) -> "Future[torch.Tensor]":
+        """The mean over the contributing participants, and over the ranks of the group, in place.
+
+        The future never fails: a failure marks the step, which is then discarded, and leaves `tensor` undefined.
+        """
+        return self._thread.submit(lambda: self._reduce(tensor))
+
+    def report_error(self, error: BaseException | str) -> None:
+        """This step must not commit."""
+        reason = str(error)
+        self._thread.submit(lambda: self._machine.failed(reason)).result()
+
+    def should_commit(self) -> bool:
+        """Install a peer's state if there is one, vote, and learn the decision of all ranks of the group.
+
+        True: apply the gradients now. Raises AgentError after `max_consecutive_discards`, or if this rank voted yes and
+        cannot learn the decision.
+        """
+        self.wait_quorum()
+        self._thread.submit(self._reach_all).result()
+        self._install()
+        commit = self._vote()
+        failure = self._machine.failure
+        self._machine.decided(commit)
+        self._note(commit, failure)
+        return commit
+
+    # -- on the background thread
+
+    def _run_round(self) -> None:
+        machine = self._machine
+        try:
+            assignment = self._ask_manager()
+        except (InvalidRequest, NotServed) as e:
+            raise AgentError(f"the manager at {self._client.address} refuses this rank: {e}") from e
+        except LighthouseError as e:
+            self._check_manager(e)
+            return machine.unanswered(str(e))
+        machine.answered(assignment)
+        self._last = assignment
+        self._guarded("making the process group", lambda: self._configure(assignment))
+        self._guarded("serving the state", lambda: self._serve(assignment))
+        self._guarded("healing", lambda: self._fetch(assignment))
+        return None
+
+    def _ask_manager(self) -> Assignment:
+        machine = self._machine
+        return self._client.quorum(
+            self.group_rank,
+            machine.step,
+            self._server.address,
+            timeout_s=self._quorum_timeout_s,
+            tag_quorum_id=machine.tag_quorum_id,
+            commit_failures=machine.discards,
+            worker=self._worker,
+        )
+
+    def _check_manager(self, error: LighthouseError) -> None:
+        """A manager that is gone ends this rank; one that answers has only had no quorum."""
+        if self._manager_process is not None and not self._manager_process.is_alive:
+            raise AgentError("the group's manager has ended; restart the group") from error
+        if not isinstance(error, Unreachable):
+            return
+        try:
+            self._client.status(timeout_s=5.0)
+        except Unreachable as e:
+            raise AgentError(f"the group's manager is gone: {e}; restart the group") from error
+
+    def _configure(self, assignment: Assignment) -> None:
+        key = (assignment.quorum_id, assignment.replica_world_size)
+        if key == self._peers_key:
+            return
+        self._drop_peers()
+        if assignment.replica_world_size == 1:
+            self._peers_key = key
+            return
+        store = connect_store(assignment.store_address, self._connect_timeout_s)
+        prefix = f"{STORE_PREFIX}/{assignment.quorum_id}/{self.group_rank}"
+        self._peers = GlooGroup(
+            PrefixStore(prefix, store),
+            assignment.replica_rank,
+            assignment.replica_world_size,
+            self._host,
+            connect_timeout_s=self._connect_timeout_s,
+            timeout_s=self._timeout_s,
+        )
+        self._peers_key = key
+
+    def _serve(self, assignment: Assignment) -> None:
+        if not assignment.serve_to:
+            return self._server.withdraw()
+        state = {"train": self.state.snapshot(), "agent": self._own_state()}
+        return self._server.publish((assignment.quorum_id, assignment.max_step, self.group_rank), state)
+
+    def _fetch(self, assignment: Assignment) -> None:
+        self._received = None
+        if not assignment.heals:
+            return
+        log.info(
+            "healing from %s to step %d", assignment.replica_ids[assignment.heal_from_rank or 0], assignment.max_step
+        )
+        with ManagerClient(assignment.heal_from_address) as source:
+            address = source.checkpoint_address(self.group_rank, timeout_s=min(10.0, self._heal_timeout_s))
+        key = (assignment.quorum_id, assignment.max_step, self.group_rank)
+        self._received = fetch(address, key, self._heal_timeout_s)
+
+    def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The group's own sum is always taken, whatever has failed: its other ranks wait in it."""
+        if self.group is not None:
+            self._guarded("reducing inside the group", lambda: self.group and self.group.all_reduce(tensor))
+            tensor /= self.group_world_size
+        if not self._machine.contributes:
+            tensor.zero_()
+        self._reduce_over_peers(tensor)
+        return tensor
+
+    def _reduce_over_peers(self, tensor: torch.Tensor) -> None:
+        assignment = self._machine.assignment
+        if assignment is None or self._machine.failure is not None:
+            return
+        if self._guarded("reducing", lambda: self._peers and self._peers.all_reduce(tensor)):
+            self._machine.reduced()
+            tensor /= assignment.contributors
+
+    def _reach_all(self) -> None:
+        """A step that reduced nothing has still to know that every participant is in it."""
+        if not self._machine.has_reduced:
+            self._reduce_over_peers(torch.zeros(1))
+
+    def _guarded(self, what: str, act: Callable[[], object]) -> bool:
+        """Whether `act` succeeded. A failure marks the step, and ends it for the peers too."""
+        try:
+            act()
+        except Exception as e:  # noqa: BLE001  whatever it was, the next quorum repairs it
+            log.warning("step %d: %s failed: %s", self._machine.step, what, _first_line(e))
+            self._machine.failed(f"{what}: {_first_line(e)}")
+            self._drop_peers()
+            return False
+        return True
+
+    def _drop_peers(self) -> None:
+        if self._peers is not None:
+            self._peers.abort()
+        self._peers = self._peers_key = None
+
+    # -- the vote
+
+    def _install(self) -> None:
+        received, assignment = self._received, self._machine.assignment
+        if received is None or assignment is None or self._machine.failure is not None:
+            return
+        try:
+            agent = received["agent"]
+            if agent["step"] != assignment.max_step:
+                raise ValueError(f"it is of step {agent['step']}, not {assignment.max_step}")
+            self.state.check(received["train"])
+            self._machine.installing()
+            self.state.install(received["train"])
+            self._machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
+        except Exception as e:  # noqa: BLE001  a peer's state that does not fit must not end this rank
+            log.warning("step %d: installing a peer's state failed: %s", self._machine.step, e)
+            self._machine.failed(f"installing a peer's state: {_first_line(e)}")
+        self._received = None
+
+    def _vote(self) -> bool:
+        """A yes is repeated until its decision is known: no other rank may commit without this one."""
+        vote, machine = self._machine.vote(), self._machine
+        step = machine.assignment.max_step if machine.assignment else machine.step
+        quorum_id = machine.assignment.quorum_id if machine.assignment else None
+        try:
+            return self._client.should_commit(
+                self.group_rank, step, vote, timeout_s=self._timeout_s, quorum_id=quorum_id
+            )
+        except LighthouseError as e:
+            if not vote:
+                return False
+            raise AgentError(f"voted yes for step {step} and cannot learn the decision: {e}; restart the group") from e
+
+    def _note(self, commit: bool, failure: str | None) -> None:
+        machine = self._machine
+        if commit:
+            return
+        log.warning("step %d discarded: %s", machine.step, failure or "another rank of the group voted no")
+        if machine.discards >= self._max_discards:
+            raise AgentError(f"{machine.discards} steps discarded in a row (max_consecutive_discards): {failure}")
+
+    def _own_state(self) -> dict[str, Any]:
+        machine = self._machine
+        return {
+            "step": machine.step,
+            "tag_quorum_id": machine.tag_quorum_id,
+            "batches_committed": machine.batches_committed,
+        }
+
+
+def _meet(env: Environment, timeout_s: float) -> tuple[ManagerProcess | None, str, GlooGroup | None]:
+    """The group's manager and the connection of its ranks."""
+    if env.group_world_size == 1:
+        process = None if env.manager else ManagerProcess.start(env.lighthouse, env.replica_id, 1)
+        return process, process.address if process else env.manager, None
+    store, _, _ = next(rendezvous("env://", env.group_rank, env.group_world_size))
+    store = PrefixStore(f"lighthouse/{env.attempt}", store)
+    process = None
+    if not env.manager and env.group_rank == 0:
+        process = ManagerProcess.start(env.lighthouse, env.replica_id, env.group_world_size)
+        store.set(MANAGER_KEY, process.address)
+    address = env.manager or store.get(MANAGER_KEY).decode()
+    host = advertised_host(f"{os.environ['MASTER_ADDR']}:1", env.advertise)
+    group = GlooGroup(
+        PrefixStore("group", store),
+        env.group_rank,
+        env.group_world_size,
+        host,
+        connect_timeout_s=START_TIMEOUT_S,
+        timeout_s=timeout_s,
+    )
+    return process, address, group
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,0 +1,210 @@
+"""The bytes of a state: streamed, checksummed, without pickle.
+
+    magic (8 bytes) · version (u32) · header length (u64) · crc32 of all that and of the header (u32)   big endian
+    header: JSON {"tree": skeleton, "blobs": [[dtype, shape, bytes], ...]}; dtype "bytes" for bytes
+    per blob: its bytes, row-major and in the byte order of the host · crc32 of them (u32)
+
+The length is known before the first byte is sent, and no tensor is allocated before the header has proved consistent.
+Checksums find accidents, not attackers; what stops an attacker is that nothing here can name code.
+"""
+
+import json
+import math
+import struct
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from agent_client.checkpoint.reader import CHECKSUM, CHUNK_BYTES, Reader, Source, TruncatedState
+from agent_client.checkpoint.tree import (
+    DTYPES,
+    MAX_DIMENSIONS,
+    Blob,
+    CorruptState,
+    Json,
+    State,
+    assemble,
+    disassemble,
+)
+
+__all__ = ["CHUNK_BYTES", "MAX_HEADER_BYTES", "CorruptState", "Encoding", "TruncatedState", "decode", "encode"]
+
+MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
+VERSION = 1
+MAX_HEADER_BYTES = 64 * 2**20
+
+_PREFIX = struct.Struct(">8sIQ")
+_MAX_BLOB_BYTES = 2**62
+
+
+class Encoding:
+    """A state as chunks of bytes: iterate it as often as needed, from several threads at once too.
+
+    It holds the tensors themselves: change none of them while it is read. Chunks of tensors on the CPU are views;
+    a tensor elsewhere is copied a chunk at a time.
+    """
+
+    def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
+        skeleton, self._blobs = disassemble(state)
+        self._head = _encode_head(skeleton, self._blobs, max_header_bytes)
+        self._chunk_bytes = chunk_bytes
+        self.length = len(self._head) + sum(_describe(blob)[2] + CHECKSUM.size for blob in self._blobs)
+        """Bytes in all."""
+
+    def __iter__(self) -> Iterator[memoryview]:
+        yield memoryview(self._head)
+        for blob in self._blobs:
+            checksum = 0
+            for chunk in _chunks(blob, self._chunk_bytes):
+                checksum = zlib.crc32(chunk, checksum)
+                yield chunk
+            yield memoryview(CHECKSUM.pack(checksum))
+
+
+def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES, max_header_bytes: int = MAX_HEADER_BYTES) -> Encoding:
+    """TypeError or ValueError, with the path, for what a state cannot hold (see tree.py)."""
+    return Encoding(state, chunk_bytes, max_header_bytes)
+
+
+def decode(
+    source: Source,
+    length: int | None = None,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    max_header_bytes: int = MAX_HEADER_BYTES,
+) -> State:
+    """The state whose encoding `source` yields, its tensors on the CPU; CorruptState for anything else.
+
+    `length`: bytes that were announced; exactly so many are read. Without it the source must end with the state.
+    """
+    reader = Reader(source, chunk_bytes)
+    header = _read_header(reader, max_header_bytes)
+    skeleton, described = _check_header(header)
+    _check_length(reader.consumed + sum(blob.bytes + CHECKSUM.size for blob in described), length)
+    blobs = [_read_blob(reader, blob, index) for index, blob in enumerate(described)]
+    if length is None:
+        reader.expect_end()
+    return assemble(skeleton, blobs)
+
+
+def _encode_head(skeleton: Json, blobs: Sequence[Blob], max_header_bytes: int) -> bytes:
+    header_json = {"tree": skeleton, "blobs": [_describe(blob) for blob in blobs]}
+    header = json.dumps(header_json, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    if len(header) > max_header_bytes:
+        raise ValueError(
+            f"everything but tensors and bytes makes a header of {len(header)} bytes, more than {max_header_bytes}: "
+            "keep long lists of numbers in tensors"
+        )
+    prefix = _PREFIX.pack(MAGIC, VERSION, len(header))
+    return prefix + CHECKSUM.pack(zlib.crc32(header, zlib.crc32(prefix))) + header
+
+
+def _describe(blob: Blob) -> tuple[str, list[int], int]:
+    if isinstance(blob, bytes):
+        return "bytes", [len(blob)], len(blob)
+    return str(blob.dtype).removeprefix("torch."), list(blob.shape), blob.numel() * blob.itemsize
+
+
+def _chunks(blob: Blob, chunk_bytes: int) -> Iterator[memoryview]:
+    if isinstance(blob, bytes):
+        view = memoryview(blob)
+        yield from (view[start : start + chunk_bytes] for start in range(0, len(view), chunk_bytes))
+    elif blob.numel():
+        plain = blob.detach().resolve_conj().resolve_neg().contiguous()
+        # not reshape: a tensor of one element is contiguous whatever its strides, and view() insists on 1
+        for piece in plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).split(chunk_bytes):
+            yield piece.cpu().numpy().data
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What a header says about one blob, checked."""
+
+    dtype: torch.dtype | None
+    """None: bytes."""
+    shape: tuple[int, ...]
+    bytes: int
+
+
+def _read_header(reader: Reader, max_header_bytes: int) -> bytes:
+    prefix, checksum = reader.take(_PREFIX.size)
+    magic, version, length = _PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise CorruptState(f"this is no state of a host of this byte order: it starts with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise CorruptState(f"the state has format version {version}, this side reads {VERSION}: run the same release")
+    if length > max_header_bytes:
+        raise CorruptState(f"the state announces a header of {length} bytes, more than {max_header_bytes}")
+    sent, _ = reader.take(CHECKSUM.size)
+    header, checksum = reader.take(length, checksum)
+    if CHECKSUM.unpack(sent)[0] != checksum:
+        raise CorruptState("the checksum of the header is wrong: its bytes were damaged on the way")
+    return header
+
+
+def _check_header(header: bytes) -> tuple[Json, list[_Described]]:
+    try:
+        parsed = json.loads(header.decode("utf-8", "surrogatepass"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise CorruptState(f"the header of the state is not the JSON it should be: {error}") from error
+    match parsed:
+        case {"tree": tree, "blobs": [*blobs]}:
+            return tree, [_check_described(entry, index) for index, entry in enumerate(blobs)]
+        case _:
+            raise CorruptState("the header of the state lacks its tree or its blobs")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _check_described(entry: Json, index: int) -> _Described:
+    match entry:
+        case [str() as name, [*shape], int() as size] if len(shape) <= MAX_DIMENSIONS and _are_sizes([*shape, size]):
+            dtype, itemsize = _dtype(name)
+        case _:
+            raise CorruptState(f"blob {index} is not described by a dtype, a shape and a length")
+    if math.prod(shape) * itemsize != size or (dtype is None and len(shape) != 1):
+        raise CorruptState(f"blob {index}: {name} of shape {shape} does not take {size} bytes")
+    return _Described(dtype, tuple(shape), size)
+
+
+def _are_sizes(values: list[Any]) -> bool:
+    return all(type(value) is int and 0 <= value <= _MAX_BLOB_BYTES for value in values)
+
+
+def _dtype(name: str) -> tuple[torch.dtype | None, int]:
+    if name == "bytes":
+        return None, 1
+    if (dtype := DTYPES.get(name)) is None:
+        raise CorruptState(f"torch {torch.__version__} has no dtype {name[:40]!r}: run the same torch on both sides")
+    return dtype, dtype.itemsize
+
+
+def _check_length(described: int, announced: int | None) -> None:
+    if announced is not None and described != announced:
+        raise CorruptState(f"the header describes {described} bytes, but {announced} were announced")
+
+
+def _read_blob(reader: Reader, blob: _Described, index: int) -> Blob:
+    raw = _allocate(blob.bytes, index)
+    view = raw.numpy().data
+    reader.check(reader.fill(view), f"blob {index}")
+    if blob.dtype is None:
+        return view.tobytes()
+    try:
+        return raw.view(blob.dtype).reshape(blob.shape)
+    except RuntimeError as error:
+        raise CorruptState(f"blob {index} cannot have the shape {blob.shape}") from error
+
+
+def _allocate(size: int, index: int) -> torch.Tensor:
+    """`size` bytes; the system commits them only as they are filled."""
+    try:
+        return torch.empty(size, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise CorruptState(f"blob {index} is announced with {size} bytes, which this host cannot allocate") from error

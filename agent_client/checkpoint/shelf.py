@@ -1,0 +1,106 @@
+"""The one snapshot on offer, who is reading it, and how it is taken back."""
+
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agent_client.checkpoint.format import Encoding
+
+ABORT_TIMEOUT_S = 10.0
+
+
+class StateKey(NamedTuple):
+    """Which state: that of one group rank, at one step, for the quorum that assigned its reader."""
+
+    quorum_id: int
+    step: int
+    group_rank: int
+
+    def __str__(self) -> str:
+        return f"quorum {self.quorum_id} step {self.step} group rank {self.group_rank}"
+
+
+class NotHeldError(Exception):
+    """Another state than the one asked for is held, or none."""
+
+    def __init__(self, held: StateKey | None) -> None:
+        super().__init__(f"held: {held}")
+        self.held = held
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    key: StateKey
+    encoding: Encoding
+    readers: set[socket.socket] = field(default_factory=set[socket.socket])
+
+
+class Shelf:
+    """Thread safe. Once `clear` or `put` has returned, nothing reads the state that was held before."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._held: _Held | None = None
+        self._closed = False
+
+    def put(self, key: StateKey, encoding: Encoding) -> None:
+        """Hold this one instead of any other, whose readers are cut off first."""
+        with self._changed:
+            while self._held:
+                self.clear()
+            self._held = _Held(key, encoding)
+            self._changed.notify_all()
+
+    def clear(self, grace_s: float = 0.0) -> None:
+        """Hold nothing. Readers may finish for `grace_s`, then they are cut off.
+
+        TimeoutError if one of them does not let go: a device that its tensors are on hangs.
+        """
+        with self._changed:
+            held, self._held = self._held, None
+            if held and not self._wait(lambda: not held.readers, grace_s):
+                _cut_off(held.readers)
+                if not self._wait(lambda: not held.readers, ABORT_TIMEOUT_S):
+                    raise TimeoutError(f"the state of {held.key} is still being read {ABORT_TIMEOUT_S} s after its end")
+
+    def close(self) -> None:
+        """Answer all who wait; hold nothing any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.clear()
+
+    @contextmanager
+    def reading(self, key: StateKey, wait_s: float, reader: socket.socket) -> Generator[Encoding, None, None]:
+        """The encoding under `key`, if it is put there within `wait_s`; NotHeldError otherwise."""
+        held = self._await(key, wait_s, reader)
+        try:
+            yield held.encoding
+        finally:
+            with self._changed:
+                held.readers.discard(reader)
+                self._changed.notify_all()
+
+    def _await(self, key: StateKey, wait_s: float, reader: socket.socket) -> _Held:
+        with self._changed:
+            self._wait(lambda: self._closed or self._key() == key, wait_s)
+            if self._held is None or self._held.key != key:
+                raise NotHeldError(self._key())
+            self._held.readers.add(reader)
+            return self._held
+
+    def _key(self) -> StateKey | None:
+        return self._held.key if self._held else None
+
+    def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
+        return self._changed.wait_for(is_done, timeout_s)
+
+
+def _cut_off(readers: set[socket.socket]) -> None:
+    """End their connections, which also wakes a thread that is blocked while it sends."""
+    for reader in readers:
+        with suppress(OSError):
+            reader.shutdown(socket.SHUT_RDWR)

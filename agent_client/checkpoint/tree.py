@@ -1,0 +1,226 @@
+"""What a state may consist of, and how it comes apart into a JSON skeleton and a list of blobs.
+
+    null  true  "text"  1  1.5             themselves
+    {"i": "-1ffff..."}                     an int beyond 63 bits, in hexadecimal
+    {"f": "7ff8000000000000"}              a float that JSON has no word for: its 8 bytes
+    [...]  {"t": [...]}                    list, tuple
+    {"d": [[key, value], ...]}             dict; {"c": ...} a Counter, as MultiStepLR keeps its milestones in one
+    {"o": [[[key, value], ...], metadata]} OrderedDict, with the `_metadata` that Module.state_dict() hangs on it
+    {"b": 3}                               blob number 3: a tensor or bytes; each is named exactly once
+
+A skeleton never names a class or a function to look up: a peer's words become these values or a CorruptState.
+"""
+
+import math
+import re
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeGuard
+
+import torch
+
+MAX_DEPTH = 64
+MAX_DIMENSIONS = 64
+MAX_PLAIN_INT = 2**63
+
+State: TypeAlias = Any
+"""A tree of dict, list, tuple, str, int, float, bool, None, bytes and torch.Tensor."""
+Blob: TypeAlias = torch.Tensor | bytes
+Json: TypeAlias = Any
+
+_WITHOUT_BYTES = re.compile(r"q.*|bits.*|u?int[1-7]")
+DTYPES: Mapping[str, torch.dtype] = {
+    name: dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not _WITHOUT_BYTES.fullmatch(name := str(dtype).removeprefix("torch."))
+}
+"""Every dtype of this torch whose elements are whole bytes: no quantized, no bit fields, no sub-byte integers."""
+
+
+class CorruptState(Exception):
+    """The bytes are not a state that this version can read. Nothing of them was used."""
+
+
+def disassemble(state: State) -> tuple[Json, list[Blob]]:
+    """The skeleton of `state` and its blobs, which are not copied.
+
+    TypeError names the path of what cannot be sent; ValueError one that is nested too deep (or inside itself).
+    """
+    disassembly = _Disassembly()
+    return disassembly.describe(state), disassembly.blobs
+
+
+def assemble(skeleton: Json, blobs: Sequence[Blob]) -> State:
+    """The inverse of `disassemble`, for a skeleton that a peer may have made up: CorruptState, and nothing else."""
+    assembly = _Assembly(blobs)
+    state = assembly.build(skeleton, 0)
+    assembly.check_complete()
+    return state
+
+
+def format_path(path: Iterable[object]) -> str:
+    """("optimizer", 0) -> "state['optimizer'][0]"."""
+    return "state" + "".join(f"[{key!r}]" for key in path)
+
+
+class _Disassembly:
+    def __init__(self) -> None:
+        self.blobs: list[Blob] = []
+        self._path: list[object] = []
+
+    def describe(self, node: object) -> Json:
+        if node is None or type(node) is bool or type(node) is str:
+            return node
+        if type(node) is int:
+            return node if abs(node) < MAX_PLAIN_INT else {"i": f"{node:x}"}
+        if type(node) is float:
+            return node if math.isfinite(node) else {"f": struct.pack(">d", node).hex()}
+        if len(self._path) > MAX_DEPTH:
+            raise ValueError(f"{self._where()} is nested deeper than {MAX_DEPTH} levels, or contains itself")
+        if type(node) is bytes or isinstance(node, torch.Tensor):
+            return self._blob(node)
+        return self._container(node)
+
+    def _container(self, node: object) -> Json:
+        if type(node) is dict:
+            return {"d": self._items(node)}
+        if type(node) is OrderedDict:
+            return {"o": [self._items(node), self._child("_metadata", getattr(node, "_metadata", None))]}
+        if type(node) is Counter:
+            return {"c": self._items(node)}
+        if type(node) is list:
+            return [self._child(index, child) for index, child in enumerate(node)]
+        if type(node) is tuple:
+            return {"t": [self._child(index, child) for index, child in enumerate(node)]}
+        raise TypeError(f"{self._where()} is a {_name(node)}, which cannot be sent to a peer: {_advice(node)}")
+
+    def _child(self, key: object, child: object) -> Json:
+        self._path.append(key)
+        described = self.describe(child)
+        self._path.pop()
+        return described
+
+    def _items(self, node: Mapping[Any, Any]) -> list[Json]:
+        return [[self._key(key), self._child(key, child)] for key, child in node.items()]
+
+    def _key(self, key: object) -> Json:
+        if not _is_key(key):
+            raise TypeError(f"{self._where()} has the key {key!r}, a {_name(key)}: use str, int, or a tuple of those")
+        return self._child(key, key)
+
+    def _blob(self, node: Blob) -> Json:
+        if isinstance(node, torch.Tensor) and (reason := _unsendable(node)):
+            raise TypeError(f"{self._where()} is a {_name(node)} {reason}")
+        self.blobs.append(node)
+        return {"b": len(self.blobs) - 1}
+
+    def _where(self) -> str:
+        return format_path(self._path)
+
+
+class _Assembly:
+    def __init__(self, blobs: Sequence[Blob]) -> None:
+        self._blobs = blobs
+        self._unused = set(range(len(blobs)))
+
+    def build(self, node: Json, depth: int) -> State:
+        if depth > MAX_DEPTH + 1:
+            raise CorruptState(f"the state is nested deeper than {MAX_DEPTH} levels")
+        match node:
+            case None | bool() | str() | int() | float():
+                return node
+            case list():
+                return [self.build(child, depth + 1) for child in node]
+            case dict() if len(node) == 1:
+                [(tag, body)] = node.items()
+                return self._tagged(tag, body, depth + 1)
+            case _:
+                raise CorruptState("the skeleton of the state holds something that is no value and no container")
+
+    def _tagged(self, tag: str, body: Json, depth: int) -> State:
+        match tag, body:
+            case "b", int():
+                return self._blob(body)
+            case "i" | "f", str():
+                return _number(tag, body)
+            case "t", list():
+                return tuple(self.build(child, depth) for child in body)
+            case "d", list():
+                return self._items(body, depth)
+            case "c", list():
+                return Counter[Any](self._items(body, depth))
+            case "o", [list() as items, metadata]:
+                return _ordered(self._items(items, depth), self.build(metadata, depth))
+            case _:
+                raise CorruptState(f"the skeleton of the state holds an unknown or malformed element {tag[:20]!r}")
+
+    def _items(self, pairs: list[Json], depth: int) -> dict[Any, Any]:
+        items: dict[Any, Any] = {}
+        for pair in pairs:
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise CorruptState("a dict of the state holds something that is not a pair of key and value")
+            key = self.build(pair[0], depth)
+            if not _is_key(key) or key in items:
+                raise CorruptState("a dict of the state has a key twice, or one that cannot be a key")
+            items[key] = self.build(pair[1], depth)
+        return items
+
+    def _blob(self, index: int) -> Blob:
+        if index not in self._unused:
+            raise CorruptState(f"the state names blob {index} twice, or has no such blob")
+        self._unused.remove(index)
+        return self._blobs[index]
+
+    def check_complete(self) -> None:
+        if self._unused:
+            raise CorruptState(f"{len(self._unused)} blobs belong nowhere in the state")
+
+
+def _ordered(items: dict[Any, Any], metadata: State) -> OrderedDict[Any, Any]:
+    if not isinstance(metadata, dict | None):
+        raise CorruptState("the metadata of an OrderedDict is not a dict")
+    ordered = OrderedDict(items)
+    if metadata is not None:
+        ordered.__dict__["_metadata"] = metadata
+    return ordered
+
+
+def _number(tag: str, digits: str) -> int | float:
+    try:
+        return int(digits, 16) if tag == "i" else struct.unpack(">d", bytes.fromhex(digits))[0]
+    except (ValueError, struct.error) as error:
+        raise CorruptState(f"{digits[:40]!r} is not a number") from error
+
+
+def _is_key(key: object) -> TypeGuard[str | int | float | bool | tuple[Any, ...] | None]:
+    if type(key) is tuple:
+        return all(map(_is_key, key))
+    return key is None or type(key) in (str, int, float, bool)
+
+
+def _unsendable(tensor: torch.Tensor) -> str | None:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return "and not a plain tensor: send its .to_local() or .as_subclass(torch.Tensor)"
+    if tensor.layout is not torch.strided:
+        return f"with layout {tensor.layout}: send its .to_dense()"
+    if tensor.device.type == "meta":
+        return "on the meta device, without values: materialise it first"
+    if tensor.dtype not in DTYPES.values():
+        return f"of {tensor.dtype}, whose elements are not whole bytes: send its .dequantize() or a wider dtype"
+    if tensor.dim() > MAX_DIMENSIONS:
+        return f"of {tensor.dim()} dimensions: send a .reshape() with at most {MAX_DIMENSIONS}"
+    return None
+
+
+def _name(node: object) -> str:
+    kind = type(node)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _advice(node: object) -> str:
+    if type(node).__module__ == "numpy":
+        return "send torch.from_numpy(array)" if _name(node) == "numpy.ndarray" else "send its .item()"
+    if isinstance(node, dict | list | tuple | str | int | float):
+        return "send a plain dict, list, tuple, str, int or float made of it"
+    return "leave it out of the state, or send the numbers, strings, lists, dicts and tensors it can be rebuilt from"

@@ -1,0 +1,64 @@
+"""Where a rank finds its place and its manager: ours, then torchrun's and torchft's variables."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent_client.errors import ConfigurationError
+
+_LIGHTHOUSE = ("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE")
+_REPLICA_ID = ("MANAGER_REPLICA_ID", "REPLICA_GROUP_ID")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """`manager` is empty when the group's rank 0 is to start one, which needs `lighthouse` and `replica_id`."""
+
+    group_rank: int
+    group_world_size: int
+    manager: str
+    lighthouse: str
+    replica_id: str
+    attempt: str
+    advertise: str | None
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
+        """Raises ConfigurationError naming the variable."""
+        size = _number(variables, "WORLD_SIZE", 1, least=1)
+        rank = _number(variables, "RANK", 0, least=0)
+        if rank >= size:
+            raise ConfigurationError(f"RANK={rank} is not below WORLD_SIZE={size}; they count inside the replica group")
+        found = cls(
+            group_rank=rank,
+            group_world_size=size,
+            manager=variables.get("MANAGER_ADDRESS", ""),
+            lighthouse=_first(variables, _LIGHTHOUSE),
+            replica_id=_first(variables, _REPLICA_ID),
+            attempt=variables.get("TORCHELASTIC_RESTART_COUNT", "0"),
+            advertise=variables.get("MANAGER_ADVERTISE"),
+        )
+        if not found.manager and not found.lighthouse:
+            raise ConfigurationError(
+                "neither MANAGER_ADDRESS (a running lighthouse-manager) nor LIGHTHOUSE_ADDRESS (rank 0 starts a manager "
+                "for the group) is set"
+            )
+        if not found.manager and not found.replica_id:
+            raise ConfigurationError("REPLICA_GROUP_ID is not set; give each replica group a name of its own")
+        if size > 1 and not variables.get("MASTER_ADDR"):
+            raise ConfigurationError(
+                f"WORLD_SIZE={size} and no MASTER_ADDR: the ranks of a group find each other as under torchrun, by "
+                "MASTER_ADDR and MASTER_PORT"
+            )
+        return found
+
+
+def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((variables[name] for name in names if variables.get(name)), "")
+
+
+def _number(variables: Mapping[str, str], name: str, default: int, *, least: int) -> int:
+    text = variables.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise ConfigurationError(f"{name}={text!r} is not a number of at least {least}")
+    return int(text)

@@ -1,0 +1,1 @@
+"""Process groups that are made anew for every quorum."""

@@ -1,0 +1,125 @@
+"""A gloo group that can be made anew and given up while a peer is dead or stopped.
+
+gloo's own abort() leaves wait() hanging until the peer's socket closes. What ends it is to shut down the group's
+connected sockets: this side's wait() raises within milliseconds, and so does every peer's, so that one rank's
+failure is all ranks' failure. The sockets are recognised as those that appear while the group connects, and are held
+as duplicates, because gloo closes its own and the numbers are used again. Its listening socket is never touched: the
+process would abort.
+"""
+
+import os
+import socket
+from datetime import timedelta
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
+
+from protos.identity import parse_address
+
+
+class GlooGroup:
+    """`rank` of `size`. `host` is the address of this host that the peers can reach; `timeout_s` bounds a collective."""
+
+    def __init__(
+        self, store: Store, rank: int, size: int, host: str, *, connect_timeout_s: float, timeout_s: float
+    ) -> None:
+        """Meets all peers of the same `store`. Raises RuntimeError if one does not come within `connect_timeout_s`."""
+        self.rank = rank
+        self.size = size
+        self._store = store
+        self._host = host
+        self._connect_timeout_s = connect_timeout_s
+        self._timeout_s = timeout_s
+        self._torch: GlooGroup | None = None
+        before = _sockets()
+        self.backend = ProcessGroupGloo(store, rank, size, _options(host, connect_timeout_s))
+        self.backend._set_default_timeout(timedelta(seconds=timeout_s))
+        self._connections = _connected(_sockets() - before)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """The sum over all ranks, in place. Raises RuntimeError when a peer is lost; the group is of no use then."""
+        self.backend.allreduce([tensor]).wait()
+
+    def for_torch(self, name: str) -> ProcessGroup:
+        """A second group of the same ranks, for torch's own modules: they run collectives from threads of theirs, and
+        one group's must be the same in all ranks. Lives as long as this one."""
+        store = PrefixStore(name, self._store)
+        self._torch = GlooGroup(
+            store,
+            self.rank,
+            self.size,
+            self._host,
+            connect_timeout_s=self._connect_timeout_s,
+            timeout_s=self._timeout_s,
+        )
+        kind = ProcessGroup.BackendType.GLOO
+        group = ProcessGroup(store, self.rank, self.size)
+        group._set_default_backend(kind)
+        group._register_backend(torch.device("cpu"), kind, self._torch.backend)
+        group._set_group_name(name)
+        return group
+
+    def abort(self) -> None:
+        """End every collective under way, here and at the peers. From any thread; more than once does no harm."""
+        if self._torch is not None:
+            self._torch.abort()
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # the peer was faster
+            connection.close()
+
+
+def connect_store(address: str, timeout_s: float) -> TCPStore:
+    """Raises RuntimeError, naming the address, if nobody serves a store there."""
+    parsed = parse_address(address, "store_address")
+    if not parsed.port:
+        raise RuntimeError(f"store_address: {address!r} has no port; the group's manager advertised it (--store)")
+    try:
+        return TCPStore(
+            parsed.host, parsed.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+        )
+    except (RuntimeError, ValueError) as e:
+        raise RuntimeError(f"no TCPStore answers at {address}: {e}") from e
+
+
+def _options(host: str, timeout_s: float) -> ProcessGroupGloo._Options:
+    options = ProcessGroupGloo._Options()
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=timeout_s)
+    return options
+
+
+def _sockets() -> set[int]:
+    found: set[int] = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.add(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def _connected(descriptors: set[int]) -> list[socket.socket]:
+    """Duplicates of those with a peer."""
+    duplicates: list[socket.socket] = []
+    for descriptor in descriptors:
+        try:
+            duplicate = socket.socket(fileno=os.dup(descriptor))
+        except OSError:
+            continue
+        if _has_peer(duplicate):
+            duplicates.append(duplicate)
+        else:
+            duplicate.close()
+    return duplicates
+
+
+def _has_peer(candidate: socket.socket) -> bool:
+    try:
+        return candidate.family in (socket.AF_INET, socket.AF_INET6) and bool(candidate.getpeername())
+    except OSError:
+        return False

@@ -1,0 +1,107 @@
+"""One rank's step: asked -> (reconfigure) -> (heal) -> compute -> vote -> commit or discard. No I/O.
+
+A failure inside a step marks it: the vote is no, the optimizer does not move, the next quorum repairs. The state is
+named by its tag (step, quorum_id of its commit). While a healed state is being installed there is no tag: a rank that
+is interrupted there holds nothing, and heals.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protos.membership import Assignment
+
+HISTORY_KEPT = 16
+
+
+class Phase(StrEnum):
+    IDLE = "idle"
+    ASKED = "asked"
+    COMPUTING = "computing"
+    VOTED = "voted"
+
+
+class InvalidTransition(RuntimeError):
+    """A defect: something happened in a phase in which it cannot. The message tells the story."""
+
+
+@dataclass(slots=True)
+class StepMachine:
+    """`discards` counts those since the last commit under a quorum; `failure` says why this step cannot commit."""
+
+    step: int = 0
+    tag_quorum_id: int | None = 0
+    batches_committed: int = 0
+    phase: Phase = Phase.IDLE
+    assignment: Assignment | None = None
+    failure: str | None = None
+    discards: int = 0
+    has_reduced: bool = False
+    must_install: bool = False
+    _history: list[str] = field(default_factory=list)
+
+    def ask(self) -> None:
+        self._move("ask", Phase.IDLE, to=Phase.ASKED)
+        self.assignment = None
+        self.failure = None
+        self.has_reduced = False
+        self.must_install = False
+
+    def answered(self, assignment: Assignment) -> None:
+        self._move("answered", Phase.ASKED, to=Phase.COMPUTING)
+        self.assignment = assignment
+        self.must_install = assignment.heals
+
+    def unanswered(self, reason: str) -> None:
+        """There is no quorum for this step; it will be discarded."""
+        self._move("unanswered", Phase.ASKED, to=Phase.COMPUTING)
+        self.failure = reason
+
+    def failed(self, reason: str) -> None:
+        """The first reason stays."""
+        if self.failure is None:
+            self.failure = reason
+
+    @property
+    def contributes(self) -> bool:
+        """Whether this rank's gradients count: it holds the state of max_step and nothing has failed."""
+        return self.assignment is not None and not self.assignment.heals and self.failure is None
+
+    def reduced(self) -> None:
+        """An all-reduce over all participants has completed in this step."""
+        self.has_reduced = True
+
+    def installing(self) -> None:
+        """The first byte of a peer's state is about to be written."""
+        self.tag_quorum_id = None
+
+    def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None:
+        self.step = step
+        self.tag_quorum_id = tag_quorum_id
+        self.batches_committed = batches_committed
+        self.must_install = False
+
+    def vote(self) -> bool:
+        """A yes needs a quorum, a completed all-reduce over all its participants, and a state that is up to date."""
+        self._move("vote", Phase.COMPUTING, to=Phase.VOTED)
+        if self.failure is None and not self.has_reduced:
+            self.failed("no collective over all participants completed")
+        if self.failure is None and self.must_install:
+            self.failed("the state of a peer was not installed")
+        return self.failure is None
+
+    def decided(self, commit: bool) -> None:
+        self._move("commit" if commit else "discard", Phase.VOTED, to=Phase.IDLE)
+        assignment = self.assignment
+        if commit and assignment is not None:
+            self.step += 1
+            self.tag_quorum_id = assignment.quorum_id
+            self.batches_committed += assignment.contributors
+            self.discards = 0
+        elif assignment is not None:
+            self.discards += 1
+
+    def _move(self, what: str, expected: Phase, *, to: Phase) -> None:
+        self._history = [*self._history[1 - HISTORY_KEPT :], f"{what}@{self.step}"]
+        if self.phase is not expected:
+            raise InvalidTransition(f"{what} in phase {self.phase}, not {expected}; so far: {' '.join(self._history)}")
+        self.phase = to
