@@ -1,0 +1,283 @@
+"""A lighthouse, managers and training groups as real processes on this machine's loopback, to kill and to start again."""
+
+import itertools
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+LOOPBACK = "127.0.0.1"
+ROOT = Path(__file__).resolve().parent.parent
+TRAIN_SCRIPT = Path(__file__).with_name("train_ddp.py")
+
+
+class ClusterError(RuntimeError):
+    """A part of the cluster did not come up; the message names its log."""
+
+
+def free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Daemon:
+    """One of our commands as a child process; `address` is known when it serves."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self.name = name
+        self._command = command
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, start_new_session=True
+            )
+
+    def wait_port(self, port: int, timeout_s: float = 60.0) -> None:
+        """Until something listens there. Raises ClusterError."""
+        ends_at = time.monotonic() + timeout_s
+        while time.monotonic() < ends_at:
+            if not self.is_alive:
+                raise ClusterError(f"{self.name} has ended; see {self._log}")
+            try:
+                socket.create_connection((LOOPBACK, port), 1.0).close()
+                return
+            except OSError:
+                time.sleep(0.02)
+        raise ClusterError(f"{self.name} does not listen on port {port} after {timeout_s:g} s; see {self._log}")
+
+    def kill(self) -> None:
+        """SIGKILL, to this one process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+class ForkServer:
+    """examples/fork_server.py as a child process."""
+
+    def __init__(self, log: Path) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=environment,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        self._log = log
+        self._numbers = itertools.count(1)
+        self._started: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._ready = threading.Event()
+        self.ended: dict[int, int] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_ready(self, timeout_s: float = 120.0) -> None:
+        """Raises ClusterError."""
+        if not self._ready.wait(timeout_s):
+            raise ClusterError(f"the fork server did not start within {timeout_s:g} s; see {self._log}")
+
+    def start(self, arguments: Sequence[str], environment: dict[str, str], output: Path) -> int:
+        """The pid of a new process that runs the training script."""
+        order = {
+            "start": next(self._numbers),
+            "script": str(TRAIN_SCRIPT),
+            "arguments": list(arguments),
+            "environment": environment,
+            "output": str(output),
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
+        try:
+            return self._started.get(timeout=30.0)
+        except queue.Empty:
+            raise ClusterError(f"the fork server does not answer; see {self._log}") from None
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(5.0)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if "ready" in said:
+                self._ready.set()
+            elif "started" in said:
+                self._started.put(said["pid"])
+            else:
+                self.ended[said["ended"]] = said["status"]
+
+
+@dataclass(slots=True)
+class Group:
+    """One replica group: its manager, its ranks' processes, and how often it was started."""
+
+    name: str
+    manager: Daemon
+    manager_port: int
+    pids: list[int] = field(default_factory=list)
+    starts: int = 0
+
+
+class LocalCluster:
+    """Use as a context manager: nothing of it outlives the block."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        groups: int,
+        ranks: int,
+        train_arguments: Sequence[str],
+        lighthouse_arguments: Sequence[str] = (),
+        store: str = "auto",
+    ) -> None:
+        """`folder` takes logs and events; `store` is what managers get as --store."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.ranks = ranks
+        self._train_arguments = train_arguments
+        self._store = store
+        self._port = free_port()
+        self.lighthouse_address = f"{LOOPBACK}:{self._port}"
+        arguments = ["serve", "--bind", self.lighthouse_address, "--http", f"{LOOPBACK}:0", *lighthouse_arguments]
+        self.lighthouse = Daemon("lighthouse", _command("lighthouse", arguments), folder / "lighthouse.log")
+        self.groups = [self._group(f"group-{number}") for number in range(groups)]
+        self.forks = ForkServer(folder / "fork-server.log")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Everything, to the point where every rank runs."""
+        self.lighthouse.start()
+        for group in self.groups:
+            group.manager.start()
+        self.lighthouse.wait_port(self._port)
+        self.forks.wait_ready()
+        for group in self.groups:
+            group.manager.wait_port(group.manager_port, 120.0)
+            self.start_ranks(group)
+
+    def start_ranks(self, group: Group) -> None:
+        master_port = str(free_port())
+        group.starts += 1
+        for rank in range(self.ranks):
+            environment = {
+                "MANAGER_ADDRESS": f"{LOOPBACK}:{group.manager_port}",
+                "MANAGER_ADVERTISE": LOOPBACK,
+                "MASTER_ADDR": LOOPBACK,
+                "MASTER_PORT": master_port,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.ranks),
+            }
+            arguments = [*self._train_arguments, "--events", str(self.events(group, rank))]
+            group.pids.append(self.forks.start(arguments, environment, self.folder / f"{group.name}-rank-{rank}.log"))
+
+    def events(self, group: Group, rank: int) -> Path:
+        return self.folder / f"{group.name}-rank-{rank}-start-{group.starts}.jsonl"
+
+    def kill_ranks(self, group: Group) -> None:
+        """SIGKILL to every rank; the manager lives."""
+        for pid in group.pids:
+            if pid not in self.forks.ended:
+                _send(pid, signal.SIGKILL)
+        group.pids.clear()
+
+    def kill_manager(self, group: Group) -> None:
+        """SIGKILL; its store process ends with it."""
+        group.manager.kill()
+
+    def start_manager(self, group: Group) -> None:
+        """On the same port."""
+        group.manager.start()
+        group.manager.wait_port(group.manager_port, 120.0)
+
+    def has_ended(self, group: Group) -> bool:
+        return all(pid in self.forks.ended for pid in group.pids)
+
+    def statuses(self, group: Group) -> list[int | None]:
+        """Of the present ranks; None while one runs."""
+        return [self.forks.ended.get(pid) for pid in group.pids]
+
+    def stop(self) -> None:
+        for group in self.groups:
+            self.kill_ranks(group)
+        self.forks.stop()
+        for group in self.groups:
+            group.manager.stop()
+        self.lighthouse.stop()
+
+    def _group(self, name: str) -> Group:
+        port = free_port()
+        arguments = [
+            *("serve", "--lighthouse", self.lighthouse_address, "--replica-id", name),
+            *("--group-world-size", str(self.ranks), "--bind", f"{LOOPBACK}:{port}"),
+            *("--advertise", LOOPBACK, "--store", self._store),
+        ]
+        return Group(name, Daemon(f"manager of {name}", _command("manager", arguments), self._log(name)), port)
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}-manager.log"
+
+
+def _command(package: str, arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-c", f"from {package}.cli import main; main()", *arguments]
+
+
+def _python_path() -> str:
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
