@@ -34,7 +34,7 @@ def _reduce_bucket(agent: Agent, bucket: GradBucket) -> torch.futures.Future[tor
     def pass_on(done: Future[torch.Tensor]) -> None:
         error = done.exception()
         if isinstance(error, Exception):
-            reduced.set_exception(error)
+            reduced.set_exception(error)  # pyright: ignore[reportArgumentType]
         else:
             reduced.set_result(done.result())
 

@@ -28,7 +28,7 @@ class Environment:
         size = _number(variables, "WORLD_SIZE", 1, least=1)
         rank = _number(variables, "RANK", 0, least=0)
         if rank >= size:
-            raise ConfigurationError(f"RANK={rank} is not below WORLD_SIZE={size}; they count inside the replica group")
+            raise ConfigurationError(f"RANK={rank} is not below WORLD_SIZE={size}; both count in the group")
         found = cls(
             group_rank=rank,
             group_world_size=size,
@@ -40,8 +40,8 @@ class Environment:
         )
         if not found.manager and not found.lighthouse:
             raise ConfigurationError(
-                "neither MANAGER_ADDRESS (a running lighthouse-manager) nor LIGHTHOUSE_ADDRESS (rank 0 starts a manager "
-                "for the group) is set"
+                "neither MANAGER_ADDRESS (a running lighthouse-manager) nor LIGHTHOUSE_ADDRESS (rank 0 starts a "
+                "manager for the group) is set"
             )
         if not found.manager and not found.replica_id:
             raise ConfigurationError("REPLICA_GROUP_ID is not set; give each replica group a name of its own")

@@ -28,14 +28,21 @@ import agent_client.ddp
 import agent_client.optimizer
 import agent_client.sampler
 
-PRELOADED = (sklearn.datasets, torch, agent_client.agent, agent_client.ddp, agent_client.optimizer, agent_client.sampler)
+PRELOADED = (
+    sklearn.datasets,
+    torch,
+    agent_client.agent,
+    agent_client.ddp,
+    agent_client.optimizer,
+    agent_client.sampler,
+)
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     waking, woken = os.pipe()
     os.set_blocking(woken, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     print(json.dumps({"ready": os.getpid()}), flush=True)
     pending = b""

@@ -1,5 +1,6 @@
-"""A lighthouse, managers and training groups as real processes on this machine's loopback, to kill and to start again."""
+"""A lighthouse, managers and training groups as real processes on loopback, to kill and to start again."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -54,17 +55,23 @@ class Daemon:
                 self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, start_new_session=True
             )
 
+    def listens(self, port: int) -> bool:
+        """Raises ClusterError if the process has ended."""
+        if not self.is_alive:
+            raise ClusterError(f"{self.name} has ended; see {self._log}")
+        try:
+            socket.create_connection((LOOPBACK, port), 1.0).close()
+        except OSError:
+            return False
+        return True
+
     def wait_port(self, port: int, timeout_s: float = 60.0) -> None:
         """Until something listens there. Raises ClusterError."""
         ends_at = time.monotonic() + timeout_s
         while time.monotonic() < ends_at:
-            if not self.is_alive:
-                raise ClusterError(f"{self.name} has ended; see {self._log}")
-            try:
-                socket.create_connection((LOOPBACK, port), 1.0).close()
+            if self.listens(port):
                 return
-            except OSError:
-                time.sleep(0.02)
+            time.sleep(0.02)
         raise ClusterError(f"{self.name} does not listen on port {port} after {timeout_s:g} s; see {self._log}")
 
     def kill(self) -> None:
@@ -277,7 +284,5 @@ def _python_path() -> str:
 
 
 def _send(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass

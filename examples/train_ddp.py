@@ -25,9 +25,9 @@ TEST_EVERY = 5
 
 def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """1,797 images of 8 x 8: (training images, labels, test images, labels); every fifth is a test image."""
-    data = load_digits()
-    images = torch.tensor(data.data / 16, dtype=torch.float32)
-    labels = torch.tensor(data.target)
+    pixels, targets = load_digits(return_X_y=True)
+    images = torch.tensor(pixels / 16, dtype=torch.float32)
+    labels = torch.tensor(targets)
     is_test = torch.arange(len(labels)) % TEST_EVERY == 0
     return images[~is_test], labels[~is_test], images[is_test], labels[is_test]
 

@@ -73,7 +73,7 @@ def _misfit(participant: Participant, roster: Roster) -> WrongState | None:
         if size != participant.group_world_size and others:
             other = min(others)
             return WrongState(
-                f"world_size: {participant.replica_id} has {participant.group_world_size} ranks and {other} has {size}; "
+                f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, {other} has {size}; "
                 "replica groups of one job have the same size, unless the lighthouse runs with --allow-heterogeneous"
             )
     return None

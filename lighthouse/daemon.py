@@ -32,7 +32,7 @@ class LighthouseDaemon:
         service = LighthouseService(self._jobs, ControlPolicy(token, config.allow_remote_control), counters)
         registry = CollectorRegistry()
         registry.register(LighthouseCollector(service.status, counters))
-        self._grpc = GrpcServer(service.services(), REFLECTED)
+        self._grpc = GrpcServer(service.services(), REFLECTED, counters.called)
         self._http = HttpServer(
             HttpSide(
                 is_ready=lambda: self._is_ready,

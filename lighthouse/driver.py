@@ -5,7 +5,7 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from lighthouse.quorum import (
     Effect,
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 MAX_JOBS = 1000
 NAMES_LOGGED = 16
+# A round takes milliseconds: only a wait that lasts is worth a line.
+LOG_WAIT_AFTER_S = 1.0
 
 
 class Answer:
@@ -60,6 +62,7 @@ class JobDriver:
         self._calls = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._logged: Verdict | None = None
+        self._log_timer: asyncio.TimerHandle | None = None
 
     async def join(self, participant: Participant, time_left_s: float) -> Answer:
         """The next quorum with `participant` in it. Raises a refusal, at the latest when the time is over."""
@@ -91,6 +94,7 @@ class JobDriver:
 
     def close(self, reason: str) -> None:
         self._timer.cancel()
+        self._stop_watching()
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(Unreachable(reason))
@@ -113,7 +117,7 @@ class JobDriver:
                     waiter = self._waiting.pop(call, None)
                     if waiter is not None and not waiter.done():
                         waiter.set_exception(error)
-        self._log_verdict(now)
+        self._watch_verdict()
         self._timer.set(self.machine.deadline(now))
 
     def _answer(self, answer: Answer, calls: Sequence[int]) -> None:
@@ -129,12 +133,26 @@ class JobDriver:
         more = f" and {len(names) - NAMES_LOGGED} more" if len(names) > NAMES_LOGGED else ""
         log.info("[%s] quorum %d: %s%s", self.job, quorum.quorum_id, " ".join(names[:NAMES_LOGGED]), more)
 
-    def _log_verdict(self, now: float) -> None:
+    def _watch_verdict(self) -> None:
+        """Log why there is no quorum once that has lasted, and again when the reason changes."""
+        if self.machine.verdict() in (Verdict.FORMED, Verdict.NOBODY_ASKS):
+            self._logged = None
+            self._stop_watching()
+        elif self._log_timer is None:
+            self._log_timer = asyncio.get_running_loop().call_later(LOG_WAIT_AFTER_S, self._log_verdict)
+
+    def _log_verdict(self) -> None:
+        self._log_timer = None
         verdict = self.machine.verdict()
-        if verdict is self._logged or verdict in (Verdict.FORMED, Verdict.NOBODY_ASKS):
-            return
-        self._logged = verdict
-        log.info("[%s] no quorum: %s (%s)", self.job, verdict, explain(self.machine, now))
+        if verdict is not self._logged:
+            self._logged = verdict
+            log.info("[%s] no quorum: %s (%s)", self.job, verdict, explain(self.machine, self._clock()))
+        self._watch_verdict()
+
+    def _stop_watching(self) -> None:
+        if self._log_timer is not None:
+            self._log_timer.cancel()
+            self._log_timer = None
 
 
 class Jobs:
@@ -145,7 +163,7 @@ class Jobs:
         self._drivers: dict[str, JobDriver] = {}
         self._closed = ""
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[JobDriver]:
         return iter(self._drivers.values())
 
     def get(self, job: str) -> JobDriver:

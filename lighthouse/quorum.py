@@ -148,7 +148,7 @@ class QuorumMachine:
         """Why there is, or is not, a quorum, as of the last event or tick."""
         candidates = self._count_candidates()
         if candidates == 0:
-            return Verdict.FORMED if self.quorum else Verdict.NOBODY_ASKS
+            return Verdict.FORMED if self._members_are_alive() else Verdict.NOBODY_ASKS
         if candidates < self.config.min_replicas:
             return Verdict.TOO_FEW_PARTICIPANTS
         if size_for(candidates, self.config.allowed_sizes, self.config.active) < self.config.min_replicas:

@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from typing import Any
 
-from lighthouse.driver import JobDriver, Jobs
+from lighthouse.driver import Answer, JobDriver, Jobs
 from lighthouse.metrics import Counters
 from lighthouse_runtime.clients import AsyncManagerClient
 from lighthouse_runtime.server import Call, ControlPolicy, Method
@@ -88,7 +89,7 @@ class LighthouseService:
         uptime_s = time.monotonic() - self._started_at
         return LighthouseStatus(VERSION, uptime_s, tuple(driver.status() for driver in drivers))
 
-    async def _join(self, participant: Participant, call: Call):
+    async def _join(self, participant: Participant, call: Call) -> Answer:
         began_at = time.monotonic()
         try:
             answer = await self._jobs.get(_job(call)).join(participant, call.require_deadline())
@@ -117,14 +118,14 @@ class LighthouseService:
                 return
 
 
-async def _unless_gone(telling) -> None:
+async def _unless_gone(telling: Awaitable[None]) -> None:
     try:
         await telling
     except Unreachable:
         return
 
 
-def _requester(request):
+def _requester(request: Any) -> Any:
     if not request.HasField("requester"):
         raise InvalidRequest("is missing; say who asks", field="requester")
     return request.requester

@@ -17,7 +17,7 @@ from lighthouse_runtime.calls import Rpc
 from lighthouse_runtime.channel import async_channel, sync_channel
 from protos.errors import error_of
 from protos.identity import parse_address
-from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY, LIGHTHOUSE_PORT, TOKEN_METADATA_KEY
+from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY, LIGHTHOUSE_PORT, REFUSAL_METADATA_KEY, TOKEN_METADATA_KEY
 from protos.membership import Assignment, Participant, Quorum
 from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
 from protos.status import LighthouseStatus, ManagerStatus
@@ -38,7 +38,9 @@ def _error(error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseEr
     """What a failed call means to its caller."""
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     status, details = error.code(), error.details() or ""
-    if status is grpc.StatusCode.DEADLINE_EXCEEDED and details in ("", "Deadline Exceeded"):
+    if any(key == REFUSAL_METADATA_KEY for key, _ in error.trailing_metadata() or ()):
+        return error_of(status, details)
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlinePassed(f"{address} gave no answer within {timeout_s:g} s")
     if status is grpc.StatusCode.UNAVAILABLE:
         return Unreachable(f"{address} is unreachable: {details}")

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection
 
 from protos.errors import status_of
 from protos.identity import parse_address
-from protos.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, TOKEN_METADATA_KEY
+from protos.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, REFUSAL_METADATA_KEY, TOKEN_METADATA_KEY
 from protos.refusals import InvalidRequest, LighthouseError, NotPermitted
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class Call:
 
 
 Handler = Callable[[Any, Call], Awaitable[Message | bytes]]
+Observer = Callable[[str, grpc.StatusCode], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,21 @@ class ControlPolicy:
 
 
 class GrpcServer:
-    def __init__(self, services: Mapping[str, Mapping[str, Method]], reflected: Sequence[str]) -> None:
-        """`services` by full name; `reflected` are those whose descriptors the reflection service shows."""
+    def __init__(
+        self,
+        services: Mapping[str, Mapping[str, Method]],
+        reflected: Sequence[str],
+        observe: Observer = lambda method, status: None,
+    ) -> None:
+        """`services` by full name; `reflected` are those whose descriptors the reflection service shows.
+
+        `observe` hears of every answer.
+        """
         self._server = grpc.aio.server(options=_OPTIONS)
         for name, methods in services.items():
-            handlers = {method: _rpc_handler(name, method, entry) for method, entry in methods.items()}
+            handlers = {method: _rpc_handler(name, method, entry, observe) for method, entry in methods.items()}
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
         self._names = ["", *services]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection([*reflected, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
@@ -134,19 +143,22 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
 
-def _rpc_handler(service: str, name: str, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
+def _rpc_handler(service: str, name: str, method: Method, observe: Observer) -> grpc.RpcMethodHandler[bytes, bytes]:
     async def serve(body: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         call = Call(context.time_remaining(), context.peer(), metadata)
         try:
             answer = await method.handler(_parse(method.request, body), call)
         except LighthouseError as e:
-            await context.abort(status_of(e), str(e))
+            observe(name, status_of(e))
+            await context.abort(status_of(e), str(e), ((REFUSAL_METADATA_KEY, type(e).__name__),))
         except asyncio.CancelledError:
             raise
         except Exception as e:  # a defect of ours must not take the daemon down
             log.exception("%s/%s failed", service, name)
+            observe(name, grpc.StatusCode.INTERNAL)
             await context.abort(grpc.StatusCode.INTERNAL, f"{type(e).__name__}: {e}; see the daemon's log")
+        observe(name, grpc.StatusCode.OK)
         return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
     return grpc.unary_unary_rpc_method_handler(serve)

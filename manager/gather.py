@@ -2,8 +2,10 @@
 
 A replica group is one member only when all its ranks are there. Ranks that hold different states (an Agent says so by
 its tag) join as a group that disagrees, at their lowest step, and heal. Callers without tags whose steps differ are
-all refused, with both numbers: nobody could tell them to heal. A rank that asks again takes the place of its older call; one that withdraws takes the group's join back. An answer belongs to
-the round it was asked in and never reaches another. An error reaches every waiting rank at once.
+all refused, with both numbers: nobody could tell them to heal.
+
+A rank that asks again takes the place of its older call; one that withdraws takes the group's join back. An answer
+belongs to the round it was asked in and never reaches another. An error reaches every waiting rank at once.
 
 A rank whose process is new (`worker` differs) has lost its state: the group takes a new incarnation.
 """
@@ -239,8 +241,8 @@ def check_rank(group_rank: int, group_world_size: int) -> None:
 
 def _steps_differ(ask: Ask, other: Ask) -> WrongState:
     return WrongState(
-        f"step: rank {ask.group_rank} is at step {ask.step} and rank {other.group_rank} at {other.step}; the ranks of a "
-        "group advance together: restart the group, or load one checkpoint in all its ranks"
+        f"step: rank {ask.group_rank} is at step {ask.step} and rank {other.group_rank} at {other.step}; the ranks of "
+        "a group advance together: restart the group, or load one checkpoint in all its ranks"
     )
 
 

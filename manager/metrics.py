@@ -1,26 +1,27 @@
 """The manager's numbers, read at scrape time from the one snapshot."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from protos.status import ManagerStatus
 
-_GAUGES = {
+_GAUGES: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
     "uptime_seconds": ("Since the manager started.", lambda s: s.uptime_s),
     "lighthouse_reachable": ("1 while the lighthouse answers.", lambda s: float(s.lighthouse_reachable)),
     "quorum_id": ("The quorum last answered.", lambda s: float(s.quorum_id)),
     "step": ("The step last asked for.", lambda s: float(s.step)),
     "ranks_waiting": ("Ranks that wait for a quorum.", lambda s: float(len(s.ranks_waiting))),
 }
-_COUNTERS = {
+_COUNTERS: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
     "commits": ("Steps committed.", lambda s: float(s.commits)),
     "discards": ("Steps discarded.", lambda s: float(s.discards)),
 }
 
 
-class _Snapshot:
+class _Snapshot(Collector):
     def __init__(self, status: ManagerStatus) -> None:
         self._status = status
 

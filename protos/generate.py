@@ -16,7 +16,7 @@ PATTERNS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
 
 def generate(out: pathlib.Path) -> None:
     """Compile every proto into `out`/protos. Raises SystemExit when protoc refuses one."""
-    from grpc_tools import protoc  # pyright: ignore[reportMissingTypeStubs]
+    from grpc_tools import protoc  # pyright: ignore[reportMissingImports]
 
     well_known = importlib.resources.files("grpc_tools") / "_proto"
     plugins = [

@@ -79,7 +79,7 @@ def parse_address(text: str, field: str) -> Address:
 def _split_port(text: str) -> tuple[str, str | None]:
     if text.startswith("["):
         host, _, tail = text[1:].partition("]")
-        return host, tail[1:] if tail.startswith(":") else (None if not tail else tail)
+        return host, tail[1:] if tail.startswith(":") else (tail or None)
     if text.count(":") > 1:
         return text, None
     host, colon, port = text.partition(":")

@@ -16,6 +16,8 @@ MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
 JOB_METADATA_KEY = "lighthouse-job"
 TOKEN_METADATA_KEY = "lighthouse-control-token"
+# On a status that a daemon of ours sent, as against one that gRPC made of a broken connection.
+REFUSAL_METADATA_KEY = "lighthouse-refusal"
 DEFAULT_JOB = "default"
 
 # What a daemon keeps in hand to answer a waiting call with its reason before the caller's own deadline ends it.

@@ -6,7 +6,7 @@ unknown field, and what both mean under other numbers is written in both.
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from protos import lighthouse_pb2, manager_pb2, torchft_pb2
 from protos.identity import check_name, parse_address, split_replica_id
@@ -160,7 +160,7 @@ def lighthouse_status_from_wire(message: lighthouse_pb2.LighthouseStatusResponse
 
 def _job_from_wire(job: lighthouse_pb2.JobStatus) -> JobStatus:
     members = tuple(
-        MemberStatus(**(_fields(member, names=MemberStatus.__slots__) | {"state": MemberState(member.state)}))
+        MemberStatus(**_fields(member, names=MemberStatus.__slots__, instead={"state": MemberState(member.state)}))
         for member in job.members
     )
     names = [name for name in JobStatus.__slots__ if name != "members"]
@@ -172,13 +172,15 @@ def manager_status_to_wire(status: ManagerStatus) -> manager_pb2.ManagerStatusRe
 
 
 def manager_status_from_wire(message: manager_pb2.ManagerStatusResponse) -> ManagerStatus:
-    fields = _fields(message, names=ManagerStatus.__slots__)
-    return ManagerStatus(**(fields | {"ranks_waiting": tuple(message.ranks_waiting)}))
+    waiting = {"ranks_waiting": tuple(message.ranks_waiting)}
+    return ManagerStatus(**_fields(message, names=ManagerStatus.__slots__, instead=waiting))
 
 
-def _fields(source: object, *, names: Iterable[str] = (), but: tuple[str, ...] = ()) -> dict[str, object]:
+def _fields(
+    source: object, *, names: Iterable[str] = (), but: tuple[str, ...] = (), instead: dict[str, Any] | None = None
+) -> dict[str, Any]:
     chosen = names or getattr(type(source), "__slots__", ())
-    return {name: getattr(source, name) for name in chosen if name not in but}
+    return {name: getattr(source, name) for name in chosen if name not in but} | (instead or {})
 
 
 def assignment_to_native(answer: Assignment) -> manager_pb2.ManagerQuorumResponse:

@@ -7,9 +7,11 @@ as duplicates, because gloo closes its own and the numbers are used again. Its l
 process would abort.
 """
 
+import contextlib
 import os
 import socket
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
@@ -18,7 +20,7 @@ from protos.identity import parse_address
 
 
 class GlooGroup:
-    """`rank` of `size`. `host` is the address of this host that the peers can reach; `timeout_s` bounds a collective."""
+    """`rank` of `size`. `host` is the address of this host that peers can reach; `timeout_s` bounds a collective."""
 
     def __init__(
         self, store: Store, rank: int, size: int, host: str, *, connect_timeout_s: float, timeout_s: float
@@ -32,7 +34,7 @@ class GlooGroup:
         self._timeout_s = timeout_s
         self._torch: GlooGroup | None = None
         before = _sockets()
-        self.backend = ProcessGroupGloo(store, rank, size, _options(host, connect_timeout_s))
+        self.backend: Any = ProcessGroupGloo(store, rank, size, _options(host, connect_timeout_s))
         self.backend._set_default_timeout(timedelta(seconds=timeout_s))
         self._connections = _connected(_sockets() - before)
 
@@ -53,7 +55,7 @@ class GlooGroup:
             timeout_s=self._timeout_s,
         )
         kind = ProcessGroup.BackendType.GLOO
-        group = ProcessGroup(store, self.rank, self.size)
+        group: Any = ProcessGroup(store, self.rank, self.size)
         group._set_default_backend(kind)
         group._register_backend(torch.device("cpu"), kind, self._torch.backend)
         group._set_group_name(name)
@@ -65,10 +67,8 @@ class GlooGroup:
             self._torch.abort()
         connections, self._connections = self._connections, []
         for connection in connections:
-            try:
+            with contextlib.suppress(OSError):  # the peer was faster
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # the peer was faster
             connection.close()
 
 
@@ -85,8 +85,8 @@ def connect_store(address: str, timeout_s: float) -> TCPStore:
         raise RuntimeError(f"no TCPStore answers at {address}: {e}") from e
 
 
-def _options(host: str, timeout_s: float) -> ProcessGroupGloo._Options:
-    options = ProcessGroupGloo._Options()
+def _options(host: str, timeout_s: float) -> Any:
+    options: Any = ProcessGroupGloo.Options()
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s)
     return options

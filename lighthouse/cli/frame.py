@@ -8,9 +8,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from lighthouse.cli.layout import share
-from lighthouse.cli.output import printable
 from lighthouse.cli.tables import greeting, job_lines, job_summary, member_lines, most_urgent
 from lighthouse_runtime.durations import format_duration
+from lighthouse_runtime.terminal import printable
 from protos.status import JobStatus, LighthouseStatus
 
 # Of a job's block: a blank line, the three of its summary, the titles.
@@ -35,13 +35,14 @@ class View:
         head = [self._headline(now)]
         if self.error:
             head.append(Text(f"  {printable(self.error)}", style="red"))
-        for line in head:
-            line.truncate(width, overflow="ellipsis")
         body = _body(self.status, width, height - len(head)) if self.status else []
         if self.failing_since is not None:
             for line in body:
                 line.stylize("dim")
-        return head + body
+        lines = (head + body)[:height]
+        for line in lines:
+            line.truncate(width, overflow="ellipsis")
+        return lines
 
     def _headline(self, now: float) -> Text:
         if self.failing_since is not None:
@@ -80,16 +81,14 @@ def _body(status: LighthouseStatus, width: int, height: int) -> list[Text]:
 
 def _job_block(job: JobStatus, rows: int, width: int) -> list[Text]:
     """At most `rows` lines for members, and those of the block itself."""
-    lines = [Text(""), *job_summary(job, width)]
+    lines = [Text(""), *job_summary(job)]
     if not job.members:
         return lines
     fitting = rows if rows >= len(job.members) else rows - 1
     shown = most_urgent(job.members, fitting)
     lines += member_lines([(job.job, member) for member in shown], width)
     left = len(job.members) - len(shown)
-    return (
-        [*lines, Text(f"and {left} more; `lighthouse members` lists them all"[:width], style="dim")] if left else lines
-    )
+    return [*lines, Text(f"and {left} more; `lighthouse members` lists them all", style="dim")] if left else lines
 
 
 def _cut(lines: list[Text], height: int) -> list[Text]:

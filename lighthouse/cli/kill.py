@@ -5,8 +5,9 @@ from pathlib import Path
 
 import click
 
-from lighthouse.cli.options import client_options, connect, reports_errors
+from lighthouse.cli.options import client_options, connect
 from lighthouse_runtime.settings import read_token
+from lighthouse_runtime.terminal import reports_errors
 from protos.limits import DEFAULT_JOB
 
 

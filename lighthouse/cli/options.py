@@ -1,18 +1,16 @@
 """What every client verb shares: its options, its connection and how an error ends it."""
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import click
 
-from lighthouse.cli.output import drop_stdout, printable
 from lighthouse_runtime.clients import LighthouseClient
 from lighthouse_runtime.durations import Duration
 from protos.identity import Address, parse_address
 from protos.limits import DEFAULT_JOB, LIGHTHOUSE_PORT
-from protos.refusals import InvalidRequest, LighthouseError, UnknownName
+from protos.refusals import InvalidRequest, UnknownName
 from protos.status import LighthouseStatus
 
 P = ParamSpec("P")
@@ -75,23 +73,3 @@ def _read_address(ctx: click.Context, param: click.Parameter, value: str) -> str
     if parsed.port == 0:
         raise click.BadParameter(f"{text!r}: nobody listens on port 0; {EXAMPLE}", ctx, param)
     return str(Address(parsed.host, parsed.port or LIGHTHOUSE_PORT))
-
-
-def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
-    """A refusal ends the verb with `Error: ...` and status 1; a reader that has read enough, with status 0."""
-
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            function(*args, **kwargs)
-            if sys.stdout:
-                sys.stdout.flush()
-        except LighthouseError as e:
-            raise click.ClickException(printable(str(e))) from e
-        except BrokenPipeError:
-            drop_stdout()
-        except OSError as e:
-            drop_stdout()
-            raise click.ClickException(f"cannot write to stdout: {e.strerror or e}") from e
-
-    return wrapper

@@ -40,15 +40,3 @@ def print_lines(console: Console, lines: Iterable[Text]) -> None:
 
 def print_json(status: LighthouseStatus, *, indent: int | None = 2) -> None:
     click.echo(json.dumps(dataclasses.asdict(status), indent=indent))
-
-
-def printable(text: str) -> str:
-    """`text` with nothing in it that could move the cursor."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
-
-
-def drop_stdout() -> None:
-    """Nobody reads any more: let what is still buffered, and all that follows, go nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.text import Text
 
 from lighthouse.cli.layout import Column, table
-from lighthouse.cli.output import printable
 from lighthouse.quorum import Verdict
 from lighthouse_runtime.durations import format_duration
+from lighthouse_runtime.terminal import printable
 from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 
 Row = tuple[str, MemberStatus]
@@ -58,19 +58,17 @@ def member_rows(status: LighthouseStatus) -> list[Row]:
     return [(job.job, member) for job in status.jobs for member in job.members]
 
 
-def job_summary(job: JobStatus, width: int) -> list[Text]:
+def job_summary(job: JobStatus) -> list[Text]:
     """Three lines: the quorum, why there is or is not one, and who is known."""
     quorum = f"quorum {job.quorum_id}, {format_duration(job.quorum_age_s)} old" if job.quorum_id else "no quorum yet"
-    lines = [
+    return [
         Text.assemble(
-            (printable(job.job), "bold"), f"  {quorum}, {participants(job)} participants, step {max_step(job)}"
+            (printable(job.job), "bold"),
+            f"  {quorum}, {counted(participants(job), 'participant')}, step {max_step(job)}",
         ),
         Text.assemble((printable(job.verdict), _verdict_style(job)), f": {printable(job.explanation)}"),
         Text(state_counts(job)),
     ]
-    for line in lines:
-        line.truncate(width, overflow="ellipsis")
-    return lines
 
 
 def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:
@@ -89,7 +87,11 @@ def max_step(job: JobStatus) -> int:
 def state_counts(job: JobStatus) -> str:
     counts = Counter(member.state for member in job.members)
     parts = ", ".join(f"{counts[state]} {state.value}" for state in MemberState if counts[state])
-    return f"{len(job.members)} members" + (f": {parts}" if parts else "")
+    return counted(len(job.members), "member") + (f": {parts}" if parts else "")
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _explanation(job: JobStatus, width: int) -> list[Text]:

@@ -1,0 +1,56 @@
+# `make demo` and `make test` set up all they need by themselves: Python 3.11+, make and a package index suffice.
+#
+#   TORCH     which torch is installed (the CPU build where that is what the index has under this version)
+#   PIP_ARGS  further arguments of pip, for example --extra-index-url https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+PIP_ARGS ?=
+VENV ?= .venv
+DEMO_ARGS ?=
+TEST_ARGS ?=
+
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+.PHONY: demo test test-long lint generate clean
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/python -m examples.demo $(DEMO_ARGS)
+
+test: $(VENV)/test.stamp lint
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+test-long: $(VENV)/test.stamp
+	$(BIN)/python -m pytest -m slow --timeout 1500 $(TEST_ARGS)
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+generate: $(VENV)/test.stamp
+	$(BIN)/pip install --quiet $(PIP_ARGS) --group generate
+	$(BIN)/python -m protos.generate
+
+clean:
+	rm -rf $(VENV) build dist
+
+$(VENV)/base.stamp: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lighthouse-ft needs Python 3.11 or newer; name one by PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --upgrade "pip>=25.1"
+	$(BIN)/pip install --quiet $(PIP_ARGS) "$(TORCH)" numpy
+	$(BIN)/pip install --quiet $(PIP_ARGS) --editable .
+	touch $@
+
+$(VENV)/demo.stamp: $(VENV)/base.stamp
+	$(BIN)/pip install --quiet $(PIP_ARGS) --group demo
+	touch $@
+
+$(VENV)/test.stamp: $(VENV)/demo.stamp
+	$(BIN)/pip install --quiet $(PIP_ARGS) --group test
+	$(BIN)/pip install --quiet $(PIP_ARGS) --no-deps torchft==0.2.0
+	touch $@

@@ -1,0 +1,112 @@
+"""What the demo's participants logged, and whether nothing was lost. No I/O but reading their files."""
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MIN_FULL_SHARE = 0.8
+MIN_ACCURACY = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """`at` in seconds since the epoch; `victim` names the group."""
+
+    at: float
+    victim: str
+    what: str
+
+
+@dataclass(slots=True)
+class EventFiles:
+    """Reads, again and again, what was added to every participant's file: (participant's file name, event)."""
+
+    folder: Path
+    _read: dict[Path, int] = field(default_factory=dict)
+
+    def new(self) -> list[tuple[str, dict[str, Any]]]:
+        events: list[tuple[str, dict[str, Any]]] = []
+        for path in sorted(self.folder.glob("*-start-*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                whole = file.read().rpartition(b"\n")[0]
+            self._read[path] = self._read.get(path, 0) + (len(whole) + 1 if whole else 0)
+            events += [(path.name, json.loads(line)) for line in whole.splitlines()]
+        return sorted(events, key=lambda entry: entry[1]["time"])
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that was logged, step by step."""
+
+    groups: int
+    kills: list[Kill] = field(default_factory=list)
+    commits: dict[int, dict[str, dict[str, Any]]] = field(default_factory=lambda: defaultdict(dict))
+    finished: dict[str, dict[str, Any]] = field(default_factory=dict)
+    discards: int = 0
+
+    def add(self, participant: str, event: dict[str, Any]) -> None:
+        if "step" in event:
+            self.commits[event["step"]][participant] = event
+        elif "finished" in event:
+            self.finished[participant] = event
+        elif "discarded" in event:
+            self.discards += 1
+
+    @property
+    def last_step(self) -> int:
+        return max(self.commits, default=0)
+
+    def participants(self, step: int) -> int:
+        return max(event["participants"] for event in self.commits[step].values())
+
+    def full_share(self) -> float:
+        """The share of the steps that all groups took part in."""
+        full = sum(self.participants(step) == self.groups for step in self.commits)
+        return full / len(self.commits) if self.commits else 0.0
+
+    def differing_steps(self) -> list[int]:
+        """Steps whose participants do not all name one quorum and one hash."""
+        return [
+            step
+            for step, by_participant in sorted(self.commits.items())
+            if len({(event["quorum_id"], event["hash"]) for event in by_participant.values()}) != 1
+        ]
+
+    def pause_s(self, kill: Kill) -> float:
+        """Seconds around `kill` in which no survivor committed a step."""
+        times = sorted(
+            event["time"]
+            for by_participant in self.commits.values()
+            for name, event in by_participant.items()
+            if not name.startswith(f"{kill.victim}-")
+        )
+        before = max((time for time in times if time <= kill.at), default=kill.at)
+        after = min((time for time in times if time > kill.at), default=float("inf"))
+        return after - before
+
+    def weights(self) -> dict[str, str]:
+        """The SHA-256 at the end, by participant."""
+        return {name: event["hash"] for name, event in sorted(self.finished.items())}
+
+    def accuracy(self) -> float:
+        return min((event["accuracy"] for event in self.finished.values()), default=0.0)
+
+    def problems(self, steps: int, ranks: int) -> list[str]:
+        """Why this run does not show what it should; empty if it does."""
+        differing, found = self.differing_steps(), []
+        if self.last_step < steps:
+            found.append(f"the survivors stopped at step {self.last_step} of {steps}")
+        if differing:
+            found.append(
+                f"weights or quorum differ between participants at {len(differing)} steps, first {differing[0]}"
+            )
+        if len(set(self.weights().values())) != 1 or len(self.finished) != self.groups * ranks:
+            found.append(f"{len(self.finished)} of {self.groups * ranks} ranks ended, with {self.weights()}")
+        if self.full_share() < MIN_FULL_SHARE:
+            found.append(f"only {self.full_share():.0%} of the steps had {self.groups} participants")
+        if self.accuracy() < MIN_ACCURACY:
+            found.append(f"test accuracy {self.accuracy():.1%} is below {MIN_ACCURACY:.0%}")
+        return found

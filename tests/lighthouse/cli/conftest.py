@@ -1,0 +1,67 @@
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from lighthouse.cli import options
+from protos.status import LighthouseStatus
+from tests.lighthouse.statuses import status
+
+Answer = LighthouseStatus | BaseException
+
+
+@dataclass
+class FakeLighthouse:
+    """Answers in turn, the last answer for ever; `calls` has what was asked."""
+
+    answers: list[Answer] = field(default_factory=lambda: [status()])
+    calls: list[dict[str, object]] = field(default_factory=list)
+
+    def answer(self, **asked: object) -> LighthouseStatus:
+        self.calls.append(asked)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+class FakeClient:
+    def __init__(self, fake: FakeLighthouse, address: str, job: str, token: str | None) -> None:
+        self._fake = fake
+        self._who = {"address": address, "job": job, "token": token}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def status(self, job: str = "", *, timeout_s: float = 5.0) -> LighthouseStatus:
+        return self._fake.answer(address=self._who["address"], job=job, timeout_s=timeout_s)
+
+    def kill(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
+        self._fake.answer(**self._who, replica_id=replica_id, msg=msg, timeout_s=timeout_s)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLighthouse:
+    fake = FakeLighthouse()
+
+    def client(address: str, *, job: str = "default", token: str | None = None) -> FakeClient:
+        return FakeClient(fake, address, job, token)
+
+    monkeypatch.setattr(options, "LighthouseClient", client)
+    for variable in ("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE", "COLUMNS", "LIGHTHOUSE_CONTROL_TOKEN_FILE"):
+        monkeypatch.delenv(variable, raising=False)
+    return fake
+
+
+@pytest.fixture
+def run(fake: FakeLighthouse) -> Callable[..., Result]:
+    def run(command: click.Command, *args: str, env: dict[str, str] | None = None) -> Result:
+        return CliRunner().invoke(command, args, env=env, catch_exceptions=False)
+
+    return run

@@ -1,0 +1,69 @@
+from dataclasses import replace
+
+import pytest
+
+from lighthouse.cli.frame import View
+from protos.status import MemberState
+from tests.lighthouse.statuses import job, many, member, status
+
+SMALL = status(job(member("a"), member("b", MemberState.LAPSED)))
+
+
+def text(view: View, *, width: int = 80, height: int = 24, now: float = 100.0) -> list[str]:
+    return [line.plain for line in view.lines(width, height, now)]
+
+
+def view(answer=SMALL) -> View:
+    return View("host:1", asked_at=99.0, status=answer, answered_at=100.0)
+
+
+def test_shows_the_quorum_the_reason_and_the_members():
+    assert text(view()) == [
+        "lighthouse 0.1.0 at host:1, up 1h06m",
+        "",
+        "default  quorum 42, 3m13s old, 2 participants, step 7",
+        "formed: all train",
+        "2 members: 1 participant, 1 lapsed",
+        "REPLICA  STATE        IN   STEP  RANKS  BEAT  FAILED  ADDRESS     INCARNATION",
+        "a        participant  yes     7      8  0.4s       0  host:29512  3f2b8c1e",
+        "b        lapsed       yes     7      8  0.4s       0  host:29512  3f2b8c1e",
+    ]
+
+
+def test_shows_what_fits_and_says_how_many_more():
+    crowd = job(*many(5000), member("troubled", MemberState.LAPSED), member("discards", commit_failures=1))
+    lines = text(view(status(crowd)), height=24)
+    assert len(lines) == 24
+    assert [line.split()[0] for line in lines[6:8]] == ["troubled", "discards"]
+    assert lines[-1] == "and 4985 more; `lighthouse members` lists them all"
+
+
+@pytest.mark.parametrize("jobs", [0, 1, 2, 7, 50])
+@pytest.mark.parametrize("members", [0, 1, 2, 9, 200])
+@pytest.mark.parametrize(("width", "height"), [(20, 6), (80, 24), (200, 60)])
+def test_never_more_than_the_terminal_holds(jobs, members, width, height):
+    busy = status(*(job(*many(members), name=f"job{number}", explanation="why " * 30) for number in range(jobs)))
+    for shown in (view(busy), replace(view(busy), failing_since=99.0, error="refused " * 40)):
+        lines = text(shown, width=width, height=height)
+        assert len(lines) <= height
+        assert max(map(len, lines)) <= width
+
+
+def test_an_unreachable_lighthouse_leaves_its_last_table_dimmed():
+    lost = replace(view(), failing_since=90.0, error="connection refused")
+    lines = lost.lines(80, 24, 102.5)
+    assert lines[0].plain.startswith("lighthouse unreachable since ")
+    assert "(12s)" in lines[0].plain
+    assert lines[1].plain == "  connection refused"
+    assert all(any("dim" in str(span.style) for span in line.spans) for line in lines[3:])
+
+
+def test_a_lighthouse_that_refuses_is_not_called_unreachable():
+    refused = replace(view(None), failing_since=90.0, error="no such job", is_unreachable=False)
+    assert text(refused)[0].startswith("lighthouse refuses since ")
+
+
+def test_a_slow_answer_is_seen():
+    assert text(View("host:1", asked_at=100.0), now=101.0) == ["asking host:1"]
+    assert text(View("host:1", asked_at=100.0), now=103.5) == ["waiting for host:1 to answer, 3.5s"]
+    assert text(view(), now=200.0)[0] == "lighthouse 0.1.0 at host:1, up 1h06m"

@@ -1,0 +1,99 @@
+import dataclasses
+import json
+
+import pytest
+
+from lighthouse.cli.status import status as command
+from protos.refusals import Unreachable
+from protos.status import MemberState
+from tests.lighthouse.statuses import job, member, status
+
+TWO_JOBS = status(
+    job(member("a"), member("b", MemberState.JOINED, is_participant=False, step=9)),
+    job(member("c"), name="other", verdict="waiting_for_stragglers", explanation="1 of 2 joined; waiting for d"),
+)
+
+
+def test_shows_a_row_and_the_explanation_of_each_job(fake, run):
+    fake.answers = [TWO_JOBS]
+    assert run(command).output == (
+        "lighthouse 0.1.0 at localhost:29510, up 1h06m\n"
+        "JOB      QUORUM    AGE  PARTICIPANTS  MEMBERS  STEP  VERDICT\n"
+        "default      42  3m13s             1        2     7  formed\n"
+        "  all train\n"
+        "other        42  3m13s             1        1     7  waiting_for_stragglers\n"
+        "  1 of 2 joined; waiting for d\n"
+    )
+
+
+def test_json_is_the_status(fake, run):
+    fake.answers = [TWO_JOBS]
+    shown = json.loads(run(command, "--format", "json").output)
+    assert shown == json.loads(json.dumps(dataclasses.asdict(TWO_JOBS)))
+    assert list(shown["jobs"][0]) == [field.name for field in dataclasses.fields(TWO_JOBS.jobs[0])]
+
+
+def test_a_job_without_a_quorum_has_no_id_and_no_age(fake, run):
+    fake.answers = [status(job(quorum_id=0, verdict="nobody_asks", explanation="nobody asks"))]
+    assert "default       -    -             0        0     0  nobody_asks" in run(command).output
+
+
+def test_says_that_nobody_has_joined(fake, run):
+    assert run(command).output.splitlines()[1] == "no jobs: nobody has joined"
+
+
+def test_an_unknown_job_is_an_error(fake, run):
+    result = run(command, "--job", "typo")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "Error: --job typo: no such job at localhost:29510; `lighthouse status` lists them all\n"
+
+
+def test_a_refusal_is_one_line_on_stderr(fake, run):
+    fake.answers = [Unreachable("localhost:29510 is unreachable:\x1b[2J refused")]
+    result = run(command)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "Error: localhost:29510 is unreachable:?[2J refused\n"
+
+
+def test_asks_for_the_job_with_the_timeout(fake, run):
+    fake.answers = [TWO_JOBS]
+    run(command, "--job", "other", "--timeout", "500ms")
+    assert fake.calls == [{"address": "localhost:29510", "job": "other", "timeout_s": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("http://coordinator:1234", "coordinator:1234"),
+        ("http://coordinator:1234/", "coordinator:1234"),
+        ("coordinator", "coordinator:29510"),
+        ("[::1]:1234", "[::1]:1234"),
+        ("::1", "[::1]:29510"),
+    ],
+)
+def test_reads_addresses(fake, run, given, asked):
+    run(command, "--lighthouse", given)
+    assert fake.calls[0]["address"] == asked
+
+
+def test_the_environment_names_the_lighthouse(fake, run):
+    run(command, env={"TORCHFT_LIGHTHOUSE": "http://theirs:1"})
+    run(command, env={"TORCHFT_LIGHTHOUSE": "http://theirs:1", "LIGHTHOUSE_ADDRESS": "ours:2"})
+    run(command, "--lighthouse", "given:3", env={"LIGHTHOUSE_ADDRESS": "ours:2"})
+    assert [call["address"] for call in fake.calls] == ["theirs:1", "ours:2", "given:3"]
+
+
+@pytest.mark.parametrize("given", ["https://coordinator:1", "a b:1", "host:port", "host:0", "host:70000", ""])
+def test_a_bad_address_names_the_option_and_shows_an_example(run, given):
+    result = run(command, "--lighthouse", given)
+    assert result.exit_code == 2
+    assert "'--lighthouse'" in result.stderr
+    assert "write HOST:PORT, for example coordinator:29510" in result.stderr
+
+
+@pytest.mark.parametrize("given", ["0", "-1s", "soon", "inf"])
+def test_a_bad_timeout_names_the_option_and_shows_an_example(run, given):
+    result = run(command, "--timeout", given)
+    assert result.exit_code == 2
+    assert "'--timeout'" in result.stderr
+    assert "for example 500ms, 5s or 2m" in result.stderr

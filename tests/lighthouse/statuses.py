@@ -1,0 +1,55 @@
+"""Statuses to show."""
+
+from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
+
+
+def member(
+    replica_id: str,
+    state: MemberState = MemberState.PARTICIPANT,
+    *,
+    is_participant: bool = True,
+    step: int = 7,
+    heartbeat_age_s: float = 0.4,
+    commit_failures: int = 0,
+    address: str = "http://host:29512",
+    incarnation: str = "3f2b8c1e-1f2d-4a8b-9c3d-0a1b2c3d4e5f",
+) -> MemberStatus:
+    return MemberStatus(
+        replica_id=replica_id,
+        incarnation=incarnation,
+        state=state,
+        is_participant=is_participant,
+        step=step,
+        world_size=8,
+        heartbeat_age_s=heartbeat_age_s,
+        commit_failures=commit_failures,
+        address=address,
+        store_address="host:29600",
+    )
+
+
+def job(
+    *members: MemberStatus,
+    name: str = "default",
+    quorum_id: int = 42,
+    verdict: str = "formed",
+    explanation: str = "all train",
+) -> JobStatus:
+    return JobStatus(
+        job=name,
+        quorum_id=quorum_id,
+        quorum_age_s=193.2,
+        verdict=verdict,
+        explanation=explanation,
+        quorums_formed=3,
+        rounds=1234,
+        members=members,
+    )
+
+
+def many(count: int) -> list[MemberStatus]:
+    return [member(f"group{number}") for number in range(count)]
+
+
+def status(*jobs: JobStatus) -> LighthouseStatus:
+    return LighthouseStatus(version="0.1.0", uptime_s=4000.0, jobs=jobs)

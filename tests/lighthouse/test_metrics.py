@@ -1,0 +1,141 @@
+import shutil
+import subprocess
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from lighthouse.metrics import MAX_JOBS, METHODS, OTHER, REFUSALS, Counters, LighthouseCollector, render
+from lighthouse.quorum import Verdict
+from protos.status import LighthouseStatus, MemberState
+from tests.lighthouse.statuses import job, member, status
+
+BUSY = status(
+    job(
+        member("a", step=9),
+        member("b", MemberState.JOINED, step=8),
+        member("c", MemberState.LAPSED, is_participant=False, step=11),
+        quorum_id=1763719200123,
+        verdict="waiting_for_stragglers",
+    ),
+    job(name='odd "job"\n\\', quorum_id=0, verdict="nobody_asks"),
+)
+
+
+def scrape(snapshot: LighthouseStatus, counters: Counters | None = None) -> str:
+    registry = CollectorRegistry()
+    registry.register(LighthouseCollector(lambda: snapshot, counters or Counters()))
+    return render(registry)[0].decode()
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Values by name and label values."""
+    families = text_string_to_metric_families(text)
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def test_shows_a_job():
+    seen = samples(scrape(BUSY))
+    assert seen["lighthouse_up",] == 1
+    assert seen["lighthouse_info", "0.1.0"] == 1
+    assert seen["lighthouse_uptime_seconds",] == 4000
+    assert seen["lighthouse_quorum_id", "default"] == 1763719200123
+    assert seen["lighthouse_quorum_age_seconds", "default"] == 193.2
+    assert seen["lighthouse_participants", "default"] == 2
+    assert seen["lighthouse_max_step", "default"] == 9
+    assert seen["lighthouse_quorums_formed_total", "default"] == 3
+    assert seen["lighthouse_rounds_total", "default"] == 1234
+
+
+def test_every_state_and_every_verdict_is_there():
+    seen = samples(scrape(BUSY))
+    states = {state: seen["lighthouse_members", "default", state.value] for state in MemberState}
+    assert {state for state, count in states.items() if count == 1} == {
+        MemberState.PARTICIPANT,
+        MemberState.JOINED,
+        MemberState.LAPSED,
+    }
+    verdicts = {verdict: seen["lighthouse_verdict", "default", verdict.value] for verdict in Verdict}
+    assert [verdict for verdict, value in verdicts.items() if value] == [Verdict.WAITING_FOR_STRAGGLERS]
+
+
+def test_a_job_without_a_quorum_has_no_age():
+    seen = samples(scrape(BUSY))
+    odd = 'odd "job"\n\\'
+    assert seen["lighthouse_quorum_id", odd] == 0
+    assert ("lighthouse_quorum_age_seconds", odd) not in seen
+
+
+def test_counts_refusals_and_calls_from_closed_sets():
+    counters = Counters()
+    counters.refused("WrongState")
+    counters.refused("Whatever")
+    counters.called("Quorum", grpc.StatusCode.OK)
+    counters.called("Quorum", grpc.StatusCode.DEADLINE_EXCEEDED)
+    counters.called("Guess", grpc.StatusCode.UNIMPLEMENTED)
+    seen = samples(scrape(BUSY, counters))
+    assert {key[1] for key in seen if key[0] == "lighthouse_joins_refused_total"} == {*REFUSALS, OTHER}
+    assert seen["lighthouse_joins_refused_total", "WrongState"] == seen["lighthouse_joins_refused_total", OTHER] == 1
+    assert seen["lighthouse_rpcs_total", "Quorum", "ok"] == 1
+    assert seen["lighthouse_rpcs_total", "Quorum", "deadline_exceeded"] == 1
+    assert seen["lighthouse_rpcs_total", OTHER, "unimplemented"] == 1
+    assert {"Quorum", "Heartbeat", "Status", "Kill"} == METHODS
+
+
+def test_the_wait_is_a_histogram():
+    counters = Counters()
+    for seconds in (0.001, 0.3, 0.5, 1000.0):
+        counters.waited("default", seconds)
+    seen = samples(scrape(BUSY, counters))
+    buckets = {key[2]: value for key, value in seen.items() if key[0] == "lighthouse_quorum_wait_seconds_bucket"}
+    assert [buckets[bound] for bound in ("0.001", "0.25", "0.5", "300.0", "+Inf")] == [1, 1, 3, 3, 4]
+    assert seen["lighthouse_quorum_wait_seconds_count", "default"] == 4
+    assert seen["lighthouse_quorum_wait_seconds_sum", "default"] == pytest.approx(1000.801)
+
+
+def test_a_job_that_is_gone_is_forgotten():
+    counters = Counters()
+    counters.waited("default", 1.0)
+    counters.waited("gone", 1.0)
+    assert 'job="gone"' not in scrape(BUSY, counters)
+    assert 'quorum_wait_seconds_count{job="default"}' in scrape(BUSY, counters)
+
+
+def test_what_is_kept_is_bounded_without_a_scrape():
+    counters = Counters()
+    for number in range(MAX_JOBS + 5):
+        counters.waited(f"job{number}", 1.0)
+    jobs = {f"job{number}" for number in range(MAX_JOBS + 5)}
+    everything = status(*(job(name=name) for name in sorted(jobs)))
+    assert scrape(everything, counters).count("lighthouse_quorum_wait_seconds_count{") == MAX_JOBS
+
+
+def test_reads_the_snapshot_once_a_scrape_and_not_before():
+    calls: list[int] = []
+
+    def snapshot() -> LighthouseStatus:
+        calls.append(1)
+        return BUSY
+
+    registry = CollectorRegistry()
+    registry.register(LighthouseCollector(snapshot, Counters()))
+    assert calls == []
+    render(registry)
+    assert calls == [1]
+
+
+def test_the_content_type_is_that_of_the_text_format():
+    body, content_type = render(CollectorRegistry())
+    assert body == b""
+    assert content_type.startswith("text/plain; version=")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
+def test_promtool_has_nothing_to_say():
+    counters = Counters()
+    counters.waited("default", 1.0)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=scrape(BUSY, counters), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
