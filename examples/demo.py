@@ -23,7 +23,9 @@ from examples.demo_screen import LiveScreen, PlainScreen, Row, make_screen
 from examples.local_cluster import ClusterError, Group, LocalCluster
 
 POLL_S = 0.1
-RESTART_AFTER_S = 1.0
+# While its manager lives a group counts as alive, and is waited for: it comes back at once. The one that lost its
+# manager too stays away until the others have gone on without it.
+RESTART_AFTER_S = {False: 0.5, True: 5.0}
 STOPPED_AFTER_S = 60.0
 LIGHTHOUSE = ("--min-replicas", "2", "--heartbeat-timeout", "2s")
 
@@ -53,6 +55,14 @@ class Demo:
             time.sleep(POLL_S)
         self._read()
         self._screen.show(list(self._rows.values()))
+        self._say_who_failed()
+
+    def _say_who_failed(self) -> None:
+        for group in self.cluster.groups:
+            for rank, status in enumerate(self.cluster.statuses(group)):
+                if status:
+                    last_words = self.cluster.output(group, rank).read_text(errors="replace")[-1500:]
+                    self._screen.say(escape(f"{group.name} rank {rank} ended with status {status}:\n{last_words}"))
 
     def _read(self) -> None:
         for participant, event in self._files.new():
@@ -82,14 +92,14 @@ class Demo:
         if with_manager:
             self.cluster.kill_manager(group)
         self._mark(group, "killed", f"SIGKILL to {what}")
-        self._restarts.append((time.monotonic() + RESTART_AFTER_S, group, with_manager))
+        self._restarts.append((time.monotonic() + RESTART_AFTER_S[with_manager], group, with_manager))
 
     def _restart_when_due(self) -> None:
         if not self._restarts or time.monotonic() < self._restarts[0][0]:
             return
         _, group, with_manager = self._restarts[0]
         if with_manager and not group.manager.is_alive:
-            group.manager.start()
+            self.cluster.begin_manager(group)
             self._mark(group, "starting", "manager started again")
         if with_manager and not group.manager.listens(group.manager_port):
             return

@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,15 @@ class Report:
         ]
 
     def pause_s(self, kill: Kill) -> float:
-        """Seconds around `kill` in which no survivor committed a step."""
+        """The longest time in the minute after `kill` in which no survivor committed a step, in seconds."""
         times = sorted(
             event["time"]
             for by_participant in self.commits.values()
             for name, event in by_participant.items()
             if not name.startswith(f"{kill.victim}-")
         )
-        before = max((time for time in times if time <= kill.at), default=kill.at)
-        after = min((time for time in times if time > kill.at), default=float("inf"))
-        return after - before
+        later = [kill.at, *(time for time in times if kill.at < time < kill.at + 60.0)]
+        return max((after - before for before, after in pairwise(later)), default=float("inf"))
 
     def weights(self) -> dict[str, str]:
         """The SHA-256 at the end, by participant."""

@@ -3,6 +3,7 @@
 A line of JSON on standard input starts a process; a line of JSON on standard output says its pid, and later its end:
 
     {"start": 1, "script": "train_ddp.py", "arguments": [...], "environment": {...}, "output": "FILE"}
+    {"start": 2, "store_port": 29400, "output": "FILE"}          a TCPStore, as `--store auto` would host one
     {"started": 1, "pid": 4711}
     {"ended": 4711, "status": -9}
 
@@ -21,7 +22,8 @@ import traceback
 from typing import Any, NoReturn
 
 import sklearn.datasets
-import torch
+import torch._dynamo  # torch's optimizers import it when first used: seconds of CPU, in every process
+from torch.distributed import TCPStore
 
 import agent_client.agent
 import agent_client.ddp
@@ -30,7 +32,7 @@ import agent_client.sampler
 
 PRELOADED = (
     sklearn.datasets,
-    torch,
+    torch._dynamo,
     agent_client.agent,
     agent_client.ddp,
     agent_client.optimizer,
@@ -78,6 +80,8 @@ def _become(order: dict[str, Any]) -> NoReturn:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
+        if "store_port" in order:
+            _host_store(order["store_port"])
         os.environ.update(order["environment"])
         sys.argv = [order["script"], *order["arguments"]]
         runpy.run_path(order["script"], run_name="__main__")
@@ -91,6 +95,13 @@ def _become(order: dict[str, Any]) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+def _host_store(port: int) -> NoReturn:
+    store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+    while store.port:
+        signal.pause()
+    raise AssertionError("a store always has a port")
 
 
 def _reap() -> None:

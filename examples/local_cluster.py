@@ -120,13 +120,15 @@ class ForkServer:
 
     def start(self, arguments: Sequence[str], environment: dict[str, str], output: Path) -> int:
         """The pid of a new process that runs the training script."""
-        order = {
-            "start": next(self._numbers),
-            "script": str(TRAIN_SCRIPT),
-            "arguments": list(arguments),
-            "environment": environment,
-            "output": str(output),
-        }
+        script = {"script": str(TRAIN_SCRIPT), "arguments": list(arguments), "environment": environment}
+        return self._order(script | {"output": str(output)})
+
+    def start_store(self, port: int, output: Path) -> int:
+        """The pid of a new process that hosts a TCPStore."""
+        return self._order({"store_port": port, "output": str(output)})
+
+    def _order(self, order: dict[str, Any]) -> int:
+        order = {"start": next(self._numbers)} | order
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
@@ -161,11 +163,13 @@ class ForkServer:
 
 @dataclass(slots=True)
 class Group:
-    """One replica group: its manager, its ranks' processes, and how often it was started."""
+    """One replica group: its manager and store, its ranks' processes, and how often it was started."""
 
     name: str
     manager: Daemon
     manager_port: int
+    store_port: int
+    store_pid: int | None = None
     pids: list[int] = field(default_factory=list)
     starts: int = 0
 
@@ -181,14 +185,12 @@ class LocalCluster:
         ranks: int,
         train_arguments: Sequence[str],
         lighthouse_arguments: Sequence[str] = (),
-        store: str = "auto",
     ) -> None:
-        """`folder` takes logs and events; `store` is what managers get as --store."""
+        """`folder` takes logs and events."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.ranks = ranks
         self._train_arguments = train_arguments
-        self._store = store
         self._port = free_port()
         self.lighthouse_address = f"{LOOPBACK}:{self._port}"
         arguments = ["serve", "--bind", self.lighthouse_address, "--http", f"{LOOPBACK}:0", *lighthouse_arguments]
@@ -205,12 +207,12 @@ class LocalCluster:
     def start(self) -> None:
         """Everything, to the point where every rank runs."""
         self.lighthouse.start()
-        for group in self.groups:
-            group.manager.start()
-        self.lighthouse.wait_port(self._port)
         self.forks.wait_ready()
+        self.lighthouse.wait_port(self._port)
         for group in self.groups:
-            group.manager.wait_port(group.manager_port, 120.0)
+            self.begin_manager(group)
+        for group in self.groups:
+            group.manager.wait_port(group.manager_port)
             self.start_ranks(group)
 
     def start_ranks(self, group: Group) -> None:
@@ -226,7 +228,10 @@ class LocalCluster:
                 "WORLD_SIZE": str(self.ranks),
             }
             arguments = [*self._train_arguments, "--events", str(self.events(group, rank))]
-            group.pids.append(self.forks.start(arguments, environment, self.folder / f"{group.name}-rank-{rank}.log"))
+            group.pids.append(self.forks.start(arguments, environment, self.output(group, rank)))
+
+    def output(self, group: Group, rank: int) -> Path:
+        return self.folder / f"{group.name}-rank-{rank}.log"
 
     def events(self, group: Group, rank: int) -> Path:
         return self.folder / f"{group.name}-rank-{rank}-start-{group.starts}.jsonl"
@@ -239,13 +244,21 @@ class LocalCluster:
         group.pids.clear()
 
     def kill_manager(self, group: Group) -> None:
-        """SIGKILL; its store process ends with it."""
+        """SIGKILL, to its store too."""
         group.manager.kill()
+        if group.store_pid is not None:
+            _send(group.store_pid, signal.SIGKILL)
+            group.store_pid = None
+
+    def begin_manager(self, group: Group) -> None:
+        """The manager and its store, on the ports they always have; it serves a little later."""
+        group.store_pid = self.forks.start_store(group.store_port, self.folder / f"{group.name}-store.log")
+        group.manager.start()
 
     def start_manager(self, group: Group) -> None:
-        """On the same port."""
-        group.manager.start()
-        group.manager.wait_port(group.manager_port, 120.0)
+        """The same, until it serves."""
+        self.begin_manager(group)
+        group.manager.wait_port(group.manager_port)
 
     def has_ended(self, group: Group) -> bool:
         return all(pid in self.forks.ended for pid in group.pids)
@@ -263,13 +276,14 @@ class LocalCluster:
         self.lighthouse.stop()
 
     def _group(self, name: str) -> Group:
-        port = free_port()
+        port, store_port = free_port(), free_port()
         arguments = [
             *("serve", "--lighthouse", self.lighthouse_address, "--replica-id", name),
             *("--group-world-size", str(self.ranks), "--bind", f"{LOOPBACK}:{port}"),
-            *("--advertise", LOOPBACK, "--store", self._store),
+            *("--advertise", LOOPBACK, "--store", f"{LOOPBACK}:{store_port}"),
         ]
-        return Group(name, Daemon(f"manager of {name}", _command("manager", arguments), self._log(name)), port)
+        manager = Daemon(f"manager of {name}", _command("manager", arguments), self._log(name))
+        return Group(name, manager, port, store_port)
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}-manager.log"

@@ -86,7 +86,7 @@ def connect_store(address: str, timeout_s: float) -> TCPStore:
 
 
 def _options(host: str, timeout_s: float) -> Any:
-    options: Any = ProcessGroupGloo.Options()
+    options: Any = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s)
     return options

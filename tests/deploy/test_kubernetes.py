@@ -1,0 +1,98 @@
+"""The manifests, rendered by kubectl and held against Kubernetes' own schemas."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .tools import DEPLOY, REPOSITORY, run, tool, yaml_documents
+
+KUSTOMIZATIONS = sorted(path.parent for path in (DEPLOY / "kubernetes").rglob("kustomization.yaml"))
+
+
+def render(folder: Path) -> str:
+    result = run([tool("kubectl"), "kustomize", folder])
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def objects() -> list[dict[str, Any]]:
+    return [found for folder in KUSTOMIZATIONS for found in yaml_documents(render(folder))]
+
+
+def pods() -> list[dict[str, Any]]:
+    return [found["spec"]["template"]["spec"] for found in objects() if "template" in found.get("spec", {})]
+
+
+def containers() -> list[dict[str, Any]]:
+    return [container for pod in pods() for container in [*pod.get("initContainers", []), *pod["containers"]]]
+
+
+def validate(text: str, folder: Path) -> tuple[int, str]:
+    manifest = folder / "rendered.yaml"
+    manifest.write_text(text)
+    result = run([tool("kubernetes-validate"), "--strict", "--quiet", manifest])
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_every_manifest_is_rendered() -> None:
+    manifests = [path for path in (DEPLOY / "kubernetes").rglob("*.yaml") if path.name != "kustomization.yaml"]
+    assert sorted(found["kind"] for found in objects()) == ["Deployment", "Job", "Namespace", "Service"]
+    assert len(manifests) == 4
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=lambda folder: folder.name)
+def test_the_schemas_hold(folder: Path, tmp_path: Path) -> None:
+    status, output = validate(render(folder), tmp_path)
+    assert status == 0, output
+
+
+def test_the_schemas_bite(tmp_path: Path) -> None:
+    status, output = validate(render(DEPLOY / "kubernetes").replace("readinessProbe", "readynessProbe"), tmp_path)
+    assert status != 0
+    assert "readynessProbe" in output
+
+
+def test_one_lighthouse_at_a_time() -> None:
+    (deployment,) = (found for found in objects() if found["kind"] == "Deployment")
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_the_service_leads_to_the_lighthouse() -> None:
+    (service,) = (found for found in objects() if found["kind"] == "Service")
+    (deployment,) = (found for found in objects() if found["kind"] == "Deployment")
+    template = deployment["spec"]["template"]
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    named = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+    assert {port["targetPort"]: port["port"] for port in service["spec"]["ports"]} == named
+    assert named == {"grpc": 29510, "http": 29511}
+
+
+def test_probes_of_the_lighthouse() -> None:
+    (lighthouse,) = (container for container in containers() if container["name"] == "lighthouse")
+    assert lighthouse["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "http"}
+    assert lighthouse["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+
+
+def test_pods_are_locked_down() -> None:
+    for pod in pods():
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["terminationGracePeriodSeconds"] >= 60
+    for container in containers():
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert {"requests", "limits"} <= set(container["resources"])
+
+
+def test_kubernetes_adds_no_variables_that_look_like_our_options() -> None:
+    assert [pod["enableServiceLinks"] for pod in pods()] == [False, False]
+
+
+def test_the_images_have_the_version_of_this_tree() -> None:
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    images = {container["name"]: container["image"] for container in containers()}
+    assert images["lighthouse"] == f"lighthouse-ft:{version}"
+    assert images["manager"] == f"lighthouse-ft:{version}-torch"
