@@ -16,12 +16,17 @@ def plot(report: Report, file: Path) -> None:
     first = {step: min(report.commits[step].values(), key=lambda event: event["time"]) for step in steps}
     zero = first[steps[0]]["time"]
     times = [first[step]["time"] - zero for step in steps]
-    losses = [sum(e["loss"] for e in report.commits[s].values()) / len(report.commits[s]) for s in steps]
+    losses = [report.loss(step) for step in steps]
     figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(9, 5), height_ratios=(3, 1))
     above.plot(times, losses, linewidth=0.8, color="tab:blue")
     above.set(ylabel="training loss", yscale="log", title="Training through kills")
     below.step(times, [report.participants(step) for step in steps], where="post", color="tab:green")
-    below.set(ylabel="groups", xlabel="seconds since the first committed step", ylim=(0, report.groups + 0.5))
+    below.set(
+        ylabel="groups",
+        xlabel="seconds since the first committed step",
+        ylim=(0, report.groups + 0.5),
+        yticks=range(report.groups + 1),
+    )
     for kill in report.kills:
         for axes in (above, below):
             axes.axvline(kill.at - zero, color="tab:red", linestyle="--", linewidth=1)

@@ -63,6 +63,11 @@ class Report:
     def participants(self, step: int) -> int:
         return max(event["participants"] for event in self.commits[step].values())
 
+    def loss(self, step: int) -> float:
+        """The mean over those whose gradients counted; a group that heals computes on weights it is about to drop."""
+        losses = [event["loss"] for event in self.commits[step].values() if event["contributed"]]
+        return sum(losses) / len(losses) if losses else float("nan")
+
     def full_share(self) -> float:
         """The share of the steps that all groups took part in."""
         full = sum(self.participants(step) == self.groups for step in self.commits)

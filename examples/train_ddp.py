@@ -82,6 +82,7 @@ def main() -> None:
                 participants=agent.num_participants,
                 hash=weights_hash(model, sgd),
                 loss=loss.item(),
+                contributed=agent.is_participating,
             )
         else:
             log_event(discarded=agent.current_step)
