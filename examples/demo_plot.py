@@ -21,12 +21,8 @@ def plot(report: Report, file: Path) -> None:
     above.plot(times, losses, linewidth=0.8, color="tab:blue")
     above.set(ylabel="training loss", yscale="log", title="Training through kills")
     below.step(times, [report.participants(step) for step in steps], where="post", color="tab:green")
-    below.set(
-        ylabel="groups",
-        xlabel="seconds since the first committed step",
-        ylim=(0, report.groups + 0.5),
-        yticks=range(report.groups + 1),
-    )
+    below.set(ylabel="groups", xlabel="seconds since the first committed step")
+    below.set(ylim=(0, report.groups + 0.5), yticks=range(report.groups + 1))
     for kill in report.kills:
         for axes in (above, below):
             axes.axvline(kill.at - zero, color="tab:red", linestyle="--", linewidth=1)
