@@ -53,4 +53,5 @@ $(VENV)/demo.stamp: $(VENV)/base.stamp
 $(VENV)/test.stamp: $(VENV)/demo.stamp
 	$(BIN)/pip install --quiet $(PIP_ARGS) --group test
 	$(BIN)/pip install --quiet $(PIP_ARGS) --no-deps torchft==0.2.0
+	$(BIN)/pip install --quiet $(PIP_ARGS) --no-deps --editable . # both have a command torchft_lighthouse
 	touch $@
