@@ -6,7 +6,6 @@ of state, the collectives. So the quorum overlaps the forward pass, and the firs
 
 import itertools
 import logging
-import os
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,13 +13,15 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.distributed import HashStore, PrefixStore, ProcessGroup, rendezvous
+from torch.distributed import HashStore, ProcessGroup
 
-from agent_client.checkpoint.http import CheckpointServer, fetch
 from agent_client.environment import Environment
 from agent_client.errors import AgentError, ConfigurationError
-from agent_client.manager_process import START_TIMEOUT_S, ManagerProcess
-from agent_client.process_group.gloo import GlooGroup, connect_store
+from agent_client.healing import Healing
+from agent_client.manager_process import ManagerProcess
+from agent_client.meeting import meet
+from agent_client.peers import Peers
+from agent_client.process_group.gloo import GlooGroup
 from agent_client.step import Phase, StepMachine
 from agent_client.train_state import TrainState
 from agent_client.worker import BackgroundThread
@@ -31,15 +32,14 @@ from protos.refusals import InvalidRequest, LighthouseError, NotServed, Unreacha
 
 log = logging.getLogger(__name__)
 
-MANAGER_KEY = "lighthouse/manager_address"
-STORE_PREFIX = "lighthouse"
+ALIVE_TIMEOUT_S = 5.0
 
 
 class Agent:
     """`timeout_s` bounds each collective and each vote, `connect_timeout_s` meeting the peers of a new quorum,
     `quorum_timeout_s` each quorum, `heal_timeout_s` a transfer of state.
 
-    A group rank other than those of its group passes `group`, its connection to them. Use `from_env`.
+    Several ranks of one group pass `group`, which connects them. Use `from_env`.
     """
 
     def __init__(
@@ -63,37 +63,32 @@ class Agent:
         self.state = state
         self.group_rank = group_rank
         self.group_world_size = group_world_size
-        self.group = group
+        self._group = group
         self._timeout_s = timeout_s
-        self._connect_timeout_s = connect_timeout_s
         self._quorum_timeout_s = quorum_timeout_s
-        self._heal_timeout_s = heal_timeout_s
         self._max_discards = max_consecutive_discards
         self._manager_process = manager_process
         self._client = ManagerClient(manager_address)
         self._host = advertised_host(manager_address, advertise)
-        self._server = CheckpointServer(advertise=self._host)
+        self._peers = Peers(group_rank, self._host, connect_timeout_s=connect_timeout_s, timeout_s=timeout_s)
+        self._healing = Healing(state, group_rank, self._host, heal_timeout_s)
         self._thread = BackgroundThread(f"lighthouse agent {group_rank}")
         self._machine = StepMachine()
         self._worker = secrets.token_hex(6)
         self._groups_for_torch = itertools.count()
-        self._peers: GlooGroup | None = None
-        self._peers_key: tuple[int, int] | None = None
         self._round: Future[None] | None = None
-        self._received: dict[str, Any] | None = None
         self._last: Assignment | None = None
 
     @classmethod
     def from_env(cls, *, state: TrainState, **options: Any) -> "Agent":
         """Finds its manager, its group and its place in the environment, as under torchrun.
 
-        Given only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID, rank 0 starts the group's manager. Raises
-        ConfigurationError naming the variable.
+        Given only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID, rank 0 starts the group's manager. `options` are those of
+        Agent. Raises ConfigurationError naming the variable.
         """
         env = Environment.read()
-        timeout_s = float(options.get("timeout_s", 60.0))
         options.setdefault("advertise", env.advertise)
-        process, address, group = _meet(env, timeout_s)
+        address, process, group = meet(env, float(options.get("timeout_s", 60.0)))
         return cls(
             address,
             state=state,
@@ -113,11 +108,11 @@ class Agent:
     def close(self) -> None:
         """Leave: end the collectives, the connections and, if this rank started it, the manager."""
         self._client.close()
-        self._drop_peers()
+        self._peers.drop()
         self._thread.close(5.0)
-        self._server.close()
-        if self.group is not None:
-            self.group.abort()
+        self._healing.close()
+        if self._group is not None:
+            self._group.abort()
         if self._manager_process is not None:
             self._manager_process.stop()
 
@@ -165,9 +160,10 @@ class Agent:
 
     def group_for_torch(self) -> ProcessGroup:
         """The ranks of this replica group, for a module of torch's that replicates inside it."""
-        name = f"torch/{next(self._groups_for_torch)}"
-        group = self.group or GlooGroup(HashStore(), 0, 1, self._host, connect_timeout_s=60.0, timeout_s=60.0)
-        return group.for_torch(name)
+        group = self._group or GlooGroup(
+            HashStore(), 0, 1, self._host, connect_timeout_s=self._timeout_s, timeout_s=self._timeout_s
+        )
+        return group.for_torch(f"torch/{next(self._groups_for_torch)}")
 
     # -- one step
 
@@ -190,7 +186,7 @@ class Agent:
     def all_reduce(self, tensor: torch.Tensor) -> "Future[torch.Tensor]":
         """The mean over the contributing participants, and over the ranks of the group, in place.
 
-        The future never fails: a failure marks the step, which is then discarded, and leaves `tensor` undefined.
+        A lost peer does not fail the future: it marks the step, which is then discarded, and leaves `tensor` undefined.
         """
         return self._thread.submit(lambda: self._reduce(tensor))
 
@@ -211,7 +207,8 @@ class Agent:
         commit = self._vote()
         failure = self._machine.failure
         self._machine.decided(commit)
-        self._note(commit, failure)
+        if not commit:
+            self._note_discard(failure or "another rank of the group voted no")
         return commit
 
     # -- on the background thread
@@ -227,9 +224,9 @@ class Agent:
             return machine.unanswered(str(e))
         machine.answered(assignment)
         self._last = assignment
-        self._guarded("making the process group", lambda: self._configure(assignment))
-        self._guarded("serving the state", lambda: self._serve(assignment))
-        self._guarded("healing", lambda: self._fetch(assignment))
+        self._guarded("making the process group", lambda: self._peers.configure(assignment))
+        self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
+        self._guarded("healing", lambda: self._healing.fetch(assignment))
         return None
 
     def _ask_manager(self) -> Assignment:
@@ -237,7 +234,7 @@ class Agent:
         return self._client.quorum(
             self.group_rank,
             machine.step,
-            self._server.address,
+            self._healing.address,
             timeout_s=self._quorum_timeout_s,
             tag_quorum_id=machine.tag_quorum_id,
             commit_failures=machine.discards,
@@ -251,52 +248,15 @@ class Agent:
         if not isinstance(error, Unreachable):
             return
         try:
-            self._client.status(timeout_s=5.0)
+            self._client.status(timeout_s=ALIVE_TIMEOUT_S)
         except Unreachable as e:
             raise AgentError(f"the group's manager is gone: {e}; restart the group") from error
 
-    def _configure(self, assignment: Assignment) -> None:
-        key = (assignment.quorum_id, assignment.replica_world_size)
-        if key == self._peers_key:
-            return
-        self._drop_peers()
-        if assignment.replica_world_size == 1:
-            self._peers_key = key
-            return
-        store = connect_store(assignment.store_address, self._connect_timeout_s)
-        prefix = f"{STORE_PREFIX}/{assignment.quorum_id}/{self.group_rank}"
-        self._peers = GlooGroup(
-            PrefixStore(prefix, store),
-            assignment.replica_rank,
-            assignment.replica_world_size,
-            self._host,
-            connect_timeout_s=self._connect_timeout_s,
-            timeout_s=self._timeout_s,
-        )
-        self._peers_key = key
-
-    def _serve(self, assignment: Assignment) -> None:
-        if not assignment.serve_to:
-            return self._server.withdraw()
-        state = {"train": self.state.snapshot(), "agent": self._own_state()}
-        return self._server.publish((assignment.quorum_id, assignment.max_step, self.group_rank), state)
-
-    def _fetch(self, assignment: Assignment) -> None:
-        self._received = None
-        if not assignment.heals:
-            return
-        log.info(
-            "healing from %s to step %d", assignment.replica_ids[assignment.heal_from_rank or 0], assignment.max_step
-        )
-        with ManagerClient(assignment.heal_from_address) as source:
-            address = source.checkpoint_address(self.group_rank, timeout_s=min(10.0, self._heal_timeout_s))
-        key = (assignment.quorum_id, assignment.max_step, self.group_rank)
-        self._received = fetch(address, key, self._heal_timeout_s)
-
     def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The group's own sum is always taken, whatever has failed: its other ranks wait in it."""
-        if self.group is not None:
-            self._guarded("reducing inside the group", lambda: self.group and self.group.all_reduce(tensor))
+        group = self._group
+        if group is not None:
+            self._guarded("reducing inside the group", lambda: group.all_reduce(tensor))
             tensor /= self.group_world_size
         if not self._machine.contributes:
             tensor.zero_()
@@ -307,7 +267,7 @@ class Agent:
         assignment = self._machine.assignment
         if assignment is None or self._machine.failure is not None:
             return
-        if self._guarded("reducing", lambda: self._peers and self._peers.all_reduce(tensor)):
+        if self._guarded("reducing", lambda: self._peers.all_reduce(tensor)):
             self._machine.reduced()
             tensor /= assignment.contributors
 
@@ -323,36 +283,20 @@ class Agent:
         except Exception as e:  # noqa: BLE001  whatever it was, the next quorum repairs it
             log.warning("step %d: %s failed: %s", self._machine.step, what, _first_line(e))
             self._machine.failed(f"{what}: {_first_line(e)}")
-            self._drop_peers()
+            self._peers.drop()
             return False
         return True
-
-    def _drop_peers(self) -> None:
-        if self._peers is not None:
-            self._peers.abort()
-        self._peers = self._peers_key = None
 
     # -- the vote
 
     def _install(self) -> None:
-        received, assignment = self._received, self._machine.assignment
-        if received is None or assignment is None or self._machine.failure is not None:
-            return
-        try:
-            agent = received["agent"]
-            if agent["step"] != assignment.max_step:
-                raise ValueError(f"it is of step {agent['step']}, not {assignment.max_step}")
-            self.state.check(received["train"])
-            self._machine.installing()
-            self.state.install(received["train"])
-            self._machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
-        except Exception as e:  # noqa: BLE001  a peer's state that does not fit must not end this rank
-            log.warning("step %d: installing a peer's state failed: %s", self._machine.step, e)
-            self._machine.failed(f"installing a peer's state: {_first_line(e)}")
-        self._received = None
+        machine = self._machine
+        assignment = machine.assignment
+        if assignment is not None and machine.failure is None:
+            self._guarded("installing a peer's state", lambda: self._healing.install(assignment, machine))
 
     def _vote(self) -> bool:
-        """A yes is repeated until its decision is known: no other rank may commit without this one."""
+        """Without the decision a rank that voted yes cannot go on: the others may have committed."""
         vote, machine = self._machine.vote(), self._machine
         step = machine.assignment.max_step if machine.assignment else machine.step
         quorum_id = machine.assignment.quorum_id if machine.assignment else None
@@ -365,45 +309,11 @@ class Agent:
                 return False
             raise AgentError(f"voted yes for step {step} and cannot learn the decision: {e}; restart the group") from e
 
-    def _note(self, commit: bool, failure: str | None) -> None:
+    def _note_discard(self, reason: str) -> None:
         machine = self._machine
-        if commit:
-            return
-        log.warning("step %d discarded: %s", machine.step, failure or "another rank of the group voted no")
+        log.warning("step %d discarded: %s", machine.step, reason)
         if machine.discards >= self._max_discards:
-            raise AgentError(f"{machine.discards} steps discarded in a row (max_consecutive_discards): {failure}")
-
-    def _own_state(self) -> dict[str, Any]:
-        machine = self._machine
-        return {
-            "step": machine.step,
-            "tag_quorum_id": machine.tag_quorum_id,
-            "batches_committed": machine.batches_committed,
-        }
-
-
-def _meet(env: Environment, timeout_s: float) -> tuple[ManagerProcess | None, str, GlooGroup | None]:
-    """The group's manager and the connection of its ranks."""
-    if env.group_world_size == 1:
-        process = None if env.manager else ManagerProcess.start(env.lighthouse, env.replica_id, 1)
-        return process, process.address if process else env.manager, None
-    store, _, _ = next(rendezvous("env://", env.group_rank, env.group_world_size))
-    store = PrefixStore(f"lighthouse/{env.attempt}", store)
-    process = None
-    if not env.manager and env.group_rank == 0:
-        process = ManagerProcess.start(env.lighthouse, env.replica_id, env.group_world_size)
-        store.set(MANAGER_KEY, process.address)
-    address = env.manager or store.get(MANAGER_KEY).decode()
-    host = advertised_host(f"{os.environ['MASTER_ADDR']}:1", env.advertise)
-    group = GlooGroup(
-        PrefixStore("group", store),
-        env.group_rank,
-        env.group_world_size,
-        host,
-        connect_timeout_s=START_TIMEOUT_S,
-        timeout_s=timeout_s,
-    )
-    return process, address, group
+            raise AgentError(f"{machine.discards} steps discarded in a row (max_consecutive_discards): {reason}")
 
 
 def _first_line(error: BaseException) -> str:
