@@ -56,7 +56,9 @@ def _backwards(participant: Participant, old: Member | None) -> InvalidRequest |
     if not participant.incarnation or old is None or old.participant is None:
         return None
     before = old.participant
-    if before.incarnation != participant.incarnation or participant.step >= before.step:
+    # One whose ranks disagreed may have been told to heal to an older state than its own.
+    lowest = min(before.step, old.handed.max_step) if old.handed else before.step
+    if before.incarnation != participant.incarnation or participant.step >= lowest:
         return None
     return InvalidRequest(
         f"of {participant.replica_id} went from {before.step} back to {participant.step}; "
@@ -69,9 +71,7 @@ def _misfit(participant: Participant, roster: Roster) -> WrongState | None:
     if participant.group_world_size == 0:
         return None
     for size, names in roster.sizes.items():
-        others = names - {participant.replica_id} if len(names) == 1 else names
-        if size != participant.group_world_size and others:
-            other = min(others)
+        if size != participant.group_world_size and (other := _another(names, participant)):
             return WrongState(
                 f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, {other} has {size}; "
                 "replica groups of one job have the same size, unless the lighthouse runs with --allow-heterogeneous"
@@ -80,13 +80,17 @@ def _misfit(participant: Participant, roster: Roster) -> WrongState | None:
 
 
 def _loopback(participant: Participant, roster: Roster) -> WrongState | None:
-    others = roster.routable - {participant.replica_id} if len(roster.routable) < 3 else roster.routable
-    if not others or not is_loopback(participant):
+    if not is_loopback(participant):
         return None
-    other = roster.get(min(others))
-    assert other is not None
-    assert other.participant is not None
-    return _unreachable(participant, other.participant)
+    other = roster.get(_another(roster.routable, participant) or "")
+    return _unreachable(participant, other.participant) if other is not None and other.participant else None
+
+
+def _another(names: set[str], participant: Participant) -> str | None:
+    """The first of `names` that is not the participant's own."""
+    if len(names) == 1 and participant.replica_id in names:
+        return None
+    return min(names - {participant.replica_id}, default=None)
 
 
 def _unreachable(hidden: Participant, routable: Participant) -> WrongState:

@@ -25,6 +25,10 @@ class JoinClock:
         if self.asking == 0:
             self._quiet_at = now
 
+    def running_since(self, now: float) -> float | None:
+        """None if nobody asks, or has asked within the grace."""
+        return self.started_at if self.asking or now - self._quiet_at <= self.grace_s else None
+
     def restart(self, asking: int, now: float) -> None:
         """A quorum was formed; the `asking` who were left out begin to wait anew."""
         self.asking = asking
@@ -39,10 +43,11 @@ class Joins:
         self._joined: dict[str, Member] = {}
         self._calls: dict[int, Member] = {}
         self._previous: frozenset[str] = frozenset()
+        self._participants = 0
+        self._shrinking = 0
         self._earliest_deadline_at: float | None = None
         self.anyone = JoinClock(grace_s)
         self.members = JoinClock(grace_s)
-        self.shrinking = 0
 
     def __len__(self) -> int:
         return len(self._joined)
@@ -62,7 +67,7 @@ class Joins:
         self.anyone.joined(now)
         if member.replica_id in self._previous:
             self.members.joined(now)
-        self.shrinking += _shrinks(member)
+        self._count(member, 1)
 
     def withdraw(self, call: int, now: float) -> Member | None:
         """The member whose call that was; None if it does not wait any more."""
@@ -73,7 +78,7 @@ class Joins:
         self.anyone.withdrew(now)
         if member.replica_id in self._previous:
             self.members.withdrew(now)
-        self.shrinking -= _shrinks(member)
+        self._count(member, -1)
         self._released(member)
         return member
 
@@ -87,10 +92,23 @@ class Joins:
             member.call = None
         self._previous = previous
         self._earliest_deadline_at = min((m.deadline_at for m in self), default=None)
-        self.shrinking = sum(_shrinks(member) for member in self)
+        self._participants = self._shrinking = 0  # who is left is of no quorum
         self.anyone.restart(len(self), now)
         self.members.restart(0, now)
         return tuple(calls)
+
+    @property
+    def candidates(self) -> int:
+        """How many may be in the next quorum: where one of the present quorum asks to shrink, only those of it."""
+        return self._participants if self._shrinking else len(self)
+
+    def list_candidates(self) -> list[Member]:
+        return [member for member in self if member.in_quorum] if self._shrinking else list(self)
+
+    def _count(self, member: Member, change: int) -> None:
+        if member.in_quorum:
+            self._participants += change
+            self._shrinking += change * (member.participant is not None and member.participant.shrink_only)
 
     @property
     def earliest_deadline_at(self) -> float | None:
@@ -100,7 +118,3 @@ class Joins:
         if member.deadline_at == self._earliest_deadline_at:
             self._earliest_deadline_at = min((m.deadline_at for m in self), default=None)
         member.call = None
-
-
-def _shrinks(member: Member) -> int:
-    return int(member.participant is not None and member.participant.shrink_only)

@@ -39,9 +39,9 @@ def tag_of(participant: Participant, handed: Handed | None) -> int | None:
 
 def hand_out(candidates: Sequence[Participant], tags: Sequence[int | None]) -> Lineage:
     """`tags[i]` is the tag_quorum_id of `candidates[i]`."""
-    sound = [i for i, candidate in enumerate(candidates) if not candidate.ranks_disagree] or list(
-        range(len(candidates))
-    )
+    # Who disagrees heals, unless there is nobody to heal from: at step 0 there is not.
+    sound = [i for i, candidate in enumerate(candidates) if candidate.step and not candidate.ranks_disagree]
+    sound = sound or list(range(len(candidates)))
     max_step = max(candidates[i].step for i in sound)
     at_max = [i for i in sound if candidates[i].step == max_step]
     known = Counter(tag for i in at_max if (tag := tags[i]) is not None)

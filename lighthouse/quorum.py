@@ -112,8 +112,9 @@ class QuorumMachine:
         self._next_id = config.first_quorum_id
         self._seen_id = 0
         self._composition: tuple[tuple[int, tuple[str, ...]], ...] = ()
-        self._previous: dict[str, int] = {}
+        self._previous: frozenset[str] = frozenset()
         self._absent = 0
+        self._now = 0.0
 
     @property
     def is_quiet(self) -> bool:
@@ -121,7 +122,7 @@ class QuorumMachine:
         return len(self.roster) == 0
 
     def is_participant(self, member: Member) -> bool:
-        return self._previous.get(member.replica_id) == member.birth
+        return member.in_quorum
 
     def handle(self, event: Event, now: float) -> Sequence[Effect]:
         self._pass_time(now)
@@ -146,9 +147,9 @@ class QuorumMachine:
 
     def verdict(self) -> Verdict:
         """Why there is, or is not, a quorum, as of the last event or tick."""
-        candidates = self._count_candidates()
+        candidates = self.joins.candidates
         if candidates == 0:
-            return Verdict.FORMED if self._members_are_alive() else Verdict.NOBODY_ASKS
+            return Verdict.FORMED if self.roster.working else Verdict.NOBODY_ASKS
         if candidates < self.config.min_replicas:
             return Verdict.TOO_FEW_PARTICIPANTS
         if size_for(candidates, self.config.allowed_sizes, self.config.active) < self.config.min_replicas:
@@ -207,9 +208,12 @@ class QuorumMachine:
     # -- time
 
     def _pass_time(self, now: float) -> None:
+        self._now = now
         self.roster.expire(now)
+
+    def _note_missed(self) -> None:
         missed_at = self.missed_at()
-        if missed_at is not None and now >= missed_at and self._is_enough():
+        if missed_at is not None and self._now >= missed_at and self._is_enough():
             for name in self.stragglers():
                 member = self.roster.get(name)
                 if member is not None:
@@ -219,8 +223,9 @@ class QuorumMachine:
         """When the present stragglers will have missed their join_timeout; None while nobody's wait counts."""
         if not self._has_stragglers() or not len(self.joins):
             return None
-        clock = self.joins.members if self._members_are_alive() else self.joins.anyone
-        return None if clock.started_at is None else clock.started_at + self.config.join_timeout_s
+        clock = self.joins.members if self.roster.working else self.joins.anyone
+        started_at = clock.running_since(self._now)
+        return None if started_at is None else started_at + self.config.join_timeout_s
 
     def _cut_at(self) -> float | None:
         """When a waiting call must be answered, if a majority waits and a member's wait counts."""
@@ -232,30 +237,19 @@ class QuorumMachine:
     def _has_stragglers(self) -> bool:
         return len(self.roster.healthy) > len(self.joins)
 
-    def _members_are_alive(self) -> bool:
-        return any(name in self.roster.healthy for name in self._previous)
-
     def _is_majority(self) -> bool:
-        return 2 * self._count_candidates() > len(self.roster.healthy)
+        return 2 * self.joins.candidates > len(self.roster.healthy)
 
     def _is_enough(self) -> bool:
-        candidates, config = self._count_candidates(), self.config
+        candidates, config = self.joins.candidates, self.config
         return candidates >= config.min_replicas and (
             size_for(candidates, config.allowed_sizes, config.active) >= config.min_replicas
         )
 
     # -- forming
 
-    def _count_candidates(self) -> int:
-        return len(self._candidates()) if self.joins.shrinking else len(self.joins)
-
-    def _candidates(self) -> list[Member]:
-        joined = list(self.joins)
-        members = [member for member in joined if self.is_participant(member)]
-        asks_to_shrink = any(m.participant is not None and m.participant.shrink_only for m in members)
-        return members if asks_to_shrink else joined
-
     def _form(self, now: float) -> list[Effect]:
+        self._note_missed()
         cut_at = self._cut_at()
         is_cut = cut_at is not None and now >= cut_at and self._is_majority() and self._is_enough()
         if self.verdict() is not Verdict.READY and not is_cut:
@@ -272,17 +266,18 @@ class QuorumMachine:
         if is_new:
             self.quorums_formed += 1
             self.formed_at = now
-        self._previous = {member.replica_id: member.birth for member in chosen}
+        self._previous = frozenset(member.replica_id for member in chosen)
         self._absent = len(chosen)
-        calls = self.joins.take(chosen, frozenset(self._previous), now)
+        self.roster.form(chosen)
+        calls = self.joins.take(chosen, self._previous, now)
         return [QuorumFormed(self.quorum, calls, is_new)]
 
     def _choose(self) -> list[Member]:
-        candidates = self._candidates()
+        candidates = self.joins.list_candidates()
         size = size_for(len(candidates), self.config.allowed_sizes, self.config.active)
         by_id = {member.replica_id: member for member in candidates}
         participants = [member.participant for member in candidates if member.participant]
-        chosen = [by_id[p.replica_id] for p in choose(participants, self._previous.keys(), size)]
+        chosen = [by_id[p.replica_id] for p in choose(participants, self._previous, size)]
         return sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else "")
 
     def _next_composition(self, chosen: list[Member]) -> bool:

@@ -8,7 +8,7 @@ Moments are the caller's monotonic clock. Every operation costs O(log n) at most
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from protos.identity import parse_address
@@ -31,7 +31,8 @@ class Handed:
 class Member:
     """One replica group's present incarnation; `birth` numbers them.
 
-    `call` is the number of its waiting call, if it waits; `deadline_at` the end of that call's time.
+    `call` is the number of its waiting call, if it waits; `deadline_at` the end of that call's time; `in_quorum` says
+    that it is a participant of the present quorum.
     """
 
     replica_id: str
@@ -42,8 +43,10 @@ class Member:
     call: int | None = None
     deadline_at: float = 0.0
     is_alive: bool = True
+    in_quorum: bool = False
     has_missed: bool = False
     lapsed_at: float = 0.0
+    due_at: float = 0.0
     is_loopback: bool | None = None
     handed: Handed | None = None
 
@@ -57,6 +60,7 @@ class Roster:
         self._pushed = 0
         self._births = 0
         self.healthy: set[str] = set()
+        self.working: set[str] = set()  # the healthy ones of the present quorum
         self.loopback: set[str] = set()
         self.routable: set[str] = set()
         self.sizes: dict[int, set[str]] = {}
@@ -101,12 +105,24 @@ class Roster:
         if not member.is_alive:
             member.is_alive = True
             self._index(member)
+            self._push(member, now)
         if not member.has_missed:
             self.healthy.add(member.replica_id)
+            if member.in_quorum:
+                self.working.add(member.replica_id)
 
     def miss(self, member: Member) -> None:
         member.has_missed = True
         self.healthy.discard(member.replica_id)
+        self.working.discard(member.replica_id)
+
+    def form(self, members: Sequence[Member]) -> None:
+        """`members` are the present quorum from now on. O(n)."""
+        for member in self._members.values():
+            member.in_quorum = False
+        for member in members:
+            member.in_quorum = True
+        self.working = {member.replica_id for member in members if member.replica_id in self.healthy}
 
     def remove(self, member: Member) -> None:
         self._unindex(member)
@@ -116,8 +132,8 @@ class Roster:
         """The members that lapse by `now`; forgets those that lapsed long ago."""
         lapsed: list[Member] = []
         while self._due and self._due[0][0] <= now:
-            _, _, member = heapq.heappop(self._due)
-            if self._members.get(member.replica_id) is not member:
+            due_at, _, member = heapq.heappop(self._due)
+            if due_at != member.due_at or self._members.get(member.replica_id) is not member:
                 continue
             if member.is_alive and self._due_at(member, now) <= now:
                 self._lapse(member, now)
@@ -140,7 +156,8 @@ class Roster:
 
     def _push(self, member: Member, now: float) -> None:
         self._pushed += 1
-        heapq.heappush(self._due, (self._due_at(member, now), self._pushed, member))
+        member.due_at = self._due_at(member, now)
+        heapq.heappush(self._due, (member.due_at, self._pushed, member))
 
     def _due_at(self, member: Member, now: float) -> float:
         if not member.is_alive:
@@ -173,7 +190,7 @@ class Roster:
             self.sizes.setdefault(member.participant.group_world_size, set()).add(member.replica_id)
 
     def _unindex(self, member: Member) -> None:
-        for group in (self.healthy, self.loopback, self.routable):
+        for group in (self.healthy, self.working, self.loopback, self.routable):
             group.discard(member.replica_id)
         if member.participant is not None:
             size = member.participant.group_world_size

@@ -23,7 +23,7 @@ def job_status(job: str, machine: QuorumMachine, now: float) -> JobStatus:
 
 def explain(machine: QuorumMachine, now: float) -> str:
     """The verdict with its numbers, in words."""
-    joined, healthy, config = len(machine.joins), len(machine.roster.healthy), machine.config
+    joined, healthy, config = machine.joins.candidates, len(machine.roster.healthy), machine.config
     match machine.verdict():
         case Verdict.NOBODY_ASKS:
             return f"nobody asks for a quorum; {healthy} alive"

@@ -11,13 +11,11 @@ from dataclasses import replace
 from protos.membership import Assignment, Participant, Quorum
 
 
-def assign(
-    quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool, *, one_origin: bool = False
-) -> Assignment | None:
+def assign(quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool) -> Assignment | None:
     """None if no participant is called `wire_id`.
 
-    torchft has each group_rank start from another group's state; with `one_origin` all start from one group's, so that
-    the ranks of a group hold parts of one and the same model.
+    torchft has each group_rank start from another group's state. Where every participant sends tags, as our Agents do,
+    all ranks start from one group's, so that the ranks of a group hold parts of one and the same model.
     """
     members = quorum.participants
     mine = next((i for i, member in enumerate(members) if member.wire_id == wire_id), None)
@@ -26,7 +24,7 @@ def assign(
     max_step = max(member.step for member in members)
     at_max = [i for i, member in enumerate(members) if member.step == max_step]
     primary = at_max[group_rank % len(at_max)]
-    origin = at_max[0] if one_origin else primary
+    origin = at_max[0] if all(member.tag_quorum_id is not None for member in members) else primary
     healing = _healing(members, max_step, origin if init_sync and max_step == 0 else None)
     sources = [i for i in range(len(members)) if i not in healing]
     dealt = {target: sources[(n + group_rank) % len(sources)] for n, target in enumerate(sorted(healing))}

@@ -99,8 +99,7 @@ class CommitMachine:
     def _open(self, attempt: _Attempt) -> list[Effect]:
         """An attempt that was not decided is over; whoever still waits in it learns so."""
         old, self._attempt = self._attempt, attempt
-        if self._decided.get(attempt.key) is False:
-            del self._decided[attempt.key]
+        self._decided.pop(attempt.key, None)
         if old is None or old.decision is not None:
             return []
         error = WrongState(f"step: the attempt at step {old.step} was given up for a quorum for step {attempt.step}")

@@ -122,7 +122,7 @@ class ManagerDaemon:
             status=lambda: dataclasses.asdict(self.status()),
         )
         self._http = HttpServer(side)
-        await self._http.start(bind)
+        log.info("serves HTTP on port %d", await self._http.start(bind))
 
     def _say_hello(self) -> None:
         config = self._config

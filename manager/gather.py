@@ -109,6 +109,7 @@ class GatherMachine:
         self._is_joined = False
         self._last: dict[int, Ask] = {}
         self.incarnation = 0
+        self._max_step: int | None = None
         self.quorum_id = 0
         self.step = 0
 
@@ -165,7 +166,10 @@ class GatherMachine:
         if ask.step < 0:
             raise InvalidRequest(f"is {ask.step}; steps count from 0", field="step")
         last = self._last.get(ask.group_rank)
-        if last is not None and last.worker == ask.worker and ask.step < last.step:
+        if last is None or last.worker != ask.worker:
+            return
+        # A group whose ranks disagreed may have been told to heal to an older state than this rank's own.
+        if ask.step < min(last.step, self._max_step if self._max_step is not None else last.step):
             raise InvalidRequest(
                 f"of rank {ask.group_rank} went from {last.step} back to {ask.step}; "
                 "a rank that lost its state restarts, and its group with it",
@@ -213,16 +217,27 @@ class GatherMachine:
             return self._refuse_all(_went_back(quorum.quorum_id, self.quorum_id))
         answers: list[RankAnswered] = []
         for ask in self._asks.values():
-            assignment = assign(quorum, self._wire_id, ask.group_rank, ask.init_sync, one_origin=bool(ask.worker))
+            assignment = assign(quorum, self._wire_id, ask.group_rank, ask.init_sync)
             if assignment is None:
                 return self._refuse_all(
                     InternalError(f"the lighthouse's quorum {quorum.quorum_id} lacks {self._wire_id}")
                 )
             answers.append(RankAnswered(ask.call, assignment, quorum))
+        odd = self._disagreement()
+        if odd is not None and not answers[0].assignment.heals:
+            return self._refuse_all(odd)
         self._asks = {}
         self._is_joined = False
         self.quorum_id = quorum.quorum_id
-        return [RoundAnswered(quorum.quorum_id, answers[0].assignment.max_step), *answers]
+        self._max_step = answers[0].assignment.max_step
+        return [RoundAnswered(quorum.quorum_id, self._max_step), *answers]
+
+    def _disagreement(self) -> WrongState | None:
+        """Why the waiting ranks cannot train without healing, if they hold different states."""
+        first, *others = self._asks.values()
+        state = (first.step, first.tag_quorum_id)
+        odd = next((other for other in others if (other.step, other.tag_quorum_id) != state), None)
+        return _states_differ(first, odd) if odd is not None else None
 
     def _refuse_all(self, error: LighthouseError) -> list[Effect]:
         taken_back: list[Effect] = [JoinTakenBack(self._round)] if self._is_joined else []
@@ -243,6 +258,14 @@ def _steps_differ(ask: Ask, other: Ask) -> WrongState:
     return WrongState(
         f"step: rank {ask.group_rank} is at step {ask.step} and rank {other.group_rank} at {other.step}; the ranks of "
         "a group advance together: restart the group, or load one checkpoint in all its ranks"
+    )
+
+
+def _states_differ(ask: Ask, other: Ask) -> WrongState:
+    return WrongState(
+        f"step: rank {ask.group_rank} holds step {ask.step} of quorum {ask.tag_quorum_id} and rank {other.group_rank} "
+        f"step {other.step} of quorum {other.tag_quorum_id}, and there is no other group to heal from: restart the "
+        "group, or load one checkpoint in all its ranks"
     )
 
 

@@ -16,6 +16,7 @@ from protos.refusals import InvalidRequest
 REPLICA_ID_ALPHABET = "A-Z a-z 0-9 . _ : / @ + = -"
 _ALLOWED = frozenset(string.ascii_letters + string.digits + "._:/@+=-")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_BRACKETED = re.compile(r"\[([^\[\]]*)\](?::(.*))?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 
 
@@ -51,7 +52,8 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """As far as the text tells; a name that resolves to a loopback is for the one who can resolve it."""
-        if self.host == "localhost" or self.host.endswith(".localhost"):
+        name = self.host.lower().removesuffix(".")
+        if name == "localhost" or name.endswith(".localhost"):
             return True
         ip = _ip(self.host)
         return ip is not None and ip.is_loopback
@@ -71,15 +73,15 @@ def parse_address(text: str, field: str) -> Address:
     host, port = _split_port(rest)
     if _ip(host) is None and not (_HOST.fullmatch(host) and len(host) <= 253):
         raise InvalidRequest(f"{text!r} is not an address; write host:port, or [v6-address]:port", field=field)
-    if port is not None and not (port.isascii() and port.isdigit() and int(port[:6]) < 65536):
+    if port is not None and not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
         raise InvalidRequest(f"{text!r} has no valid port; a port is a number from 0 to 65535", field=field)
     return Address(host, None if port is None else int(port))
 
 
 def _split_port(text: str) -> tuple[str, str | None]:
     if text.startswith("["):
-        host, _, tail = text[1:].partition("]")
-        return host, tail[1:] if tail.startswith(":") else (tail or None)
+        bracketed = _BRACKETED.fullmatch(text)
+        return (bracketed[1], bracketed[2]) if bracketed else ("", None)
     if text.count(":") > 1:
         return text, None
     host, colon, port = text.partition(":")
@@ -88,6 +90,7 @@ def _split_port(text: str) -> tuple[str, str | None]:
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host)
+        found = ipaddress.ip_address(host)
     except ValueError:
         return None
+    return getattr(found, "ipv4_mapped", None) or found

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from google.protobuf.message import DecodeError
+
 from protos import lighthouse_pb2, manager_pb2, torchft_pb2
 from protos.identity import check_name, parse_address, split_replica_id
 from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID
@@ -31,13 +33,13 @@ class _Member(Protocol):
     def SerializeToString(self) -> bytes: ...
 
 
-def participant_from_native(member: lighthouse_pb2.QuorumMember) -> Participant:
+def participant_from_native(member: lighthouse_pb2.QuorumMember, *, min_world_size: int = 1) -> Participant:
     """Checked. Raises InvalidRequest naming the field."""
     tag = member.tag_quorum_id if member.HasField("tag_quorum_id") else None
     for field, quorum_id in (("tag_quorum_id", tag or 0), ("seen_quorum_id", member.seen_quorum_id)):
         if not 0 <= quorum_id <= MAX_QUORUM_ID:
             raise InvalidRequest(f"is {quorum_id}; quorum ids are 0 to {MAX_QUORUM_ID}", field=field)
-    participant = _participant(member, member.incarnation, tag, min_world_size=1)
+    participant = _participant(member, member.incarnation, tag, min_world_size=min_world_size)
     return replace(participant, ranks_disagree=member.ranks_disagree, seen_quorum_id=member.seen_quorum_id)
 
 
@@ -64,8 +66,19 @@ def _participant(member: _Member, incarnation: str, tag: int | None, *, min_worl
         commit_failures=member.commit_failures,
         data=member.data,
         tag_quorum_id=tag,
-        wire=member.SerializeToString(),
+        wire=_relayable(member),
     )
+
+
+def _relayable(member: _Member) -> bytes:
+    """The member as it came. Refused here if the other form of a quorum could not hold it, for everybody in it."""
+    raw = member.SerializeToString()
+    other = torchft_pb2.QuorumMember if isinstance(member, lighthouse_pb2.QuorumMember) else lighthouse_pb2.QuorumMember
+    try:
+        other.FromString(raw)
+    except DecodeError:
+        raise InvalidRequest("has an unknown field that cannot be relayed", field="requester") from None
+    return raw
 
 
 def _check_member(member: _Member, min_world_size: int) -> None:
@@ -113,8 +126,11 @@ def participant_to_native(participant: Participant) -> lighthouse_pb2.QuorumMemb
 def _fill_native(member: lighthouse_pb2.QuorumMember, participant: Participant) -> None:
     member.MergeFromString(participant.wire)
     member.incarnation = participant.incarnation
+    # Set or cleared, all of ours: a torchft of tomorrow may use our numbers for something else.
     if participant.tag_quorum_id is not None:
         member.tag_quorum_id = participant.tag_quorum_id
+    else:
+        member.ClearField("tag_quorum_id")
     member.ranks_disagree = participant.ranks_disagree
     member.seen_quorum_id = participant.seen_quorum_id
     _fill_both(member, participant)
@@ -138,7 +154,8 @@ def _fill_both(member: lighthouse_pb2.QuorumMember | torchft_pb2.QuorumMember, p
 
 def quorum_from_native(message: lighthouse_pb2.Quorum) -> Quorum:
     """A lighthouse's answer. Raises InvalidRequest when a member of it is malformed."""
-    return Quorum(message.quorum_id, tuple(participant_from_native(member) for member in message.participants))
+    members = [participant_from_native(member, min_world_size=0) for member in message.participants]
+    return Quorum(message.quorum_id, tuple(members))
 
 
 def lighthouse_status_to_wire(status: LighthouseStatus) -> lighthouse_pb2.LighthouseStatusResponse:

@@ -1,0 +1,1 @@
+"""Our daemons and torchft's released ones side by side, in one run."""

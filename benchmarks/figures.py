@@ -1,0 +1,96 @@
+"""Numbers of a run: their middle and spread, the machine they come from, and how they are shown."""
+
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.children import ROOT
+from benchmarks.torchft_native import released_version
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    median: float
+    low: float
+    high: float
+
+    def text(self, digits: int = 2, factor: float = 1.0) -> str:
+        low, high = (f"{value * factor:.{digits}f}" for value in (self.low, self.high))
+        return f"{self.median * factor:.{digits}f} ({low} to {high})"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+    """Of measurements made in turn: the first by the first, the second by the second."""
+    return spread([mine / other for mine, other in zip(ours, theirs, strict=True)])
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "grpcio": version("grpcio"),
+        "protobuf": version("protobuf"),
+        "torchft": released_version(),
+        "commit": _commit(),
+    }
+
+
+def machine_text(found: dict[str, Any]) -> str:
+    return (
+        f"{found['date']}, {found['cores']} cores ({found['cpu']}), {found['memory_gb']} GB, Linux {found['kernel']}, "
+        f"load average {found['load_average']:.1f} before the run, "
+        f"Python {found['python']}, grpcio {found['grpcio']}, torchft {found['torchft'] or 'not installed'}, "
+        f"commit {found['commit']}"
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown; every column but the first is aligned to the right."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join(_row(row, widths) for row in (header, rule, *rows))
+
+
+def write_json(path: Path | None, report: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(report, indent=2, default=asdict) + "\n")
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+    return " | ".join(("| " + cells[0].ljust(widths[0]), *padded[1:])) + " |"
+
+
+def _cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _commit() -> str:
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
+    done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,167 @@
+"""What a step costs without any failure: Quorum and ShouldCommit, three replica groups of one rank each.
+
+Torchft's released daemons and ours in turn, under the same client (torchft's), then ours under our own client. Every
+contender has a lighthouse, three managers and three ranks, each a process; the ranks go from step to step without a
+pause, so the figures contain what seven busy processes do to each other on the machine's cores.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.children import Child, Children
+from benchmarks.daemons import OURS, TORCHFT, Daemon, start_lighthouse, start_manager
+from benchmarks.figures import machine, machine_text, percentile, ratios, spread, table, write_json
+from benchmarks.torchft_native import MISSING, released_version
+
+GROUPS = 3
+CALLS = ("quorum_s", "should_commit_s", "both_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some steps in a row. Seconds of each call of each rank; CPU per step of all daemons, and of all ranks."""
+
+    quorum_s: list[float]
+    should_commit_s: list[float]
+    both_s: list[float]
+    daemons_cpu_s: float
+    ranks_cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    name: str
+    product: str
+    client: str
+
+
+REFERENCE = Contender("torchft 0.2, its client", TORCHFT, TORCHFT)
+SAME_CLIENT = Contender("ours, torchft's client", OURS, TORCHFT)
+OWN_CLIENT = Contender("ours, our client", OURS, OURS)
+
+
+@dataclass(slots=True)
+class Arena:
+    """One contender: its daemons, its ranks, what was measured so far."""
+
+    contender: Contender
+    daemons: list[Daemon]
+    ranks: list[Child]
+    blocks: list[Block] = field(default_factory=list[Block])
+
+    @classmethod
+    def open(cls, children: Children, contender: Contender) -> "Arena":
+        lighthouse = start_lighthouse(children, contender.product, GROUPS)
+        names = [f"group_{i}" for i in range(GROUPS)]
+        managers = [start_manager(children, contender.product, lighthouse, name) for name in names]
+        ranks = [children.start("a rank", "-m", "benchmarks.rank", contender.client, m.address) for m in managers]
+        for rank in ranks:
+            rank.read_line()
+        return cls(contender, [lighthouse, *managers], ranks)
+
+    def measure(self, steps: int) -> Block:
+        began_at = self._cpu_s()
+        for rank in self.ranks:
+            rank.send(steps=steps)
+        told = [rank.answer() for rank in self.ranks]
+        quorum_s = [value for one in told for value in one["quorum_s"]]
+        should_commit_s = [value for one in told for value in one["should_commit_s"]]
+        both_s = list(map(operator.add, quorum_s, should_commit_s))
+        ranks_cpu_s = sum(one["cpu_s"] for one in told) / steps
+        return Block(quorum_s, should_commit_s, both_s, (self._cpu_s() - began_at) / steps, ranks_cpu_s)
+
+    def _cpu_s(self) -> float:
+        return sum(daemon.child.cpu_s() for daemon in self.daemons)
+
+    def medians(self, call: str) -> list[float]:
+        return [spread(getattr(block, call)).median for block in self.blocks]
+
+    def cpu_s(self) -> list[float]:
+        return [block.daemons_cpu_s for block in self.blocks]
+
+
+def contenders() -> list[Contender]:
+    return [REFERENCE, SAME_CLIENT, OWN_CLIENT] if released_version() else [OWN_CLIENT]
+
+
+def run_all(blocks: int, steps: int) -> list[dict[str, Any]]:
+    """All contenders in turn, `blocks` times, after one turn that is not counted."""
+    with Children() as children:
+        arenas = [Arena.open(children, contender) for contender in contenders()]
+        for turn in range(blocks + 1):
+            for arena in arenas:
+                block = arena.measure(steps)
+                if turn > 0:
+                    arena.blocks.append(block)
+        return [_report(arena, arenas[0]) for arena in arenas]
+
+
+def _report(arena: Arena, reference: Arena) -> dict[str, Any]:
+    is_compared = reference.contender is REFERENCE
+    return {
+        "contender": arena.contender.name,
+        "calls": {call: _call_report(arena, reference if is_compared else None, call) for call in CALLS},
+        "daemons_cpu_s": spread(arena.cpu_s()),
+        "daemons_cpu_ratio": ratios(arena.cpu_s(), reference.cpu_s()) if is_compared else None,
+        "ranks_cpu_s": spread([block.ranks_cpu_s for block in arena.blocks]),
+        "memory_mb": [daemon.child.memory_mb() for daemon in arena.daemons],
+    }
+
+
+def _call_report(arena: Arena, reference: Arena | None, call: str) -> dict[str, Any]:
+    """The median is of all calls, its spread that of the blocks' medians."""
+    every = [value for block in arena.blocks for value in getattr(block, call)]
+    return {
+        "median_s": spread(every).median,
+        "median_of_blocks_s": spread(arena.medians(call)),
+        "p99_s": percentile(every, 0.99),
+        "ratio": ratios(arena.medians(call), reference.medians(call)) if reference else None,
+        "calls": len(every),
+    }
+
+
+def render(results: Sequence[Mapping[str, Any]]) -> str:
+    times = ["quorum ms (p99)", "commit ms (p99)", "both ms (p99)"]
+    header = ["daemons, client", *times, "both, of torchft's", "daemons' CPU ms", "CPU, of torchft's"]
+    return table(header, [_cells(row) for row in results])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    calls = [row["calls"][call] for call in CALLS]
+    times = [f"{call['median_s'] * 1e3:.2f} ({call['p99_s'] * 1e3:.2f})" for call in calls]
+    cpu = [row["daemons_cpu_s"].text(2, 1e3), _ratio(row, row["daemons_cpu_ratio"])]
+    return [row["contender"], *times, _ratio(row, row["calls"]["both_s"]["ratio"]), *cpu]
+
+
+def _ratio(row: Mapping[str, Any], ratio: Any) -> str:
+    if ratio is None:
+        return "-"
+    return "1" if row["contender"] == REFERENCE.name else ratio.text()
+
+
+@click.command()
+@click.option("--blocks", type=click.IntRange(1), default=15, show_default=True, help="Measured blocks each.")
+@click.option("--steps", type=click.IntRange(2), default=100, show_default=True, help="Steps of a block.")
+@click.option("--quick", is_flag=True, help="Seconds instead of a minute: two blocks of 30 steps.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+def main(blocks: int, steps: int, quick: bool, path: Path | None) -> None:
+    """What Quorum and ShouldCommit cost per step, beside torchft's."""
+    if quick:
+        blocks, steps = 2, 30
+    found = machine()
+    click.echo(machine_text(found))
+    if found["torchft"] is None:
+        click.echo(MISSING, err=True)
+    results = run_all(blocks, steps)
+    click.echo(render(results))
+    settings = {"groups": GROUPS, "blocks": blocks, "steps_per_block": steps}
+    write_json(path, {"benchmark": "step_overhead", "machine": found, **settings, "contenders": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""torchft's released servers and client: its native module alone, since its Python package imports torch.
+
+As a program it is one of its servers: it prints its port and serves until its standard input closes.
+"""
+
+import importlib
+import sys
+import types
+from datetime import timedelta
+from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+MISSING = "torchft is not installed: `pip install --no-deps torchft==0.2.0`"
+
+
+def released_version() -> str | None:
+    try:
+        return version("torchft")
+    except PackageNotFoundError:
+        return None
+
+
+def native() -> Any:
+    """The module torchft._torchft. A stub stands in the place of the package that holds it."""
+    if "torchft" not in sys.modules:
+        spec = PathFinder.find_spec("torchft")
+        if spec is None or spec.submodule_search_locations is None:
+            raise ModuleNotFoundError(MISSING)
+        stub = types.ModuleType("torchft")
+        stub.__path__ = list(spec.submodule_search_locations)
+        sys.modules["torchft"] = stub
+    return importlib.import_module("torchft._torchft")
+
+
+def lighthouse(min_replicas: str) -> Any:
+    return native().LighthouseServer(bind="127.0.0.1:0", min_replicas=int(min_replicas))
+
+
+def manager(lighthouse_port: str, replica_id: str) -> Any:
+    """Of a group of one rank. The intervals are the defaults of torchft's own Manager."""
+    return native().ManagerServer(
+        replica_id=replica_id,
+        lighthouse_addr=f"http://127.0.0.1:{lighthouse_port}",
+        hostname="127.0.0.1",
+        bind="127.0.0.1:0",
+        store_addr="127.0.0.1:1",
+        world_size=1,
+        heartbeat_interval=timedelta(milliseconds=100),
+        connect_timeout=timedelta(seconds=10),
+        quorum_retries=0,
+    )
+
+
+def main() -> None:
+    kind, *arguments = sys.argv[1:]
+    server = {"lighthouse": lighthouse, "manager": manager}[kind](*arguments)
+    print(server.address().rpartition(":")[2], flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""What runs inside the ranks of ranks.py: a store, a gloo group, an Agent that is told each of its steps."""
+
+import asyncio
+import hashlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+import uvloop
+from torch.distributed import PrefixStore, TCPStore
+
+import agent_client.healing as healing_module
+from agent_client.agent import Agent
+from agent_client.checkpoint.fetch import fetch
+from agent_client.checkpoint.format import encode
+from agent_client.process_group.gloo import GlooGroup, connect_store
+from agent_client.train_state import TrainState
+from lighthouse_runtime.loop import StopRequest
+from manager import daemon
+from manager.config import ManagerConfig
+
+LOOPBACK = "127.0.0.1"
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()
+
+
+class StoreActor:
+    """Hosts a TCPStore, as a manager's store process does."""
+
+    def serve(self) -> str:
+        self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+        return f"{LOOPBACK}:{self._store.port}"
+
+
+class ManagerActor:
+    """A manager, without the seconds that a new interpreter takes."""
+
+    def serve(self, **settings: Any) -> str:
+        """Its address, once it serves; it goes on until its process is killed."""
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+        config = ManagerConfig(bind=f"{LOOPBACK}:0", advertise=LOOPBACK, **settings)
+        receiving, sending = os.pipe()
+        threading.Thread(target=self._run, args=(config, sending), daemon=True).start()
+        with open(receiving) as pipe:
+            return pipe.readline().strip()
+
+    def _run(self, config: ManagerConfig, sending: int) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(daemon.serve(config, None, sending, StopRequest()))
+
+
+class GlooActor:
+    """One rank of a gloo group that is made and given up as it is told."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self.group: GlooGroup | None = None
+        self.is_reducing = False
+
+    def meet(self, store: str, key: str, rank: int, size: int, **options: float) -> float:
+        """Seconds it took."""
+        timeouts = {"connect_timeout_s": 60.0, "timeout_s": 100.0} | options
+        began_at = time.monotonic()
+        named = PrefixStore(key, connect_store(store, 60.0))
+        self.group = GlooGroup(named, rank, size, LOOPBACK, **timeouts)
+        return time.monotonic() - began_at
+
+    def all_reduce(self, seed: int, length: int) -> str:
+        """The digest of the sum of what each rank drew from its seed."""
+        assert self.group is not None
+        tensor = torch.randn(length, generator=torch.Generator().manual_seed(seed))
+        self.group.all_reduce(tensor)
+        return digest(tensor)
+
+    def wait_in_all_reduce(self) -> tuple[str, float]:
+        """(the error in which it ended, when on the monotonic clock, which all processes share)"""
+        assert self.group is not None
+        self.is_reducing = True
+        try:
+            self.group.all_reduce(torch.ones(1000))
+        except RuntimeError as e:
+            return str(e), time.monotonic()
+        finally:
+            self.is_reducing = False
+        return "", time.monotonic()
+
+    def get_is_reducing(self) -> bool:
+        return self.is_reducing
+
+    def abort(self) -> tuple[float, float]:
+        """(when it began, when it returned)"""
+        assert self.group is not None
+        began_at = time.monotonic()
+        self.group.abort()
+        return began_at, time.monotonic()
+
+    def drop(self) -> None:
+        self.group = None
+
+    def connect(self, store: str, timeout_s: float) -> None:
+        connect_store(store, timeout_s)
+
+    def open_sockets(self) -> None:
+        """A listening one and a connected pair, over TCP like gloo's own."""
+        self.listener = socket.create_server((LOOPBACK, 0))
+        self.near = socket.create_connection(self.listener.getsockname())
+        self.far, _ = self.listener.accept()
+
+    def use_sockets(self) -> bytes:
+        """What arrives over the old pair and over a new connection to the old listener."""
+        self.near.sendall(b"old")
+        with socket.create_connection(self.listener.getsockname()) as near:
+            far, _ = self.listener.accept()
+            with far:
+                far.sendall(b" new")
+                return self.far.recv(16) + near.recv(16)
+
+    def held(self) -> tuple[int, int]:
+        """How many (descriptors, threads) this process has."""
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+class AgentActor:
+    """One rank of a replica group with a small model; each step of it is a call, and its faults are to be had."""
+
+    def build(
+        self, manager: str, *, seed: int = 0, rank: int = 0, ranks: int = 1, meeting: str = "", **options: Any
+    ) -> None:
+        """`meeting`: the store at which the ranks of a group of several meet."""
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4))
+        self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        group = None
+        if meeting:
+            store = PrefixStore(manager, connect_store(meeting, 60.0))
+            group = GlooGroup(store, rank, ranks, LOOPBACK, connect_timeout_s=60.0, timeout_s=60.0)
+        self.agent = Agent(
+            manager,
+            state=TrainState(self.model, self.sgd),
+            advertise=LOOPBACK,
+            group_rank=rank,
+            group_world_size=ranks,
+            group=group,
+            **options,
+        )
+        self._gate_fetch()
+
+    def step(self, *, error: str = "", reduces: bool = True) -> dict[str, Any]:
+        """One step over a batch that is a function of the step and of the place in the quorum."""
+        agent = self.agent
+        agent.start_quorum()
+        self.sgd.zero_grad()
+        place, _ = agent.slot()
+        generator = torch.Generator().manual_seed(1000 * agent.current_step + place)
+        self.model(torch.randn(16, 8, generator=generator)).square().mean().backward()
+        for parameter in self.model.parameters():
+            if reduces and parameter.grad is not None:
+                agent.all_reduce(parameter.grad).result()
+        if error:
+            agent.report_error(error)
+        is_participating = agent.is_participating
+        is_committed = agent.should_commit()
+        if is_committed:
+            self.sgd.step()
+        return {
+            "committed": is_committed,
+            "participated": is_participating,
+            "step": agent.current_step,
+            "quorum_id": agent.quorum_id,
+            "participants": list(agent.participants),
+            "batches": agent.batches_committed,
+            "hash": self.hash(),
+        }
+
+    def steps(self, until: int) -> list[dict[str, Any]]:
+        """All that were tried until `until` are committed."""
+        tried: list[dict[str, Any]] = []
+        while self.agent.current_step < until:
+            tried.append(self.step())
+        return tried
+
+    def count_steps(self, for_s: float) -> int:
+        """How many are tried in that time."""
+        ends_at, count = time.monotonic() + for_s, 0
+        while time.monotonic() < ends_at:
+            self.step()
+            count += 1
+        return count
+
+    def hash(self) -> str:
+        """Of weights and momentum; the buffers are each group's own."""
+        momenta = [state["momentum_buffer"] for state in self.sgd.state.values() if "momentum_buffer" in state]
+        return digest(*self.model.parameters(), *momenta)
+
+    def state_hash(self) -> str:
+        """Of all that a peer would be given."""
+        state = {"model": dict(self.model.state_dict()), "optimizer": self.sgd.state_dict()}
+        return hashlib.sha256(b"".join(encode(state))).hexdigest()
+
+    def encoded(self, **changes: Any) -> bytes:
+        """What a peer would be sent, with `changes` to the agent's own part."""
+        agent = self.agent
+        agent.state.begin_step()
+        own = {
+            "step": agent.current_step,
+            "tag_quorum_id": agent.quorum_id,
+            "batches_committed": agent.batches_committed,
+        }
+        return b"".join(encode({"train": agent.state.snapshot(), "agent": own | changes}))
+
+    def hold_fetch(self) -> None:
+        """A transfer from a peer begins only when `allow_fetch` says so."""
+        self.fetching.clear()
+        self.may_fetch.clear()
+
+    def wait_fetching(self) -> None:
+        self.fetching.wait()
+
+    def allow_fetch(self) -> None:
+        self.may_fetch.set()
+
+    def advertise_checkpoints_at(self, address: str) -> str:
+        """Peers are sent there from the next quorum on; the address until now."""
+        server = self.agent._healing._server
+        before, server.address = server.address, address
+        return before
+
+    def close(self) -> None:
+        self.agent.close()
+
+    def held(self) -> int:
+        """How many descriptors this process has."""
+        return len(os.listdir("/proc/self/fd"))
+
+    def _gate_fetch(self) -> None:
+        self.fetching, self.may_fetch = threading.Event(), threading.Event()
+        self.may_fetch.set()
+
+        def fetch_when_told(*args: Any) -> Any:
+            self.fetching.set()
+            self.may_fetch.wait()
+            return fetch(*args)
+
+        healing_module.fetch = fetch_when_told

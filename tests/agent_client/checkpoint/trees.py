@@ -1,0 +1,82 @@
+"""State trees drawn by hypothesis, and what it means that two are the same, bit by bit."""
+
+import math
+import struct
+from collections import Counter, OrderedDict
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from agent_client.checkpoint.tree import DTYPES
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    plain = tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg().reshape(-1)
+    return plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+
+
+def same(one: Any, other: Any) -> bool:
+    """Same types, same order of keys, same bits."""
+    if isinstance(one, torch.Tensor):
+        if not isinstance(other, torch.Tensor):
+            return False
+        return (one.dtype, one.shape, bits(one)) == (other.dtype, other.shape, bits(other))
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        metadata = getattr(one, "_metadata", None), getattr(other, "_metadata", None)
+        return same(list(one.items()), list(other.items())) and same(*metadata)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float):
+        return struct.pack(">d", one) == struct.pack(">d", other)
+    return one == other
+
+
+any_text = st.text(st.characters(exclude_categories=()), max_size=6)
+numbers = st.integers() | st.integers(-(2**70), 2**70) | st.floats()
+scalars = st.none() | st.booleans() | numbers | any_text | st.binary(max_size=6)
+plain_keys = any_text | st.integers() | st.booleans() | st.none() | st.floats(allow_nan=False)
+keys = plain_keys | st.tuples(plain_keys, st.tuples(plain_keys))
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    dtype = DTYPES[draw(st.sampled_from(sorted(DTYPES)))]
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    size = math.prod(shape) * dtype.itemsize
+    raw = bytearray(draw(st.binary(min_size=size, max_size=size)))
+    flat = torch.frombuffer(raw, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+    tensor = flat.clone().view(dtype).reshape(shape)
+    return draw(st.sampled_from(LAYOUTS))(tensor)
+
+
+LAYOUTS = [
+    lambda tensor: tensor,
+    lambda tensor: tensor.permute(tuple(reversed(range(tensor.dim())))),
+    lambda tensor: tensor[::2] if tensor.dim() else tensor,
+    lambda tensor: tensor[-1:] if tensor.dim() else tensor,
+    lambda tensor: tensor.unsqueeze(0).expand(2, *tensor.shape),
+]
+
+
+def ordered_with_metadata(items: dict[Any, Any], metadata: dict[Any, Any] | None) -> OrderedDict[Any, Any]:
+    ordered = OrderedDict(items)
+    if metadata is not None:
+        ordered._metadata = metadata  # type: ignore[attr-defined]
+    return ordered
+
+
+def containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    dicts = st.dictionaries(keys, children, max_size=4)
+    return (
+        st.lists(children, max_size=4)
+        | st.lists(children, max_size=4).map(tuple)
+        | dicts
+        | st.builds(ordered_with_metadata, dicts, st.none() | dicts)
+        | st.dictionaries(keys, st.integers(), max_size=4).map(Counter)
+    )
+
+
+trees = st.recursive(scalars | tensors(), containers, max_leaves=12)

@@ -1,0 +1,13 @@
+"""One interpreter with torch for all tests of the Agent: forking a rank from it takes milliseconds."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.agent_client.ranks import RankServer
+
+
+@pytest.fixture(scope="session")
+def rank_server() -> Iterator[RankServer]:
+    with RankServer() as server:
+        yield server

@@ -1,0 +1,430 @@
+"""Agents that are told each of their steps, under real daemons: faults at exactly the moment that is meant."""
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lighthouse_runtime.clients import ManagerClient
+from protos.status import ManagerStatus
+from tests.agent_client.ranks import Pending, Rank, RankError, RankServer
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually, free_port
+
+TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s")
+BEAT_S = 0.3
+
+Step = dict[str, Any]
+
+_jobs = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def store(rank_server: RankServer) -> Iterator[str]:
+    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
+        yield host.call("serve")
+
+
+@pytest.fixture(scope="module")
+def lighthouse() -> Iterator[Lighthouse]:
+    """For all tests: each has a job of its own."""
+    with Lighthouse(*TIMES) as process:
+        yield process
+
+
+class Job:
+    """Replica groups of one rank (or more, by `ranks`), each with a manager of its own."""
+
+    def __init__(self, lighthouse: str, store: str, server: RankServer, folder: Path, stack: ExitStack) -> None:
+        self._lighthouse = lighthouse
+        self._store = store
+        self._server = server
+        self._folder = folder
+        self._stack = stack
+        self._name = f"job-{next(_jobs)}"
+        self.managers: dict[str, Rank] = {}
+        self.addresses: dict[str, str] = {}
+
+    def start_managers(self, *names: str, ranks: int = 1) -> None:
+        for name in names:
+            manager = self._server.start("tests.agent_client.actors:ManagerActor", self._folder / f"{name}-manager.log")
+            self.managers[name] = self._stack.enter_context(manager)
+            self.addresses[name] = manager.call(
+                "serve",
+                lighthouse=self._lighthouse,
+                replica_id=name,
+                job=self._name,
+                store=self._store,
+                group_world_size=ranks,
+                heartbeat_interval_s=BEAT_S,
+            )
+        self.wait_beats(*names)
+
+    def rank(self, name: str, seed: int = 0, **options: Any) -> Rank:
+        """A new process for the group `name`, whose weights are drawn from `seed`."""
+        rank = self._server.start("tests.agent_client.actors:AgentActor", self._folder / f"{name}.log")
+        self._stack.enter_context(rank)
+        if options.get("ranks", 1) > 1:
+            options["meeting"] = self._store
+        rank.call("build", self.addresses[name], seed=seed, **options)
+        return rank
+
+    def groups(self, *names: str, seed: int = 0, **options: Any) -> list[Rank]:
+        """Each with weights of its own."""
+        self.start_managers(*names)
+        return [self.rank(name, seed + place, **options) for place, name in enumerate(names)]
+
+    def wait_beats(self, *names: str) -> None:
+        """Until the lighthouse knows these groups."""
+        for name in names:
+            self._wait(name, lambda status: status.lighthouse_reachable, "has sent a heartbeat")
+
+    def wait_joined(self, name: str) -> None:
+        """Until the group waits for a quorum."""
+        self._wait(name, lambda status: status.phase == "joined", "has joined")
+
+    def log(self, name: str) -> str:
+        return (self._folder / f"{name}.log").read_text()
+
+    def _wait(self, name: str, is_so: Callable[[ManagerStatus], bool], what: str) -> None:
+        with ManagerClient(self.addresses[name]) as client:
+            eventually(lambda: is_so(client.status(timeout_s=PATIENCE_S)), f"{name} {what}")
+
+
+@pytest.fixture
+def job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path) -> Iterator[Job]:
+    with ExitStack() as stack:
+        yield Job(lighthouse.address, store, rank_server, tmp_path, stack)
+
+
+def step_together(*ranks: Rank, **options: Any) -> list[Step]:
+    """By ranks that are in one quorum already: it waits for each of them."""
+    return [pending.result() for pending in [rank.begin("step", **options) for rank in ranks]]
+
+
+def begin_together(job: Job, ranks: dict[str, Rank], *until: int) -> list[Pending]:
+    """A step of each, or `steps` until so many, beginning in one quorum: the last one, without which none can form,
+    asks when all others wait."""
+    *others, _ = ranks
+    pending: list[Pending] = []
+    for name, rank in ranks.items():
+        pending.append(rank.begin("steps" if until else "step", *until))
+        if name in others:
+            job.wait_joined(name)
+    return pending
+
+
+def meet(job: Job, ranks: dict[str, Rank], *until: int) -> list[Any]:
+    return [each.result() for each in begin_together(job, ranks, *until)]
+
+
+def check_equal(*logs: list[Step]) -> int:
+    """The same weights wherever two committed the same step under the same quorum; how many such steps there were."""
+    found: dict[tuple[int, int], str] = {}
+    shared = 0
+    for step in itertools.chain(*logs):
+        if step["committed"]:
+            key = step["step"], step["quorum_id"]
+            shared += key in found
+            assert found.setdefault(key, step["hash"]) == step["hash"], f"step and quorum {key}"
+    return shared
+
+
+def test_from_different_weights_to_the_same_bits(job: Job) -> None:
+    a, b = job.groups("a", "b")
+    assert a.call("hash") != b.call("hash")
+    first = meet(job, {"a": a, "b": b})
+    second = step_together(a, b)
+    assert check_equal(first, second) == 2
+    assert all(step["committed"] and step["participants"] == ["a", "b"] for step in [*first, *second])
+    assert [step["participated"] for step in first] == [True, False], "at step 0 all start from one"
+
+
+def test_one_alone_trains_and_the_next_heals_from_it(job: Job) -> None:
+    [a] = job.groups("a")
+    alone = a.call("steps", 3)
+    assert [step["step"] for step in alone] == [1, 2, 3]
+    [b] = job.groups("b", seed=1)
+    (healed, *after), of_a = meet(job, {"b": b, "a": a}, 6)
+    assert not healed["participated"]
+    assert healed["committed"]
+    assert all(step["participated"] for step in after)
+    assert check_equal(of_a, [healed, *after]) == 3
+    assert of_a[-1]["batches"] == after[-1]["batches"], "the count of batches is healed too"
+
+
+def test_a_step_without_a_collective_of_the_script_s_own_commits(job: Job) -> None:
+    a, b = job.groups("a", "b")
+    meet(job, {"a": a, "b": b})
+    for _ in range(2):
+        assert [step["committed"] for step in step_together(a, b, reduces=False)] == [True, True]
+
+
+def test_a_reported_error_discards_the_step_here_and_the_next_heals(job: Job) -> None:
+    a, b = job.groups("a", "b")
+    meet(job, {"a": a, "b": b})
+    before = b.call("hash")
+    of_a = a.begin("step")
+    failed = b.call("step", error="the loss is not a number")
+    assert not failed["committed"]
+    assert "the loss is not a number" in job.log("b")
+    assert of_a.result()["committed"], "the others had all they needed"
+    assert failed["hash"] == before
+    of_a, of_b = step_together(a, b)
+    assert of_b["committed"]
+    assert not of_b["participated"]
+    assert check_equal([of_a], [of_b]) == 1
+
+
+def test_one_rank_s_error_discards_the_step_in_its_whole_group(job: Job) -> None:
+    job.start_managers("a", "b", ranks=2)
+    ranks = build_groups_of_two(job, "a", "b")
+    assert {step["step"] for step in step_together(*ranks)} == {1}
+    assert len({step["hash"] for step in step_together(*ranks)}) == 1
+    others = [rank.begin("step") for rank in ranks if rank is not ranks[1]]
+    assert not ranks[1].call("step", error="mine alone")["committed"]
+    assert [each.result()["committed"] for each in others] == [False, True, True]
+    log = step_together(*ranks)
+    assert [step["participated"] for step in log] == [False, False, True, True]
+    assert check_equal(log[:1], log[2:3]) == 1
+    assert len({step["hash"] for step in log}) == 1
+
+
+def build_groups_of_two(job: Job, *names: str) -> list[Rank]:
+    """All at once: the ranks of a group meet while they are built."""
+    places = [(name, place) for name in names for place in (0, 1)]
+    with ThreadPoolExecutor(len(places)) as pool:
+        return list(pool.map(lambda at: job.rank(at[0], seed=names.index(at[0]), rank=at[1], ranks=2), places))
+
+
+def test_too_many_discards_in_a_row_end_the_rank(job: Job) -> None:
+    [a] = job.groups("a", max_consecutive_discards=3)
+    assert a.call("step")["committed"]
+    for _ in range(2):
+        assert not a.call("step", error="again")["committed"]
+    with pytest.raises(RankError, match=r"3 steps discarded in a row \(max_consecutive_discards\): again") as raised:
+        a.call("step", error="again")
+    assert raised.value.kind == "AgentError"
+
+
+# -- a peer that sends nonsense
+
+
+class Nonsense:
+    """Answers every request on a port of its own with the same bytes."""
+
+    def __init__(self) -> None:
+        self.answer = b""
+        self._listener = socket.create_server((LOCALHOST, 0))
+        self.address = f"http://{LOCALHOST}:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.recv(65536)
+                    connection.sendall(self.answer)
+
+
+@contextmanager
+def nonsense() -> Iterator[Nonsense]:
+    server = Nonsense()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def http(body: bytes, length: int | None = None, status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (
+        status.encode(),
+        len(body) if length is None else length,
+        body,
+    )
+
+
+FOUND_LAST = ("another step", "no state")
+"""Found before the vote, when the others have had their collective."""
+
+
+def bad_answers(good: bytes, of_another_step: bytes, no_state: bytes) -> dict[str, bytes]:
+    damaged = bytearray(good)
+    damaged[-10] ^= 1
+    return {
+        "nothing": b"",
+        "no HTTP": bytes(range(256)) * 16,
+        "garbage": http(bytes(range(256)) * 16),
+        "an empty body": http(b""),
+        "no length": b"HTTP/1.1 200 OK\r\n\r\n" + good,
+        "the wrong length": http(good, len(good) + 1),
+        "half of it": http(good[: len(good) // 2], len(good)),
+        "a damaged byte": http(bytes(damaged)),
+        "a refusal": http(b"{}", status="409 Conflict"),
+        "an error": http(b"", status="500 Internal Server Error"),
+        "another step": http(of_another_step),
+        "no state": http(no_state),
+    }
+
+
+def test_a_peer_s_nonsense_discards_the_step_and_touches_nothing(job: Job) -> None:
+    [a] = job.groups("a", max_consecutive_discards=1000)
+    a.call("steps", 2)
+    [b] = job.groups("b", seed=1, max_consecutive_discards=1000)
+    weights = b.call("hash")
+    good = a.call("encoded")
+    answers = bad_answers(good, a.call("encoded", step=7), a.call("encoded", step=None, tag_quorum_id="none"))
+    with nonsense() as server:
+        true_address = a.call("advertise_checkpoints_at", server.address)
+        for number, (what, server.answer) in enumerate(answers.items()):
+            of_a, of_b = step_together(a, b) if number else meet(job, {"b": b, "a": a})[::-1]
+            assert not of_b["committed"], what
+            assert of_a["committed"] is (what in FOUND_LAST), what
+            assert (of_b["step"], of_b["hash"]) == (0, weights), what
+    a.call("advertise_checkpoints_at", f"http://{LOCALHOST}:{free_port()}")
+    assert [step["committed"] for step in step_together(a, b)] == [False, False], "nobody listens"
+    assert job.log("b").count("healing failed") == len(answers) - len(FOUND_LAST) + 1, job.log("b")
+
+    a.call("advertise_checkpoints_at", true_address)
+    of_a, of_b = step_together(a, b)
+    assert of_b["committed"], job.log("b")
+    assert of_b["step"] == 3 + len(FOUND_LAST)
+    assert check_equal([of_a], [of_b]) == 1
+
+
+# -- deaths while somebody heals
+
+
+@pytest.mark.parametrize("victim", ["a", "c"], ids=["the source dies", "a third one dies"])
+def test_a_death_during_a_healing(job: Job, victim: str) -> None:
+    """b heals from a, the first of those that are up to date."""
+    a, c = job.groups("a", "c")
+    assert check_equal(*meet(job, {"a": a, "c": c}, 3)) == 3
+    [b] = job.groups("b", seed=2)
+    b.call("hold_fetch")
+    of_b, of_a, of_c = begin_together(job, {"b": b, "a": a, "c": c}, 8)
+    b.call("wait_fetching")
+    job.managers[victim].kill()
+    (a if victim == "a" else c).kill()
+    b.call("allow_fetch")
+    log, log_of_survivor = of_b.result(), (of_c if victim == "a" else of_a).result()
+    assert log[0]["committed"] is False
+    assert check_equal(log, log_of_survivor) >= 4
+    assert log[-1]["participants"] == sorted({"a", "b", "c"} - {victim})
+
+
+def test_a_target_that_dies_while_it_heals_costs_the_others_one_step(job: Job) -> None:
+    a, c = job.groups("a", "c")
+    assert check_equal(*meet(job, {"a": a, "c": c}, 2)) == 2
+    [b] = job.groups("b", seed=2)
+    b.call("hold_fetch")
+    _, of_a, of_c = begin_together(job, {"b": b, "a": a, "c": c}, 7)
+    b.call("wait_fetching")
+    job.managers["b"].kill()
+    b.kill()
+    assert check_equal(of_a.result(), log := of_c.result()) == 5
+    assert [step["committed"] for step in log] == [False] + 5 * [True]
+
+
+# -- daemons that are away
+
+
+def test_a_manager_that_is_gone_ends_the_rank(job: Job) -> None:
+    [a] = job.groups("a", quorum_timeout_s=1.0, timeout_s=5.0)
+    assert a.call("step")["committed"]
+    job.managers["a"].kill()
+    with pytest.raises(RankError, match=r"the group's manager is gone: .* restart the group") as raised:
+        a.call("steps", 3, within_s=30.0)
+    assert raised.value.kind == "AgentError"
+
+
+def test_a_rank_that_the_manager_does_not_know_ends(job: Job) -> None:
+    job.start_managers("a")
+    a = job.rank("a", rank=0)
+    other = job.rank("a", rank=5)
+    assert a.call("step")["committed"]
+    with pytest.raises(RankError, match=r"refuses this rank: rank: is 5; the group has ranks 0 to 0"):
+        other.call("step")
+
+
+def test_a_refusal_by_the_lighthouse_is_said_and_no_busy_loop(job: Job) -> None:
+    """A group of another size is refused at once, each time: asking again must take its time, or end."""
+    job.start_managers("a", ranks=2)
+    with ManagerClient(job.addresses["a"]) as client:
+        answers: list[object] = []
+        asks: list[Callable[[], object]] = [
+            lambda rank=rank: answers.append(client.quorum(rank, 0, timeout_s=30.0)) for rank in (0, 1)
+        ]
+        threads = [threading.Thread(target=ask) for ask in asks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(answers) == 2
+    job.start_managers("b")
+    b = job.rank("b")
+    tried_for_s = 2.0
+    try:
+        tried = b.call("count_steps", tried_for_s)
+    except RankError as e:
+        assert e.kind == "AgentError"
+        tried = 1
+    assert "replica groups of one job have the same size" in job.log("b")
+    assert tried <= 10 * tried_for_s, f"{tried} steps tried and refused in {tried_for_s:g} s"
+
+
+def test_a_lighthouse_that_is_away_costs_steps_but_not_the_rank(
+    store: str, rank_server: RankServer, tmp_path: Path
+) -> None:
+    port = free_port()
+    address = f"{LOCALHOST}:{port}"
+    with ExitStack() as stack:
+        first = stack.enter_context(Lighthouse(*TIMES, "--bind", address))
+        job = Job(address, store, rank_server, tmp_path, stack)
+        a, b = job.groups("a", "b", quorum_timeout_s=1.0)
+        meet(job, {"a": a, "b": b}, 2)
+        first.kill()
+        logs = step_together(a, b)
+        assert [step["committed"] for step in logs] == [False, False]
+        assert f"{address} is unreachable" in job.log("a")
+        stack.enter_context(Lighthouse(*TIMES, "--bind", address))
+        job.wait_beats("a", "b")
+        assert check_equal(*meet(job, {"a": a, "b": b}, 5)) == 3
+
+
+# -- the end
+
+
+def test_close_ends_everything_and_again_does_no_harm(job: Job) -> None:
+    job.start_managers("a")
+    a = job.rank("a")
+    a.call("step")
+    a.call("close")
+    a.call("close")
+    held = a.call("held")
+    for _ in range(4):
+        a.call("build", job.addresses["a"])
+        assert a.call("step")["committed"]
+        a.call("close")
+    eventually(lambda: a.call("held") <= held, f"no more than {held} descriptors")
+
+
+def test_an_agent_of_several_ranks_needs_their_group() -> None:
+    from agent_client import Agent
+    from agent_client.errors import ConfigurationError
+
+    with pytest.raises(ConfigurationError, match="^group: "):
+        Agent("127.0.0.1:1", state=None, group_world_size=2)  # type: ignore[arg-type]

@@ -1,0 +1,222 @@
+"""torch's DDP under an Agent: its buckets must be the same in a replica that has trained and in one that is new."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import GradBucket, HashStore, ProcessGroup
+from torch.nn import parallel
+
+from agent_client.ddp import DistributedDataParallel
+from agent_client.process_group.gloo import GlooGroup
+from agent_client.worker import BackgroundThread
+from tests.processes import LOCALHOST, PATIENCE_S
+
+SMALL_BUCKETS = {"bucket_cap_mb": 0.001}
+
+
+class Tower(torch.nn.Module):
+    """Used in another order than it is registered in, so that torch would want to lay its buckets out anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        widths = [(8, 16), (16, 24), (24, 12), (12, 20), (20, 4)]
+        layers = [torch.nn.Linear(*width) for width in widths]
+        self.registered = torch.nn.ModuleList([layers[at] for at in (2, 0, 4, 1, 3)])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        for at in (1, 3, 0, 4, 2):
+            images = torch.tanh(self.registered[at](images))
+        return images
+
+
+class Branches(torch.nn.Module):
+    """A batch decides which of two branches it goes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = torch.nn.Linear(8, 8)
+        self.branches = torch.nn.ModuleList([torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)])
+
+    def forward(self, images: torch.Tensor, branch: int) -> torch.Tensor:
+        return self.branches[branch](self.stem(images))
+
+
+class Peers:
+    """An agent whose peers' buckets are known beforehand: all_reduce is the mean with theirs, on another thread."""
+
+    def __init__(self, *peers: list[torch.Tensor]) -> None:
+        self.seen: list[torch.Tensor] = []
+        self.peers = list(peers)
+        self.thread = BackgroundThread("reduces")
+        self._group = GlooGroup(HashStore(), 0, 1, LOCALHOST, connect_timeout_s=60.0, timeout_s=60.0)
+
+    def group_for_torch(self) -> ProcessGroup:
+        return self._group.for_torch("torch/0")
+
+    def all_reduce(self, tensor: torch.Tensor) -> "Future[torch.Tensor]":
+        return self.thread.submit(lambda: self._reduce(tensor))
+
+    def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        at = len(self.seen)
+        self.seen.append(tensor.clone())
+        for peer in self.peers:
+            tensor += peer[at]
+        tensor /= 1 + len(self.peers)
+        return tensor
+
+    def meet(self, *peers: list[torch.Tensor]) -> None:
+        self.seen, self.peers = [], list(peers)
+
+    def close(self) -> None:
+        self.thread.close(PATIENCE_S)
+        self._group.abort()
+
+
+Make = Callable[..., parallel.DistributedDataParallel]
+
+
+def ours(module: torch.nn.Module, agent: Peers, **options: Any) -> parallel.DistributedDataParallel:
+    return DistributedDataParallel(module, agent, **options)  # type: ignore[arg-type]
+
+
+def torchs_own(module: torch.nn.Module, agent: Peers, **options: Any) -> parallel.DistributedDataParallel:
+    """The same reduction without what ddp.py sets."""
+
+    def reduce(_: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        reduced: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        reduced.set_result(agent.all_reduce(bucket.buffer()).result(PATIENCE_S))
+        return reduced
+
+    model = parallel.DistributedDataParallel(module, process_group=agent.group_for_torch(), **options)
+    model.register_comm_hook(None, reduce)
+    return model
+
+
+@contextmanager
+def peers() -> Iterator[Peers]:
+    agent = Peers()
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+def images(step: int, place: int) -> torch.Tensor:
+    return torch.randn(5, 8, generator=torch.Generator().manual_seed(100 * step + place))
+
+
+def backward(model: torch.nn.Module, step: int, place: int, *more: int) -> None:
+    model.zero_grad()
+    model(images(step, place), *more).square().mean().backward()
+
+
+def gradients(model: torch.nn.Module) -> list[torch.Tensor | None]:
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def plain_gradients(place: int) -> list[torch.Tensor]:
+    plain = Tower()
+    backward(plain, 9, place)
+    return [parameter.grad for parameter in plain.parameters() if parameter.grad is not None]
+
+
+def veteran_and_newcomer(make: Make) -> tuple[int, list[torch.Tensor | None], list[torch.Tensor | None]]:
+    """(buckets, gradients of a replica that has trained, of one that is new), once each has the other's buckets."""
+    with peers() as old_agent, peers() as new_agent, peers() as second_agent:
+        veteran = make(Tower(), old_agent, **SMALL_BUCKETS)
+        for step in range(4):
+            backward(veteran, step, 0)
+        old_agent.meet()
+        backward(veteran, 9, 0)
+        of_veteran = old_agent.seen
+
+        backward(make(Tower(), new_agent, **SMALL_BUCKETS), 9, 1)
+        of_newcomer = new_agent.seen
+
+        old_agent.meet(of_newcomer)
+        backward(veteran, 9, 0)
+        newcomer = make(Tower(), second_agent, **SMALL_BUCKETS)
+        second_agent.meet(of_veteran)
+        backward(newcomer, 9, 1)
+        return len(of_newcomer), gradients(veteran), gradients(newcomer)
+
+
+def test_the_gradient_summed_with_a_new_replica_is_the_reference_bit_for_bit() -> None:
+    """A replica that joined later once had other buckets than its peers: sums of the wrong gradients, silently."""
+    buckets, of_veteran, of_newcomer = veteran_and_newcomer(ours)
+    assert buckets > 3, "the test needs several buckets"
+    for number, (one, other) in enumerate(zip(plain_gradients(0), plain_gradients(1), strict=True)):
+        reference = (one + other) / 2
+        for found in (of_veteran[number], of_newcomer[number]):
+            assert found is not None
+            assert torch.equal(found, reference)
+
+
+def test_that_test_would_notice_what_torch_does_by_itself() -> None:
+    """Without find_unused_parameters torch lays the buckets out anew, and other gradients are summed."""
+
+    def sums_fit() -> bool:
+        _, of_veteran, of_newcomer = veteran_and_newcomer(torchs_own)
+        references = [(a + b) / 2 for a, b in zip(plain_gradients(0), plain_gradients(1), strict=True)]
+        return all(
+            found is not None and torch.equal(found, reference)
+            for gradients in (of_veteran, of_newcomer)
+            for found, reference in zip(gradients, references, strict=True)
+        )
+
+    try:
+        assert not sums_fit()
+    except IndexError:
+        pass  # another number of buckets
+    except RuntimeError as e:
+        assert "size" in str(e)  # buckets of other sizes
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": False}, {"gradient_as_bucket_view": True}])
+def test_the_buckets_stay_as_they_are(options: dict[str, Any]) -> None:
+    with peers() as agent:
+        model = ours(Tower(), agent, **SMALL_BUCKETS, **options)
+        layouts: list[list[int]] = []
+        for step in range(5):
+            agent.meet()
+            backward(model, step, 0)
+            layouts.append([len(bucket) for bucket in agent.seen])
+        assert layouts == [layouts[0]] * 5
+        assert len(layouts[0]) > 3
+
+
+@pytest.mark.parametrize("options", [{"static_graph": True}, {"process_group": object()}])
+def test_options_that_would_move_the_buckets_are_refused(options: dict[str, Any]) -> None:
+    with peers() as agent, pytest.raises(ValueError, match=f"^{next(iter(options))}: .* leave it out"):
+        ours(Tower(), agent, **options)
+
+
+def test_replicas_agree_on_a_parameter_that_only_one_of_them_used() -> None:
+    """Its gradient is the mean with zeros in both: else one replica moves it and the other does not."""
+    with peers() as first_agent, peers() as second_agent:
+        first, second = ours(Branches(), first_agent), ours(Branches(), second_agent)
+        backward(first, 0, 0, 0)
+        backward(second, 0, 1, 1)
+        of_first, of_second = first_agent.seen, second_agent.seen
+        first_agent.meet(of_second)
+        backward(first, 0, 0, 0)
+        second_agent.meet(of_first)
+        backward(second, 0, 1, 1)
+        for one, other in zip(gradients(first), gradients(second), strict=True):
+            assert one is not None
+            assert other is not None
+            assert torch.equal(one, other)
+
+
+def test_an_error_of_the_agent_ends_the_backward_pass() -> None:
+    with peers() as agent:
+        model = ours(Tower(), agent)
+        agent.meet([])  # a peer without buckets: all_reduce fails
+        with pytest.raises(RuntimeError, match="list index out of range"):
+            backward(model, 0, 0)

@@ -1,0 +1,204 @@
+"""The optimizer: a step is voted on, a discarded one leaves every bit as it was, schedulers take it for their own."""
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.optim import lr_scheduler
+
+from agent_client.checkpoint.format import encode
+from agent_client.optimizer import FaultTolerantOptimizer
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+class Voter:
+    """An agent whose votes are known beforehand; then all commit."""
+
+    def __init__(self, *decisions: bool) -> None:
+        self.decisions = list(decisions)
+        self.asked: list[str] = []
+
+    def start_quorum(self) -> None:
+        self.asked.append("quorum")
+
+    def should_commit(self) -> bool:
+        self.asked.append("vote")
+        return self.decisions.pop(0) if self.decisions else True
+
+
+OPTIMIZERS: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1),
+    "Adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1),
+}
+
+
+def model_of(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+
+
+def wrapped(model: torch.nn.Module, voter: Voter, name: str = "SGD") -> FaultTolerantOptimizer:
+    return FaultTolerantOptimizer(OPTIMIZERS[name](model), voter)  # type: ignore[arg-type]
+
+
+def backward(model: torch.nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    model(torch.randn(4, 3, generator=generator)).square().sum().backward()
+
+
+def bits(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    state = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()}
+    return hashlib.sha256(b"".join(encode(state))).hexdigest()
+
+
+def test_zero_grad_begins_the_step_and_step_votes_on_it() -> None:
+    model, voter = model_of(), Voter()
+    optimizer = wrapped(model, voter)
+    backward(model, 0)
+    optimizer.zero_grad()
+    assert voter.asked == ["quorum"]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    backward(model, 1)
+    assert optimizer.step() is True
+    assert voter.asked == ["quorum", "vote"]
+
+
+def test_zero_grad_can_keep_the_gradients_memory() -> None:
+    model = model_of()
+    optimizer = wrapped(model, Voter())
+    backward(model, 0)
+    optimizer.zero_grad(set_to_none=False)
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_discarded_step_leaves_every_bit_as_it_was(name: str) -> None:
+    model, voter = model_of(), Voter(True, False, False, True)
+    optimizer = wrapped(model, voter, name)
+    for step, is_committed in enumerate([True, False, False, True]):
+        optimizer.zero_grad()
+        backward(model, step)
+        before = bits(model, optimizer)
+        assert optimizer.step() is is_committed
+        assert (bits(model, optimizer) == before) is not is_committed
+
+
+@unhurried
+@given(st.lists(st.booleans(), max_size=8), st.sampled_from(sorted(OPTIMIZERS)))
+def test_with_discards_between_it_is_where_the_committed_steps_alone_lead(decisions: list[bool], name: str) -> None:
+    model, plain = model_of(), model_of()
+    optimizer, reference = wrapped(model, Voter(*decisions), name), OPTIMIZERS[name](plain)
+    for step, is_committed in enumerate(decisions):
+        optimizer.zero_grad()
+        backward(model, step)
+        optimizer.step()
+        if is_committed:
+            reference.zero_grad()
+            backward(plain, step)
+            reference.step()
+    assert bits(model, optimizer) == bits(plain, reference)
+
+
+def test_a_closure_is_refused_before_anything_happens() -> None:
+    model, voter = model_of(), Voter()
+    optimizer = wrapped(model, voter)
+    before = bits(model, optimizer)
+    with pytest.raises(ValueError, match="closure"):
+        optimizer.step(lambda: 0.0)
+    assert voter.asked == []
+    assert bits(model, optimizer) == before
+
+
+def test_state_goes_through_to_the_wrapped_one() -> None:
+    model, voter = model_of(), Voter()
+    optimizer = wrapped(model, voter)
+    assert optimizer.param_groups is optimizer.wrapped.param_groups
+    assert optimizer.state is optimizer.wrapped.state
+    assert optimizer.defaults is optimizer.wrapped.defaults
+    optimizer.zero_grad()
+    backward(model, 0)
+    optimizer.step()
+    other = model_of(1)
+    restored = wrapped(other, voter)
+    restored.load_state_dict(optimizer.state_dict())
+    other.load_state_dict(model.state_dict())
+    assert bits(other, restored) == bits(model, optimizer)
+    extra = torch.nn.Parameter(torch.zeros(2))
+    optimizer.add_param_group({"params": [extra], "lr": 0.5})
+    assert optimizer.wrapped.param_groups[-1]["lr"] == 0.5
+    assert repr(optimizer).startswith("FaultTolerantOptimizer(SGD")
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
+    "StepLR": lambda it: lr_scheduler.StepLR(it, 2),
+    "LambdaLR": lambda it: lr_scheduler.LambdaLR(it, lambda epoch: 0.9**epoch),
+    "CosineAnnealingLR": lambda it: lr_scheduler.CosineAnnealingLR(it, 10),
+    "OneCycleLR": lambda it: lr_scheduler.OneCycleLR(it, 0.1, total_steps=20),
+    "CyclicLR": lambda it: lr_scheduler.CyclicLR(it, 0.01, 0.1, step_size_up=3),
+    "SequentialLR": lambda it: lr_scheduler.SequentialLR(
+        it, [lr_scheduler.ConstantLR(it, 0.1, 2), lr_scheduler.ExponentialLR(it, 0.9)], [2]
+    ),
+}
+
+
+@pytest.mark.parametrize("takes_wrapper", [True, False], ids=["wrapper", "wrapped"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_take_either_of_the_two_and_move_with_the_commits(name: str, takes_wrapper: bool) -> None:
+    """Warnings are errors here: torch warns of a scheduler that thinks its optimizer has not stepped."""
+    decisions = [True, False, True, True, False, True]
+    model, plain = model_of(), model_of()
+    optimizer, reference = wrapped(model, Voter(*decisions)), OPTIMIZERS["SGD"](plain)
+    scheduler = SCHEDULERS[name](optimizer if takes_wrapper else optimizer.wrapped)
+    expected = SCHEDULERS[name](reference)
+    for step, is_committed in enumerate(decisions):
+        optimizer.zero_grad()
+        backward(model, step)
+        assert optimizer.step() is is_committed
+        if is_committed:
+            scheduler.step()
+            reference.zero_grad()
+            backward(plain, step)
+            reference.step()
+            expected.step()
+        assert scheduler.get_last_lr() == expected.get_last_lr()
+    assert bits(model, optimizer) == bits(plain, reference)
+
+
+def test_a_plateau_scheduler_lowers_the_rate() -> None:
+    optimizer = wrapped(model_of(), Voter())
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for loss in (1.0, 2.0, 3.0):
+        scheduler.step(loss)
+    assert optimizer.wrapped.param_groups[0]["lr"] < 0.1
+
+
+def test_clipping_and_scaling_see_its_parameters() -> None:
+    model = model_of()
+    optimizer = wrapped(model, Voter())
+    backward(model, 0)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, 1e-3)
+    assert norm > 1e-3
+    scaler = torch.amp.GradScaler("cpu")
+    backward(model, 1)
+    scaler.scale(torch.ones(1))
+    scaler.step(optimizer)
+
+
+def test_hooks_of_torch_run_around_a_committed_step() -> None:
+    """torch registers them on any Optimizer; a discarded step calls none."""
+    model = model_of()
+    optimizer = wrapped(model, Voter(False, True))
+    ran: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: ran.append("before"))
+    optimizer.register_step_post_hook(lambda *_: ran.append("after"))
+    for expected in ([], ["before", "after"]):
+        optimizer.zero_grad()
+        backward(model, 0)
+        optimizer.step()
+        assert ran == expected

@@ -1,0 +1,116 @@
+"""The sampler: every place its own samples, every epoch every sample, and nothing but (seed, step, place, places)."""
+
+from itertools import islice
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent_client.sampler import StepSampler
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+lengths = st.integers(1, 60)
+batch_sizes = st.integers(1, 20)
+seeds = st.integers(0, 2**31)
+steps = st.integers(0, 200)
+
+
+class Place:
+    """As much of an Agent as a sampler asks for."""
+
+    def __init__(self, place: int = 0, places: int = 1) -> None:
+        self.current_step = 0
+        self.at = (place, places)
+
+    def slot(self) -> tuple[int, int]:
+        return self.at
+
+
+def sampler(length: int, batch_size: int, seed: int = 0, agent: Place | None = None) -> StepSampler:
+    return StepSampler(length, batch_size, agent or Place(), seed)  # type: ignore[arg-type]
+
+
+def stream(length: int, batch_size: int, seed: int, places: int, count: int) -> list[int]:
+    """The samples of `count` steps in the order of step and place."""
+    source = sampler(length, batch_size, seed)
+    batches = [source.batch(step, place, places) for step in range(count) for place in range(places)]
+    return torch.cat(batches).tolist()
+
+
+@st.composite
+def slots(draw: st.DrawFn) -> tuple[int, int]:
+    places = draw(st.integers(1, 8))
+    return draw(st.integers(0, places - 1)), places
+
+
+@unhurried
+@given(lengths, batch_sizes, seeds, steps, slots())
+def test_a_batch_has_the_size_and_the_range_that_it_should(
+    length: int, batch_size: int, seed: int, step: int, slot: tuple[int, int]
+) -> None:
+    batch = sampler(length, batch_size, seed).batch(step, *slot)
+    assert batch.shape == (batch_size,)
+    assert batch.dtype is torch.int64
+    assert batch.min() >= 0
+    assert batch.max() < length
+
+
+@unhurried
+@given(lengths, batch_sizes, seeds, st.lists(st.tuples(steps, slots()), min_size=1, max_size=8))
+def test_a_batch_is_a_function_of_seed_step_place_and_places(
+    length: int, batch_size: int, seed: int, asked: list[tuple[int, tuple[int, int]]]
+) -> None:
+    """Whatever was asked before: after a restart, on another host, for a discarded step."""
+    used = sampler(length, batch_size, seed)
+    for step, slot in [*asked, *asked[::-1]]:
+        fresh = sampler(length, batch_size, seed)
+        torch.manual_seed(step)  # torch's own generator plays no part
+        assert torch.equal(used.batch(step, *slot), fresh.batch(step, *slot))
+
+
+@unhurried
+@given(lengths, batch_sizes, seeds, st.integers(1, 6), st.integers(1, 20))
+def test_epochs_cover_everything_exactly_once(length: int, batch_size: int, seed: int, places: int, count: int) -> None:
+    """Over all places together, one permutation after the other without a gap."""
+    samples = stream(length, batch_size, seed, places, count)
+    for begin in range(0, len(samples), length):
+        epoch = samples[begin : begin + length]
+        assert len(set(epoch)) == len(epoch)
+        if len(epoch) == length:
+            assert set(epoch) == set(range(length))
+
+
+@unhurried
+@given(st.integers(1, 6), st.integers(1, 10), seeds, steps)
+def test_places_of_a_step_are_disjoint_within_an_epoch(places: int, batch_size: int, seed: int, step: int) -> None:
+    length = places * batch_size * 4
+    source = sampler(length, batch_size, seed)
+    taken = torch.cat([source.batch(step, place, places) for place in range(places)])
+    assert len(taken.unique()) == places * batch_size
+
+
+def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:
+    samples = stream(50, 10, seed=1, places=1, count=10)
+    assert samples[:50] != samples[50:]
+    assert sorted(samples[:50]) != samples[:50]
+    assert samples != stream(50, 10, seed=2, places=1, count=10)
+
+
+def test_it_follows_the_agent_s_step_and_place() -> None:
+    agent = Place(1, 3)
+    source = sampler(100, 4, seed=5, agent=agent)
+    batches = iter(source)
+    first, again = islice(batches, 2)
+    assert torch.equal(first, again), "a discarded step yields the same samples again"
+    assert torch.equal(first, source.batch(0, 1, 3))
+    agent.current_step = 7
+    assert torch.equal(next(batches), source.batch(7, 1, 3))
+    agent.at = (0, 2)
+    assert torch.equal(next(batches), source.batch(7, 0, 2))
+
+
+@pytest.mark.parametrize(("length", "batch_size"), [(0, 1), (-1, 1), (1, 0), (1, -3)])
+def test_an_empty_data_set_or_batch_is_refused(length: int, batch_size: int) -> None:
+    with pytest.raises(ValueError, match=f"length {length} and batch_size {batch_size} must be at least 1"):
+        sampler(length, batch_size)

@@ -1,0 +1,202 @@
+"""What a peer is given: the state as it was when the step began, whatever the forward pass moves meanwhile."""
+
+import hashlib
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from agent_client.checkpoint.format import decode, encode
+from agent_client.checkpoint.snapshot import StateMismatch
+from agent_client.train_state import TrainState
+
+
+class Counter:
+    """Anything of the script's own."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count = state_dict["count"]
+
+
+class Training:
+    """A model with buffers that its forward pass moves, an optimizer with momentum, a scheduler, a counter."""
+
+    def __init__(self, seed: int = 0, width: int = 4) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width))
+        self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scheduler = lr_scheduler.MultiStepLR(self.sgd, [2, 4])
+        self.counter = Counter()
+        self.state = TrainState(self.model, self.sgd, scheduler=self.scheduler, counter=self.counter)
+
+    def forward(self, step: int) -> torch.Tensor:
+        self.counter.count += 1
+        return self.model(torch.randn(8, 3, generator=torch.Generator().manual_seed(step))).square().mean()
+
+    def train(self, *steps: int) -> None:
+        for step in steps:
+            self.state.begin_step()
+            self.sgd.zero_grad()
+            self.forward(step).backward()
+            self.sgd.step()
+            self.scheduler.step()
+
+    def bits(self) -> str:
+        self.state.begin_step()
+        return hash_of(self.state.snapshot())
+
+
+def hash_of(state: Any) -> str:
+    return hashlib.sha256(b"".join(encode(state))).hexdigest()
+
+
+def over_the_wire(state: Any) -> Any:
+    return decode(BytesIO(b"".join(encode(state))))
+
+
+def test_a_snapshot_is_the_state_when_the_step_began() -> None:
+    training = Training()
+    training.train(0, 1)
+    before = training.bits()
+    training.forward(2).backward()  # moves the buffers and the counter
+    training.forward(3)
+    assert hash_of(training.state.snapshot()) == before
+    training.state.begin_step()
+    assert hash_of(training.state.snapshot()) != before
+
+
+def test_a_snapshot_shares_nothing_with_what_trains_on() -> None:
+    training = Training()
+    training.train(0)
+    training.state.begin_step()
+    taken = training.state.snapshot()
+    before = hash_of(taken)
+    training.train(1, 2, 3)
+    assert hash_of(taken) == before
+
+
+def test_what_is_installed_trains_on_bit_for_bit_as_its_source() -> None:
+    source, target = Training(0), Training(1)
+    source.train(*range(5))
+    target.train(7)
+    source.state.begin_step()
+    received = over_the_wire(source.state.snapshot())
+    target.state.check(received)
+    target.state.install(received)
+    assert target.bits() == source.bits()
+    for training in (source, target):
+        training.train(5, 6)
+    assert target.bits() == source.bits()
+    assert target.scheduler.get_last_lr() == source.scheduler.get_last_lr()
+    assert target.counter.count == source.counter.count
+
+
+def test_the_optimizer_goes_on_with_the_same_parameters() -> None:
+    """The state is copied into the model that the optimizer holds, not put in its place."""
+    source, target = Training(0), Training(1)
+    source.train(0)
+    source.state.begin_step()
+    target.state.install(over_the_wire(source.state.snapshot()))
+    held = [parameter for group in target.sgd.param_groups for parameter in group["params"]]
+    assert all(a is b for a, b in zip(held, target.model.parameters(), strict=True))
+
+
+def drop_model_key(received: dict[str, Any]) -> None:
+    del received["model"]["0.weight"]
+
+
+def add_model_key(received: dict[str, Any]) -> None:
+    received["model"]["2.weight"] = torch.zeros(1)
+
+
+def change_dtype(received: dict[str, Any]) -> None:
+    received["model"]["0.weight"] = received["model"]["0.weight"].double()
+
+
+def change_buffer(received: dict[str, Any]) -> None:
+    received["model"]["1.running_mean"] = torch.zeros(7)
+
+
+def other_optimizer(received: dict[str, Any]) -> None:
+    received["optimizer"] = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))]).state_dict()
+
+
+def more_groups(received: dict[str, Any]) -> None:
+    received["optimizer"]["param_groups"] *= 2
+
+
+def drop_scheduler(received: dict[str, Any]) -> None:
+    del received["others"]["scheduler"]
+
+
+def drop_all(received: dict[str, Any]) -> None:
+    received.clear()
+
+
+DAMAGES: list[Callable[[dict[str, Any]], None]] = [
+    drop_model_key,
+    add_model_key,
+    change_dtype,
+    change_buffer,
+    other_optimizer,
+    more_groups,
+    drop_scheduler,
+    drop_all,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_what_does_not_fit_is_refused_and_touches_nothing(damage: Callable[[dict[str, Any]], None]) -> None:
+    source, target = Training(0), Training(1)
+    for training in (source, target):
+        training.train(0)
+    source.state.begin_step()
+    received = over_the_wire(source.state.snapshot())
+    damage(received)
+    before = target.bits()
+    with pytest.raises(StateMismatch):
+        target.state.check(received)
+    assert target.bits() == before
+
+
+@pytest.mark.parametrize("received", [None, [], "text", 3, {"model": None, "optimizer": None, "others": None}])
+def test_what_is_no_state_at_all_is_refused(received: Any) -> None:
+    with pytest.raises(StateMismatch):
+        Training().state.check(received)
+
+
+def test_another_model_is_refused() -> None:
+    source, target = Training(width=5), Training(width=4)
+    source.state.begin_step()
+    with pytest.raises(StateMismatch, match=r"state\['model'\]\['0.weight'\]: shape \(4, 3\) here, \(5, 3\) received"):
+        target.state.check(source.state.snapshot())
+
+
+def test_a_fresh_optimizer_takes_one_that_has_trained() -> None:
+    source, target = Training(0), Training(1)
+    source.train(0, 1)
+    source.state.begin_step()
+    received = source.state.snapshot()
+    target.state.check(received)
+    target.state.install(received)
+    assert len(target.sgd.state_dict()["state"]) == len(source.sgd.state_dict()["state"]) > 0
+
+
+def test_a_buffer_that_two_modules_share_is_taken_as_it_was_too() -> None:
+    """state_dict() names it twice, and the second name is what a peer loads last."""
+    norm = torch.nn.BatchNorm1d(4)
+    model = torch.nn.Sequential(norm, torch.nn.Linear(4, 4), norm)
+    state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    state.begin_step()
+    before = hash_of(state.snapshot())
+    model(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
+    assert hash_of(state.snapshot()) == before

@@ -1,0 +1,142 @@
+"""Who may end things: this host, who has the token, anyone where it is so configured; seen from another host."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lighthouse_runtime.clients import LighthouseClient, ManagerClient
+from lighthouse_runtime.server import Call, ControlPolicy
+from protos.refusals import NotPermitted, UnknownName
+from tests.daemons.elsewhere import Elsewhere, another_host
+from tests.processes import LIGHTHOUSE_CODE, Lighthouse, Manager, Process, run_cli
+
+EVERYWHERE = ("--bind", "[::]:0")
+REMEDIES = ("ask from the daemon's own host", "--control-token-file", "--allow-remote-control")
+
+KILL_MANAGER = "import sys; from lighthouse_runtime.clients import ManagerClient as C\n"
+KILL_MANAGER += "C(sys.argv[1], token=sys.argv[2] or None).kill('from afar', timeout_s=10)"
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Elsewhere]:
+    with another_host() as host:
+        yield host
+
+
+def run_there(elsewhere: Elsewhere, code: str, *arguments: str) -> tuple[int, str]:
+    with Process(code, arguments, prefix=elsewhere.command) as process:
+        return process.wait(), process.log()
+
+
+def kill_from(elsewhere: Elsewhere, lighthouse: Lighthouse, *options: str) -> tuple[int, str]:
+    where = f"{elsewhere.here}:{lighthouse.port}"
+    return run_there(elsewhere, LIGHTHOUSE_CODE, "kill", "a", "--lighthouse", where, *options)
+
+
+def manager_of(lighthouse: Lighthouse, host: str, *options: str) -> Manager:
+    return Manager(lighthouse.address, "a", *EVERYWHERE, "--advertise", host, *options)
+
+
+def join(manager: Manager) -> None:
+    with ManagerClient(manager.address) as rank:
+        rank.quorum(0, 0, timeout_s=30)
+
+
+def test_from_another_host_everything_but_control_is_done(elsewhere: Elsewhere) -> None:
+    with Lighthouse(*EVERYWHERE) as lighthouse, manager_of(lighthouse, elsewhere.here) as manager:
+        join(manager)
+        status, said = kill_from(elsewhere, lighthouse)
+        assert status == 1
+        assert f"control from ipv4:{elsewhere.there}:" in said
+        assert all(remedy in said for remedy in REMEDIES)
+        status, said = run_there(elsewhere, KILL_MANAGER, manager.address, "")
+        assert (status, [remedy for remedy in REMEDIES if remedy not in said]) == (1, [])
+        assert manager.is_alive
+        where = f"{elsewhere.here}:{lighthouse.port}"
+        status, said = run_there(elsewhere, LIGHTHOUSE_CODE, "members", "--lighthouse", where, "--format", "json")
+        assert (status, '"a"' in said) == (0, True)
+
+
+def test_the_token_is_accepted_from_another_host_and_another_one_is_not(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text("open sesame\n")
+    wrong.write_text("open barley\n")
+    token = ("--control-token-file", str(right))
+    with (
+        Lighthouse(*EVERYWHERE, *token) as lighthouse,
+        manager_of(lighthouse, elsewhere.here, *token) as manager,
+    ):
+        join(manager)
+        for options in ((), ("--control-token-file", str(wrong))):
+            status, said = kill_from(elsewhere, lighthouse, *options)
+            assert (status, "is refused" in said) == (1, True)
+        assert run_there(elsewhere, KILL_MANAGER, manager.address, "open barley")[0] == 1
+        assert manager.is_alive
+        assert kill_from(elsewhere, lighthouse, *token)[0] == 0
+        assert manager.wait() == 1
+        assert "open sesame" not in lighthouse.log() + manager.log()
+
+
+def test_allow_remote_control_lets_anyone(elsewhere: Elsewhere) -> None:
+    anyone = "--allow-remote-control"
+    with Lighthouse(*EVERYWHERE, anyone) as lighthouse, manager_of(lighthouse, elsewhere.here, anyone) as manager:
+        join(manager)
+        assert kill_from(elsewhere, lighthouse)[0] == 0
+        assert manager.wait() == 1
+
+
+def test_a_manager_on_this_host_is_killed_also_by_the_address_it_advertises(elsewhere: Elsewhere) -> None:
+    """The first thing that anybody tries: all on one host, and a manager that advertises the host's own address."""
+    with Lighthouse(*EVERYWHERE) as lighthouse, manager_of(lighthouse, elsewhere.here) as manager:
+        join(manager)
+        ended = run_cli(LIGHTHOUSE_CODE, "kill", "a", "--lighthouse", lighthouse.address)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert manager.wait() == 1
+
+
+def test_every_loopback_is_this_host() -> None:
+    with Lighthouse(*EVERYWHERE) as lighthouse:
+        for host in ("127.0.0.1", "[::1]", "localhost"):
+            with LighthouseClient(f"{host}:{lighthouse.port}") as client, pytest.raises(UnknownName):
+                client.kill("z")
+    with Manager("127.0.0.1:1", "a", *EVERYWHERE) as manager:
+        with ManagerClient(f"[::1]:{manager.address.rpartition(':')[2]}") as client:
+            client.kill("enough")
+        assert manager.wait() == 1
+        assert "enough" in manager.log()
+
+
+def test_a_kill_of_many_lines_stays_one_line_of_the_log() -> None:
+    """Who may kill may still not write log lines in the daemon's name."""
+    with Manager("127.0.0.1:1") as manager:
+        with ManagerClient(manager.address) as client:
+            client.kill("bad disk\n2026-01-01T00:00:00Z I manager.daemon: all is well")
+        assert manager.wait() == 1
+        assert not [line for line in manager.log().splitlines() if line.startswith("2026-01-01")]
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_local"),
+    [
+        ("ipv4:127.0.0.1:5000", True),
+        ("ipv4:127.9.9.9:5000", True),
+        ("ipv6:[::1]:5000", True),
+        ("ipv6:%5B::1%5D:5000", True),
+        ("unix:/run/lighthouse.sock", True),
+        ("unix:", True),
+        ("ipv4:198.51.100.7:5000", False),
+        ("ipv6:[2001:db8::1]:5000", False),
+        ("ipv6:[::ffff:198.51.100.7]:5000", False),
+        ("", False),
+        ("nonsense", False),
+    ],
+)
+def test_who_is_local(peer: str, is_local: bool) -> None:
+    call = Call(1.0, peer, {})
+    assert call.is_local is is_local
+    if is_local:
+        ControlPolicy().check(call)
+    else:
+        with pytest.raises(NotPermitted, match="--allow-remote-control"):
+            ControlPolicy().check(call)

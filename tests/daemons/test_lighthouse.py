@@ -1,0 +1,316 @@
+"""The lighthouse as a process: its services, its signals, its HTTP side, its options and what survives it."""
+
+import contextlib
+import json
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from prometheus_client.parser import text_string_to_metric_families
+
+from lighthouse_runtime.clients import LighthouseClient, ManagerClient
+from protos import VERSION, torchft_pb2
+from protos.membership import Participant
+from protos.refusals import DeadlinePassed, LighthouseError, UnknownName, Unreachable
+from tests.daemons import document
+from tests.daemons.wire import call, member, refused
+from tests.processes import (
+    LIGHTHOUSE_CODE,
+    TORCHFT_LIGHTHOUSE_CODE,
+    Lighthouse,
+    Manager,
+    eventually,
+    http_get,
+    http_json,
+    run_cli,
+    together,
+)
+
+SERVICES = ("lighthouse.v1.LighthouseService", "LighthouseService", "torchft.LighthouseService")
+
+
+@pytest.fixture(scope="module")
+def lighthouse() -> Iterator[Lighthouse]:
+    """One for all tests that change nothing for the others; each uses a job of its own."""
+    with Lighthouse("--heartbeat-timeout", "1h") as process:
+        yield process
+
+
+# -- services
+
+
+@pytest.mark.parametrize("package", ["", "lighthouse.v1."])
+def test_a_client_compiled_from_the_documents_text_is_served(lighthouse: Lighthouse, package: str) -> None:
+    text = document.compile_text(document.LIGHTHOUSE)
+    methods = {path.replace("/", "/" + package, 1): kinds for path, kinds in text.methods.items()}
+    assert [path.rpartition("/")[2] for path in methods] == ["Quorum", "Heartbeat"]
+    job = [("lighthouse-job", f"document{len(package)}")]
+    said = {"replica_id": "a", "address": "10.0.0.1:1", "store_address": "10.0.0.1:2", "step": 7, "world_size": 3}
+    answers = {}
+    for path, (request, answer) in methods.items():
+        fields = {"requester": said} if path.endswith("Quorum") else {"replica_id": "a"}
+        answers[path.rpartition("/")[2]] = call(lighthouse.address, path, request(**fields), answer, metadata=job)
+    quorum: Any = answers["Quorum"].quorum
+    assert quorum.participants == [text.messages["QuorumMember"](**said)] or _known(quorum.participants[0]) == said
+    assert quorum.quorum_id > 0
+    assert quorum.created.seconds > 1_700_000_000
+
+
+def _known(message: Any) -> dict[str, Any]:
+    return {field.name: value for field, value in message.ListFields()}
+
+
+def test_torchfts_service_is_served(lighthouse: Lighthouse) -> None:
+    path, job = "/torchft.LighthouseService/", [("lighthouse-job", "torchft")]
+    requester = torchft_pb2.QuorumMember(replica_id="a", data='{"x": 1}', reconfigure_handles=["h0", "h1"])
+    request = torchft_pb2.LighthouseQuorumRequest(requester=requester)
+    answer = call(lighthouse.address, path + "Quorum", request, torchft_pb2.LighthouseQuorumResponse, metadata=job)
+    assert list(answer.quorum.participants) == [requester]
+    beat = torchft_pb2.LighthouseHeartbeatRequest(replica_id="a")
+    assert call(lighthouse.address, path + "Heartbeat", beat, metadata=job) == b""
+
+
+def test_a_field_that_nobody_knows_is_relayed(lighthouse: Lighthouse) -> None:
+    unknown = b"\xaa\x06\x05hello"  # field 101
+    for service in SERVICES:
+        inner = torchft_pb2.QuorumMember(replica_id="a", world_size=1).SerializeToString() + unknown
+        job = [("lighthouse-job", "unknown" + service)]
+        answer = call(lighthouse.address, f"/{service}/Quorum", b"\x0a" + bytes([len(inner)]) + inner, metadata=job)
+        assert unknown in answer
+
+
+def test_health_is_told_for_each_service(lighthouse: Lighthouse) -> None:
+    with grpc.insecure_channel(lighthouse.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", *SERVICES):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as e:
+            health.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=10)
+        assert e.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_lists_the_services_and_their_methods(lighthouse: Lighthouse) -> None:
+    with grpc.insecure_channel(lighthouse.address) as channel:
+        reflected = ProtoReflectionDescriptorDatabase(channel)
+        assert {"lighthouse.v1.LighthouseService", "torchft.LighthouseService", "grpc.health.v1.Health"} <= set(
+            reflected.get_services()
+        )
+        service = DescriptorPool(reflected).FindServiceByName("lighthouse.v1.LighthouseService")
+        assert [method.name for method in service.methods] == ["Quorum", "Heartbeat", "Status", "Kill"]
+
+
+# -- the HTTP side
+
+
+def test_liveness_and_readiness(lighthouse: Lighthouse) -> None:
+    assert http_get(lighthouse.http + "/livez") == (200, "ok\n")
+    assert http_get(lighthouse.http + "/readyz") == (200, "ok\n")
+    assert http_get(lighthouse.http + "/nothing")[0] == 404
+
+
+def test_status_and_metrics_show_the_same(lighthouse: Lighthouse) -> None:
+    with LighthouseClient(lighthouse.address, job="shown") as client:
+        quorum = client.quorum(Participant("a", step=3), timeout_s=30)
+        over_rpc = client.status("shown").jobs[0]
+    shown = next(job for job in http_json(lighthouse.http + "/status")["jobs"] if job["job"] == "shown")
+    assert (shown["quorum_id"], shown["verdict"]) == (quorum.quorum_id, "formed")
+    assert (over_rpc.quorum_id, over_rpc.verdict) == (quorum.quorum_id, "formed")
+    assert [(m["replica_id"], m["state"], m["step"]) for m in shown["members"]] == [("a", "participant", 3)]
+    metrics = {
+        (sample.name, sample.labels.get("job"))
+        for family in text_string_to_metric_families(http_get(lighthouse.http + "/metrics")[1])
+        for sample in family.samples
+        if sample.value == quorum.quorum_id
+    }
+    assert ("lighthouse_quorum_id", "shown") in metrics
+
+
+def test_metrics_count_calls_and_refusals() -> None:
+    with Lighthouse() as process:
+        refused(process.address, "/lighthouse.v1.LighthouseService/Quorum", member("a b"))
+        call(process.address, "/lighthouse.v1.LighthouseService/Quorum", member("a"))
+        text = http_get(process.http + "/metrics")[1]
+        samples = {
+            (sample.name, *sorted(sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+    assert samples["lighthouse_joins_refused_total", "InvalidRequest"] == 1
+    assert samples["lighthouse_rpcs_total", "Quorum", "ok"] == 1
+    assert samples["lighthouse_rpcs_total", "Quorum", "invalid_argument"] == 1
+
+
+def test_the_page_is_served_and_asks_nobody_else(lighthouse: Lighthouse) -> None:
+    status, page = http_get(lighthouse.http + "/")
+    assert status == 200
+    assert page.lower().startswith("<!doctype html>")
+    assert re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page) == []
+
+
+# -- signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_status_0(number: int) -> None:
+    with Lighthouse() as process:
+        process.signal(number)
+        assert process.wait() == 0
+        assert process.log().rstrip().endswith("lighthouse stopped")
+        assert "Traceback" not in process.log()
+
+
+@contextlib.contextmanager
+def draining(number: int) -> Iterator[Lighthouse]:
+    """A lighthouse that a stream keeps from ending."""
+    with Lighthouse("--drain-timeout", "10m") as process, grpc.insecure_channel(process.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        process.signal(number)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        yield process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(number: int) -> None:
+    with draining(signal.SIGTERM) as process:
+        assert process.is_alive
+        process.signal(number)
+        assert process.wait() == 128 + number
+
+
+def test_while_it_drains_it_is_alive_and_not_ready() -> None:
+    with draining(signal.SIGTERM) as process:
+        assert http_get(process.http + "/livez") == (200, "ok\n")
+        assert http_get(process.http + "/readyz") == (503, "draining\n")
+
+
+# -- jobs
+
+
+def test_jobs_do_not_see_each_other(lighthouse: Lighthouse) -> None:
+    jobs = ("one", "two")
+    quorums = {}
+    for job in jobs:
+        with LighthouseClient(lighthouse.address, job=job) as client:
+            quorums[job] = client.quorum(Participant("same", step=len(quorums)), timeout_s=30)
+    assert [[p.step for p in quorums[job].participants] for job in jobs] == [[0], [1]]
+    with LighthouseClient(lighthouse.address) as client:
+        for job in jobs:
+            (shown,) = client.status(job).jobs
+            assert (shown.job, shown.quorum_id) == (job, quorums[job].quorum_id)
+        assert set(jobs) <= {job.job for job in client.status().jobs}
+        with pytest.raises(UnknownName, match=r"nobody has asked for a quorum of 'three'; known jobs: .*one, .*two"):
+            client.status("three")
+
+
+def test_callers_that_name_no_job_are_in_the_default_one(lighthouse: Lighthouse) -> None:
+    call(lighthouse.address, "/LighthouseService/Quorum", member("plain"))
+    with LighthouseClient(lighthouse.address) as client:
+        assert [m.replica_id for m in client.status("default").jobs[0].members] == ["plain"]
+
+
+# -- options and environment
+
+
+def test_our_environment_variables() -> None:
+    env = {"LIGHTHOUSE_BIND": "127.0.0.1:0", "LIGHTHOUSE_MIN_REPLICAS": "2", "LIGHTHOUSE_LOG_FORMAT": "json"}
+    with contextlib.ExitStack() as stack:
+        process = Lighthouse(env=env)
+        process.ready = lambda: None  # type: ignore[method-assign] - its log is JSON
+        stack.enter_context(process)
+        said = eventually(process.log)
+        assert json.loads(said.splitlines()[0])["logger"] == "lighthouse.daemon"
+        ports = process.wait_for_log(r"gRPC on port (\d+), HTTP on port (\d+)")
+        client = stack.enter_context(LighthouseClient(f"127.0.0.1:{ports[1]}"))
+        with pytest.raises(DeadlinePassed, match="1 of at least 2 joined"):
+            client.quorum(Participant("a"), timeout_s=1.0)
+        process.stop()
+        assert {json.loads(line)["level"] for line in process.log().splitlines()} == {"info"}
+
+
+def test_an_option_beats_its_variable() -> None:
+    with Lighthouse("--min-replicas", "1", env={"LIGHTHOUSE_MIN_REPLICAS": "2"}) as process:
+        call(process.address, "/LighthouseService/Quorum", member("a"))
+
+
+@pytest.mark.parametrize("code", [LIGHTHOUSE_CODE, TORCHFT_LIGHTHOUSE_CODE])
+def test_torchfts_spellings(code: str) -> None:
+    options = ["--min_replicas", "1", "--join_timeout_ms", "100", "--quorum_tick_ms", "100"]
+    options += ["--heartbeat_timeout_ms", "600000"]
+    with Lighthouse(*options, code=code) as process, LighthouseClient(process.address) as client:
+        client.heartbeat("b")
+        quorum = client.quorum(Participant("a"), timeout_s=60)  # join_timeout was 60 s by default
+        assert [p.replica_id for p in quorum.participants] == ["a"]
+        assert [m.state for m in client.status().jobs[0].members] == ["participant", "missed"]
+        assert process.stop() == 0
+
+
+def test_the_version_is_one_everywhere(lighthouse: Lighthouse) -> None:
+    assert http_json(lighthouse.http + "/status")["version"] == VERSION
+    assert run_cli(LIGHTHOUSE_CODE, "--version").stdout.strip().endswith(VERSION)
+
+
+# -- kill
+
+
+def test_kill_ends_a_group_through_its_manager(lighthouse: Lighthouse) -> None:
+    with Manager(lighthouse.address, "a", "--job", "killed") as manager, ManagerClient(manager.address) as rank:
+        rank.quorum(0, 0, timeout_s=30)
+        ended = run_cli(
+            LIGHTHOUSE_CODE, "kill", "a", "--job", "killed", "--lighthouse", lighthouse.address, "--message", "bad disk"
+        )
+        assert (ended.stdout, ended.stderr) == ("killed replica group a of job killed\n", "")
+        assert manager.wait() == 1
+        assert re.search(r"killed by .*: bad disk", manager.log())
+        assert "bad disk" in lighthouse.log()
+
+
+def test_kill_of_a_group_that_shows_no_manager_says_so(lighthouse: Lighthouse) -> None:
+    with LighthouseClient(lighthouse.address, job="hidden") as client:
+        client.heartbeat("a")
+        with pytest.raises(LighthouseError, match="a has advertised no manager to kill it through"):
+            client.kill("a")
+    with LighthouseClient(lighthouse.address, job="gone") as client:
+        client.quorum(Participant("b", address="127.0.0.1:1"), timeout_s=30)
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 does not answer"):
+            client.kill("b", timeout_s=3)
+
+
+# -- restart
+
+
+def test_managers_live_through_a_restart_of_the_lighthouse_and_ids_go_upwards() -> None:
+    """Defect 4: quorum_id restarts at 1 with the lighthouse."""
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(Lighthouse("--min-replicas", "2"))
+        managers = [Manager(first.address, name, "--heartbeat-interval", "100ms") for name in ("a", "b")]
+        stack.enter_context(together(*managers))
+        ranks = [stack.enter_context(ManagerClient(manager.address)) for manager in managers]
+        pool = stack.enter_context(ThreadPoolExecutor())
+
+        def step(number: int) -> int:
+            asked = [pool.submit(rank.quorum, 0, number, timeout_s=60) for rank in ranks]
+            (quorum_id,) = {answer.result(60).quorum_id for answer in asked}
+            return quorum_id
+
+        ids = [step(0), step(1)]
+        assert ids[0] == ids[1]
+        for _ in range(2):
+            first.kill()
+            eventually(lambda: not any(rank.status().lighthouse_reachable for rank in ranks), "both have noticed")
+            assert [http_get(manager.http + "/readyz")[0] for manager in managers] == [503, 503]
+            asked = pool.submit(step, len(ids))
+            first = stack.enter_context(Lighthouse("--min-replicas", "2", "--bind", first.address))
+            ids.append(asked.result(90))
+            eventually(lambda: all(rank.status().lighthouse_reachable for rank in ranks), "both are back")
+            assert [http_get(manager.http + "/readyz")[0] for manager in managers] == [200, 200]
+        assert ids[1] < ids[2] < ids[3]
+        assert all(manager.is_alive for manager in managers)

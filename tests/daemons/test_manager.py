@@ -1,0 +1,391 @@
+"""The manager as a process: its services, its store, its signals, its environment."""
+
+import importlib.util
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from prometheus_client.parser import text_string_to_metric_families
+
+from lighthouse_runtime.clients import LighthouseClient, ManagerClient
+from protos import VERSION, torchft_pb2
+from tests.daemons import document
+from tests.daemons.wire import call
+from tests.processes import (
+    LOCALHOST,
+    MANAGER_CODE,
+    Lighthouse,
+    Manager,
+    Process,
+    eventually,
+    free_port,
+    http_get,
+    http_json,
+    run_cli,
+)
+
+SERVICES = ("manager.v1.ManagerService", "ManagerService", "torchft.ManagerService")
+NOWHERE = f"{LOCALHOST}:1"
+
+
+@pytest.fixture(scope="module")
+def lighthouse() -> Iterator[Lighthouse]:
+    with Lighthouse() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def manager(lighthouse: Lighthouse) -> Iterator[Manager]:
+    """One for the tests that only look."""
+    with Manager(lighthouse.address, "looked-at", "--job", "looked-at") as process:
+        eventually(lambda: http_get(process.http + "/readyz")[0] == 200, "a heartbeat was answered")
+        yield process
+
+
+# -- services
+
+
+@pytest.mark.parametrize("package", ["", "manager.v1."])
+def test_a_client_compiled_from_the_documents_text_is_served(lighthouse: Lighthouse, package: str) -> None:
+    text = document.compile_text(document.MANAGER)
+    assert [path.rpartition("/")[2] for path in text.methods] == [
+        "Quorum",
+        "CheckpointAddress",
+        "ShouldCommit",
+        "Kill",
+    ]
+
+    def ask(method: str, **fields: Any) -> Any:
+        request, answer = text.methods[f"/ManagerService/{method}"]
+        return call(process.address, f"/{package}ManagerService/{method}", request(**fields), answer)
+
+    with Manager(lighthouse.address, "a", "--job", f"document{len(package)}", store=f"{LOCALHOST}:7") as process:
+        quorum = ask("Quorum", rank=0, step=3, checkpoint_server_addr="http://here")
+        said = {field.name: value for field, value in quorum.ListFields()}
+        assert said.pop("quorum_id") > 0
+        assert said == {
+            "address": f"http://{process.address}",
+            "store_address": f"{LOCALHOST}:7",
+            "max_step": 3,
+            "max_rank": 0,
+            "max_world_size": 1,
+            "replica_world_size": 1,
+        }  # replica_rank 0 and heal false are not written
+        assert quorum.HasField("max_rank")
+        assert ask("CheckpointAddress", rank=0).checkpoint_server_address == "http://here"
+        assert ask("ShouldCommit", rank=0, step=3, should_commit=True).should_commit is True
+        ask("Kill", msg="as documented")
+        assert process.wait() == 1
+        assert "as documented" in process.log()
+
+
+def test_torchfts_service_relays_the_handles_of_every_rank(lighthouse: Lighthouse) -> None:
+    path = "/torchft.ManagerService/Quorum"
+    with Manager(lighthouse.address, "a", "--job", "handles", ranks=2) as process, ThreadPoolExecutor() as pool:
+        asked = [
+            pool.submit(
+                call,
+                process.address,
+                path,
+                torchft_pb2.ManagerQuorumRequest(group_rank=rank, reconfigure_handle=f"h{rank}", commit_failures=rank),
+                torchft_pb2.ManagerQuorumResponse,
+            )
+            for rank in range(2)
+        ]
+        answers = [answer.result(30) for answer in asked]
+    assert [list(answer.reconfigure_handles) for answer in answers] == [["h0"], ["h1"]]
+    assert [answer.commit_failures for answer in answers] == [1, 1]
+    assert [list(answer.replica_ids) for answer in answers] == [["a"], ["a"]]
+
+
+def test_health_and_reflection(manager: Manager) -> None:
+    with grpc.insecure_channel(manager.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", *SERVICES):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        reflected = ProtoReflectionDescriptorDatabase(channel)
+        assert {"manager.v1.ManagerService", "torchft.ManagerService"} <= set(reflected.get_services())
+        service = DescriptorPool(reflected).FindServiceByName("manager.v1.ManagerService")
+        assert [method.name for method in service.methods] == [
+            "Quorum",
+            "CheckpointAddress",
+            "ShouldCommit",
+            "Kill",
+            "Status",
+        ]
+
+
+def test_the_http_side(manager: Manager) -> None:
+    assert http_get(manager.http + "/livez") == (200, "ok\n")
+    assert http_get(manager.http + "/readyz") == (200, "ok\n")
+    status = http_json(manager.http + "/status")
+    assert (status["version"], status["replica_id"], status["phase"]) == (VERSION, "looked-at", "idle")
+    samples = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(http_get(manager.http + "/metrics")[1])
+        for sample in family.samples
+    }
+    assert samples["lighthouse_manager_lighthouse_reachable"] == 1
+    assert samples["lighthouse_manager_commits_total"] == 0
+
+
+def test_the_port_that_http_took_is_told() -> None:
+    """With port 0 nobody could find it otherwise."""
+    with Manager(NOWHERE, "a", "--http", f"{LOCALHOST}:0") as process:
+        process.wait_for_log(r"HTTP on port \d+", within_s=2.0)
+
+
+def test_its_status_verb(manager: Manager) -> None:
+    shown = run_cli(MANAGER_CODE, "status", "--manager", manager.address)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "looked-at (1 ranks)" in shown.stdout
+    nobody = run_cli(MANAGER_CODE, "status", "--manager", NOWHERE)
+    assert nobody.returncode == 1
+    assert nobody.stderr.startswith(f"Error: {NOWHERE} is unreachable")
+    assert len(nobody.stderr.splitlines()) == 1
+
+
+# -- its end
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_status_0(number: int) -> None:
+    with Manager(NOWHERE) as process:
+        process.signal(number)
+        assert process.wait() == 0
+        assert process.log().rstrip().endswith("manager stopped")
+        assert "Traceback" not in process.log()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(number: int) -> None:
+    with Manager(NOWHERE, "a", "--drain-timeout", "10m") as process, grpc.insecure_channel(process.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        process.signal(signal.SIGTERM)
+        process.wait_for_log("stopping")
+        assert process.is_alive
+        process.signal(number)
+        assert process.wait() == 128 + number
+
+
+def test_while_it_stops_its_health_says_so() -> None:
+    with Manager(NOWHERE, "a", "--drain-timeout", "10m") as process, grpc.insecure_channel(process.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=10)
+        next(watch)
+        process.signal(signal.SIGTERM)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_a_killed_manager_is_gone_from_the_lighthouse(lighthouse: Lighthouse) -> None:
+    with Lighthouse("--heartbeat-timeout", "500ms") as other, LighthouseClient(other.address) as client:
+
+        def state() -> str:
+            return client.status("default").jobs[0].members[0].state.value
+
+        with (
+            Manager(other.address, "a", "--heartbeat-interval", "50ms") as process,
+            ManagerClient(process.address) as rank,
+        ):
+            rank.quorum(0, 0, timeout_s=30)
+            assert state() == "participant"
+            process.kill()
+        eventually(lambda: state() == "lapsed", "it has lapsed")
+
+
+STARTER = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], "serve", "--parent-pid", str(os.getpid()), *sys.argv[2:]])
+print("child", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_ends_with_the_process_that_started_it() -> None:
+    options = ["--lighthouse", NOWHERE, "--replica-id", "a", "--bind", f"{LOCALHOST}:0", "--store", NOWHERE]
+    with Process(STARTER, [MANAGER_CODE, *options]) as starter:
+        pid = int(starter.wait_for_log(r"child (\d+)")[1])
+        starter.wait_for_log("serves on")
+        starter.kill()
+        try:
+            eventually(lambda: not _runs(pid), "the manager has ended")
+        finally:
+            if _runs(pid):
+                os.kill(pid, signal.SIGKILL)
+        assert "manager stopped" in starter.log()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_it_announces_its_address_to_its_starter() -> None:
+    read, write = os.pipe()
+    with Manager(NOWHERE, "a", "--announce-fd", str(write), pass_fds=(write,)) as process:
+        os.close(write)
+        with open(read) as pipe:
+            assert pipe.read() == process.address + "\n"
+
+
+# -- the environment
+
+
+@pytest.mark.parametrize(
+    ("env", "job", "name", "ranks"),
+    [
+        ({"LIGHTHOUSE_ADDRESS": "{}", "REPLICA_GROUP_ID": "3", "WORLD_SIZE": "4"}, "default", "3", 4),
+        ({"TORCHFT_LIGHTHOUSE": "http://{}", "REPLICA_GROUP_ID": "3"}, "default", "3", 1),
+        (
+            {
+                "MANAGER_LIGHTHOUSE": "{}",
+                "LIGHTHOUSE_ADDRESS": NOWHERE,
+                "TORCHFT_LIGHTHOUSE": f"http://{NOWHERE}",
+                "MANAGER_REPLICA_ID": "ours",
+                "REPLICA_GROUP_ID": "torchfts",
+                "MANAGER_GROUP_WORLD_SIZE": "2",
+                "WORLD_SIZE": "4",
+                "LIGHTHOUSE_JOB": "j",
+            },
+            "j",
+            "ours",
+            2,
+        ),
+    ],
+)
+def test_it_is_set_up_by_environment_variables(
+    lighthouse: Lighthouse, env: dict[str, str], job: str, name: str, ranks: int
+) -> None:
+    chosen = {key: value.format(lighthouse.address) for key, value in env.items()}
+    with Manager(None, None, ranks=None, env=chosen) as process, ManagerClient(process.address) as client:
+        status = client.status()
+        assert (status.job, status.replica_id, status.group_world_size) == (job, name, ranks)
+        eventually(lambda: client.status().lighthouse_reachable, "a heartbeat was answered")
+
+
+def test_torchfts_spelling_of_the_interval(lighthouse: Lighthouse) -> None:
+    with Manager(lighthouse.address, "a", "--heartbeat_interval_ms", "50", "--job", "spelt") as process:
+        eventually(lambda: http_get(process.http + "/readyz")[0] == 200, "a heartbeat was answered")
+
+
+# -- the store
+
+
+def _require_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("torch is not installed", pytrace=False)
+        pytest.skip("torch is not installed")
+
+
+STORE_CLIENT = """
+import sys
+from torch.distributed import TCPStore
+host, _, port = sys.argv[1].rpartition(":")
+store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+store.set("key", "value")
+print("read", store.get("key").decode(), flush=True)
+"""
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_auto_hosts_a_store_and_its_end_is_the_managers() -> None:
+    _require_torch()
+    with Manager(NOWHERE, store="auto") as process:
+        assert process.store_address.startswith(f"{LOCALHOST}:")
+        with Process(STORE_CLIENT, [process.store_address]) as client:
+            assert (client.wait(), "read value" in client.log()) == (0, True)
+        with ManagerClient(process.address) as rank:
+            assert rank.status().store_address == process.store_address
+        (store,) = _children(process.pid)
+        os.kill(store, signal.SIGKILL)
+        assert process.wait() == 1
+        assert "the store process ended with status -9; the manager ends with it" in process.log()
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> Any:
+    """A program that stands for --store-python."""
+
+    def make(script: str) -> str:
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+def test_the_store_ends_with_a_manager_that_is_killed(interpreter: Any) -> None:
+    # store.py without torch: the manager's own script, given a module of that name
+    fake = 'import sys, types\nstore = types.SimpleNamespace(port=4711)\nd = types.ModuleType("torch.distributed")\n'
+    fake += "d.TCPStore = lambda *a, **k: store\n"
+    fake += 'sys.modules["torch"], sys.modules["torch.distributed"] = types.ModuleType("torch"), d\n'
+    fake += 'import runpy\nrunpy.run_path(sys.argv[1], run_name="__main__")'
+    script = Path(interpreter("")).with_name("fake.py")
+    script.write_text(fake.replace("sys.argv[1]", "sys.argv.pop(1)"))
+    python = interpreter(f'exec {sys.executable} -I -S {script} "$@"')
+    for end in ("stop", "kill"):
+        with Manager(NOWHERE, "a", "--store-python", python, store="auto") as process:
+            assert process.store_address == f"{LOCALHOST}:4711"
+            (store,) = _children(process.pid)
+            assert getattr(process, end)() in (0, None)
+            eventually(lambda store=store: not _runs(store), "the store has ended")
+
+
+@pytest.mark.parametrize(
+    ("script", "complaint"),
+    [
+        (f'exec {sys.executable} -I -S "$@"', "--store: auto: no torch in .*: No module named 'torch'"),
+        ("exit 7", "--store: auto: it died"),
+        ("echo hello", "--store: auto: hello"),
+        ("echo store not-a-port", "--store: auto: store not-a-port"),
+    ],
+)
+def test_an_interpreter_without_torch_is_refused_with_the_remedy(interpreter: Any, script: str, complaint: str) -> None:
+    process = Manager(NOWHERE, "a", "--store-python", interpreter(script), store="auto")
+    _is_refused(process, complaint)
+
+
+def test_an_interpreter_that_is_not_there_is_refused_with_the_remedy() -> None:
+    process = Manager(NOWHERE, "a", "--store-python", "/no/such/python", store="auto")
+    _is_refused(process, "--store-python: cannot run /no/such/python: No such file or directory")
+
+
+def test_its_own_interpreter_without_torch_is_refused_at_once() -> None:
+    code = "import sys; sys.modules['torch'] = None\n" + MANAGER_CODE
+    _is_refused(Manager(NOWHERE, store="auto", code=code), "--store: auto needs torch, and .* has none")
+
+
+def _is_refused(process: Manager, complaint: str) -> None:
+    process.launch()
+    try:
+        assert process.wait() == 1
+        said = process.log()
+    finally:
+        process.close()
+    assert re.search(f"^Error: {complaint}", said, re.MULTILINE), said
+    assert "give --store HOST:PORT" in said
+    assert "Traceback" not in said
+
+
+def test_a_free_port_is_told_by_its_address() -> None:
+    port = free_port()
+    with Manager(NOWHERE, "a", "--bind", f"{LOCALHOST}:{port}") as process:
+        assert process.address == f"{LOCALHOST}:{port}"

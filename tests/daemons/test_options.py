@@ -1,0 +1,187 @@
+"""Every option of every command with a wrong value: status 2, the option is named, no traceback; nothing starts."""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import lighthouse.cli.torchft
+from lighthouse.cli import main as lighthouse_main
+from manager.cli import main as manager_main
+
+COMMANDS: dict[str, tuple[click.Command, list[str]]] = {
+    "lighthouse serve": (lighthouse_main, ["serve"]),
+    "torchft_lighthouse": (lighthouse.cli.torchft.main, []),
+    "lighthouse status": (lighthouse_main, ["status"]),
+    "lighthouse members": (lighthouse_main, ["members"]),
+    "lighthouse watch": (lighthouse_main, ["watch"]),
+    "lighthouse kill": (lighthouse_main, ["kill", "a"]),
+    "lighthouse-manager serve": (manager_main, ["serve", "--lighthouse", "localhost", "--replica-id", "a"]),
+    "lighthouse-manager status": (manager_main, ["status"]),
+}
+
+DURATIONS = ["", "0", "0s", "-1s", "5 parsecs", "1e3", "nan", "inf"]
+MILLISECONDS = ["", "0", "-1", "5s", "nan", "inf"]
+COUNTS = ["", "0", "-1", "x", "1.5"]
+BINDS = ["localhost", "127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:x", "a b:1", ":", "[::1", "http://"]
+ADDRESSES = ["a b", "localhost:99999", "localhost:x", "localhost:", "localhost:0", ":1", "http://", "x" * 600]
+NAMES = ["", "a b", "x" * 129, "ü", "a\n"]
+
+WRONG: Mapping[str, list[str]] = {
+    "bind": BINDS,
+    "http": BINDS,
+    "min-replicas": COUNTS,
+    "join-timeout": DURATIONS,
+    "join-timeout-ms": MILLISECONDS,
+    "heartbeat-timeout": DURATIONS,
+    "heartbeat-timeout-ms": MILLISECONDS,
+    "allowed-replicas": ["", "x", "0", "-2", "2,,4", "2;4", "1.5"],
+    "active": COUNTS,
+    "max-replicas": COUNTS,
+    "control-token-file": ["{missing}", "{empty}", "{folder}", "{binary}"],
+    "drain-timeout": DURATIONS,
+    "log-level": ["", "loud", "INFO "],
+    "log-format": ["", "xml"],
+    "lighthouse": ADDRESSES,
+    "manager": ADDRESSES,
+    "format": ["", "xml"],
+    "timeout": DURATIONS,
+    "interval": DURATIONS,
+    "count": COUNTS,
+    "replica-id": NAMES,
+    "group-world-size": [*COUNTS, "65537"],
+    "store": ["localhost", "a b:1", "localhost:99999", "localhost:0", "0.0.0.0:29500"],
+    "advertise": ["a b", "0.0.0.0", "::", "10.0.0.1:80", "x" * 600],
+    "heartbeat-interval": DURATIONS,
+    "heartbeat-interval-ms": MILLISECONDS,
+    "parent-pid": ["x"],
+    "announce-fd": ["x"],
+}
+PER_COMMAND = {("lighthouse-manager serve", "job"): NAMES}
+# Any text is right: a reason, a name that is looked up, an interpreter that is run, an option that does nothing.
+ANY_TEXT = {"message", "job", "store-python", "quorum-tick-ms"}
+
+
+def options_of(command: click.Command, arguments: list[str]) -> list[click.Option]:
+    while isinstance(command, click.Group):
+        command = command.commands[arguments[0]]
+    return [param for param in command.params if isinstance(param, click.Option) and not param.is_flag]
+
+
+def cases() -> Iterator[tuple[str, str, list[str]]]:
+    for name, (command, arguments) in COMMANDS.items():
+        for option in options_of(command, arguments):
+            plain = option.opts[-1].removeprefix("--")
+            wrong = PER_COMMAND.get((name, plain), WRONG.get(plain))
+            if wrong is not None:
+                yield name, "--" + plain, wrong
+            else:
+                assert plain in ANY_TEXT, f"{name} --{plain}: which values are wrong? say so in WRONG"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "binary").write_bytes(b"\xff\x00")
+    (tmp_path / "folder").mkdir()
+    return {name: str(tmp_path / name) for name in ("missing", "empty", "folder", "binary")}
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: object) -> int:
+        raise AssertionError("the daemon was started")
+
+    for module in ("lighthouse.cli.serve", "manager.cli.serve"):
+        monkeypatch.setattr(importlib.import_module(module), "run_daemon", started)
+
+
+def run(name: str, *options: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
+    command, arguments = COMMANDS[name]
+    result = CliRunner().invoke(command, [*arguments, *options], env=env, prog_name=name.split()[0])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def complaint_about(name: str, option: str, value: str) -> str:
+    """What is wrong with how `value` is refused; nothing if all is well."""
+    try:
+        status, output = run(name, option, value)
+    except AssertionError as e:
+        return str(e)
+    error = output[output.find("Error:") :]
+    if status != 2:
+        return f"status {status}: {error}"
+    return "" if option.removesuffix("-ms") in error and len(error) < 1000 else f"unclear: {error}"
+
+
+@pytest.mark.parametrize(("name", "option", "values"), list(cases()), ids=lambda x: x if isinstance(x, str) else "")
+def test_a_wrong_value_names_the_option(name: str, option: str, values: list[str], files: dict[str, str]) -> None:
+    complaints = {value: complaint_about(name, option, value.format(**files)) for value in values}
+    assert {value: complaint for value, complaint in complaints.items() if complaint} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "named"),
+    [
+        ("lighthouse serve", ["--active", "1", "--min-replicas", "2"], ["--active 1", "--min-replicas 2"]),
+        ("lighthouse serve", ["--allowed-replicas", "2,4", "--min-replicas", "8"], ["--allowed-replicas", "8"]),
+        ("lighthouse serve", ["--min-replica"], ["--min-replica"]),
+        ("lighthouse serve", ["--min_replica", "3"], ["No such option", "--min-replicas"]),
+        ("lighthouse serve", ["extra"], ["extra"]),
+        ("lighthouse kill", ["b"], ["b"]),
+        ("lighthouse-manager serve", ["--no-such-thing"], ["--no-such-thing"]),
+    ],
+)
+def test_options_that_do_not_fit(name: str, options: list[str], named: list[str]) -> None:
+    status, output = run(name, *options)
+    assert status == 2
+    for word in named:
+        assert word in output
+
+
+@pytest.mark.parametrize("missing", ["--lighthouse", "--replica-id"])
+def test_a_missing_option_is_named(missing: str) -> None:
+    given = {"--lighthouse": "localhost", "--replica-id": "a"}
+    del given[missing]
+    arguments = [part for option in given.items() for part in option]
+    result = CliRunner().invoke(manager_main, ["serve", *arguments], env={"LIGHTHOUSE_ADDRESS": None})
+    assert result.exit_code == 2
+    assert f"Missing option '{missing}'" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "value", "option"),
+    [
+        ("lighthouse serve", "LIGHTHOUSE_MIN_REPLICAS", "x", "--min-replicas"),
+        ("lighthouse serve", "LIGHTHOUSE_JOIN_TIMEOUT", "soon", "--join-timeout"),
+        ("lighthouse serve", "LIGHTHOUSE_ALLOWED_REPLICAS", "0", "--allowed-replicas"),
+        ("lighthouse-manager serve", "WORLD_SIZE", "0", "--group-world-size"),
+        ("lighthouse-manager serve", "MANAGER_HEARTBEAT_INTERVAL", "often", "--heartbeat-interval"),
+        ("lighthouse status", "TORCHFT_LIGHTHOUSE", "a b", "--lighthouse"),
+        ("lighthouse-manager status", "MANAGER_ADDRESS", "a b", "--manager"),
+    ],
+)
+def test_a_wrong_environment_variable_names_its_option(name: str, variable: str, value: str, option: str) -> None:
+    status, output = run(name, env={variable: value})
+    assert (status, option in output) == (2, True), output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--bind", ":0"],
+        ["--bind", "[::1]:0"],
+        ["--min_replicas", "3", "--join_timeout_ms", "60000", "--quorum_tick_ms", "100", "--heartbeat_timeout_ms", "1"],
+        ["--join-timeout", "1m", "--join-timeout-ms", "5"],
+        ["--allowed-replicas", "2,4,8"],
+    ],
+)
+def test_right_values_start_the_daemon(options: list[str]) -> None:
+    for name in ("lighthouse serve", "torchft_lighthouse"):
+        with pytest.raises(AssertionError, match="the daemon was started"):
+            run(name, *options)

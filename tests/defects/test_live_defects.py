@@ -1,0 +1,449 @@
+"""torchft's defects (numbered as in shared/reference/torchft.md), asked of our daemons as real processes."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from lighthouse_runtime.clients import LighthouseClient, ManagerClient
+from protos.membership import Participant, Quorum
+from protos.refusals import (
+    DeadlinePassed,
+    DuplicateReplica,
+    InvalidRequest,
+    LighthouseError,
+    Superseded,
+    Unreachable,
+    WrongState,
+)
+from tests.processes import Lighthouse, Manager, Process, eventually, together
+
+# A call whose answer is expected long before: what ends near it has hung.
+LONG_S = 60.0
+AT_ONCE_S = LONG_S / 3
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    executor = ThreadPoolExecutor(16)
+    yield executor
+    executor.shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def lighthouse_of(*options: str) -> Iterator[tuple[Lighthouse, LighthouseClient]]:
+    with Lighthouse(*options) as process, LighthouseClient(process.address) as client:
+        yield process, client
+
+
+@contextlib.contextmanager
+def group_of_two(*options: str) -> Iterator[tuple[LighthouseClient, ManagerClient]]:
+    """A lighthouse, and the manager of group a with ranks 0 and 1."""
+    with contextlib.ExitStack() as stack:
+        lighthouse, client = stack.enter_context(lighthouse_of(*options))
+        process = stack.enter_context(Manager(lighthouse.address, ranks=2))
+        yield client, stack.enter_context(ManagerClient(process.address))
+
+
+@pytest.fixture(scope="module")
+def voters() -> Iterator[tuple[Manager, ManagerClient]]:
+    """A group of ranks 0 and 1 that needs no lighthouse to vote; each test at steps of its own."""
+    with Manager("127.0.0.1:1", ranks=2) as process, ManagerClient(process.address) as manager:
+        yield process, manager
+
+
+def states(client: LighthouseClient) -> dict[str, str]:
+    return {member.replica_id: member.state.value for job in client.status().jobs for member in job.members}
+
+
+def wait_for_state(client: LighthouseClient, name: str, state: str) -> None:
+    eventually(lambda: states(client).get(name) == state, f"{name} is {state}")
+
+
+def wait_for_ranks(manager: ManagerClient, *ranks: int) -> None:
+    eventually(lambda: manager.status().ranks_waiting == ranks, f"ranks {ranks} wait")
+
+
+def names(quorum: Quorum) -> list[str]:
+    return [participant.replica_id for participant in quorum.participants]
+
+
+def join(pool: ThreadPoolExecutor, client: LighthouseClient, name: str, step: int = 0, **more: Any) -> "Future[Quorum]":
+    timeout_s = more.pop("timeout_s", LONG_S)
+    return pool.submit(client.quorum, Participant(name, step=step, **more), timeout_s=timeout_s)
+
+
+def refusal(answer: "Future[Any]") -> BaseException | None:
+    return answer.exception(LONG_S + 30)
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    began_at = time.monotonic()
+    function()
+    return time.monotonic() - began_at
+
+
+# -- 1, 2: votes and answers belong to their call and their round
+
+
+def test_defect_1_a_vote_does_not_outlive_its_call(voters: tuple[Manager, ManagerClient]) -> None:
+    _, manager = voters
+    before = manager.status().commits
+    for rank, step in ((0, 11), (1, 12), (1, 11)):
+        with pytest.raises(DeadlinePassed):
+            manager.should_commit(rank, step, True, timeout_s=0.5)
+    assert manager.status().commits == before
+
+
+def test_defect_1_a_killed_voter_has_not_voted(voters: tuple[Manager, ManagerClient]) -> None:
+    process, manager = voters
+    code = "import sys; from lighthouse_runtime.clients import ManagerClient as C\n"
+    code += f"C(sys.argv[1]).should_commit(0, 21, True, timeout_s={LONG_S})"
+    with Process(code, [process.address]) as voter:
+        eventually(lambda: manager.status().phase == "voting", "rank 0 has voted")
+        voter.kill()
+    eventually(lambda: manager.status().phase == "idle", "its vote is gone")
+    with pytest.raises(DeadlinePassed):
+        manager.should_commit(1, 21, True, timeout_s=0.5)
+
+
+def test_defect_1_a_no_does_not_stick_to_the_retry(
+    pool: ThreadPoolExecutor, voters: tuple[Manager, ManagerClient]
+) -> None:
+    _, manager = voters
+    for votes, decision in (((True, False), False), ((True, True), True)):
+        answers = [
+            pool.submit(manager.should_commit, rank, 31, vote, timeout_s=LONG_S) for rank, vote in enumerate(votes)
+        ]
+        assert [answer.result(LONG_S) for answer in answers] == [decision] * 2
+
+
+def test_defect_2_an_answer_never_reaches_another_round(pool: ThreadPoolExecutor) -> None:
+    with group_of_two("--min-replicas", "2") as (client, manager):
+
+        def ask(step: int, timeout_s: float) -> list[Future[Any]]:
+            return [pool.submit(manager.quorum, rank, step, timeout_s=timeout_s) for rank in range(2)]
+
+        assert [type(refusal(answer)) for answer in ask(4, 0.5)] == [DeadlinePassed] * 2
+        late = ask(5, LONG_S)
+        wait_for_state(client, "a", "joined")
+        other = client.quorum(Participant("b", step=5, group_world_size=2), timeout_s=LONG_S)
+        assert [(p.replica_id, p.step) for p in other.participants] == [("a", 5), ("b", 5)]
+        assert [answer.result(LONG_S).max_step for answer in late] == [5, 5]
+
+
+# -- 3: who has gone is not handed out
+
+CALLER = f"""
+import sys
+from lighthouse_runtime.clients import LighthouseClient
+from protos.membership import Participant
+LighthouseClient(sys.argv[1]).quorum(Participant(sys.argv[2]), timeout_s={LONG_S})
+"""
+
+
+def test_defect_3_a_killed_caller_is_not_a_participant(pool: ThreadPoolExecutor) -> None:
+    with lighthouse_of("--min-replicas", "2", "--heartbeat-timeout", "1s") as (lighthouse, client):
+        with Process(CALLER, [lighthouse.address, "a"]) as caller:
+            wait_for_state(client, "a", "joined")
+            caller.kill()
+        eventually(lambda: states(client)["a"] != "joined", "its join is gone")
+        answer = join(pool, client, "b")
+        wait_for_state(client, "b", "joined")
+        assert not answer.done()
+        third = client.quorum(Participant("c"), timeout_s=LONG_S)
+        assert names(third) == names(answer.result(LONG_S)) == ["b", "c"]
+
+
+def test_defect_3_a_call_that_ended_is_not_a_participant(pool: ThreadPoolExecutor) -> None:
+    with lighthouse_of("--min-replicas", "2", "--heartbeat-timeout", "1s") as (_, client):
+        with pytest.raises(DeadlinePassed):
+            client.quorum(Participant("a"), timeout_s=0.5)
+        answer = join(pool, client, "b")
+        assert names(client.quorum(Participant("c"), timeout_s=LONG_S)) == ["b", "c"]
+        assert names(answer.result(LONG_S)) == ["b", "c"]
+
+
+def test_defect_3_a_group_whose_rank_is_killed_takes_its_join_back(pool: ThreadPoolExecutor) -> None:
+    with lighthouse_of("--min-replicas", "2") as (lighthouse, client), Manager(lighthouse.address, ranks=2) as process:
+        code = "import sys; from lighthouse_runtime.clients import ManagerClient as C\n"
+        code += f"C(sys.argv[1]).quorum(0, 0, timeout_s={LONG_S})"
+        with Process(code, [process.address]) as rank, ManagerClient(process.address) as manager:
+            other = pool.submit(manager.quorum, 1, 0, timeout_s=LONG_S)
+            wait_for_state(client, "a", "joined")
+            rank.kill()
+            eventually(lambda: states(client)["a"] != "joined", "the group's join is gone")
+            assert manager.status().ranks_waiting == (1,)
+            assert not other.done()
+
+
+# -- 5: shrink_only and min_replicas
+
+
+def test_defect_5_shrink_only_without_overlap_gives_no_empty_quorum(pool: ThreadPoolExecutor) -> None:
+    with lighthouse_of("--heartbeat-timeout", "500ms", "--min-replicas", "2") as (_, client):
+        first = join(pool, client, "a")
+        before = client.quorum(Participant("b"), timeout_s=LONG_S)
+        assert names(first.result(LONG_S)) == ["a", "b"]
+        newcomer = join(pool, client, "c", shrink_only=True)
+        after = client.quorum(Participant("d", shrink_only=True), timeout_s=LONG_S)
+        assert names(after) == names(newcomer.result(LONG_S)) == ["c", "d"]
+        assert after.quorum_id > before.quorum_id
+        assert client.status().jobs[0].rounds == 2
+
+
+def test_defect_5_min_replicas_counts_on_every_path(pool: ThreadPoolExecutor) -> None:
+    with lighthouse_of("--heartbeat-timeout", "500ms", "--min-replicas", "2") as (_, client):
+        first = join(pool, client, "a")
+        client.quorum(Participant("b"), timeout_s=LONG_S)
+        first.result(LONG_S)
+        with pytest.raises(DeadlinePassed, match="too_few_participants"):
+            client.quorum(Participant("a", step=1, shrink_only=True), timeout_s=2.0)
+
+
+# -- 6: an id is one group's
+
+
+def test_defect_6_a_new_address_is_a_new_quorum() -> None:
+    with lighthouse_of() as (_, client):
+        one = client.quorum(Participant("a", address="10.0.0.1:1", store_address="10.0.0.1:2"), timeout_s=LONG_S)
+        two = client.quorum(Participant("a", address="10.0.0.1:3", store_address="10.0.0.1:2"), timeout_s=LONG_S)
+        three = client.quorum(Participant("a", address="10.0.0.1:3", store_address="10.0.0.1:4"), timeout_s=LONG_S)
+        assert one.quorum_id < two.quorum_id < three.quorum_id
+
+
+def test_defect_6_a_second_caller_does_not_take_over_an_id(pool: ThreadPoolExecutor) -> None:
+    with lighthouse_of("--min-replicas", "2") as (_, client):
+        first = join(pool, client, "a", incarnation="1", address="10.0.0.1:1")
+        wait_for_state(client, "a", "joined")
+        with pytest.raises(DuplicateReplica, match=r"a is in use: 10\.0\.0\.1:1 waits .* 10\.0\.0\.2:1 asks"):
+            client.quorum(Participant("a", incarnation="2", address="10.0.0.2:1"), timeout_s=LONG_S)
+        other = client.quorum(Participant("b"), timeout_s=LONG_S)
+        assert [p.address for p in other.participants] == ["10.0.0.1:1", ""]
+        assert first.result(LONG_S).quorum_id == other.quorum_id
+
+
+# -- 9: one straggler
+
+
+def test_defect_9_one_straggler_does_not_let_every_call_expire(pool: ThreadPoolExecutor) -> None:
+    timeout_s = 4.0
+    with lighthouse_of("--min-replicas", "2", "--join-timeout", f"{timeout_s}s") as (_, client):
+        client.heartbeat("c")
+        answers = [join(pool, client, name, timeout_s=LONG_S) for name in ("a", "b")]
+        for name in ("a", "b"):
+            wait_for_state(client, name, "joined")
+        assert names(client.quorum(Participant("c"), timeout_s=LONG_S)) == ["a", "b", "c"]
+        assert [names(answer.result(LONG_S)) for answer in answers] == [["a", "b", "c"]] * 2
+        answers = [join(pool, client, name, 1, timeout_s=timeout_s) for name in ("a", "b")]
+        while not all(answer.done() for answer in answers):
+            client.heartbeat("c")
+            time.sleep(0.05)
+        assert [names(answer.result(LONG_S)) for answer in answers] == [["a", "b"]] * 2
+
+
+def test_defect_9_a_manager_answers_its_ranks_in_time_too(pool: ThreadPoolExecutor) -> None:
+    timeout_s = 4.0
+    with lighthouse_of("--min-replicas", "2", "--join-timeout", f"{timeout_s}s") as (lighthouse, client):
+        groups = [Manager(lighthouse.address, name) for name in ("a", "b", "c")]
+        with together(*groups), contextlib.ExitStack() as stack:
+            ranks = [stack.enter_context(ManagerClient(group.address)) for group in groups]
+            answers = [pool.submit(rank.quorum, 0, 0, timeout_s=LONG_S) for rank in ranks]
+            assert [answer.result(LONG_S).replica_world_size for answer in answers] == [3] * 3
+            answers = [pool.submit(rank.quorum, 0, 1, timeout_s=timeout_s) for rank in ranks[:2]]
+            assert [answer.result(LONG_S).replica_ids for answer in answers] == [("a", "b")] * 2
+            assert states(client)["c"] in ("missed", "idle", "participant")
+
+
+# -- 10: what the lighthouse says reaches every waiting rank
+
+
+def test_defect_10_a_refusal_reaches_every_waiting_rank_at_once(pool: ThreadPoolExecutor) -> None:
+    with lighthouse_of("--min-replicas", "2") as (lighthouse, client):
+        join(pool, client, "b", group_world_size=7, timeout_s=5.0)
+        wait_for_state(client, "b", "joined")
+        with Manager(lighthouse.address, ranks=3) as process, ManagerClient(process.address) as manager:
+            answers = [pool.submit(manager.quorum, rank, 0, timeout_s=LONG_S) for rank in range(3)]
+            took_s = seconds(lambda: [refusal(answer) for answer in answers])
+            for error in map(refusal, answers):
+                assert isinstance(error, WrongState)
+                assert "world_size: a has 3 ranks, b has 7" in str(error)
+            assert took_s < AT_ONCE_S
+
+
+def test_defect_10_the_reason_of_a_quorum_that_did_not_form_reaches_every_rank(pool: ThreadPoolExecutor) -> None:
+    with group_of_two("--min-replicas", "2") as (_, manager):
+        answers = [pool.submit(manager.quorum, rank, 0, timeout_s=2.0) for rank in range(2)]
+        for error in map(refusal, answers):
+            assert isinstance(error, DeadlinePassed)
+            assert "too_few_participants: 1 of at least 2 joined" in str(error)
+
+
+@pytest.mark.parametrize("how", ["never there", "killed", "stopped", "paused"])
+def test_defect_10_a_lighthouse_that_is_away_is_told_before_the_deadline(pool: ThreadPoolExecutor, how: str) -> None:
+    with lighthouse_of("--min-replicas", "2") as (lighthouse, client), contextlib.ExitStack() as stack:
+        address = "127.0.0.1:1" if how == "never there" else lighthouse.address
+        process = stack.enter_context(Manager(address, ranks=3))
+        manager = stack.enter_context(ManagerClient(process.address))
+        answers = [pool.submit(manager.quorum, rank, 0, timeout_s=3.0) for rank in range(3)]
+        if how == "never there":
+            wait_for_ranks(manager, 0, 1, 2)
+        else:
+            wait_for_state(client, "a", "joined")
+        {"never there": lambda: None, "killed": lighthouse.kill, "stopped": lighthouse.stop}.get(
+            how, lambda: stack.enter_context(lighthouse.paused())
+        )()
+        for error in map(refusal, answers):
+            # "gave no answer" without a reason is what a caller's own deadline says: then nobody told it anything
+            assert isinstance(error, Unreachable | DeadlinePassed)
+            assert "lighthouse" in str(error), error
+            assert "gave no answer within 3 s" not in str(error)
+        assert manager.status().ranks_waiting == ()
+
+
+def test_defect_10_ranks_are_answered_by_a_lighthouse_that_comes_back(pool: ThreadPoolExecutor) -> None:
+    with lighthouse_of("--min-replicas", "1") as (lighthouse, _), Manager(lighthouse.address, ranks=2) as process:
+        port = lighthouse.port
+        lighthouse.kill()
+        with ManagerClient(process.address) as manager:
+            answers = [pool.submit(manager.quorum, rank, 0, timeout_s=LONG_S) for rank in range(2)]
+            wait_for_ranks(manager, 0, 1)
+            with Lighthouse("--bind", f"127.0.0.1:{port}"):
+                assert [answer.result(LONG_S).replica_ids for answer in answers] == [("a",)] * 2
+
+
+# -- 14: the barrier of the ranks
+
+
+def test_defect_14_a_rank_out_of_range_or_given_twice_completes_nothing(pool: ThreadPoolExecutor) -> None:
+    with group_of_two() as (client, manager):
+        first = pool.submit(manager.quorum, 0, 3, timeout_s=LONG_S)
+        wait_for_ranks(manager, 0)
+        for rank in (2, -1):
+            with pytest.raises(InvalidRequest, match=f"rank: is {rank}; the group has ranks 0 to 1"):
+                manager.quorum(rank, 3, timeout_s=LONG_S)
+        again = pool.submit(manager.quorum, 0, 3, timeout_s=LONG_S)
+        assert isinstance(refusal(first), Superseded)
+        assert not again.done()
+        assert states(client).get("a") == "idle"
+        assert manager.quorum(1, 3, timeout_s=LONG_S).max_step == 3
+        assert again.result(LONG_S).max_step == 3
+
+
+def test_defect_14_votes_of_one_rank_do_not_commit(
+    pool: ThreadPoolExecutor, voters: tuple[Manager, ManagerClient]
+) -> None:
+    _, manager = voters
+    first = pool.submit(manager.should_commit, 0, 43, True, timeout_s=LONG_S)
+    eventually(lambda: manager.status().phase == "voting", "rank 0 has voted")
+    again = pool.submit(manager.should_commit, 0, 43, True, timeout_s=LONG_S)
+    assert isinstance(refusal(first), Superseded)
+    for rank in (2, -1):
+        with pytest.raises(InvalidRequest, match=f"rank: is {rank}"):
+            manager.should_commit(rank, 43, True, timeout_s=LONG_S)
+    with pytest.raises(WrongState, match="the vote is for step 44, the step in flight is 43"):
+        manager.should_commit(1, 44, True, timeout_s=LONG_S)
+    assert not again.done()
+    assert manager.should_commit(1, 43, True, timeout_s=LONG_S) is True
+    assert again.result(LONG_S) is True
+
+
+def test_defect_14_ranks_at_different_steps_are_all_refused(pool: ThreadPoolExecutor) -> None:
+    with group_of_two() as (client, manager):
+        first = pool.submit(manager.quorum, 0, 3, timeout_s=LONG_S)
+        wait_for_ranks(manager, 0)
+        both = "rank 1 is at step 4 and rank 0 at 3"
+        with pytest.raises(WrongState, match=both):
+            manager.quorum(1, 4, timeout_s=LONG_S)
+        error = refusal(first)
+        assert isinstance(error, WrongState)
+        assert both in str(error)
+        assert states(client).get("a") == "idle"
+
+
+# -- 15: a stop ends what is open
+
+
+def test_defect_15_sigterm_tells_every_waiting_rank_why(pool: ThreadPoolExecutor) -> None:
+    with Manager("127.0.0.1:1", ranks=3) as process, ManagerClient(process.address) as manager:
+        vote = pool.submit(manager.should_commit, 2, 0, True, timeout_s=LONG_S)
+        eventually(lambda: manager.status().phase == "voting", "rank 2 has voted")
+        answers = [pool.submit(manager.quorum, rank, 0, timeout_s=LONG_S) for rank in range(2)]
+        wait_for_ranks(manager, 0, 1)
+        assert process.stop() == 0
+        for error in map(refusal, [*answers, vote]):
+            assert isinstance(error, Unreachable)
+            assert "the manager of a is shutting down" in str(error)
+
+
+def test_defect_15_sigterm_tells_every_waiting_group_why(pool: ThreadPoolExecutor) -> None:
+    with lighthouse_of("--min-replicas", "9") as (lighthouse, client):
+        answers = [join(pool, client, name) for name in ("a", "b")]
+        for name in ("a", "b"):
+            wait_for_state(client, name, "joined")
+        assert lighthouse.stop() == 0
+        for error in map(refusal, answers):
+            assert isinstance(error, Unreachable)
+            assert "the lighthouse is shutting down" in str(error)
+
+
+def test_defect_15_a_call_that_meets_the_stop_is_told_that_nobody_serves(pool: ThreadPoolExecutor) -> None:
+    """Not that its time is over: a manager must go on to the lighthouse's successor."""
+    stopped = threading.Event()
+
+    def call_until_refused(address: str) -> LighthouseError | None:
+        with LighthouseClient(address) as client:
+            while not stopped.is_set():
+                try:
+                    client.status(timeout_s=LONG_S)
+                except LighthouseError as e:
+                    return e
+        return None
+
+    with Lighthouse() as process:
+        answers = [pool.submit(call_until_refused, process.address) for _ in range(16)]
+        time.sleep(0.3)
+        process.stop()
+        stopped.set()
+        errors = [error for answer in answers if (error := answer.result(LONG_S))]
+    assert errors
+    assert [error for error in errors if not isinstance(error, Unreachable)] == []
+
+
+@pytest.mark.parametrize("which", ["lighthouse", "manager"])
+def test_defect_15_an_open_connection_is_not_served_after_the_stop(which: str) -> None:
+    """A stream that never ends holds the drain; the calls beside it, on the same connection, are refused."""
+    with contextlib.ExitStack() as stack:
+        process: Lighthouse | Manager = stack.enter_context(
+            Lighthouse("--drain-timeout", "2s")
+            if which == "lighthouse"
+            else Manager("127.0.0.1:1", "a", "--drain-timeout", "2s")
+        )
+        channel = stack.enter_context(grpc.insecure_channel(process.address))
+        health = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        process.signal(15)
+        process.wait_for_log("draining|stopping")
+
+        def is_refused() -> bool:
+            try:
+                health.Check(health_pb2.HealthCheckRequest(), timeout=5.0)
+            except grpc.RpcError as e:
+                return e.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+            return False
+
+        eventually(is_refused, "calls are refused", within_s=1.5)
+        assert process.is_alive
+        if which == "lighthouse":
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.RpcError) as e:
+            list(watch)
+        assert e.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        assert process.wait() == 0

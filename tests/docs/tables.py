@@ -1,0 +1,143 @@
+"""The tables of docs/reference.md, from the settings, the commands and the metrics themselves."""
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+import lighthouse.cli
+import manager.cli
+from lighthouse.config import ENV_PREFIX as LIGHTHOUSE_PREFIX
+from lighthouse.config import LighthouseConfig
+from lighthouse.metrics import Counters, LighthouseCollector, render
+from lighthouse_runtime.durations import Duration
+from lighthouse_runtime.settings import option_name, variables
+from manager.config import ENV_PREFIX as MANAGER_PREFIX
+from manager.config import ManagerConfig
+from manager.metrics import render as render_manager
+from protos.status import ManagerStatus
+from tests.lighthouse.statuses import job, member, status
+
+PROGRAMS = {"lighthouse": lighthouse.cli.main, "lighthouse-manager": manager.cli.main}
+
+
+def tables() -> dict[str, str]:
+    """Every generated part by its name."""
+    return {
+        "lighthouse serve": _settings(LighthouseConfig, LIGHTHOUSE_PREFIX),
+        "lighthouse-manager serve": _settings(ManagerConfig, MANAGER_PREFIX),
+        **{
+            f"{program} {verb}": _options(command)
+            for program, main in PROGRAMS.items()
+            for verb, command in sorted(main.commands.items())
+            if verb != "serve"
+        },
+        "lighthouse metrics": _metrics(_lighthouse_scrape()),
+        "lighthouse-manager metrics": _metrics(_manager_scrape()),
+    }
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`".replace("|", "\\|") if text else ""
+
+
+# -- settings: the options of the daemons
+
+
+def _settings(config: type[Any], prefix: str) -> str:
+    return _table(
+        ("option", "default", "environment", "meaning"), (_setting(f, prefix) for f in dataclasses.fields(config))
+    )
+
+
+def _setting(field: dataclasses.Field[Any], prefix: str) -> Sequence[str]:
+    words = " ".join(filter(None, (option_name(field), _value_name(field))))
+    in_ms = f" In milliseconds: {_code(option_name(field) + '-ms')}." if field.metadata["ms"] else ""
+    environment = ", ".join(map(_code, variables(field, prefix)))
+    return _code(words), _default(field), environment, field.metadata["text"] + in_ms
+
+
+def _value_name(field: dataclasses.Field[Any]) -> str:
+    kind = field.metadata["kind"]
+    if field.default is False:
+        return ""
+    return field.metadata["metavar"] or _kind_name(kind)
+
+
+def _kind_name(kind: object) -> str:
+    match kind:
+        case Duration():
+            return "DURATION"
+        case click.IntRange():
+            return "N"
+        case click.Path():
+            return "FILE"
+        case click.Choice():
+            return "|".join(kind.choices)
+        case _:
+            return "TEXT"
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING:
+        return "required"
+    if field.default is False:
+        return "off"
+    if field.default == sys.executable:
+        return "its own"
+    if isinstance(field.metadata["kind"], Duration):
+        return _code(f"{field.default:g}s")
+    return _code(str(field.default)) if field.default else ""
+
+
+# -- the other verbs
+
+
+def _options(command: click.Command) -> str:
+    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    return _table(("option", "default", "environment", "meaning"), map(_option, options))
+
+
+def _option(option: click.Option) -> Sequence[str]:
+    words = f"{option.opts[0]} {option.metavar or _kind_name(option.type)}"
+    environment = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+    default = str(option.default) if option.default and option.show_default else ""
+    return _code(words), _code(default), ", ".join(map(_code, environment)), option.help or ""
+
+
+# -- metrics
+
+
+def _lighthouse_scrape() -> bytes:
+    counters = Counters()
+    counters.waited("default", 0.1)
+    registry = CollectorRegistry()
+    registry.register(LighthouseCollector(lambda: status(job(member("a"))), counters))
+    return render(registry)[0]
+
+
+def _manager_scrape() -> bytes:
+    values = {field.name: 0 for field in dataclasses.fields(ManagerStatus)} | {"ranks_waiting": ()}
+    return render_manager(ManagerStatus(**values))[0]  # pyright: ignore[reportArgumentType]
+
+
+def _metrics(scrape: bytes) -> str:
+    return _table(
+        ("metric", "labels", "kind", "meaning"),
+        (_metric(family) for family in text_string_to_metric_families(scrape.decode())),
+    )
+
+
+def _metric(family: Any) -> Sequence[str]:
+    name = family.samples[0].name if family.type != "histogram" else family.name
+    labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+    return _code(name), ", ".join(map(_code, labels)), family.type, family.documentation.rstrip(".")

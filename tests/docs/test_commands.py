@@ -1,0 +1,105 @@
+"""What the pages tell a reader to type is what the programs take."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from agent_client import environment
+from lighthouse.cli.torchft import main as torchft_lighthouse
+from lighthouse.quorum import Verdict
+from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose
+from tests.docs.tables import PROGRAMS
+
+# Of torchrun, of pip, of the example, of protos.generate.
+OTHERS = {"--nproc-per-node", "--master-port", "--max-restarts", "--extra-index-url", "--steps", "--pace", "--check"}
+TORCHFTS = {"TORCHFT_LIGHTHOUSE", "TORCHFT_QUORUM_TIMEOUT_SEC"}
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    yield "torchft_lighthouse", torchft_lighthouse
+    for program, main in PROGRAMS.items():
+        for verb, command in main.commands.items():
+            yield f"{program} {verb}", command
+
+
+COMMANDS = dict(commands())
+OPTIONS = {name.replace("_", "-") for c in COMMANDS.values() for p in c.params for name in p.opts if name[:2] == "--"}
+
+
+def typed() -> list[tuple[str, dict[str, str], str]]:
+    """(page, variables set in front, the rest) of every start of our programs in an indented block."""
+    found: list[tuple[str, dict[str, str], str]] = []
+    for page in pages():
+        for line in command_lines(page):
+            variables = dict(re.findall(r"([A-Z_]+)=(\S+)", line.partition(" lighthouse")[0]))
+            start = re.search(r"(?<![\w/.-])(?:lighthouse(?:-manager)?|torchft_lighthouse) .*$", line)
+            if start:
+                found.append((page.name, variables, start[0]))
+    return found
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
+    if words[0] == "torchft_lighthouse":
+        return COMMANDS[words[0]], words[1:]
+    return COMMANDS[" ".join(words[:2])], words[2:]
+
+
+@pytest.mark.parametrize(("page", "variables", "line"), typed(), ids=lambda value: str(value)[:60])
+def test_a_command_is_taken(
+    page: str, variables: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    command, rest = command_of(shlex.split(line, comments=True))
+    context = next(iter(PROGRAMS.values())).context_settings
+    command.make_context(page, rest, **context)
+
+
+def test_commands_are_found() -> None:
+    assert {words.split()[0] for _, _, words in typed()} >= {"lighthouse", "lighthouse-manager"}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_verbs_and_options_in_the_text_exist(page: Path) -> None:
+    unknown: set[str] = set()
+    for code in code_spans(page):
+        named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", code))
+        of_verb = next((c for name, c in COMMANDS.items() if code == name or code.startswith(name + " ")), None)
+        known = {name for p in of_verb.params for name in p.opts} if of_verb else OPTIONS | OTHERS
+        unknown |= {name for name in named if name.replace("_", "-") not in known}
+        verb = re.match(r"lighthouse(?:-manager)? [a-z]+$", code)
+        if verb and verb[0] not in COMMANDS:
+            unknown.add(code)
+    assert unknown == set()
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_variables_exist(page: Path) -> None:
+    text = prose(page)
+    named = set(re.findall(r"\b(?:LIGHTHOUSE|MANAGER|TORCHFT|REPLICA_GROUP)_[A-Z_]*[A-Z]\b", text))
+    read = set(re.findall(r'"([A-Z_]+)"', Path(environment.__file__).read_text())) | TORCHFTS
+    for command in COMMANDS.values():
+        for parameter in command.params:
+            read |= {parameter.envvar} if isinstance(parameter.envvar, str) else set(parameter.envvar or ())
+    assert named - read == set()
+
+
+def test_every_verdict_is_explained() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", prose(REPOSITORY / "README.md"), re.MULTILINE)
+    assert [row for row in rows if row in set(Verdict)] == list(Verdict)
+
+
+def test_the_snippet_of_the_readme_is_that_of_the_example() -> None:
+    """The names that the four lines use exist, and are used so in the example."""
+    readme, example = (REPOSITORY / "README.md").read_text(), (REPOSITORY / "examples" / "train_ddp.py").read_text()
+    snippet = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert snippet is not None
+    compile(snippet[1], "README.md", "exec")
+    for line in snippet[1].splitlines():
+        code = line.split("  #")[0].strip()
+        if code.startswith(("from agent_client", "agent =", "replicated =", "optimizer =", "agent.close")):
+            assert code in example, code

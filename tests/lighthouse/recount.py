@@ -1,0 +1,37 @@
+"""The machine's counters and indices against a count of what they count."""
+
+from lighthouse.admission import is_loopback
+from lighthouse.quorum import QuorumMachine
+
+
+def recount(machine: QuorumMachine, now: float) -> None:
+    """Raises AssertionError where a number that is kept is not the number that is."""
+    roster, joins = machine.roster, machine.joins
+    members = list(roster)
+    alive = [m for m in members if m.is_alive]
+    assert roster.healthy == {m.replica_id for m in alive if not m.has_missed}
+    assert roster.loopback == {m.replica_id for m in alive if m.is_loopback}
+    assert roster.routable == {m.replica_id for m in alive if m.is_loopback is False}
+    for m in members:
+        assert m.is_loopback == (is_loopback(m.participant) if m.participant else None)
+    sizes: dict[int, set[str]] = {}
+    for m in alive:
+        if m.participant and m.participant.group_world_size:
+            sizes.setdefault(m.participant.group_world_size, set()).add(m.replica_id)
+    assert roster.sizes == sizes
+
+    joined = list(joins)
+    assert len(joins) == len(joined)
+    assert {m.replica_id for m in joined} == {m.replica_id for m in members if m.call is not None}
+    assert all(roster.get(m.replica_id) is m and m.is_alive and not m.has_missed for m in joined)
+    assert joins._calls == {m.call: m for m in joined}
+    assert joins.earliest_deadline_at == min((m.deadline_at for m in joined), default=None)
+    assert joins.anyone.asking == len(joined)
+    assert joins._previous == frozenset(machine._previous)
+    assert joins.members.asking == sum(m.replica_id in machine._previous for m in joined)
+    assert machine._absent == sum(name not in joins for name in machine._previous)
+    assert (machine.quorum is None) == (not machine._previous)
+
+    tracked = {id(entry[2]) for entry in roster._due}
+    assert all(id(m) in tracked for m in members), "nobody would notice its death"
+    assert all(at > now for at, _, _ in roster._due)

@@ -1,0 +1,108 @@
+"""Who asks, since when, until when."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lighthouse.joins import JoinClock, Joins
+from lighthouse.roster import Member
+from tests.lighthouse.builders import group
+
+
+def member(name: str, **fields: object) -> Member:
+    return Member(name, "i1", 0, 1, participant=group(name, **fields))
+
+
+class TestClock:
+    def test_starts_with_the_first(self):
+        clock = JoinClock(5)
+        clock.joined(3)
+        clock.joined(7)
+        assert (clock.started_at, clock.asking) == (3, 2)
+
+    def test_goes_on_while_anybody_asks(self):
+        clock = JoinClock(5)
+        clock.joined(3)
+        clock.joined(7)
+        clock.withdrew(8)
+        clock.joined(100)
+        assert clock.started_at == 3
+
+    @pytest.mark.parametrize(("gap", "started_at"), [(0, 3), (5, 3), (5.01, 15.01)])
+    def test_a_gap(self, gap: float, started_at: float):
+        clock = JoinClock(5)
+        clock.joined(3)
+        clock.withdrew(10)
+        clock.joined(10 + gap)
+        assert clock.started_at == started_at
+
+    def test_a_quorum_ends_it(self):
+        clock = JoinClock(5)
+        clock.joined(3)
+        clock.restart(0, 10)
+        assert clock.started_at is None
+        clock.joined(11)
+        assert clock.started_at == 11
+
+    def test_those_left_out_begin_anew(self):
+        clock = JoinClock(5)
+        clock.joined(3)
+        clock.restart(2, 10)
+        assert (clock.started_at, clock.asking) == (10, 2)
+        clock.withdrew(11)
+        clock.withdrew(12)
+        clock.joined(13)
+        assert clock.started_at == 10
+
+
+class TestJoins:
+    def test_in_the_order_in_which_they_came(self):
+        joins = Joins(5)
+        for call, name in enumerate("cab"):
+            joins.add(member(name), call, 10, 0)
+        assert [m.replica_id for m in joins] == ["c", "a", "b"]
+        assert "a" in joins
+        assert "d" not in joins
+
+    def test_a_withdrawal_takes_back_that_call_only(self):
+        joins = Joins(5)
+        a, b = member("a"), member("b")
+        joins.add(a, 1, 10, 0)
+        joins.add(b, 2, 20, 0)
+        assert joins.withdraw(1, 1) is a
+        assert joins.withdraw(1, 1) is None
+        assert (a.call, b.call, len(joins), joins.earliest_deadline_at) == (None, 2, 1, 20)
+
+    def test_take_answers_the_chosen_and_leaves_the_rest_waiting(self):
+        joins = Joins(5)
+        members = [member(name) for name in "abc"]
+        for call, m in enumerate(members):
+            joins.add(m, call, 10 * (call + 1), 0)
+        assert joins.take(members[:2], frozenset("ab"), 7) == (0, 1)
+        assert [m.call for m in members] == [None, None, 2]
+        assert (joins.earliest_deadline_at, joins.anyone.started_at, joins.members.started_at) == (30, 7, None)
+        assert joins.withdraw(0, 8) is None
+
+    def test_the_members_clock_counts_members_of_the_last_quorum_only(self):
+        joins = Joins(5)
+        a, n = member("a"), member("n")
+        joins.add(a, 1, 10, 0)
+        joins.take([a], frozenset("a"), 1)
+        joins.add(n, 2, 10, 2)
+        assert (joins.anyone.started_at, joins.members.started_at) == (2, None)
+        joins.add(a, 3, 10, 4)
+        assert (joins.anyone.started_at, joins.members.started_at, joins.members.asking) == (2, 4, 1)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 50)), max_size=30))
+def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int]]):
+    joins = Joins(5)
+    waiting: dict[int, int] = {}
+    for joined, call, deadline_at in events:
+        if joined and call not in waiting:
+            joins.add(member(f"g{call}"), call, deadline_at, 0)
+            waiting[call] = deadline_at
+        elif not joined:
+            joins.withdraw(call, 0)
+            waiting.pop(call, None)
+        assert joins.earliest_deadline_at == min(waiting.values(), default=None)

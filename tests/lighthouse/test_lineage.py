@@ -1,0 +1,119 @@
+"""Who is up to date: the rules one by one, and against a dumb version."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lighthouse.lineage import hand_out, tag_of
+from lighthouse.roster import Handed
+from protos.membership import Participant
+from tests.lighthouse.builders import group
+
+
+def handed(*states: tuple[int, int | None] | tuple[int, int | None, bool]) -> list[int]:
+    """The steps handed out to candidates of these (step, tag[, ranks_disagree])."""
+    candidates = [group(f"g{i}", s[0], ranks_disagree=len(s) > 2) for i, s in enumerate(states)]
+    return [p.step for p in hand_out(candidates, [s[1] for s in states]).participants]
+
+
+class TestHandOut:
+    def test_all_alike(self):
+        assert handed((5, 2), (5, 2)) == [5, 5]
+
+    def test_who_is_behind_heals(self):
+        assert handed((5, 2), (3, 2), (0, 0)) == [5, 3, 0]
+
+    def test_the_larger_set_of_equal_tags(self):
+        assert handed((5, 9), (5, 2), (5, 2)) == [4, 5, 5]
+
+    def test_of_equally_large_ones_the_highest_quorum(self):
+        assert handed((5, 2), (5, 9)) == [4, 5]
+        assert handed((5, 9), (5, 9), (5, 3), (5, 3)) == [5, 5, 4, 4]
+
+    def test_an_unknown_tag_heals_however_many_have_none(self):
+        assert handed((5, None), (5, None), (5, 2)) == [4, 4, 5]
+
+    def test_all_unknown_are_taken_as_equal(self):
+        assert handed((5, None), (5, None), (4, None)) == [5, 5, 4]
+
+    def test_one_that_ran_ahead_alone_is_up_to_date(self):
+        """That is what min_replicas 1 allows."""
+        assert handed((6, 3), (5, 2), (5, 2)) == [6, 5, 5]
+
+    def test_one_whose_ranks_disagree_heals(self):
+        assert handed((5, 2), (5, None, True)) == [5, 4]
+        assert handed((5, 2), (9, None, True)) == [5, 4]
+        assert handed((5, 2), (3, None, True)) == [5, 3]
+
+    def test_unless_all_do(self):
+        assert handed((5, None, True), (5, None, True)) == [5, 5]
+        assert handed((5, None, True), (4, None, True)) == [5, 4]
+
+    def test_a_newcomer_at_step_0_is_nobody_to_heal_from(self):
+        """Lower than step 0 nobody can be handed out: both would count as up to date and go on with other states."""
+        assert handed((3, None, True), (0, 0)) == [3, 0]
+
+    def test_at_step_0_all_are_alike(self):
+        assert handed((0, 0), (0, 0)) == [0, 0]
+
+    def test_nothing_but_steps_is_changed(self):
+        candidates = [group("a", 5, data="x", tag_quorum_id=1), group("b", 5, data="y", tag_quorum_id=2)]
+        lineage = hand_out(candidates, [1, 2])
+        assert lineage.participants == (replace(candidates[0], step=4), candidates[1])
+        assert (lineage.max_step, lineage.tag_quorum_id) == (5, 2)
+
+
+class TestTagOf:
+    """The tag of a member that sends none is (its step, the quorum last handed to that incarnation)."""
+
+    @pytest.mark.parametrize(
+        ("step", "sent", "told", "tag"),
+        [
+            (5, 7, None, 7),
+            (5, 7, Handed(9, 4, 8), 7),
+            (0, None, None, 0),
+            (0, 7, None, 0),
+            (5, None, None, None),
+            (5, None, Handed(9, 4, 8), 9),
+            (6, None, Handed(9, 4, 8), 9),
+            (4, None, Handed(9, 4, 8), 8),
+            (4, None, Handed(9, 4, None), None),
+            (3, None, Handed(9, 4, 8), None),
+        ],
+    )
+    def test_by_table(self, step: int, sent: int | None, told: Handed | None, tag: int | None):
+        assert tag_of(group("a", step, tag_quorum_id=sent), told) == tag
+
+
+states = st.tuples(st.integers(0, 3), st.none() | st.integers(1, 3), st.booleans())
+
+
+@settings(max_examples=300)
+@given(st.lists(states, min_size=1, max_size=7))
+@example([(3, None, True), (0, None, False)])
+def test_those_handed_out_at_the_highest_step_hold_one_state(drawn: list[tuple[int, int | None, bool]]):
+    """S3: who trains without healing holds the same state."""
+    candidates = [group(f"g{i}", step, ranks_disagree=odd) for i, (step, _, odd) in enumerate(drawn)]
+    tags = [0 if step == 0 else tag for step, tag, _ in drawn]
+    lineage = hand_out(candidates, tags)
+    top = max(p.step for p in lineage.participants)
+    up_to_date = [i for i, p in enumerate(lineage.participants) if p.step == top]
+    assert top == lineage.max_step
+    assert len({(candidates[i].step, tags[i]) for i in up_to_date}) == 1
+    assert {tags[i] for i in up_to_date} == {lineage.tag_quorum_id}
+    assert all(p.step <= c.step for c, p in zip(candidates, lineage.participants, strict=True))
+    sound = [c for c in candidates if not c.ranks_disagree and c.step]
+    assert not sound or not any(candidates[i].ranks_disagree for i in up_to_date)
+    assert up_to_date == plainly_up_to_date(candidates, tags)
+
+
+def plainly_up_to_date(candidates: list[Participant], tags: list[int | None]) -> list[int]:
+    """The largest set of equal known tags at the highest step of those who may be healed from."""
+    all_of_them = range(len(candidates))
+    sources = [i for i in all_of_them if candidates[i].step > 0 and not candidates[i].ranks_disagree] or all_of_them
+    top = max(candidates[i].step for i in sources)
+    at_top = [i for i in sources if candidates[i].step == top]
+    sets = [[i for i in at_top if tags[i] == tag] for tag in {tags[i] for i in at_top} if tag is not None]
+    return max(sets, key=lambda same: (len(same), tags[same[0]]), default=at_top)

@@ -1,0 +1,308 @@
+"""The machine against drawn configurations and drawn events; and whether that would notice a wrong rule."""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lighthouse.joins import Joins
+from lighthouse.quorum import (
+    Effect,
+    Event,
+    HeartbeatReceived,
+    Joined,
+    JoinRefused,
+    QuorumConfig,
+    QuorumFormed,
+    QuorumMachine,
+    Verdict,
+    Withdrawn,
+)
+from lighthouse.roster import Roster
+from protos.membership import Participant
+from tests.lighthouse.builders import beat, group
+from tests.lighthouse.plain_quorum import PlainQuorum
+from tests.lighthouse.recount import recount
+
+NAMES = "abcd"
+MOMENTS = (0.0, 0.0, 0.1, 1.0, 2.5, 4.9, 5.0, 5.1, 12.0, 29.0, 30.0, 60.0, 61.0, 200.0)
+
+
+@dataclass(frozen=True)
+class Step:
+    """After `wait` seconds, `what` happens to group number `who`."""
+
+    what: str
+    who: str
+    wait: float = 0.0
+    time_left: float = 1000.0
+    fields: tuple[tuple[str, Any], ...] = ()
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> QuorumConfig:
+    min_replicas = draw(st.integers(1, 4))
+    largest = draw(st.sets(st.integers(1, 6), max_size=3))
+    sizes = frozenset(largest | {min_replicas}) if largest else frozenset()
+    return QuorumConfig(
+        min_replicas=min_replicas,
+        join_timeout_s=draw(st.sampled_from([1.0, 10.0, 60.0])),
+        heartbeat_timeout_s=draw(st.sampled_from([0.5, 5.0, 30.0])),
+        deadline_margin_s=draw(st.sampled_from([0.0, 1.0])),
+        allowed_sizes=sizes,
+        active=draw(st.none() | st.integers(min_replicas, 6)),
+        allow_heterogeneous=draw(st.booleans()),
+        max_replicas=draw(st.sampled_from([4, 10_000])),
+        first_quorum_id=draw(st.sampled_from([1, 1000])),
+    )
+
+
+WHATS = ("join", "join", "round", "round", "round", "beat", "all beat", "withdraw", "nothing")
+TIMES_LEFT = (0.5, 8.0, 60.0, 1000.0)
+ODD_FIELDS = (
+    *[("incarnation", incarnation) for incarnation in ("i2", "i3", "")],
+    *[("step", step) for step in (0, 1, 2, 3)],
+    *[("shrink_only", True)] * 3,
+    *[("commit_failures", 1)] * 2,
+    *[("address", address) for address in ("other.example:1", "127.0.0.1:1", "")],
+    *[("group_world_size", size) for size in (0, 2)],
+    *[("tag_quorum_id", tag) for tag in (0, 1, 3)],
+    *[("seen_quorum_id", seen) for seen in (3, 2000)],
+    ("ranks_disagree", True),
+)
+steps = st.builds(
+    Step,
+    what=st.sampled_from(WHATS),
+    who=st.sampled_from(NAMES),
+    wait=st.sampled_from(MOMENTS),
+    time_left=st.sampled_from(TIMES_LEFT),
+    fields=st.lists(st.sampled_from(ODD_FIELDS), max_size=2).map(tuple),
+)
+stories = st.tuples(configs(), st.lists(steps, max_size=6) | st.lists(steps, min_size=12, max_size=30), st.booleans())
+
+
+def story_of(seed: int) -> tuple[QuorumConfig, list[Step], bool]:
+    """Of the same words, but the same on every run and far quicker to draw."""
+    rng = random.Random(seed)
+    config = QuorumConfig(
+        min_replicas=rng.randint(1, 3),
+        join_timeout_s=rng.choice([1.0, 10.0, 60.0]),
+        heartbeat_timeout_s=rng.choice([0.5, 5.0, 30.0]),
+        active=rng.choice([None, None, 3]),
+        allowed_sizes=rng.choice([frozenset(), frozenset({1, 3})]),
+    )
+    happenings = [
+        Step(
+            rng.choice(WHATS),
+            rng.choice(NAMES),
+            rng.choice(MOMENTS),
+            rng.choice(TIMES_LEFT),
+            tuple(rng.sample(ODD_FIELDS, rng.choice([0, 0, 0, 1, 2]))),
+        )
+        for _ in range(25)
+    ]
+    return config, happenings, rng.random() < 0.5
+
+
+class Story:
+    """Feeds a machine and has every answer checked. A punctual driver ticks at each deadline; a late one never."""
+
+    def __init__(self, config: QuorumConfig, *, is_punctual: bool = True) -> None:
+        self.machine = QuorumMachine(config)
+        self.plain = PlainQuorum(self.machine)
+        self.is_punctual = is_punctual
+        self.now = 0.0
+        self.calls = 0
+        self.formed: list[QuorumFormed] = []
+
+    def tell(self, step: Step) -> None:
+        self.wait(step.wait)
+        match step.what:
+            case "join":
+                self.join(group(step.who, **dict(step.fields)), step.time_left)
+            case "round":
+                self.round(step)
+            case "beat":
+                self.feed(beat(step.who, dict(step.fields).get("incarnation", "i1")))
+            case "all beat":
+                for name in NAMES:
+                    self.feed(beat(name))
+            case "withdraw":
+                member = self.machine.roster.get(step.who)
+                self.feed(Withdrawn(member.call if member and member.call else self.calls + 1000))
+            case _:
+                self.feed(None)
+
+    def join(self, participant: Participant, time_left: float = 1000.0) -> None:
+        self.calls += 1
+        self.feed(Joined(self.calls, participant, self.now + time_left))
+
+    def round(self, step: Step) -> None:
+        """Everybody who trained and does not wait asks again; `who` among them with fields of its own."""
+        for name in sorted(self.plain.previous):
+            member = self.machine.roster.get(name)
+            if member is not None and member.participant is not None and member.call is None:
+                fields = step.fields if name == step.who else ()
+                again = replace(member.participant, commit_failures=0, shrink_only=False)
+                self.join(replace(again, **dict(fields)), step.time_left)
+
+    def wait(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.is_punctual and (due := self.machine.deadline(self.now)) is not None and due <= until:
+            self.now = due
+            self.feed(None)
+        self.now = until
+
+    def feed(self, event: Event | None) -> None:
+        effects = list(self.machine.handle(event, self.now) if event else self.machine.tick(self.now))
+        self.plain.check(event, effects, self.now)
+        recount(self.machine, self.now)
+        self.formed += [effect for effect in effects if isinstance(effect, QuorumFormed)]
+        assert self.machine.tick(self.now) == [], "a tick at the same moment finds nothing left to do"
+        assert self.machine.verdict() is not Verdict.READY
+
+
+def run(story: tuple[QuorumConfig, list[Step], bool]) -> None:
+    config, happenings, is_punctual = story
+    told = Story(config, is_punctual=is_punctual)
+    for step in happenings:
+        told.tell(step)
+
+
+def run_all(seeds: range) -> None:
+    for seed in seeds:
+        run(story_of(seed))
+
+
+@pytest.mark.parametrize("seeds", [range(150), range(150, 300)], ids=str)
+def test_the_same_stories_every_time(seeds: range):
+    run_all(seeds)
+
+
+@settings(max_examples=120, deadline=None)
+@given(stories)
+def test_every_answer_follows_from_the_rules(story: tuple[QuorumConfig, list[Step], bool]):
+    run(story)
+
+
+@settings(max_examples=50, deadline=None)
+@given(stories)
+def test_nothing_is_remembered_of_those_who_have_gone(story: tuple[QuorumConfig, list[Step], bool]):
+    config, happenings, _ = story
+    told = Story(config)
+    for step in happenings:
+        told.tell(step)
+    for member in list(told.machine.roster):
+        if member.call is not None:
+            told.feed(Withdrawn(member.call))
+    told.wait(10_000)
+    assert told.machine.is_quiet
+    assert told.machine.deadline(told.now) is None
+    assert (len(told.machine.roster._due), len(told.machine.joins), told.machine.joins._calls) == (0, 0, {})
+
+
+@settings(max_examples=60, deadline=None)
+@given(stories, st.sets(st.sampled_from(NAMES), min_size=1), st.permutations(NAMES), st.integers(0, 3))
+def test_when_all_who_live_ask_a_quorum_forms_by_join_timeout(
+    story: tuple[QuorumConfig, list[Step], bool], living: set[str], order: list[str], zombies: int
+):
+    """Whatever went before. Zombies beat and never ask."""
+    config, happenings, _ = story
+    told = Story(config)
+    for step in happenings:
+        told.tell(step)
+    told.wait(200)  # the past is forgotten
+    dead = [name for name in order if name not in living][:zombies]
+    asking = [name for name in order if name in living]
+    for name in [*dead, *asking]:
+        told.feed(beat(name, "i9"))
+    begun_at, before = told.now, len(told.formed)
+    for name in asking:
+        if told.machine.roster.get(name):
+            told.join(group(name, incarnation="i9"))
+        told.wait(0.01)
+    answered = len(told.machine.joins) == 0 and len(told.formed) > before
+    while not answered and told.now < begun_at + config.join_timeout_s + 0.1:
+        for name in dead:
+            told.feed(beat(name, "i9"))
+        told.wait(config.heartbeat_timeout_s / 2)
+    taken = len(asking) if config.max_replicas > len(living) + len(dead) else 0
+    if may_form(config, taken):
+        assert len(told.formed) > before
+
+
+def may_form(config: QuorumConfig, asking: int) -> bool:
+    sizes = [n for n in range(config.min_replicas, asking + 1) if not config.active or n <= config.active]
+    return any(not config.allowed_sizes or n in config.allowed_sizes for n in sizes)
+
+
+# -- would it notice?
+
+
+def wrong_majority(self: QuorumMachine) -> bool:
+    return 2 * self.joins.candidates >= len(self.roster.healthy)
+
+
+def enough_of_any_size(self: QuorumMachine) -> bool:
+    return self.joins.candidates >= 1
+
+
+def fast_whatever_their_number(self: QuorumMachine, honest=QuorumMachine.verdict) -> Verdict:
+    return Verdict.READY if self._previous and not self._absent and len(self.joins) else honest(self)
+
+
+def keeps_who_withdrew(self: QuorumMachine, call: int, now: float) -> None:
+    pass
+
+
+def never_new_id(self: QuorumMachine, chosen: list[Any]) -> bool:
+    self._next_id += self.quorum is None
+    return False
+
+
+def never_misses(self: QuorumMachine) -> None:
+    return None
+
+
+def newcomers_count(self: Roster, members: list[Any]) -> None:
+    """Nobody counts as at work on a step."""
+    for member in self:
+        member.in_quorum = member in members
+
+
+def takes_everybody(self: Joins) -> list[Any]:
+    return list(self)
+
+
+def immortal(self: Roster, now: float) -> list[Any]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong"),
+    [
+        (QuorumMachine, "_is_majority", wrong_majority),
+        (QuorumMachine, "_is_enough", enough_of_any_size),
+        (QuorumMachine, "verdict", fast_whatever_their_number),
+        (QuorumMachine, "_withdraw", keeps_who_withdrew),
+        (QuorumMachine, "_next_composition", never_new_id),
+        (QuorumMachine, "missed_at", never_misses),
+        (Roster, "form", newcomers_count),
+        (Joins, "list_candidates", takes_everybody),
+        (Roster, "expire", immortal),
+    ],
+)
+def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, wrong: Any):
+    monkeypatch.setattr(owner, name, wrong)
+    with pytest.raises((AssertionError, AttributeError, KeyError)):
+        run_all(range(2000))
+
+
+def test_the_witness_notices_an_answer_to_a_call_that_ended():
+    plain = PlainQuorum(QuorumMachine(QuorumConfig()))
+    effects: list[Effect] = [JoinRefused(7, RuntimeError())]  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="did not wait"):
+        plain.check(HeartbeatReceived("a"), effects, 0.0)

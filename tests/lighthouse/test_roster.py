@@ -1,0 +1,207 @@
+"""Who is alive: against its rules one by one, and against a dumb version under drawn events."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lighthouse.roster import Member, Roster, is_loopback, is_reborn
+from protos.membership import Participant
+from tests.lighthouse.builders import group, on_loopback
+
+
+def alive(roster: Roster) -> str:
+    return "".join(sorted(m.replica_id for m in roster if m.is_alive))
+
+
+def known(roster: Roster) -> str:
+    return "".join(sorted(m.replica_id for m in roster))
+
+
+class TestLapse:
+    def test_alive_for_heartbeat_timeout_after_the_last_sign(self):
+        roster = Roster(5)
+        roster.beat("a", "", 10)
+        roster.beat("a", "", 12)
+        assert roster.expire(16.99) == []
+        assert [m.replica_id for m in roster.expire(17)] == ["a"]
+        assert (alive(roster), known(roster), roster.healthy) == ("", "a", set())
+
+    def test_an_open_call_keeps_alive_without_any_beat(self):
+        roster = Roster(5)
+        member = roster.admit(group("a"), 0)
+        member.call = 1
+        for now in (5, 10, 1000):
+            assert roster.expire(now) == []
+
+    def test_after_its_call_ended_it_lapses_within_heartbeat_timeout(self):
+        roster = Roster(5)
+        member = roster.admit(group("a"), 0)
+        member.call = 1
+        roster.expire(5)
+        member.call = None
+        assert roster.expire(10) == [member]
+
+    @pytest.mark.parametrize("sign", ["beat", "admit"])
+    def test_who_comes_back_lapses_again_as_soon_as_before(self, sign: str):
+        roster = Roster(5)
+        roster.beat("a", "i1", 0)
+        roster.expire(5)
+        roster.beat("a", "i1", 20) if sign == "beat" else roster.admit(group("a"), 20)
+        assert alive(roster) == "a"
+        assert roster.next_at() <= 25
+        assert [m.replica_id for m in roster.expire(25)] == ["a"]
+
+    def test_coming_and_going_leaves_nothing_behind(self):
+        roster = Roster(5)
+        for n in range(200):
+            roster.beat("a", "i1", 6 * n)
+            roster.expire(6 * n + 5)
+        assert len(roster._due) <= 14, "at most those of the last minute"
+
+    @pytest.mark.parametrize(("timeout", "forgotten_after"), [(0.5, 60), (5, 60), (10, 120)])
+    def test_is_forgotten_after_twelve_timeouts_or_a_minute(self, timeout: float, forgotten_after: float):
+        roster = Roster(timeout)
+        roster.beat("a", "", 0)
+        roster.expire(timeout)
+        roster.expire(timeout + forgotten_after - 0.01)
+        assert known(roster) == "a"
+        roster.expire(timeout + forgotten_after)
+        assert (known(roster), roster.next_at()) == ("", None)
+
+    def test_next_at_is_at_or_before_the_next_lapse_and_after_now(self):
+        roster = Roster(5)
+        assert roster.next_at() is None
+        roster.beat("a", "", 3)
+        roster.beat("b", "", 1)
+        assert roster.next_at() == 6
+        roster.beat("b", "", 4)
+        roster.expire(6)
+        assert roster.next_at() == 8
+
+
+class TestIncarnations:
+    def test_a_beat_of_another_incarnation_is_nothing_while_one_is_alive(self):
+        roster = Roster(5)
+        roster.beat("a", "i1", 0)
+        assert roster.beat("a", "i2", 3) is None
+        assert [m.incarnation for m in roster.expire(5)] == ["i1"]
+
+    def test_and_takes_its_place_once_it_has_lapsed(self):
+        roster = Roster(5)
+        old = roster.beat("a", "i1", 0)
+        roster.expire(5)
+        new = roster.beat("a", "i2", 6)
+        assert (new.incarnation, new.birth > old.birth, len(roster), alive(roster)) == ("i2", True, 1, "a")
+
+    def test_a_join_of_another_incarnation_takes_its_place_at_once(self):
+        roster = Roster(5)
+        old = roster.admit(group("a"), 0)
+        new = roster.admit(group("a", incarnation="i2"), 1)
+        assert (roster.get("a") is new, new is not old, new.handed) == (True, True, None)
+
+    @pytest.mark.parametrize(
+        ("before", "after", "reborn"),
+        [
+            (("i1", 5), ("i1", 0), False),
+            (("i1", 5), ("i2", 5), True),
+            (("i1", 5), ("", 5), True),
+            (("", 5), ("i1", 5), True),
+            (("", 5), ("", 5), False),
+            (("", 5), ("", 6), False),
+            (("", 5), ("", 4), True),
+        ],
+    )
+    def test_is_reborn(self, before: tuple[str, int], after: tuple[str, int], reborn: bool):
+        old = Member("a", before[0], 0, 1, participant=group("a", before[1], before[0]))
+        assert is_reborn(group("a", after[1], after[0]), old) is reborn
+
+    def test_one_that_only_beat_has_no_step_to_go_back_from(self):
+        assert not is_reborn(group("a", 0, ""), Member("a", "", 0, 1))
+
+
+class TestHealth:
+    def test_who_missed_is_alive_and_not_healthy_until_it_joins(self):
+        roster = Roster(5)
+        member = roster.beat("a", "i1", 0)
+        roster.miss(member)
+        roster.beat("a", "i1", 1)
+        assert (alive(roster), roster.healthy) == ("a", set())
+        roster.admit(group("a"), 2)
+        assert roster.healthy == {"a"}
+
+    def test_who_missed_and_lapsed_has_still_missed(self):
+        roster = Roster(5)
+        roster.miss(roster.beat("a", "i1", 0))
+        roster.expire(5)
+        roster.beat("a", "i1", 6)
+        assert (alive(roster), roster.healthy) == ("a", set())
+
+
+class TestIndices:
+    def test_follow_addresses_and_sizes(self):
+        roster = Roster(5)
+        roster.admit(group("a", group_world_size=2), 0)
+        roster.admit(on_loopback("b", group_world_size=4), 0)
+        assert (roster.routable, roster.loopback, roster.sizes) == ({"a"}, {"b"}, {2: {"a"}, 4: {"b"}})
+        roster.admit(on_loopback("a", group_world_size=4), 1)
+        assert (roster.routable, roster.loopback, roster.sizes) == (set(), {"a", "b"}, {4: {"a", "b"}})
+
+    def test_hold_only_the_living(self):
+        roster = Roster(5)
+        roster.admit(group("a", group_world_size=2), 0)
+        roster.expire(5)
+        assert (roster.routable, roster.sizes, roster.healthy) == (set(), {}, set())
+        roster.beat("a", "i1", 6)
+        assert (roster.routable, roster.sizes, roster.healthy) == ({"a"}, {2: {"a"}}, {"a"})
+
+    @pytest.mark.parametrize(
+        ("addresses", "expected"),
+        [
+            (("", ""), None),
+            (("10.0.0.1:1", ""), False),
+            (("", "h:1"), False),
+            (("127.0.0.1:1", "h:1"), True),
+            (("h:1", "[::1]:1"), True),
+            (("http://localhost:1", ""), True),
+        ],
+    )
+    def test_is_loopback(self, addresses: tuple[str, str], expected: bool | None):
+        assert is_loopback(Participant("a", address=addresses[0], store_address=addresses[1])) is expected
+
+
+signs = st.tuples(
+    st.sampled_from(["beat", "join", "call ends", "nothing"]),
+    st.sampled_from("abc"),
+    st.sampled_from([0, 1, 2, 4, 5, 9, 70]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([0.5, 2, 5, 30]), st.lists(signs, max_size=40))
+def test_alive_is_who_gave_a_sign(timeout: float, happenings: list[tuple[str, str, int]]):
+    """Alive for sure: an open call, or a sign younger than the timeout. Dead for sure: neither, for that long."""
+    roster, now = Roster(timeout), 0
+    signed: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    for what, who, wait in happenings:
+        now += wait
+        roster.expire(now)
+        member = roster.get(who)
+        if what == "beat":
+            assert roster.beat(who, "i1", now) is not None
+            signed[who] = now
+        elif what == "join":
+            roster.admit(group(who), now).call = 1
+            signed[who] = now
+        elif what == "call ends" and member is not None and member.call is not None:
+            member.call = None
+            ended[who] = now
+        for name in signed:
+            member = roster.get(name)
+            is_open = member is not None and member.call is not None
+            if is_open or now - signed[name] < timeout:
+                assert name in alive(roster)
+            elif now - max(signed[name], ended.get(name, 0)) >= timeout:
+                assert name not in alive(roster)
+        assert roster.next_at() is None or roster.next_at() > now
+        assert {m.replica_id for m in roster if m.is_alive} == roster.healthy

@@ -1,0 +1,125 @@
+"""The one snapshot, and the verdict in words."""
+
+import pytest
+
+from lighthouse.quorum import QuorumMachine, Verdict, Withdrawn
+from lighthouse.status import NAMES_SHOWN, explain, job_status
+from protos.status import JobStatus, MemberState, MemberStatus
+from tests.lighthouse.builders import beat, beating, group, join, machine, training
+
+
+def states(m: QuorumMachine, now: float) -> dict[str, str]:
+    return {member.replica_id: member.state.value for member in job_status("j", m, now).members}
+
+
+def test_of_nothing():
+    assert job_status("j", machine(), 5) == JobStatus(
+        "j", 0, 0.0, "nobody_asks", "nobody asks for a quorum; 0 alive", 0, 0, ()
+    )
+
+
+def test_of_a_quorum_at_work():
+    m = training("ba", now=1)
+    m.handle(join(3, "b", step=1, group_world_size=1, commit_failures=2), now=3)
+    a = MemberStatus("a", "i1", MemberState.STRAGGLER, True, 0, 1, 3.0, 0, "a.example:29512", "a.example:29600")
+    b = MemberStatus("b", "i1", MemberState.JOINED, True, 1, 1, 0.0, 2, "b.example:29512", "b.example:29600")
+    assert job_status("j", m, 4) == JobStatus(
+        job="j",
+        quorum_id=1,
+        quorum_age_s=3.0,
+        verdict="waiting_for_stragglers",
+        explanation="1 of 2 joined; waiting for a, at most 59 s more",
+        quorums_formed=1,
+        rounds=1,
+        members=(a, b),
+    )
+
+
+def test_every_state_of_a_member():
+    m = training("abc", join_timeout_s=10, heartbeat_timeout_s=5)
+    m.handle(beat("z"), now=0)
+    assert states(m, 0) == {"a": "participant", "b": "participant", "c": "participant", "z": "idle"}
+    m.handle(join(4, "a"), now=1)
+    assert states(m, 1) == {"a": "joined", "b": "straggler", "c": "straggler", "z": "straggler"}
+    beating(m, "abz", 1, 12)
+    assert m.quorum.participants == (group("a"),)
+    assert states(m, 12) == {"a": "participant", "b": "missed", "c": "lapsed", "z": "missed"}
+
+
+def test_newcomers_do_not_make_stragglers_of_members_at_work():
+    m = training("ab")
+    m.handle(join(3, "n"), now=1)
+    assert states(m, 1) == {"a": "participant", "b": "participant", "n": "joined"}
+
+
+def test_a_new_incarnation_is_no_participant():
+    m = training("ab")
+    m.handle(join(3, "a", incarnation="i2"), now=1)
+    assert [member.is_participant for member in job_status("j", m, 1).members] == [False, True]
+
+
+class TestExplain:
+    """The verdict with its numbers."""
+
+    def test_formed(self):
+        assert explain(training("abc"), 1) == "3 participants train; 3 alive"
+
+    def test_nobody_asks(self):
+        m = machine()
+        m.handle(beat("a"), now=0)
+        assert explain(m, 1) == "nobody asks for a quorum; 1 alive"
+
+    def test_too_few(self):
+        m = machine(min_replicas=3)
+        m.handle(join(1, "a"), now=0)
+        assert explain(m, 1) == "1 of at least 3 joined (--min-replicas)"
+
+    def test_too_few_to_shrink_to(self):
+        """Three have joined, but a member asks to admit no newcomer."""
+        m = training("abc", min_replicas=2)
+        beating(m, "a", 1, 10)
+        for call, name in enumerate("dea", start=4):
+            m.handle(join(call, name, shrink_only=name == "a"), now=10)
+        assert m.verdict() is Verdict.TOO_FEW_PARTICIPANTS
+        assert explain(m, 10).startswith("1 of at least 2 ")
+
+    @pytest.mark.parametrize(
+        ("config", "text"),
+        [
+            ({"allowed_sizes": frozenset({8, 4})}, "1 joined; allowed sizes are 4, 8"),
+            ({"allowed_sizes": frozenset({1, 8}), "min_replicas": 1, "active": 0}, "1 joined; allowed sizes are 1, 8"),
+        ],
+    )
+    def test_no_allowed_size(self, config: dict, text: str):
+        m = machine(**config)
+        m.handle(join(1, "a"), now=0)
+        assert explain(m, 0) == text
+
+    def test_members_at_work(self):
+        m = training("ab")
+        m.handle(join(3, "n"), now=1)
+        assert explain(m, 1) == "1 joined; waiting for the quorum's members to finish their step: a, b"
+
+    def test_stragglers(self):
+        m = training("abc", join_timeout_s=60)
+        m.handle(join(4, "b"), now=2)
+        assert explain(m, 12) == "1 of 3 joined; waiting for a, c, at most 50 s more"
+
+    def test_no_more_names_than_fit(self):
+        m = machine()
+        for n in range(NAMES_SHOWN + 4):
+            m.handle(beat(f"g{n:02}"), now=0)
+        m.handle(join(1, "a"), now=0)
+        assert "g00, g01, g02, g03, g04, g05, g06, g07 and 4 more, at most" in explain(m, 0)
+
+    def test_of_every_verdict_in_a_life(self):
+        m = machine(min_replicas=2)
+        seen = {explain(m, 0): m.verdict()}
+        for event in (join(1, "a"), beat("c"), join(2, "b"), Withdrawn(1)):
+            m.handle(event, now=0)
+            seen[explain(m, 0)] = m.verdict()
+        assert set(seen.values()) == {
+            Verdict.NOBODY_ASKS,
+            Verdict.TOO_FEW_PARTICIPANTS,
+            Verdict.WAITING_FOR_STRAGGLERS,
+        }

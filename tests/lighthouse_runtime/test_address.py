@@ -1,0 +1,86 @@
+"""Which address of this host is advertised."""
+
+import socket
+
+import pytest
+
+from lighthouse_runtime import address
+from lighthouse_runtime.address import advertised_host, resolves_to_loopback
+from protos.identity import Address
+from protos.refusals import InvalidRequest
+
+
+@pytest.mark.parametrize("wanted", ["10.0.0.5", "node7.cluster", "fd00::5", "[fd00::5]", "http://10.0.0.5"])
+def test_what_is_asked_for_is_advertised(wanted: str) -> None:
+    assert advertised_host("localhost:29510", wanted) == wanted.removeprefix("http://").strip("[]")
+
+
+def test_what_cannot_be_an_address_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="advertise: 'a b' is not an address"):
+        advertised_host("localhost:29510", "a b")
+
+
+def test_the_source_of_the_route_to_the_peer_is_advertised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "_source_address", lambda host: {"coordinator": "10.0.0.7"}[host])
+    assert advertised_host("coordinator:29510") == "10.0.0.7"
+    assert advertised_host("http://coordinator:29510/") == "10.0.0.7"
+
+
+@pytest.mark.parametrize("peer", ["localhost:29510", "127.0.0.1:29510", "[::1]:29510", "::1"])
+def test_beside_the_peer_a_global_address_is_advertised_if_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, peer: str
+) -> None:
+    monkeypatch.setattr(address, "_first_global_address", lambda: "10.0.0.7")
+    assert advertised_host(peer) == "10.0.0.7"
+    monkeypatch.setattr(address, "_first_global_address", lambda: None)
+    assert Address(advertised_host(peer), None).is_loopback
+
+
+def test_where_no_route_is_known_a_global_address_or_the_loopback_is_advertised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(address, "_source_address", lambda _: None)
+    monkeypatch.setattr(address, "_first_global_address", lambda: "10.0.0.7")
+    assert advertised_host("nowhere.invalid:1") == "10.0.0.7"
+    monkeypatch.setattr(address, "_first_global_address", lambda: None)
+    assert advertised_host("nowhere.invalid:1") == "127.0.0.1"
+
+
+def test_the_routing_table_is_asked_without_a_packet() -> None:
+    assert address._source_address("127.0.0.1") == "127.0.0.1"
+    assert address._source_address("nowhere.invalid") is None
+
+
+def test_the_first_global_address_is_one_of_this_host() -> None:
+    found = address._first_global_address()
+    if found is None:
+        pytest.skip("this host has a loopback only")
+    assert not Address(found, None).is_loopback
+    with socket.create_server((found, 0)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.1.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("x.localhost", True),
+        ("10.0.0.1", False),
+        ("nowhere.invalid", False),
+    ],
+)
+def test_a_loopback_is_known_by_its_text(host: str, expected: bool) -> None:
+    assert resolves_to_loopback(host) is expected
+
+
+def test_a_name_that_resolves_to_a_loopback_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's /etc/hosts gives the host's own name 127.0.1.1."""
+    found = {"myhost": "127.0.1.1", "peer": "10.0.0.1"}
+    monkeypatch.setattr(
+        address.socket, "getaddrinfo", lambda host, *_, **__: [(socket.AF_INET, 1, 6, "", (found[host], 0))]
+    )
+    assert resolves_to_loopback("myhost")
+    assert not resolves_to_loopback("peer")

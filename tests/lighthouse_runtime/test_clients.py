@@ -1,0 +1,232 @@
+"""The typed clients: errors become refusals, times are kept, a fork is survived."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
+from protos.limits import LIGHTHOUSE_PORT, MAX_REQUEST_BYTES
+from protos.membership import Participant, Quorum
+from protos.refusals import (
+    DeadlinePassed,
+    InvalidRequest,
+    LighthouseError,
+    LimitReached,
+    NotServed,
+    UnknownName,
+    Unreachable,
+)
+from tests.processes import LOCALHOST, Lighthouse, Manager, Process, free_port
+
+NOWHERE = f"{LOCALHOST}:1"
+
+
+@pytest.fixture(scope="module")
+def lighthouse() -> Iterator[Lighthouse]:
+    with Lighthouse("--heartbeat-timeout", "1s") as process:
+        yield process
+
+
+@pytest.mark.parametrize(
+    ("address", "meant"),
+    [
+        ("coordinator", f"coordinator:{LIGHTHOUSE_PORT}"),
+        ("coordinator:80", "coordinator:80"),
+        ("http://coordinator", f"coordinator:{LIGHTHOUSE_PORT}"),
+        ("http://coordinator:80/", "coordinator:80"),
+        ("10.0.0.1", f"10.0.0.1:{LIGHTHOUSE_PORT}"),
+        ("::1", f"[::1]:{LIGHTHOUSE_PORT}"),
+        ("[::1]", f"[::1]:{LIGHTHOUSE_PORT}"),
+        ("[::1]:80", "[::1]:80"),
+    ],
+)
+def test_a_lighthouse_without_a_port_is_at_its_default_one(address: str, meant: str) -> None:
+    with LighthouseClient(address) as client:
+        assert client.address == meant
+
+
+@pytest.mark.parametrize("address", ["", "a b", "host:x", "host:99999", "http://"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^lighthouse: "):
+        LighthouseClient(address)
+    with pytest.raises(InvalidRequest, match=r"^address: "):
+        ManagerClient(address)
+
+
+@pytest.mark.parametrize("address", ["host", "host:0"])
+def test_a_manager_has_no_default_port(address: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"^address: .* has no port; write host:port"):
+        ManagerClient(address)
+
+
+# -- what both kinds of client do, asked of both
+
+Ask = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def _sync(kind: type[Any], address: str, **options: Any) -> Iterator[Ask]:
+    with kind(address, **options) as client:
+        yield lambda method, *arguments, **more: getattr(client, method)(*arguments, **more)
+
+
+@contextlib.contextmanager
+def _async(kind: type[Any], address: str, **options: Any) -> Iterator[Ask]:
+    with asyncio.Runner() as runner:
+
+        async def make() -> Any:
+            return await kind(address, **options).__aenter__()
+
+        client = runner.run(make())
+
+        async def run(method: str, *arguments: Any, **more: Any) -> Any:
+            return await getattr(client, method)(*arguments, **more)
+
+        yield lambda *arguments, **more: runner.run(run(*arguments, **more))
+        runner.run(client.close())
+
+
+LIGHTHOUSES = [(_sync, LighthouseClient), (_async, AsyncLighthouseClient)]
+MANAGERS = [(_sync, ManagerClient), (_async, AsyncManagerClient)]
+
+
+@pytest.mark.parametrize(("connect", "kind"), LIGHTHOUSES)
+def test_every_rpc_of_a_lighthouse(lighthouse: Lighthouse, connect: Any, kind: type[Any]) -> None:
+    job = kind.__name__
+    with connect(kind, lighthouse.address, job=job) as ask:
+        me = Participant("a", "7", address="10.0.0.1:1", store_address="10.0.0.1:2", step=3, data="{}", tag_quorum_id=2)
+        quorum: Quorum = ask("quorum", me, timeout_s=30)
+        assert quorum.participants == (me,)
+        ask("heartbeat", "a", "7", timeout_s=30)
+        (shown,) = ask("status", job, timeout_s=30).jobs
+        assert (shown.job, shown.quorum_id, shown.members[0].step) == (job, quorum.quorum_id, 3)
+        with pytest.raises(UnknownName, match="no live replica group 'z'"):
+            ask("kill", "z", timeout_s=30)
+        with pytest.raises(InvalidRequest, match=r"^replica_id: 'a b' has ' '"):
+            ask("quorum", Participant("a b"), timeout_s=30)
+        with pytest.raises(InvalidRequest, match=r"^replica_id: is empty"):
+            ask("heartbeat", "", timeout_s=30)
+
+
+@pytest.mark.parametrize(("connect", "kind"), MANAGERS)
+def test_every_rpc_of_a_manager(lighthouse: Lighthouse, connect: Any, kind: type[Any]) -> None:
+    with Manager(lighthouse.address, "a", "--job", kind.__name__) as process:
+        with connect(kind, process.address) as ask:
+            answer = ask("quorum", 0, 3, "here", timeout_s=30, tag_quorum_id=1)
+            assert (answer.replica_ids, answer.max_step, answer.heals) == (("a",), 3, False)
+            assert ask("checkpoint_address", 0, 3) == "here"
+            assert ask("should_commit", 0, 3, True, timeout_s=30, quorum_id=answer.quorum_id) is True
+            assert ask("status").commits == 1
+            ask("kill", "enough")
+        assert process.wait() == 1
+
+
+@pytest.mark.parametrize(("connect", "kind"), [*LIGHTHOUSES, *MANAGERS])
+def test_nobody_there_is_unreachable(connect: Any, kind: type[Any]) -> None:
+    with connect(kind, NOWHERE) as ask:
+        began_at = time.monotonic()
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 is unreachable"):
+            ask("status", timeout_s=30)
+        assert time.monotonic() - began_at < 15
+
+
+@pytest.mark.parametrize(("connect", "kind"), LIGHTHOUSES)
+def test_a_quorum_waits_for_a_lighthouse_that_is_away_and_then_names_it(connect: Any, kind: type[Any]) -> None:
+    with connect(kind, NOWHERE) as ask:
+        began_at = time.monotonic()
+        with pytest.raises((Unreachable, DeadlinePassed), match=r"127\.0\.0\.1:1"):
+            ask("quorum", Participant("a"), timeout_s=1.0)
+        assert time.monotonic() - began_at > 0.9
+
+
+@pytest.mark.parametrize(("connect", "kind"), LIGHTHOUSES)
+def test_a_quorum_is_answered_by_a_lighthouse_that_comes_late(connect: Any, kind: type[Any]) -> None:
+    port = free_port()
+    late = Lighthouse("--bind", f"{LOCALHOST}:{port}")
+    with contextlib.ExitStack() as stack, connect(kind, f"{LOCALHOST}:{port}") as ask:
+        stack.callback(late.close)
+        late.launch()
+        assert len(ask("quorum", Participant("a"), timeout_s=60).participants) == 1
+
+
+@pytest.mark.parametrize(("connect", "kind"), [*LIGHTHOUSES, *MANAGERS])
+def test_a_time_that_is_over_is_deadline_passed(lighthouse: Lighthouse, connect: Any, kind: type[Any]) -> None:
+    with lighthouse.paused(), connect(kind, lighthouse.address) as ask:
+        began_at = time.monotonic()
+        with pytest.raises((DeadlinePassed, Unreachable)) as e:
+            ask("status", timeout_s=0.5)
+        assert e.value.may_have_happened
+        assert time.monotonic() - began_at < 15
+
+
+def test_a_deadline_passed_is_a_timeout_error(lighthouse: Lighthouse) -> None:
+    with LighthouseClient(lighthouse.address, job="slow") as client:
+        client.heartbeat("b")
+        with pytest.raises(TimeoutError, match=r"no quorum within .* s: waiting_for_stragglers: 1 of 2 joined"):
+            client.quorum(Participant("a"), timeout_s=0.6)
+
+
+@pytest.mark.parametrize(("connect", "kind"), MANAGERS)
+def test_another_program_is_not_served(lighthouse: Lighthouse, connect: Any, kind: type[Any]) -> None:
+    with connect(kind, lighthouse.address) as ask, pytest.raises(NotServed, match="Method not found"):
+        ask("should_commit", 0, 0, True, timeout_s=30)
+
+
+def test_a_request_that_is_too_big_is_a_limit(lighthouse: Lighthouse) -> None:
+    with LighthouseClient(lighthouse.address) as client, pytest.raises(LimitReached, match="larger than max"):
+        client.kill("x" * MAX_REQUEST_BYTES)
+
+
+def test_connect_waits_and_then_says_who_does_not_answer(lighthouse: Lighthouse) -> None:
+    async def main() -> None:
+        async with AsyncManagerClient(lighthouse.address) as client:
+            await client.connect(30)
+        async with AsyncManagerClient(NOWHERE) as client:
+            with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 does not answer within 0\.3 s"):
+                await client.connect(0.3)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_call_is_cancelled(lighthouse: Lighthouse) -> None:
+    async def main() -> None:
+        async with AsyncLighthouseClient(lighthouse.address, job="cancelled") as client:
+            await client.heartbeat("b")
+            with pytest.raises(TimeoutError) as e:
+                async with asyncio.timeout(0.3):
+                    await client.quorum(Participant("a"), timeout_s=30)
+            assert not isinstance(e.value, LighthouseError)
+
+    asyncio.run(main())
+
+
+# -- fork
+
+FORKING = """
+import os, sys, time
+from lighthouse_runtime.clients import LighthouseClient
+client = LighthouseClient(sys.argv[1], job="forked")
+if sys.argv[2] == "used":
+    client.heartbeat("parent")
+child = os.fork()
+client.heartbeat("child" if child == 0 else "parent", timeout_s=20)
+print([m.replica_id for m in client.status("forked", timeout_s=20).jobs[0].members])
+if child == 0:
+    sys.stdout.flush()
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+client.heartbeat("parent", timeout_s=20)
+client.close()
+print("child ended with", status)
+"""
+
+
+@pytest.mark.parametrize("before", ["used", "unused"])
+def test_a_client_works_in_a_forked_child_and_in_its_parent(lighthouse: Lighthouse, before: str) -> None:
+    with Process(FORKING, [lighthouse.address, before]) as process:
+        assert process.wait() == 0, process.log()
+        assert "child ended with 0" in process.log()

@@ -1,0 +1,148 @@
+"""The gRPC server as both daemons use it."""
+
+import importlib.util
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from lighthouse_runtime import channel, server
+from lighthouse_runtime.server import Call, ControlPolicy, GrpcServer, Method
+from protos import lighthouse_pb2
+from protos.errors import _STATUS, error_of, status_of
+from protos.refusals import InvalidRequest, LighthouseError, NotPermitted
+
+Request = lighthouse_pb2.LighthouseHeartbeatRequest
+
+
+def test_every_option_is_one_that_grpc_knows() -> None:
+    """grpc ignores a misspelt option without a word."""
+    core = importlib.util.find_spec("grpc._cython.cygrpc")
+    assert core is not None
+    assert core.origin is not None
+    content = Path(core.origin).read_bytes()
+    chosen = [*server._OPTIONS, *channel._OPTIONS]
+    assert [name for name, _ in chosen if name.encode() + b"\0" not in content] == []
+    assert b"grpc.so_reuseporx" not in content
+
+
+def test_each_option_is_set_once() -> None:
+    for chosen in (server._OPTIONS, channel._OPTIONS):
+        assert len(chosen) == len(dict(chosen))
+
+
+def test_idle_clients_that_ping_are_kept_and_connects_are_not_hurried() -> None:
+    served = dict(server._OPTIONS)
+    assert served["grpc.so_reuseport"] == 0
+    assert served["grpc.http2.max_ping_strikes"] == 0
+    assert served["grpc.keepalive_permit_without_calls"] == 1
+    assert served["grpc.http2.min_ping_interval_without_data_ms"] <= 60_000
+    assert "grpc.min_reconnect_backoff_ms" not in dict(channel._OPTIONS)
+
+
+def test_every_refusal_has_a_status_and_comes_back() -> None:
+    kinds = LighthouseError.__subclasses__()
+    assert set(kinds) == set(_STATUS)
+    for kind in kinds:
+        error = error_of(status_of(kind("why")), "why")
+        assert (type(error), str(error)) == (kind, "why")
+    assert {type(error_of(status, "")) for status in grpc.StatusCode if status is not grpc.StatusCode.OK} <= set(kinds)
+    assert status_of(ZeroDivisionError()) is grpc.StatusCode.INTERNAL
+
+
+class Handlers:
+    """What the server under test does."""
+
+    async def echo(self, request: Request, call: Call) -> bytes:
+        return f"{request.replica_id} {call.time_left_s is not None} {call.metadata.get('key')}".encode()
+
+    async def refuse(self, request: Request, call: Call) -> bytes:
+        raise InvalidRequest("is odd", field="replica_id")
+
+    async def fail(self, request: Request, call: Call) -> bytes:
+        raise ZeroDivisionError("oops")
+
+    async def wait(self, request: Request, call: Call) -> Request:
+        call.require_deadline()
+        return request
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
+    handlers = Handlers()
+    methods = {name: Method(Request, getattr(handlers, name)) for name in ("echo", "refuse", "fail", "wait")}
+    grpc_server = GrpcServer({"x.Service": methods, "Service": methods}, ["lighthouse.v1.LighthouseService"])
+    port = await grpc_server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as client:
+        yield grpc_server, client
+    await grpc_server.stop(0)
+
+
+async def call(client: grpc.aio.Channel, method: str, body: bytes = b"", **more: object) -> bytes:
+    return await client.unary_unary(f"/x.Service/{method}")(body, **more)  # type: ignore[arg-type,no-any-return]
+
+
+async def test_a_handler_gets_its_request_and_its_call(running: tuple[GrpcServer, grpc.aio.Channel]) -> None:
+    _, client = running
+    body = Request(replica_id="a").SerializeToString()
+    assert await call(client, "echo", body, timeout=5, metadata=[("key", "v")]) == b"a True v"
+    assert await call(client, "echo", body) == b"a False None"
+    assert await client.unary_unary("/Service/wait")(body, timeout=5) == body
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "code", "details"),
+    [
+        ("refuse", b"", grpc.StatusCode.INVALID_ARGUMENT, "replica_id: is odd"),
+        ("wait", b"", grpc.StatusCode.INVALID_ARGUMENT, "deadline: missing timeout; set a deadline on the call"),
+        ("echo", b"\xff", grpc.StatusCode.INVALID_ARGUMENT, "request: 1 bytes are no lighthouse.v1.Lighthouse"),
+        ("fail", b"", grpc.StatusCode.INTERNAL, "ZeroDivisionError: oops; see the daemon's log"),
+        ("nothing", b"", grpc.StatusCode.UNIMPLEMENTED, "Method not found!"),
+    ],
+)
+async def test_what_a_handler_raises_is_a_status(
+    running: tuple[GrpcServer, grpc.aio.Channel],
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    body: bytes,
+    code: grpc.StatusCode,
+    details: str,
+) -> None:
+    _, client = running
+    with pytest.raises(grpc.aio.AioRpcError) as e:
+        await call(client, method, body)
+    assert e.value.code() is code
+    assert (e.value.details() or "").startswith(details)
+    failures = [record.getMessage() for record in caplog.records if record.name == server.log.name]
+    assert failures == (["x.Service/fail failed"] if method == "fail" else [])
+
+
+async def test_a_taken_port_is_refused_with_the_option(running: tuple[GrpcServer, grpc.aio.Channel]) -> None:
+    other = GrpcServer({}, [])
+    with pytest.raises(InvalidRequest, match=r"--bind: cannot listen on 192\.0\.2\.99:1: the port is taken, or"):
+        await other.start("192.0.2.99:1")
+    await other.stop(0)
+
+
+def test_the_policy_of_control() -> None:
+    here, there = Call(1.0, "ipv4:127.0.0.1:9", {}), Call(1.0, "ipv4:198.51.100.7:9", {})
+    with_token = Call(1.0, there.peer, {"lighthouse-control-token": "sesame"})
+    with_other = Call(1.0, there.peer, {"lighthouse-control-token": "barley"})
+    with_none = Call(1.0, there.peer, {"lighthouse-control-token": ""})
+    for policy in (ControlPolicy(), ControlPolicy("sesame"), ControlPolicy(allow_remote=True)):
+        policy.check(here)
+    ControlPolicy("sesame").check(with_token)
+    ControlPolicy(allow_remote=True).check(there)
+    for policy, caller in (
+        (ControlPolicy(), there),
+        (ControlPolicy(), with_token),
+        (ControlPolicy(""), with_none),
+        (ControlPolicy("sesame"), there),
+        (ControlPolicy("sesame"), with_other),
+    ):
+        with pytest.raises(
+            NotPermitted, match=r"control from ipv4:198\.51\.100\.7:9 is refused: .*--control-token-fil"
+        ):
+            policy.check(caller)

@@ -1,0 +1,51 @@
+"""Short words for what goes into the manager's machines."""
+
+from dataclasses import dataclass
+
+from manager.commit import VoteRefused
+from manager.gather import Ask, GatherMachine, RankRefused
+from protos.membership import Participant, Quorum
+from protos.refusals import LighthouseError
+
+
+def member(name: str, step: int = 0, **fields: object) -> Participant:
+    return Participant(name, step=step, address=f"{name}:1", store_address=f"{name}:2", **fields)
+
+
+def quorum(*members: Participant, quorum_id: int = 1) -> Quorum:
+    return Quorum(quorum_id, members)
+
+
+def ask(call: int, group_rank: int, step: int = 0, deadline_at: float = 100.0, **fields: object) -> Ask:
+    """Of an Agent, unless `worker` is empty."""
+    defaults = {"worker": f"w{group_rank}", "checkpoint_address": f"ckpt{group_rank}"}
+    return Ask(call, group_rank, step, deadline_at, **(defaults | fields))
+
+
+def gathered(size: int = 2, step: int = 0, name: str = "a", **fields: object) -> GatherMachine:
+    """All ranks of group `name` have asked (calls 1, 2, ...): round 1 has joined."""
+    machine = GatherMachine(name, size)
+    for rank in range(size):
+        machine.handle(ask(rank + 1, rank, step, **fields))
+    assert machine.is_joined
+    return machine
+
+
+@dataclass(frozen=True, eq=False)
+class Refused:
+    """Equal to a refusal of that call, of that kind, whose message has all `words`."""
+
+    call: int
+    kind: type[LighthouseError]
+    words: tuple[str, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, RankRefused | VoteRefused)
+            and (other.call, type(other.error)) == (self.call, self.kind)
+            and all(word in str(other.error) for word in self.words)
+        )
+
+
+def refused(call: int, kind: type[LighthouseError], *words: str) -> Refused:
+    return Refused(call, kind, words)

@@ -1,0 +1,165 @@
+"""Heal assignment: by example, and against the dumb version."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manager.assignment import assign
+from protos.membership import Assignment, Participant, Quorum
+from tests.manager.builders import member, quorum
+from tests.manager.plain_assignment import plan
+
+
+def test_the_whole_answer_of_one_up_to_date():
+    q = quorum(member("a", 7), member("b", 7, commit_failures=2), member("c", 3), member("d", 5), quorum_id=9)
+    assert assign(q, "a", 0, init_sync=True) == Assignment(
+        quorum_id=9,
+        replica_rank=0,
+        replica_world_size=4,
+        replica_ids=("a", "b", "c", "d"),
+        store_address="a:2",
+        max_step=7,
+        max_rank=0,
+        max_world_size=2,
+        contributors=2,
+        primary_address="a:1",
+        serve_to=(2,),
+        commit_failures=2,
+    )
+
+
+def test_the_whole_answer_of_one_that_heals():
+    q = quorum(member("a", 7), member("b", 7), member("c", 3), member("d", 5))
+    answer = assign(q, "c", 1, init_sync=True)
+    assert answer == Assignment(
+        quorum_id=1,
+        replica_rank=2,
+        replica_world_size=4,
+        replica_ids=("a", "b", "c", "d"),
+        store_address="b:2",
+        max_step=7,
+        max_rank=None,
+        max_world_size=2,
+        contributors=2,
+        primary_address="b:1",
+        heal_from_rank=1,
+        heal_from_address="b:1",
+    )
+    assert answer.heals
+
+
+@pytest.mark.parametrize("group_rank", [0, 1, 2, 3])
+def test_group_ranks_take_from_and_meet_at_different_groups(group_rank: int):
+    q = quorum(member("a", 7), member("b", 7), member("c", 3), member("d", 5))
+    source = [0, 1][group_rank % 2]
+    assert assign(q, "c", group_rank, init_sync=True).heal_from_rank == source
+    assert assign(q, "d", group_rank, init_sync=True).heal_from_rank == 1 - source
+    assert assign(q, "a", group_rank, init_sync=True).store_address == ["a:2", "b:2"][source]
+
+
+class TestFirstStep:
+    def test_everybody_but_the_primary_takes_its_state(self):
+        q = quorum(member("a"), member("b"), member("c"))
+        assert [assign(q, name, 1, init_sync=True).heal_from_rank for name in "abc"] == [1, None, 1]
+        assert assign(q, "b", 1, init_sync=True).serve_to == (0, 2)
+        assert assign(q, "b", 1, init_sync=True).contributors == 1
+
+    def test_where_all_send_tags_all_ranks_of_a_group_take_from_one_group(self):
+        q = quorum(*(member(name, tag_quorum_id=0) for name in "abc"))
+        for group_rank in range(3):
+            answers = [assign(q, name, group_rank, init_sync=True) for name in "abc"]
+            assert [answer.heal_from_rank for answer in answers] == [None, 0, 0]
+
+    def test_without_init_sync_nobody(self):
+        q = quorum(member("a"), member("b"))
+        assert [assign(q, name, 0, init_sync=False).heals for name in "ab"] == [False, False]
+
+    def test_after_it_init_sync_means_nothing(self):
+        q = quorum(member("a", 1), member("b", 1))
+        assert [assign(q, name, 0, init_sync=True).heals for name in "ab"] == [False, False]
+
+
+def test_one_that_is_not_in_it():
+    assert assign(quorum(member("a")), "b", 0, init_sync=True) is None
+
+
+def test_is_known_by_the_id_that_it_writes():
+    uuid = "11111111-2222-3333-4444-555555555555"
+    q = quorum(member("a", incarnation=uuid, wire_id=f"a:{uuid}"))
+    assert assign(q, f"a:{uuid}", 0, init_sync=True).replica_ids == (f"a:{uuid}",)
+    assert assign(q, "a", 0, init_sync=True) is None
+
+
+quorums = st.lists(
+    st.builds(
+        lambda name, step, failures: member(name, step, commit_failures=failures),
+        st.text("abcd", min_size=1, max_size=3),
+        st.sampled_from([0, 0, 1, 2, 5]),
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda p: p.wire_id,
+).map(lambda members: Quorum(4, tuple(sorted(members, key=lambda p: p.wire_id))))
+
+
+def tagged(q: Quorum) -> Quorum:
+    """The same, of Agents."""
+    return Quorum(q.quorum_id, tuple(replace(p, tag_quorum_id=p.step and 3) for p in q.participants))
+
+
+@settings(max_examples=300, deadline=None)
+@given(quorums, st.integers(0, 5), st.booleans(), st.booleans())
+def test_like_the_dumb_version(q: Quorum, group_rank: int, init_sync: bool, all_tagged: bool):
+    q = tagged(q) if all_tagged else q
+    expected = plan(q, group_rank, init_sync)
+    for place, participant in enumerate(q.participants):
+        answer = assign(q, participant.wire_id, group_rank, init_sync)
+        source = expected.takes_from.get(participant.wire_id)
+        assert answer == Assignment(
+            quorum_id=4,
+            replica_rank=place,
+            replica_world_size=len(q.participants),
+            replica_ids=tuple(p.wire_id for p in expected.members),
+            store_address=expected.primary.store_address,
+            max_step=expected.max_step,
+            max_rank=expected.at_max.index(participant) if participant in expected.at_max else None,
+            max_world_size=len(expected.at_max),
+            contributors=len(expected.contributors),
+            primary_address=expected.primary.address,
+            heal_from_rank=q.participants.index(source) if source else None,
+            heal_from_address=source.address if source else "",
+            serve_to=tuple(
+                i
+                for i, other in enumerate(q.participants)
+                if expected.takes_from.get(other.wire_id, other) is participant and other is not participant
+            ),
+            commit_failures=max(p.commit_failures for p in q.participants),
+        )
+
+
+@settings(max_examples=200, deadline=None)
+@given(quorums, st.integers(0, 5), st.booleans(), st.booleans())
+def test_all_managers_of_a_quorum_agree(q: Quorum, group_rank: int, init_sync: bool, all_tagged: bool):
+    q = tagged(q) if all_tagged else q
+    answers = [assign(q, p.wire_id, group_rank, init_sync) for p in q.participants]
+    assert len({(a.store_address, a.max_step, a.contributors, a.primary_address, a.replica_ids) for a in answers}) == 1
+    served = [(target, a.replica_rank) for a in answers for target in a.serve_to]
+    taken = [(a.replica_rank, a.heal_from_rank) for a in answers if a.heals]
+    assert sorted(served) == taken
+    assert not {source for _, source in taken} & {target for target, _ in taken}, "nobody heals from one that heals"
+    assert answers[0].contributors == sum(not a.heals for a in answers) >= 1
+    assert [a.max_rank for a in answers if a.max_rank is not None] == list(range(answers[0].max_world_size))
+    load = [len(a.serve_to) for a in answers if not a.heals]
+    assert max(load) - min(load) <= 1, "dealt round-robin"
+
+
+@given(quorums, st.integers(0, 3))
+def test_nothing_but_steps_and_ids_decides(q: Quorum, group_rank: int):
+    """torchft's managers see less of a participant than ours: they must come to the same answer."""
+    poor = Quorum(4, tuple(Participant(p.wire_id, step=p.step, address=p.address) for p in q.participants))
+    for p in q.participants:
+        rich, less = (assign(which, p.wire_id, group_rank, init_sync=True) for which in (q, poor))
+        assert replace(rich, store_address="", commit_failures=0) == replace(less, store_address="", commit_failures=0)

@@ -1,0 +1,329 @@
+"""The votes for a step: events in, the whole list of effects out; and drawn events against a witness."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manager.commit import (
+    DECISIONS_KEPT,
+    CommitMachine,
+    Decided,
+    Effect,
+    Event,
+    Opened,
+    Voted,
+    VoteRefused,
+    Withdrawn,
+)
+from protos.refusals import InvalidRequest, Superseded, WrongState
+from tests.manager.builders import refused
+
+
+def yes(call: int, rank: int, step: int = 5, quorum_id: int | None = None) -> Voted:
+    return Voted(call, rank, step, True, quorum_id)
+
+
+def no(call: int, rank: int, step: int = 5, quorum_id: int | None = None) -> Voted:
+    return Voted(call, rank, step, False, quorum_id)
+
+
+def opened(size: int = 2, quorum_id: int = 1, step: int = 5) -> CommitMachine:
+    machine = CommitMachine(size)
+    assert machine.handle(Opened(quorum_id, step)) == []
+    return machine
+
+
+class TestDecision:
+    def test_commits_when_every_rank_has_voted_yes(self):
+        m = opened(3)
+        assert m.handle(yes(1, 2)) == []
+        assert m.handle(yes(2, 0)) == []
+        assert m.is_voting
+        assert m.handle(yes(3, 1)) == [Decided(1, True), Decided(2, True), Decided(3, True)]
+        assert (m.commits, m.discards, m.is_voting) == (1, 0, False)
+
+    def test_one_no_discards_at_once(self):
+        m = opened(3)
+        m.handle(yes(1, 0))
+        assert m.handle(no(2, 1)) == [Decided(1, False), Decided(2, False)]
+        assert (m.commits, m.discards) == (0, 1)
+
+    def test_a_late_voter_gets_the_discard_whatever_it_votes(self):
+        m = opened(3)
+        m.handle(no(1, 0))
+        assert m.handle(yes(2, 1)) == [Decided(2, False)]
+        assert m.handle(no(3, 2)) == [Decided(3, False)]
+        assert m.discards == 1
+
+    def test_a_repeated_voter_gets_the_commit_for_ever(self):
+        m = opened(2)
+        m.handle(yes(1, 0))
+        m.handle(yes(2, 1))
+        for call in range(3, 9):
+            assert m.handle(no(call, call % 2)) == [Decided(call, True)]
+        assert m.commits == 1
+
+    def test_of_an_earlier_step_is_still_known(self):
+        m = opened(1, quorum_id=1, step=5)
+        m.handle(yes(1, 0))
+        m.handle(Opened(1, 6))
+        assert m.handle(yes(2, 0, step=5)) == [Decided(2, True)]
+        m.handle(Opened(2, 7))
+        assert m.handle(yes(3, 0, step=5, quorum_id=1)) == [Decided(3, True)]
+
+    def test_is_kept_for_the_last_sixteen(self):
+        m = CommitMachine(1)
+        for step in range(DECISIONS_KEPT + 1):
+            m.handle(Opened(1, step))
+            m.handle(yes(step, 0, step=step))
+        assert m.handle(yes(100, 0, step=1, quorum_id=1)) == [Decided(100, True)]
+        assert len(m._decided) == DECISIONS_KEPT
+
+
+class TestCalls:
+    """A vote lives as long as its call."""
+
+    def test_who_withdraws_has_not_voted(self):
+        m = opened(2)
+        m.handle(yes(1, 0))
+        assert m.handle(Withdrawn(1)) == []
+        assert m.handle(yes(2, 1)) == []
+        assert m.handle(yes(3, 0)) == [Decided(2, True), Decided(3, True)]
+
+    def test_a_rank_twice_completes_nothing(self):
+        m = opened(2)
+        m.handle(yes(1, 0))
+        assert m.handle(yes(2, 0)) == [refused(1, Superseded, "rank 0")]
+        assert m.handle(Withdrawn(1)) == []
+        assert m.handle(yes(3, 1)) == [Decided(2, True), Decided(3, True)]
+
+    def test_a_rank_may_change_its_mind_while_it_waits(self):
+        m = opened(2)
+        m.handle(yes(1, 0))
+        assert m.handle(no(2, 0)) == [refused(1, Superseded), Decided(2, False)]
+
+    def test_an_unknown_call_is_nothing(self):
+        assert opened().handle(Withdrawn(99)) == []
+
+    @pytest.mark.parametrize("rank", [-1, 2, 7])
+    def test_a_rank_out_of_range_is_refused_and_completes_nothing(self, rank: int):
+        m = opened(2)
+        m.handle(yes(1, 0))
+        assert m.handle(yes(2, rank)) == [refused(2, InvalidRequest, "rank:", str(rank), "0 to 1")]
+        assert m.handle(no(3, rank)) == [refused(3, InvalidRequest, "rank:")]
+        assert m.handle(yes(4, 1)) == [Decided(1, True), Decided(4, True)]
+
+
+class TestSteps:
+    @pytest.mark.parametrize("step", [4, 6])
+    def test_another_step_than_the_one_in_flight_is_refused_with_both_numbers(self, step: int):
+        m = opened(2)
+        m.handle(yes(1, 0))
+        assert m.handle(yes(2, 1, step=step)) == [refused(2, WrongState, "step:", str(step), "5")]
+        assert m.handle(yes(3, 1)) == [Decided(1, True), Decided(3, True)]
+
+    def test_another_quorum_than_the_one_in_force_is_refused_with_both_ids(self):
+        m = opened(2, quorum_id=3)
+        assert m.handle(yes(1, 0, quorum_id=2)) == [refused(1, WrongState, "quorum_id:", "2", "3")]
+        assert m.handle(yes(2, 0, quorum_id=3)) == []
+
+    def test_a_negative_step_is_refused(self):
+        assert opened().handle(yes(1, 0, step=-1)) == [refused(1, InvalidRequest, "step:", "-1")]
+
+    def test_callers_of_the_bare_rpc_open_an_attempt_by_their_first_vote(self):
+        m = CommitMachine(2)
+        for step in (0, 1, 2):
+            assert m.handle(yes(2 * step, 0, step=step)) == []
+            assert m.handle(yes(2 * step + 1, 1, step=step)) == [Decided(2 * step, True), Decided(2 * step + 1, True)]
+
+    def test_a_vote_that_was_withdrawn_does_not_hold_the_step(self):
+        """torchft's defect 1, on the bare RPC: rank 0 votes for step 1 and times out, rank 1 votes for step 2."""
+        m = CommitMachine(2)
+        m.handle(yes(1, 0, step=1))
+        m.handle(Withdrawn(1))
+        assert m.handle(yes(2, 1, step=2)) == []
+        assert m.handle(yes(3, 0, step=2)) == [Decided(2, True), Decided(3, True)]
+
+
+class TestNextAttempt:
+    def test_a_discard_does_not_stick_to_the_retry(self):
+        m = opened(2)
+        m.handle(no(1, 0))
+        assert m.handle(Opened(1, 5)) == []
+        assert m.handle(yes(2, 0)) == []
+        assert m.handle(yes(3, 1)) == [Decided(2, True), Decided(3, True)]
+
+    def test_nor_does_a_commit(self):
+        """All ranks came back to step 5, say from a checkpoint: the step is tried again, whoever comes late to it."""
+        m = opened(2)
+        m.handle(yes(1, 0))
+        assert m.handle(yes(2, 1)) == [Decided(1, True), Decided(2, True)]
+        m.handle(Opened(1, 5))
+        m.handle(yes(3, 0))
+        assert m.handle(Opened(1, 6)) == [refused(3, WrongState, "given up")]
+        assert m.handle(yes(4, 1, step=5)) == [refused(4, WrongState, "5", "6")]
+
+    def test_nor_under_a_new_quorum(self):
+        m = opened(2)
+        m.handle(no(1, 0))
+        m.handle(Opened(2, 5))
+        assert m.handle(yes(2, 0)) == []
+        assert m.handle(yes(3, 1)) == [Decided(2, True), Decided(3, True)]
+
+    def test_without_a_quorum_between_it_begins_once_all_were_told(self):
+        m = opened(2)
+        m.handle(yes(1, 0))
+        m.handle(no(2, 1))
+        assert m.handle(yes(3, 0)) == []
+        assert m.handle(yes(4, 1)) == [Decided(3, True), Decided(4, True)]
+
+    def test_and_not_before(self):
+        m = opened(3)
+        m.handle(yes(1, 0))
+        m.handle(no(2, 1))
+        assert m.handle(yes(3, 0)) == [Decided(3, False)]
+        assert m.handle(yes(4, 2)) == [Decided(4, False)]
+
+    def test_who_waits_in_an_attempt_that_is_given_up_learns_so(self):
+        m = opened(2)
+        m.handle(yes(1, 0))
+        assert m.handle(Opened(2, 5)) == [refused(1, WrongState, "5", "given up")]
+        assert m.handle(yes(2, 1)) == []
+        assert m.handle(yes(3, 0)) == [Decided(2, True), Decided(3, True)]
+
+
+# -- drawn events
+
+SIZE = 2
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("open"), st.integers(0, 1), st.integers(0, 1)),
+        st.tuples(
+            st.just("vote"),
+            st.integers(-1, SIZE),
+            st.integers(-1, 1),
+            st.sampled_from([True, True, True, False]),
+            st.sampled_from([None, None, 0, -1]),
+        ),
+        st.tuples(st.just("vote"), st.integers(0, SIZE - 1), st.just(0), st.just(True), st.just(None)),
+        st.tuples(st.just("withdraw"), st.integers(0, SIZE - 1)),
+    ),
+    max_size=60,
+)
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A vote whose call is open; (quorum_id, step) is what it is for."""
+
+    key: tuple[int, int]
+    rank: int
+    vote: bool
+
+
+class Witness:
+    """Knows the open calls and what was decided, and judges every decision by them."""
+
+    def __init__(self) -> None:
+        self.machine = CommitMachine(SIZE)
+        self.quorum_id, self.step = 1, 5
+        self.open: dict[int, Cast] = {}
+        self.decisions: dict[tuple[int, int], bool] = {}
+        self.told: dict[tuple[int, int], set[int]] = {}
+        self.feed(Opened(1, 5))
+
+    def feed(self, event: Event) -> None:
+        effects = list(self.machine.handle(event))
+        decided: dict[int, bool] = {}
+        for effect in effects:
+            match effect:
+                case Decided(call, commit):
+                    decided[call] = commit
+                case VoteRefused(call):
+                    assert call in self.open
+                    del self.open[call]
+        if decided:
+            assert isinstance(event, Voted)
+            self._check(self.open[event.call], decided)
+        for call in decided:
+            del self.open[call]
+        assert self.machine.is_voting == bool(self.open)
+
+    def _check(self, last: Cast, decided: dict[int, bool]) -> None:
+        commits = set(decided.values())
+        assert len(commits) == 1, "everyone gets the same decision"
+        commit = commits.pop()
+        waiting = [self.open[call] for call in decided]
+        assert {cast.key for cast in waiting} == {last.key}
+        known = self.decisions.get(last.key)
+        if known is False and len(self.told[last.key]) == SIZE:
+            known = None  # all were told of that discard: this is the next try
+        if known is not None:
+            assert commit == known, "a late or repeated voter gets the decision that was made"
+        elif commit:
+            assert sorted(cast.rank for cast in waiting) == list(range(SIZE)), "every rank, in calls open together"
+            assert all(cast.vote for cast in waiting)
+        else:
+            assert not last.vote, "only a no discards"
+            assert len(self.open) == len(decided), "and everybody who waits hears it"
+        if known is None:
+            self.told[last.key] = set()
+        self.decisions[last.key] = commit
+        self.told[last.key] |= {cast.rank for cast in waiting}
+
+    def opens(self, quorum_id: int, step: int) -> None:
+        self.quorum_id, self.step = quorum_id, step
+        self.decisions.pop((quorum_id, step), None)
+        self.feed(Opened(quorum_id, step))
+        assert not self.open, "who waited in the attempt that is given up has learnt so"
+
+
+def run(drawn: list[tuple], witness: Witness) -> None:
+    for call, (what, *details) in enumerate(drawn, start=1):
+        match what:
+            case "open":
+                witness.opens(witness.quorum_id + details[0], witness.step + details[1])
+            case "vote":
+                rank, ahead, vote, older = details
+                quorum_id = None if older is None else witness.quorum_id + older
+                step = witness.step + ahead
+                key = (witness.quorum_id if quorum_id is None else quorum_id, step)
+                witness.open[call] = Cast(key, rank, vote)
+                witness.feed(Voted(call, rank, step, vote, quorum_id))
+            case "withdraw":
+                gone = next((c for c, cast in witness.open.items() if cast.rank == details[0]), 10_000)
+                witness.open.pop(gone, None)
+                witness.feed(Withdrawn(gone))
+
+
+@settings(max_examples=300, deadline=None)
+@given(events)
+def test_a_commit_is_what_every_rank_wants(drawn: list[tuple]):
+    run(drawn, Witness())
+
+
+def keeps_the_votes_of_ended_calls(self: CommitMachine, call: int) -> None:
+    pass
+
+
+def commits_by_all_but_one(self: CommitMachine, attempt, voted: Voted) -> list[Effect]:
+    attempt.yes[voted.group_rank] = voted.call
+    if not voted.vote:
+        return self._decide(attempt, False)
+    return self._decide(attempt, True) if len(attempt.yes) >= self._size - 1 else []
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("_withdraw", keeps_the_votes_of_ended_calls), ("_count", commits_by_all_but_one)]
+)
+def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, wrong: object):
+    @settings(max_examples=2000, deadline=None, database=None, derandomize=True, report_multiple_bugs=False)
+    @given(events)
+    def hunt(drawn: list[tuple]):
+        run(drawn, Witness())
+
+    monkeypatch.setattr(CommitMachine, name, wrong)
+    with pytest.raises((AssertionError, KeyError)):
+        hunt()
