@@ -79,6 +79,14 @@ class GlooActor:
         self.group.all_reduce(tensor)
         return digest(tensor)
 
+    def reconfigure(self, store: str, key: str, rank: int, size: int, count: int) -> None:
+        """Meet, reduce, abort and drop so many times, beside the peers that do the same."""
+        for number in range(count):
+            self.meet(store, f"{key}-{number}", rank, size)
+            self.all_reduce(rank, 10)
+            self.abort()
+            self.drop()
+
     def wait_in_all_reduce(self) -> tuple[str, float]:
         """(the error in which it ended, when on the monotonic clock, which all processes share)"""
         assert self.group is not None
@@ -222,6 +230,10 @@ class AgentActor:
         self.fetching.clear()
         self.may_fetch.clear()
 
+    def delay_fetch(self, by_s: float) -> None:
+        """Every transfer from a peer takes so much longer."""
+        self.fetch_takes_s = by_s
+
     def wait_fetching(self) -> None:
         self.fetching.wait()
 
@@ -244,10 +256,12 @@ class AgentActor:
     def _gate_fetch(self) -> None:
         self.fetching, self.may_fetch = threading.Event(), threading.Event()
         self.may_fetch.set()
+        self.fetch_takes_s = 0.0
 
         def fetch_when_told(*args: Any) -> Any:
             self.fetching.set()
             self.may_fetch.wait()
+            time.sleep(self.fetch_takes_s)
             return fetch(*args)
 
         healing_module.fetch = fetch_when_told

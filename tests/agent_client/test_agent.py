@@ -89,6 +89,10 @@ class Job:
         """Until the group waits for a quorum."""
         self._wait(name, lambda status: status.phase == "joined", "has joined")
 
+    def elsewhere(self) -> "Job":
+        """Another job under the same lighthouse."""
+        return Job(self._lighthouse, self._store, self._server, self._folder, self._stack)
+
     def log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text()
 
@@ -157,6 +161,17 @@ def test_one_alone_trains_and_the_next_heals_from_it(job: Job) -> None:
     assert all(step["participated"] for step in after)
     assert check_equal(of_a, [healed, *after]) == 3
     assert of_a[-1]["batches"] == after[-1]["batches"], "the count of batches is healed too"
+
+
+def test_who_heals_adds_nothing_to_the_step(job: Job) -> None:
+    [a] = job.groups("a")
+    a.call("steps", 2)
+    [b] = job.groups("b", seed=1)
+    healed, with_b = meet(job, {"b": b, "a": a})
+    assert with_b["participants"] == ["a", "b"]
+    assert not healed["participated"]
+    [reference] = job.elsewhere().groups("a")
+    assert reference.call("steps", 3)[-1]["hash"] == with_b["hash"] == healed["hash"]
 
 
 def test_a_step_without_a_collective_of_the_script_s_own_commits(job: Job) -> None:
@@ -337,6 +352,35 @@ def test_a_target_that_dies_while_it_heals_costs_the_others_one_step(job: Job) -
     b.kill()
     assert check_equal(of_a.result(), log := of_c.result()) == 5
     assert [step["committed"] for step in log] == [False] + 5 * [True]
+
+
+def test_a_transfer_may_take_longer_than_a_collective(job: Job) -> None:
+    """Or else an Agent with such times must be refused: groups that never heal discard everybody's steps."""
+    times = {"timeout_s": 2.0, "heal_timeout_s": 60.0, "max_consecutive_discards": 5}
+    try:
+        [a] = job.groups("a", **times)
+    except RankError as e:
+        assert e.kind == "ConfigurationError"
+        return
+    a.call("steps", 2)
+    [b] = job.groups("b", seed=1, **times)
+    b.call("delay_fetch", 3.0)
+    of_b, of_a = meet(job, {"b": b, "a": a}, 5)
+    assert check_equal(of_a, of_b) >= 2
+
+
+def test_a_stopped_group_costs_a_step_and_heals_when_it_goes_on(job: Job) -> None:
+    a, b, c = job.groups("a", "b", "c", timeout_s=2.0)
+    assert check_equal(*meet(job, {"a": a, "b": b, "c": c}, 2)) == 4
+    c.stop()
+    of_a, of_b = (log.result() for log in [rank.begin("steps", 6) for rank in (a, b)])
+    assert check_equal(of_a, of_b) == 4
+    assert [step["committed"] for step in of_a] == [False] + 4 * [True]
+    assert of_a[-1]["participants"] == ["a", "b"]
+    c.resume()
+    of_c, of_a, of_b = meet(job, {"c": c, "a": a, "b": b}, 8)
+    assert of_c[0]["participants"] == ["a", "b", "c"]
+    assert check_equal(of_c, of_a, of_b) == 4
 
 
 # -- daemons that are away

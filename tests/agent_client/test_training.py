@@ -23,7 +23,7 @@ from tests.agent_client.clusters import (
     is_running,
     read_events,
 )
-from tests.processes import clean_environment, eventually
+from tests.processes import eventually
 
 PACE_S = 0.05
 

@@ -653,6 +653,13 @@ class TestEdges:
             m.handle(beat(f"g{n}"), now=0)
         assert len(m.roster) == 2
 
+    def test_heartbeats_of_known_ids_count_at_the_limit_too(self):
+        m = machine(max_replicas=2, heartbeat_timeout_s=5)
+        for now in range(20):
+            for name in "ab":
+                m.handle(beat(name), now)
+        assert m.roster.healthy == {"a", "b"}
+
     def test_a_misfit_is_refused_with_both_groups_and_sizes(self):
         m = machine()
         m.handle(join(1, "a", group_world_size=4), now=0)
@@ -727,6 +734,11 @@ class TestDeadline:
         assert m.deadline(1) == 61
         m.handle(join(5, "b", deadline_at=20), now=1)
         assert m.deadline(1) == 19
+
+    def test_no_join_timeout_where_there_is_nobody_to_miss_it(self):
+        m = machine(min_replicas=2, heartbeat_timeout_s=100)
+        m.handle(join(1, "a", deadline_at=20), now=0)
+        assert m.deadline(0) == 100
 
     def test_no_cut_without_a_majority(self):
         m = training("abc", heartbeat_timeout_s=100)

@@ -74,6 +74,7 @@ class StockTorchft(Process):
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}
         self._is_ready = threading.Event()
+        self.servers: list[Stock] = []
 
     def ready(self) -> None:
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -111,7 +112,8 @@ class StockTorchft(Process):
             "quorum_retries": 0,
         }
         named = {"replica_id": replica_id, "lighthouse_addr": f"http://{lighthouse}", "world_size": world_size}
-        return self.new("ManagerServer", **(usual | named | more))
+        self.servers.append(self.new("ManagerServer", **(usual | named | more)))
+        return self.servers[-1]
 
     def _read(self) -> None:
         assert self.popen.stdout is not None

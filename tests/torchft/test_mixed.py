@@ -26,6 +26,9 @@ def clients_of(stock: StockTorchft, ours: str) -> Iterator[dict[str, Stock]]:
                 server = stock.manager_server(name, lighthouse.address, RANKS, store_addr=_store(name))
                 addresses[name] = server.do("address")
             yield {name: stock.manager_client(addresses[name]) for name in NAMES}
+            for server in stock.servers:
+                server.do("shutdown")
+            stock.servers.clear()
 
 
 def _store(name: str) -> str:
