@@ -162,6 +162,11 @@ class AgentActor:
         )
         self._gate_fetch()
 
+    def ask(self) -> None:
+        """Begin a step, to the point where its participants have met."""
+        self.agent.start_quorum()
+        self.agent.wait_quorum()
+
     def step(self, *, error: str = "", reduces: bool = True) -> dict[str, Any]:
         """One step over a batch that is a function of the step and of the place in the quorum."""
         agent = self.agent
