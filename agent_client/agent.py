@@ -7,6 +7,7 @@ of state, the collectives. So the quorum overlaps the forward pass, and the firs
 import itertools
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
@@ -33,6 +34,8 @@ from protos.refusals import InvalidRequest, LighthouseError, NotServed, Unreacha
 log = logging.getLogger(__name__)
 
 ALIVE_TIMEOUT_S = 5.0
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 5.0
 
 
 class Agent:
@@ -66,6 +69,7 @@ class Agent:
         self._group = group
         self._timeout_s = timeout_s
         self._quorum_timeout_s = quorum_timeout_s
+        self._heal_timeout_s = heal_timeout_s
         self._max_discards = max_consecutive_discards
         self._manager_process = manager_process
         self._client = ManagerClient(manager_address)
@@ -78,6 +82,7 @@ class Agent:
         self._groups_for_torch = itertools.count()
         self._round: Future[None] | None = None
         self._last: Assignment | None = None
+        self._unanswered = 0
 
     @classmethod
     def from_env(cls, *, state: TrainState, **options: Any) -> "Agent":
@@ -221,9 +226,11 @@ class Agent:
             raise AgentError(f"the manager at {self._client.address} refuses this rank: {e}") from e
         except LighthouseError as e:
             self._check_manager(e)
+            time.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**self._unanswered))
+            self._unanswered += 1
             return machine.unanswered(str(e))
         machine.answered(assignment)
-        self._last = assignment
+        self._last, self._unanswered = assignment, 0
         self._guarded("making the process group", lambda: self._peers.configure(assignment))
         self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
         self._guarded("healing", lambda: self._healing.fetch(assignment))
@@ -239,6 +246,7 @@ class Agent:
             tag_quorum_id=machine.tag_quorum_id,
             commit_failures=machine.discards,
             worker=self._worker,
+            wait_for_ready=self._last is None,  # once it has answered, a manager that does not is gone
         )
 
     def _check_manager(self, error: LighthouseError) -> None:
@@ -256,7 +264,7 @@ class Agent:
         """The group's own sum is always taken, whatever has failed: its other ranks wait in it."""
         group = self._group
         if group is not None:
-            self._guarded("reducing inside the group", lambda: group.all_reduce(tensor))
+            self._guarded("reducing inside the group", lambda: group.all_reduce(tensor, self._limit_s()))
             tensor /= self.group_world_size
         if not self._machine.contributes:
             tensor.zero_()
@@ -267,9 +275,15 @@ class Agent:
         assignment = self._machine.assignment
         if assignment is None or self._machine.failure is not None:
             return
-        if self._guarded("reducing", lambda: self._peers.all_reduce(tensor)):
+        if self._guarded("reducing", lambda: self._peers.all_reduce(tensor, self._limit_s())):
             self._machine.reduced()
             tensor /= assignment.contributors
+
+    def _limit_s(self) -> float:
+        """How long a collective or a vote of this step may take: where somebody heals, the others wait for it."""
+        assignment = self._machine.assignment
+        heals = assignment is not None and assignment.contributors < assignment.replica_world_size
+        return self._timeout_s + (self._heal_timeout_s if heals else 0.0)
 
     def _reach_all(self) -> None:
         """A step that reduced nothing has still to know that every participant is in it."""
@@ -302,7 +316,7 @@ class Agent:
         quorum_id = machine.assignment.quorum_id if machine.assignment else None
         try:
             return self._client.should_commit(
-                self.group_rank, step, vote, timeout_s=self._timeout_s, quorum_id=quorum_id
+                self.group_rank, step, vote, timeout_s=self._limit_s(), quorum_id=quorum_id
             )
         except LighthouseError as e:
             if not vote:

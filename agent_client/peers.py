@@ -37,12 +37,12 @@ class Peers:
             )
         self._quorum_id = assignment.quorum_id
 
-    def all_reduce(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor, timeout_s: float) -> None:
         """The sum over the participants, in place. Raises RuntimeError when a peer is lost."""
         if self._quorum_id is None:
             raise RuntimeError("the process group of this quorum was given up")
         if self._group is not None:
-            self._group.all_reduce(tensor)
+            self._group.all_reduce(tensor, timeout_s)
 
     def drop(self) -> None:
         """End what is under way, for the peers too; the next quorum meets anew."""

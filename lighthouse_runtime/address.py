@@ -34,6 +34,17 @@ def resolves_to_loopback(host: str) -> bool:
     return any(Address(str(entry[4][0]), None).is_loopback for entry in found)
 
 
+def is_own_address(ip: str) -> bool:
+    """Whether `ip` is one of this host's: only those can be bound."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((ip, 0))
+        except OSError:
+            return False
+    return True
+
+
 def _source_address(host: str) -> str | None:
     """No packet is sent: connecting a datagram socket only asks the routing table."""
     try:

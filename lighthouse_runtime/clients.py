@@ -184,10 +184,12 @@ class ManagerClient(_SyncClient):
         init_sync: bool = True,
         commit_failures: int = 0,
         worker: str = "",
+        wait_for_ready: bool = True,
     ) -> Assignment:
         """One rank's request for a quorum; answered when every rank of the group has asked and one has formed.
 
-        `worker` names the rank's process: new at every start of it.
+        `worker` names the rank's process: new at every start of it. Without `wait_for_ready` a manager that cannot be
+        reached raises Unreachable at once.
         """
         rpc = calls.quorum(
             group_rank,
@@ -199,7 +201,7 @@ class ManagerClient(_SyncClient):
             commit_failures=commit_failures,
             worker=worker,
         )
-        return self._run(rpc, timeout_s)
+        return self._run(rpc, timeout_s, wait_for_ready)
 
     def checkpoint_address(self, group_rank: int, step: int | None = None, *, timeout_s: float = 10.0) -> str:
         """Where that rank of this manager's group serves its state, if it is at `step`."""

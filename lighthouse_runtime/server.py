@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from lighthouse_runtime.address import is_own_address
 from protos.errors import status_of
 from protos.identity import parse_address
 from protos.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, REFUSAL_METADATA_KEY, TOKEN_METADATA_KEY
@@ -59,14 +60,15 @@ class Call:
 
     @property
     def is_local(self) -> bool:
-        """From this host's loopback, or a UNIX socket."""
+        """From this host: its loopback, an address of its own, or a UNIX socket."""
         kind, _, rest = self.peer.partition(":")
         if kind == "unix":
             return True
         try:
-            return parse_address(unquote(rest), "peer").is_loopback
+            address = parse_address(unquote(rest), "peer")
         except InvalidRequest:
             return False
+        return address.is_loopback or is_own_address(address.host)
 
 
 Handler = Callable[[Any, Call], Awaitable[Message | bytes]]

@@ -86,12 +86,18 @@ def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
         is_flag=field.default is False,
         required=is_required,
         default=None if is_required else field.default,
-        show_default=not is_required and field.default not in (None, False, ()),
+        show_default=_shown_default(field),
         envvar=names,
         show_envvar=False,
         metavar=about["metavar"],
         help=f"{about['text']}  [env: {', '.join(names)}]",
     )
+
+
+def _shown_default(field: dataclasses.Field[Any]) -> bool | str:
+    if field.default is dataclasses.MISSING or field.default in (None, False, ()):
+        return False
+    return f"{field.default:g}s" if field.name.endswith("_s") else True
 
 
 def _ms_alias(field: dataclasses.Field[Any]) -> Callable[[F], F]:

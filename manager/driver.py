@@ -79,10 +79,13 @@ class ManagerDriver:
         call = next(self._calls)
         answer = self._waiting[call] = asyncio.get_running_loop().create_future()
         feed(event(call))
+        limit = asyncio.timeout(time_left_s)
         try:
-            async with asyncio.timeout(time_left_s):
+            async with limit:
                 return await answer
         except TimeoutError:
+            if not limit.expired():  # a refusal of that kind, with its own reason
+                raise
             raise DeadlinePassed(f"{why()} within {time_left_s:.3g} s") from None
         finally:
             if self._waiting.pop(call, None) is not None:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
+from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 
 from protos.identity import parse_address
 
@@ -38,9 +38,15 @@ class GlooGroup:
         self.backend._set_default_timeout(timedelta(seconds=timeout_s))
         self._connections = _connected(_sockets() - before)
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """The sum over all ranks, in place. Raises RuntimeError when a peer is lost; the group is of no use then."""
-        self.backend.allreduce([tensor]).wait()
+    def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
+        """The sum over all ranks, in place. Raises RuntimeError when a peer is lost; the group is of no use then.
+
+        `timeout_s`: for this one, instead of the group's.
+        """
+        options: Any = AllreduceOptions()
+        if timeout_s is not None:
+            options.timeout = timedelta(seconds=timeout_s)
+        self.backend.allreduce([tensor], options).wait()
 
     def for_torch(self, name: str) -> ProcessGroup:
         """A second group of the same ranks, for torch's own modules: they run collectives from threads of theirs, and

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,12 +88,28 @@ class GlooActor:
             self.abort()
             self.drop()
 
-    def wait_in_all_reduce(self) -> tuple[str, float]:
+    def meet_for_torch(self, *names: str) -> None:
+        assert self.group is not None
+        self.torch_groups = [self.group.for_torch(name) for name in names]
+
+    def sum_for_torch(self) -> list[float]:
+        """Of ones, in each group that was made for torch."""
+        sums: list[float] = []
+        for group in self.torch_groups:
+            tensor = torch.ones(3)
+            group.allreduce([tensor]).wait()
+            sums.append(float(tensor.sum()) / 3)
+        return sums
+
+    def wait_in_all_reduce(self, torch_group: int | None = None) -> tuple[str, float]:
         """(the error in which it ended, when on the monotonic clock, which all processes share)"""
         assert self.group is not None
         self.is_reducing = True
         try:
-            self.group.all_reduce(torch.ones(1000))
+            if torch_group is None:
+                self.group.all_reduce(torch.ones(1000))
+            else:
+                self.torch_groups[torch_group].allreduce([torch.ones(1000)]).wait()
         except RuntimeError as e:
             return str(e), time.monotonic()
         finally:
@@ -129,6 +146,11 @@ class GlooActor:
             with far:
                 far.sendall(b" new")
                 return self.far.recv(16) + near.recv(16)
+
+    def is_connecting(self) -> bool:
+        """gloo's own thread runs."""
+        tasks = Path("/proc/self/task").iterdir()
+        return any((task / "comm").read_text().startswith("gloo") for task in tasks)
 
     def held(self) -> tuple[int, int]:
         """How many (descriptors, threads) this process has."""

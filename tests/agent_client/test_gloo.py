@@ -44,9 +44,9 @@ def all_equal(digests: list[str]) -> bool:
     return len(set(digests)) == 1
 
 
-def wait_in_all_reduce(ranks: list[Rank]) -> list[Pending]:
+def wait_in_all_reduce(ranks: list[Rank], torch_group: int | None = None) -> list[Pending]:
     """All of `ranks` wait in a collective that cannot end, since a peer is missing in it."""
-    waiting = [rank.begin("wait_in_all_reduce") for rank in ranks]
+    waiting = [rank.begin("wait_in_all_reduce", torch_group) for rank in ranks]
     for rank in ranks:
         eventually(lambda rank=rank: rank.call("get_is_reducing"), "it reduces")
     assert not waiting[0].is_done(within_s=0.1)
@@ -167,6 +167,38 @@ def test_an_abort_leaves_all_other_sockets_alone(store: str, start: Start) -> No
         assert rank.call("use_sockets") == b"old new"
         rank.call("drop")
         assert rank.call("use_sockets") == b"old new"
+
+
+def test_a_connection_of_another_thread_that_opens_meanwhile_survives(store: str, start: Start) -> None:
+    """The script's own connections, and the Agent's, come and go while a group waits for a late peer."""
+    early, late = start(2)
+    key = f"meanwhile-{time.monotonic_ns()}"
+    meeting = early.begin("meet", store, key, 0, 2)
+    eventually(lambda: early.call("is_connecting"), "it waits for its peer")
+    early.call("open_sockets")
+    late.call("meet", store, key, 1, 2)
+    meeting.result()
+    assert all_equal(sums([early, late]))
+    early.call("abort")
+    assert early.call("use_sockets") == b"old new"
+
+
+@pytest.mark.parametrize("waits_in", [0, 1])
+def test_an_abort_ends_every_group_that_was_made_for_torch(store: str, start: Start, waits_in: int) -> None:
+    """A script may wrap two models, each with a group of its own."""
+    survivor, stopped = start(2)
+    meet(store, [survivor, stopped], "torch")
+    for pending in [rank.begin("meet_for_torch", "first", "second") for rank in (survivor, stopped)]:
+        pending.result()
+    assert [pending.result() for pending in [rank.begin("sum_for_torch") for rank in (survivor, stopped)]] == [
+        [2.0, 2.0],
+        [2.0, 2.0],
+    ]
+    stopped.stop()
+    [waiting] = wait_in_all_reduce([survivor], waits_in)
+    survivor.call("abort")
+    error, _ = waiting.result(ABORT_WITHIN_S)
+    assert error
 
 
 def test_reconfigurations_leak_no_descriptor_and_no_thread(store: str, start: Start) -> None:

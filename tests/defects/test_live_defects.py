@@ -254,6 +254,7 @@ def test_defect_9_a_manager_answers_its_ranks_in_time_too(pool: ThreadPoolExecut
         groups = [Manager(lighthouse.address, name) for name in ("a", "b", "c")]
         with together(*groups), contextlib.ExitStack() as stack:
             ranks = [stack.enter_context(ManagerClient(group.address)) for group in groups]
+            eventually(lambda: states(client).keys() == {"a", "b", "c"}, "all three are alive")
             answers = [pool.submit(rank.quorum, 0, 0, timeout_s=LONG_S) for rank in ranks]
             assert [answer.result(LONG_S).replica_world_size for answer in answers] == [3] * 3
             answers = [pool.submit(rank.quorum, 0, 1, timeout_s=timeout_s) for rank in ranks[:2]]

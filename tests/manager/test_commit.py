@@ -258,20 +258,21 @@ class Witness:
         waiting = [self.open[call] for call in decided]
         assert {cast.key for cast in waiting} == {last.key}
         known = self.decisions.get(last.key)
-        if known is False and len(self.told[last.key]) == SIZE:
-            known = None  # all were told of that discard: this is the next try
-        if known is not None:
+        if known is None or (commit and not known and len(self.told[last.key]) == SIZE):
+            self._check_first(last, waiting, commit)  # of the next try, where all were told of a discard
+            self.told[last.key] = set()
+        else:
             assert commit == known, "a late or repeated voter gets the decision that was made"
-        elif commit:
+        self.decisions[last.key] = commit
+        self.told[last.key] |= {cast.rank for cast in waiting}
+
+    def _check_first(self, last: Cast, waiting: list[Cast], commit: bool) -> None:
+        if commit:
             assert sorted(cast.rank for cast in waiting) == list(range(SIZE)), "every rank, in calls open together"
             assert all(cast.vote for cast in waiting)
         else:
             assert not last.vote, "only a no discards"
-            assert len(self.open) == len(decided), "and everybody who waits hears it"
-        if known is None:
-            self.told[last.key] = set()
-        self.decisions[last.key] = commit
-        self.told[last.key] |= {cast.rank for cast in waiting}
+            assert len(self.open) == len(waiting), "and everybody who waits hears it"
 
     def opens(self, quorum_id: int, step: int) -> None:
         self.quorum_id, self.step = quorum_id, step

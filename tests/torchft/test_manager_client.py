@@ -2,7 +2,9 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import grpc
 import pytest
@@ -104,14 +106,23 @@ def test_shrink_only_keeps_the_newcomer_out_and_a_leaver_is_gone(
     assert first[0] < second < third
 
 
+def reason_of(call: Callable[[], "Future[Any]"]) -> str:
+    """What a call was told that ran out of time. On a busy host its own deadline may come before the answer: again."""
+    for _ in range(5):
+        with pytest.raises(StockError) as e:
+            call().result(30)
+        assert e.value.kind == "TimeoutError"
+        if "Timeout expired" not in str(e.value):
+            break
+    return str(e.value)
+
+
 def test_a_missing_rank_is_named_when_the_time_is_over(clients: dict[str, Stock], step: int) -> None:
-    with pytest.raises(StockError, match=r"ranks \[1\] of 2 have not asked for a quorum within") as e:
-        clients["a"].ask(0, step, timeout=1.0).result(30)
-    assert e.value.kind == "TimeoutError"
+    reason = reason_of(lambda: clients["a"].ask(0, step, timeout=1.0))
+    assert "ranks [1] of 2 have not asked for a quorum within" in reason
     round_of(clients, step, ranks=2)
-    with pytest.raises(StockError, match="the other ranks of the group have not voted within") as e:
-        clients["a"].vote(0, step, True, timeout=1.0).result(30)
-    assert e.value.kind == "TimeoutError"
+    reason = reason_of(lambda: clients["a"].vote(0, step, True, timeout=1.0))
+    assert "the other ranks of the group have not voted within" in reason
 
 
 def test_a_refusal_is_a_runtime_error_that_names_the_field(clients: dict[str, Stock], step: int) -> None:
