@@ -85,8 +85,8 @@ def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
         type=about["kind"],
         is_flag=field.default is False,
         required=is_required,
-        default=None if is_required else field.default,
-        show_default=_shown_default(field),
+        **({} if is_required else {"default": _written(field)}),  # an explicit None would satisfy `required`
+        show_default=not is_required and field.default not in (None, False, ()),
         envvar=names,
         show_envvar=False,
         metavar=about["metavar"],
@@ -94,10 +94,9 @@ def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
     )
 
 
-def _shown_default(field: dataclasses.Field[Any]) -> bool | str:
-    if field.default is dataclasses.MISSING or field.default in (None, False, ()):
-        return False
-    return f"{field.default:g}s" if field.name.endswith("_s") else True
+def _written(field: dataclasses.Field[Any]) -> Any:
+    """The default as a person would write it."""
+    return f"{field.default:g}s" if field.name.endswith("_s") and field.default is not None else field.default
 
 
 def _ms_alias(field: dataclasses.Field[Any]) -> Callable[[F], F]:

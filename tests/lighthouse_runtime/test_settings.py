@@ -50,7 +50,8 @@ def test_every_field_is_an_option_with_its_variables_and_default(
         if field.default is dataclasses.MISSING:
             assert option.required
         else:
-            assert option.get_default(click.Context(command)) == field.default
+            ctx = click.Context(command)
+            assert option.type_cast_value(ctx, option.get_default(ctx)) == field.default
         if field.metadata["ms"]:
             alias = given.pop(field.name + "_ms")
             assert alias.opts == [option.opts[0] + "-ms"]
@@ -138,7 +139,7 @@ def test_help_names_option_default_and_variables() -> None:
     status, output = run("-h")
     assert status == 0
     assert "--wait-ms" not in output
-    for part in ("--name TEXT", "[env: X_NAME, OLD_NAME, OLDEST_NAME]", "--wait DURATION", "[default: 60.0]", "X_WAIT"):
+    for part in ("--name TEXT", "[env: X_NAME, OLD_NAME, OLDEST_NAME]", "--wait DURATION", "[default: 60s]", "X_WAIT"):
         assert part in " ".join(output.split()), output
 
 
