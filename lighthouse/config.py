@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from lighthouse.quorum import QuorumConfig
+from lighthouse_runtime.bind import check_bind
 from lighthouse_runtime.durations import Duration
 from lighthouse_runtime.logs import FORMATS, LEVELS
 from lighthouse_runtime.settings import setting
@@ -63,6 +64,8 @@ class LighthouseConfig:
     log_format: str = setting("text", "How it is logged.", kind=click.Choice(FORMATS))
 
     def __post_init__(self) -> None:
+        for option, where in (("--bind", self.bind), ("--http", self.http)):
+            check_bind(where, option)
         if self.active is not None and self.active < self.min_replicas:
             raise ValueError(
                 f"--active {self.active} is below --min-replicas {self.min_replicas}: no quorum could form"

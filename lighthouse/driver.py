@@ -184,7 +184,7 @@ class Jobs:
 
     def find(self, job: str) -> JobDriver:
         """Raises UnknownName for a job that nobody has joined."""
-        driver = self._drivers.get(job)
+        driver = self._drivers.get(check_name(job, "job"))
         if driver is None:
             known = ", ".join(sorted(self._drivers)[:NAMES_LOGGED]) or "none"
             raise UnknownName(f"job: nobody has asked for a quorum of {job!r}; known jobs: {known}")

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from lighthouse.driver import Answer, JobDriver, Jobs
@@ -47,12 +47,10 @@ class LighthouseService:
         }
 
     async def quorum(self, request: lighthouse_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
-        participant = wire.participant_from_native(_requester(request))
-        return (await self._join(participant, call)).native
+        return (await self._join(lambda: wire.participant_from_native(_requester(request)), call)).native
 
     async def torchft_quorum(self, request: torchft_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
-        participant = wire.participant_from_torchft(_requester(request))
-        return (await self._join(participant, call)).torchft
+        return (await self._join(lambda: wire.participant_from_torchft(_requester(request)), call)).torchft
 
     async def heartbeat(
         self, request: lighthouse_pb2.LighthouseHeartbeatRequest, call: Call
@@ -75,6 +73,7 @@ class LighthouseService:
         self, request: lighthouse_pb2.LighthouseKillRequest, call: Call
     ) -> lighthouse_pb2.LighthouseKillResponse:
         self._policy.check(call)
+        check_name(request.replica_id)
         driver = self._jobs.find(request.job or _job(call))
         address = _manager_address(driver, request.replica_id)
         log.warning("[%s] %s asks to kill %s (%s): %s", driver.job, call.peer, request.replica_id, address, request.msg)
@@ -89,10 +88,10 @@ class LighthouseService:
         uptime_s = time.monotonic() - self._started_at
         return LighthouseStatus(VERSION, uptime_s, tuple(driver.status() for driver in drivers))
 
-    async def _join(self, participant: Participant, call: Call) -> Answer:
+    async def _join(self, read: Callable[[], Participant], call: Call) -> Answer:
         began_at = time.monotonic()
         try:
-            answer = await self._jobs.get(_job(call)).join(participant, call.require_deadline())
+            answer = await self._jobs.get(_job(call)).join(read(), call.require_deadline())
         except LighthouseError as e:
             self._counters.refused(type(e).__name__)
             raise

@@ -14,6 +14,14 @@ def split_bind(text: str, option: str) -> tuple[str, int]:
     return address.host, address.port
 
 
+def check_bind(text: str, option: str) -> None:
+    """Raises ValueError naming `option`."""
+    try:
+        split_bind(text, option)
+    except InvalidRequest as e:
+        raise ValueError(str(e)) from None
+
+
 def grpc_bind(text: str, option: str = "--bind") -> str:
     host, port = split_bind(text, option)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

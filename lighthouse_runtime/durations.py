@@ -38,6 +38,21 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
+class Milliseconds(_ParamType):
+    """A click type for torchft's spelling; the value is float milliseconds, finite and more than 0."""
+
+    name = "milliseconds"
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or number <= 0:
+            self.fail(f"{value!r} is not a number of milliseconds above 0, for example 60000", param, ctx)
+        return number
+
+
 class Duration(_ParamType):
     """A click type; the value is float seconds, finite, and more than 0 unless `allow_zero`."""
 

@@ -44,6 +44,9 @@ _OPTIONS: list[tuple[str, int]] = [
 ]
 
 
+MAX_DETAILS_CHARS = 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """What a handler may know of its caller. `time_left_s` is None for a call without a deadline."""
@@ -153,7 +156,7 @@ def _rpc_handler(service: str, name: str, method: Method, observe: Observer) -> 
             answer = await method.handler(_parse(method.request, body), call)
         except LighthouseError as e:
             observe(name, status_of(e))
-            await context.abort(status_of(e), str(e), ((REFUSAL_METADATA_KEY, type(e).__name__),))
+            await context.abort(status_of(e), _said(e), ((REFUSAL_METADATA_KEY, type(e).__name__),))
         except asyncio.CancelledError:
             raise
         except Exception as e:  # a defect of ours must not take the daemon down
@@ -164,6 +167,12 @@ def _rpc_handler(service: str, name: str, method: Method, observe: Observer) -> 
         return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
     return grpc.unary_unary_rpc_method_handler(serve)
+
+
+def _said(error: LighthouseError) -> str:
+    """A status travels in a header, which has a limit; whatever a caller sent must not break it."""
+    text = str(error)
+    return text if len(text) <= MAX_DETAILS_CHARS else text[: MAX_DETAILS_CHARS - 3] + "..."
 
 
 def _parse(kind: type[Message], body: bytes) -> Message:

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import click
 
+from lighthouse_runtime.durations import Milliseconds
+
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -100,9 +102,7 @@ def _written(field: dataclasses.Field[Any]) -> Any:
 
 
 def _ms_alias(field: dataclasses.Field[Any]) -> Callable[[F], F]:
-    return click.option(
-        option_name(field) + "-ms", f"{field.name}_ms", type=click.FloatRange(min=0, min_open=True), hidden=True
-    )
+    return click.option(option_name(field) + "-ms", f"{field.name}_ms", type=Milliseconds(), hidden=True)
 
 
 def read_token(path: Path | None, option: str = "--control-token-file") -> str | None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
+from lighthouse_runtime.bind import check_bind
 from lighthouse_runtime.channel import target
 from lighthouse_runtime.durations import Duration
 from lighthouse_runtime.logs import FORMATS, LEVELS
 from lighthouse_runtime.settings import setting
-from protos.identity import check_name, parse_address
+from protos.identity import Address, check_name, parse_address
 from protos.limits import DEFAULT_JOB, LIGHTHOUSE_PORT, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
 from protos.refusals import InvalidRequest
 
@@ -59,13 +60,25 @@ class ManagerConfig:
     log_format: str = setting("text", "How it is logged.", kind=click.Choice(FORMATS))
 
     def __post_init__(self) -> None:
+        check_bind(self.bind, "--bind")
+        if self.http is not None:
+            check_bind(self.http, "--http")
         try:
             target(self.lighthouse, "--lighthouse", LIGHTHOUSE_PORT)
             check_name(self.replica_id, "--replica-id")
             check_name(self.job, "--job")
             if self.store != "auto":
                 target(self.store, "--store")
-            if self.advertise is not None and parse_address(self.advertise, "--advertise").is_unspecified:
-                raise InvalidRequest(f"{self.advertise} is nobody's address", field="--advertise")
+                _check_reachable(parse_address(self.store, "--store"), "--store")
+            if self.advertise is not None:
+                advertised = parse_address(self.advertise, "--advertise")
+                _check_reachable(advertised, "--advertise")
+                if advertised.port is not None:
+                    raise InvalidRequest(f"{self.advertise} has a port; give the host alone", field="--advertise")
         except InvalidRequest as e:
             raise ValueError(str(e)) from None
+
+
+def _check_reachable(address: Address, option: str) -> None:
+    if address.is_unspecified:
+        raise InvalidRequest(f"{address} is nobody's address; give one that the peers can reach", field=option)

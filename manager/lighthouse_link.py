@@ -34,6 +34,7 @@ class LighthouseLink:
         self._interval_s = heartbeat_interval_s
         self.incarnation = ""
         self.error = "not connected yet"
+        self._was_reachable: bool | None = None
 
     @property
     def address(self) -> str:
@@ -79,7 +80,8 @@ class LighthouseLink:
         await self._client.close()
 
     def _note(self, error: str) -> None:
-        if bool(error) != bool(self.error):
+        if self._was_reachable is not (not error):
+            self._was_reachable = not error
             if error:
                 log.warning("lighthouse lost: %s", error)
             else:

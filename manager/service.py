@@ -7,7 +7,7 @@ from lighthouse_runtime.loop import StopRequest
 from lighthouse_runtime.server import Call, ControlPolicy, Method
 from manager.driver import ManagerDriver
 from protos import manager_pb2, torchft_pb2, wire
-from protos.limits import answer_margin_s
+from protos.limits import MAX_QUORUM_ID, answer_margin_s
 from protos.membership import Quorum
 from protos.refusals import InvalidRequest
 from protos.status import ManagerStatus
@@ -54,7 +54,7 @@ class ManagerService:
             group_rank=request.rank,
             step=request.step,
             checkpoint_address=_checked(request.checkpoint_server_addr, "checkpoint_server_addr"),
-            tag_quorum_id=request.tag_quorum_id if request.HasField("tag_quorum_id") else None,
+            tag_quorum_id=_tag(request),
             worker=_checked(request.worker, "worker"),
             shrink_only=request.shrink_only,
             init_sync=request.init_sync if request.HasField("init_sync") else True,
@@ -137,6 +137,14 @@ def _checked(text: str, field: str) -> str:
     if len(text) > MAX_CHECKPOINT_ADDRESS_CHARS:
         raise InvalidRequest(f"has {len(text)} characters; at most {MAX_CHECKPOINT_ADDRESS_CHARS}", field=field)
     return text
+
+
+def _tag(request: manager_pb2.ManagerQuorumRequest) -> int | None:
+    if not request.HasField("tag_quorum_id"):
+        return None
+    if not 0 <= request.tag_quorum_id <= MAX_QUORUM_ID:
+        raise InvalidRequest(f"is {request.tag_quorum_id}; quorum ids are 0 to {MAX_QUORUM_ID}", field="tag_quorum_id")
+    return request.tag_quorum_id
 
 
 def _counted(commit_failures: int) -> int:

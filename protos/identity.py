@@ -71,6 +71,8 @@ def parse_address(text: str, field: str) -> Address:
     if len(text) > MAX_ADDRESS_CHARS:
         raise InvalidRequest(f"has {len(text)} characters; at most {MAX_ADDRESS_CHARS} are allowed", field=field)
     host, port = _split_port(rest)
+    if "%" in host or not rest.isprintable():
+        raise InvalidRequest(f"{text!r} has a zone or an odd character; write host:port", field=field)
     if _ip(host) is None and not (_HOST.fullmatch(host) and len(host) <= 253):
         raise InvalidRequest(f"{text!r} is not an address; write host:port, or [v6-address]:port", field=field)
     if port is not None and not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from protos import lighthouse_pb2, manager_pb2, torchft_pb2
 from protos.identity import check_name, parse_address, split_replica_id
-from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID
+from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_MEMBER_BYTES, MAX_QUORUM_ID
 from protos.membership import Assignment, Participant, Quorum
 from protos.refusals import InvalidRequest
 from protos.status import JobStatus, LighthouseStatus, ManagerStatus, MemberState, MemberStatus
@@ -73,6 +73,8 @@ def _participant(member: _Member, incarnation: str, tag: int | None, *, min_worl
 def _relayable(member: _Member) -> bytes:
     """The member as it came. Refused here if the other form of a quorum could not hold it, for everybody in it."""
     raw = member.SerializeToString()
+    if len(raw) > MAX_MEMBER_BYTES:
+        raise InvalidRequest(f"has {len(raw)} bytes; at most {MAX_MEMBER_BYTES} are relayed", field="requester")
     other = torchft_pb2.QuorumMember if isinstance(member, lighthouse_pb2.QuorumMember) else lighthouse_pb2.QuorumMember
     try:
         other.FromString(raw)

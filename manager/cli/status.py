@@ -5,10 +5,12 @@ import json
 
 import click
 
+from lighthouse_runtime.channel import target
 from lighthouse_runtime.clients import ManagerClient
 from lighthouse_runtime.durations import Duration, format_duration
 from lighthouse_runtime.terminal import printable, reports_errors
 from protos.limits import MANAGER_PORT
+from protos.refusals import InvalidRequest
 from protos.status import ManagerStatus
 
 
@@ -21,6 +23,7 @@ from protos.status import ManagerStatus
     show_envvar=True,
     default=f"localhost:{MANAGER_PORT}",
     show_default=True,
+    callback=lambda ctx, param, value: _address(ctx, param, value),
     help="The manager to ask.",
 )
 @click.option("--format", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
@@ -35,6 +38,13 @@ def status(address: str, output: str, timeout: float) -> None:
         return
     for name, value in _rows(answer):
         click.echo(f"{name:<12} {printable(value)}")
+
+
+def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    try:
+        return target(value, "--manager")
+    except InvalidRequest as e:
+        raise click.BadParameter(str(e), ctx, param) from None
 
 
 def _rows(s: ManagerStatus) -> list[tuple[str, str]]:
