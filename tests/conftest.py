@@ -1,7 +1,19 @@
 """What every test runs under."""
 
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The machines are shared: how long an example takes says nothing about the code.
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("project")
+
+_LINES = Path(__file__).with_name("known_defects.txt").read_text().splitlines()
+KNOWN_DEFECTS = {line for line in _LINES if line and not line.startswith("#")}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid in KNOWN_DEFECTS:
+            item.add_marker(pytest.mark.xfail(reason="tests/known_defects.txt", strict=False))

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from unittest import mock
 
 from examples import local_cluster
 from examples.local_cluster import ForkServer, Group, LocalCluster
+from tests.agent_client.ranks import WITHOUT_DNS
 from tests.processes import PATIENCE_S, eventually
 
 # How long a group that has nothing to say is waited for. A killed one is missed for no longer than the first, if its
@@ -169,7 +171,8 @@ def command_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def fork_server(folder: Path) -> Iterator[ForkServer]:
-    server = ForkServer(folder / "fork-server.log")
+    with mock.patch.dict(os.environ, WITHOUT_DNS):
+        server = ForkServer(folder / "fork-server.log")
     try:
         server.wait_ready()
         yield server

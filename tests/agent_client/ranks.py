@@ -29,6 +29,9 @@ from typing import Any, NoReturn, Self
 
 from tests.processes import PATIENCE_S, ROOT, clean_environment, eventually
 
+# torch's TCPStore asks for the name of each new client's address, and a name server may take its time: 5 s at worst.
+WITHOUT_DNS = {"RES_OPTIONS": "attempts:0"}
+
 _PR_SET_PDEATHSIG = 1
 _PRELOADED = ("torch._dynamo", "tests.agent_client.actors")  # torch's optimizers import the first when first used
 _MAX_ORDER_BYTES = 65536
@@ -154,7 +157,7 @@ class RankServer:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
-                env=clean_environment(OMP_NUM_THREADS="1"),
+                env=clean_environment(OMP_NUM_THREADS="1", **WITHOUT_DNS),
             )
         self._orders.settimeout(2 * PATIENCE_S)
         return self
