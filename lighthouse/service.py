@@ -76,7 +76,8 @@ class LighthouseService:
         check_name(request.replica_id)
         driver = self._jobs.find(request.job or _job(call))
         address = _manager_address(driver, request.replica_id)
-        log.warning("[%s] %s asks to kill %s (%s): %s", driver.job, call.peer, request.replica_id, address, request.msg)
+        reason = " ".join(request.msg.split())
+        log.warning("[%s] %s asks to kill %s (%s): %s", driver.job, call.peer, request.replica_id, address, reason)
         await self._kill(
             address, request.msg or f"killed through the lighthouse by {call.peer}", call.time_left_s or 10.0
         )

@@ -1,13 +1,25 @@
 """A daemon's HTTP side, on the same loop: liveness, readiness, metrics, status, and a page."""
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from lighthouse_runtime.bind import listening_socket, split_bind
 from protos.refusals import InvalidRequest
+
+
+class _WellFormedOnly(logging.Filter):
+    """A request that is no HTTP is its sender's fault, and no traceback's worth."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+logging.getLogger("aiohttp.server").addFilter(_WellFormedOnly())
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class ManagerService:
 
     def _kill(self, msg: str, call: Call) -> None:
         self._policy.check(call)
-        log.error("killed by %s: %s", call.peer, msg or "no reason given")
+        log.error("killed by %s: %s", call.peer, " ".join(msg.split()) or "no reason given")
         self._stop(1)
 
 
