@@ -73,6 +73,8 @@ class JobDriver:
             async with asyncio.timeout(time_left_s - answer_margin_s(time_left_s)):
                 return await answer
         except TimeoutError:
+            if answer.done() and not answer.cancelled():  # it came in the same moment
+                return answer.result()
             reason = f"{self.machine.verdict()}: {explain(self.machine, self._clock())}"
             raise DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}") from None
         finally:

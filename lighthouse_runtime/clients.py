@@ -42,7 +42,7 @@ def _error(error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseEr
         return error_of(status, details)
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlinePassed(f"{address} gave no answer within {timeout_s:g} s")
-    if status is grpc.StatusCode.UNAVAILABLE:
+    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # cancelled: by a server that stops
         return Unreachable(f"{address} is unreachable: {details}")
     return error_of(status, details)
 

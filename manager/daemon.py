@@ -65,6 +65,8 @@ class ManagerDaemon:
 
     async def stop(self) -> None:
         """Tell every waiting rank why, then end every connection, the heartbeats and the store."""
+        if self._grpc is not None:
+            await self._grpc.set_serving(False)
         if self._driver is not None:
             self._driver.close(f"the manager of {self._config.replica_id} is shutting down")
         for task in self._tasks:
