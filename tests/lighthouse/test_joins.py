@@ -36,6 +36,15 @@ class TestClock:
         clock.joined(10 + gap)
         assert clock.started_at == started_at
 
+    def test_runs_on_for_a_short_while_after_the_last_has_withdrawn(self):
+        clock = JoinClock(5)
+        assert clock.running_since(3) is None
+        clock.joined(3)
+        assert clock.running_since(100) == 3
+        clock.withdrew(100)
+        assert clock.running_since(105) == 3
+        assert clock.running_since(105.01) is None
+
     def test_a_quorum_ends_it(self):
         clock = JoinClock(5)
         clock.joined(3)
