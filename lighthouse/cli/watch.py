@@ -36,7 +36,8 @@ def watch(interval: float, count: int | None, address: str, job: str, output: st
     """
     poll = Poll(address, job, timeout)
     try:
-        _show(poll, interval, count, output)
+        with _orderly_leave() as check:
+            _show(poll, Rhythm(interval, count, check), output)
     except KeyboardInterrupt:
         return
     if poll.view.error:
@@ -69,32 +70,43 @@ class Poll:
         return self.view
 
 
-def _show(poll: Poll, interval_s: float, count: int | None, output: str) -> None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rhythm:
+    """Ask every `interval_s`, `count` times (None: for ever), until `check` raises."""
+
+    interval_s: float
+    count: int | None
+    check: Callable[[], None]
+
+
+def _show(poll: Poll, rhythm: Rhythm, output: str) -> None:
     if output == "json":
-        return _repeat(poll, interval_s, count, _JsonLines().print)
+        return _repeat(poll, rhythm, _JsonLines().print)
     console = make_console()
     if is_terminal() and not console.is_dumb_terminal:
-        return _live(poll, interval_s, count, console)
-    return _repeat(poll, interval_s, count, lambda view: _print_block(view, console))
+        return _live(poll, rhythm, console)
+    return _repeat(poll, rhythm, lambda view: _print_block(view, console))
 
 
-def _repeat(poll: Poll, interval_s: float, count: int | None, show: Callable[[View], None]) -> None:
-    """Ask every `interval_s`; an answer that takes longer delays the next question, and none is made up for."""
+def _repeat(poll: Poll, rhythm: Rhythm, show: Callable[[View], None]) -> None:
+    """An answer that takes longer than the interval delays the next question, and none is made up for."""
     asked = 0
     while True:
-        next_at = time.monotonic() + interval_s
+        next_at = time.monotonic() + rhythm.interval_s
         poll.begin()
         show(poll.finish())
         asked += 1
-        if asked == count:
+        if asked == rhythm.count:
             return
+        rhythm.check()
         time.sleep(max(0.0, next_at - time.monotonic()))
+        rhythm.check()
 
 
-def _live(poll: Poll, interval_s: float, count: int | None, console: Console) -> None:
+def _live(poll: Poll, rhythm: Rhythm, console: Console) -> None:
     screen = Screen(lambda: poll.view)
-    with _orderly_sigterm(), Live(screen, console=console, screen=True, refresh_per_second=FRAMES_PER_S) as live:
-        _repeat(poll, interval_s, count, lambda _: live.refresh())
+    with Live(screen, console=console, screen=True, refresh_per_second=FRAMES_PER_S) as live:
+        _repeat(poll, rhythm, lambda _: live.refresh())
     print_lines(console, poll.view.lines(console.width, console.height, time.time()))
 
 
@@ -119,14 +131,25 @@ class _JsonLines:
 
 
 @contextmanager
-def _orderly_sigterm() -> Generator[None, None, None]:
-    """A terminal must be put back in order also when the process is told to end."""
+def _orderly_leave() -> Generator[Callable[[], None], None, None]:
+    """A terminal must be put back in order, however the process is told to end.
+
+    Where the exception that a signal raises falls into code that swallows it (a finalizer, a callback of gRPC's), the
+    function that this gives raises it again.
+    """
+    told: list[int] = []
+
+    def check() -> None:
+        if told:
+            raise KeyboardInterrupt if told[-1] == signal.SIGINT else SystemExit(128 + told[-1])
 
     def leave(number: int, _: FrameType | None) -> None:
-        sys.exit(128 + number)
+        told.append(number)
+        check()
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield check
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
