@@ -1,0 +1,200 @@
+"""What a manager and the lighthouse say to each other on a session, and a rank and its manager on a watch. No protobuf.
+
+Levels, not edges: what a manager holds, whether it drains and whether its ranks are down is repeated in its hello and
+in every beat; what the lighthouse wants of a quorum is repeated in every echo. A message that was lost with a broken
+connection costs nothing.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protos.membership import Participant, Quorum
+from protos.refusals import LighthouseError
+
+
+class HoldMode(StrEnum):
+    """How a manager holds the standing quorum that it was handed last."""
+
+    STANDING = "standing"  # it grants the next step by itself
+    FROZEN = "frozen"  # recalled: it grants nothing beyond its highest grant
+    RESUMED = "resumed"  # it grants up to a step, then joins
+    JOINING = "joining"  # it has joined since, and never grants under it again
+    REVOKED = "revoked"  # revoked, or a step failed; it never grants under it again
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """`granted` is the highest step that the manager's ranks were let into under that quorum."""
+
+    quorum_id: int
+    mode: HoldMode
+    granted: int
+
+
+class Phase(StrEnum):
+    """What the lighthouse wants of a standing quorum."""
+
+    NONE = "none"  # there is none: every step asks the lighthouse
+    RETURNING = "returning"  # the lighthouse has restarted: who holds it may go on, and is to come back
+    STANDING = "standing"
+    RECALLED = "recalled"  # grant nothing new, and say what was granted
+    RESUMED = "resumed"  # grant up to `upto`, then join
+    REVOKED = "revoked"  # stop, and abort what has not completed
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    quorum_id: int
+    phase: Phase
+    upto: int = 0
+    reason: str = ""
+
+
+# -- manager to lighthouse
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """`down` says why the group cannot take part though its manager lives; empty: all its ranks are there."""
+
+    held: Held | None = None
+    drains: bool = False
+    down: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of a session. `participant` is as in the last join."""
+
+    participant: Participant
+    levels: Levels = Levels()
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Sent at every heartbeat_interval, and at once when a level changes. `number` grows."""
+
+    number: int
+    levels: Levels = Levels()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """`number` grows; a newer one takes the place of an older."""
+
+    number: int
+    participant: Participant
+    time_left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawRequest:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The group has gone in good order. A session that ends without it is a crash."""
+
+    reason: str = ""
+
+
+ToLighthouse = Hello | Beat | JoinRequest | WithdrawRequest | Leave
+
+
+# -- lighthouse to manager
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    heartbeat_interval_s: float
+    lease_s: float
+    order: Order | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The answer to beat `number`. `order` is about the quorum that the beat said it holds."""
+
+    number: int
+    heartbeat_interval_s: float
+    order: Order | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """The answer to join `join`."""
+
+    join: int
+    quorum: Quorum
+    stands: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """`join` was refused; 0: the hello was, and the session ends."""
+
+    join: int
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequest:
+    """Leave after the step that the others know of."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KillRequest:
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The lighthouse ends this session: it stops, or a newer session has taken its place, or the leave is done."""
+
+    reason: str = ""
+
+
+ToManager = Welcome | Echo | Handed | Refused | Order | DrainRequest | KillRequest | Goodbye
+
+
+# -- rank and manager
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRequest:
+    """What a rank says of its process. `host` names the machine and its pid namespace; `started` the process's start.
+
+    Where `host` is the manager's own, the manager watches the process too, by its pid.
+    """
+
+    group_rank: int
+    worker: str
+    pid: int = 0
+    host: str = ""
+    started: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOpened:
+    """The first answer: the rank is watched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """Abort the collectives of that quorum that have not completed, vote, and ask again."""
+
+    quorum_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """End the process with status 1."""
+
+    reason: str
+
+
+ToRank = WatchOpened | Revoked | Killed
