@@ -1,15 +1,20 @@
-"""torch's own DistributedDataParallel, its gradients reduced by the Agent, bucket by bucket, beside the backward pass.
+"""torch's DistributedDataParallel, its gradients reduced by the Agent, bucket by bucket, beside the backward pass.
 
 torch lays its buckets out anew after a replica's first backward pass. A group that has just come back would then sum
 other gradients than its peers: silently, since the lengths agree. `find_unused_parameters` is what keeps torch from
-doing so; it is always on here, and static_graph is refused.
+doing so; it is always on here, and what moves or leaves out buckets is refused.
+
+With it torch leaves the gradient of a parameter that no rank used as it was, mostly None, and asks its process group
+who used which. All replica groups must agree on that as they do on the sums, so they are asked, too.
 """
 
 from concurrent.futures import Future
 from typing import Any
 
 import torch
-from torch.distributed import GradBucket
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import GradBucket, ProcessGroup
 from torch.nn import parallel
 
 from agent_client.agent import Agent
@@ -19,24 +24,64 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     """Replicates inside the group as torch does, and across replica groups through `agent`."""
 
     def __init__(self, module: torch.nn.Module, agent: Agent, **options: Any) -> None:
-        """`options` are torch's, but for process_group. Raises ValueError for those that move the buckets."""
-        for name in ("static_graph", "process_group"):
+        """`options` are torch's, but for process_group. Raises ValueError for those that move or leave out buckets."""
+        for name in ("static_graph", "process_group", "skip_all_reduce_unused_params"):
             if options.get(name):
                 raise ValueError(f"{name}: does not go with replica groups that come and go; leave it out")
         options["find_unused_parameters"] = True
-        super().__init__(module, process_group=agent.group_for_torch(), **options)
+        group = _GroupAmongGroups(agent)
+        super().__init__(module, process_group=group, **options)
+        group.parameters, _ = self._build_params_for_reducer()
         self.register_comm_hook(agent, _reduce_bucket)
 
 
-def _reduce_bucket(agent: Agent, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    reduced: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+class _GroupAmongGroups(ProcessGroup):
+    """The ranks of this replica group; but torch's own all-reduce goes over all replica groups.
 
-    def pass_on(done: Future[torch.Tensor]) -> None:
+    That is the one of the map of used parameters: all else that torch all-reduces goes through the hook.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        ranks: Any = agent.group_for_torch()
+        super().__init__(ranks.rank(), ranks.size())  # pyright: ignore[reportCallIssue]
+        this: Any = self
+        kind, cpu = ProcessGroup.BackendType.GLOO, torch.device("cpu")
+        this._set_default_backend(kind)
+        this._register_backend(cpu, kind, ranks._get_backend(cpu))
+        this._set_group_name(ranks.group_name)
+        self.agent = agent
+        self.parameters: list[torch.nn.Parameter] = []  # in the order of the map
+
+    def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Sets the map to 1 where any rank used the parameter, and its gradient counts."""
+        [used] = tensors
+        here = used.bool()
+        engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
+        # torch queues its own end of the backward pass when this returns; what that end queues comes after it.
+        engine.queue_callback(lambda: engine.queue_callback(lambda: self._forget(here & ~used.bool())))
+        marked = _reduce(self.agent, used.float()).then(lambda mean: [used.copy_(mean.value() > 0)])
+        return c10d._create_work_from_future(marked)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _forget(self, uncounted: Tensor) -> None:
+        """A group that heals counts for nothing: what only it used has no gradient in the others, so none here."""
+        for parameter, is_uncounted in zip(self.parameters, uncounted.tolist(), strict=True):
+            if is_uncounted:
+                parameter.grad = None
+
+
+def _reduce_bucket(agent: Agent, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    return _reduce(agent, bucket.buffer())
+
+
+def _reduce(agent: Agent, tensor: Tensor) -> torch.futures.Future[Tensor]:
+    reduced: torch.futures.Future[Tensor] = torch.futures.Future()
+
+    def pass_on(done: Future[Tensor]) -> None:
         error = done.exception()
         if isinstance(error, Exception):
             reduced.set_exception(error)  # pyright: ignore[reportArgumentType]
         else:
             reduced.set_result(done.result())
 
-    agent.all_reduce(bucket.buffer()).add_done_callback(pass_on)
+    agent.all_reduce(tensor).add_done_callback(pass_on)
     return reduced

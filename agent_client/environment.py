@@ -8,6 +8,7 @@ from agent_client.errors import ConfigurationError
 
 _LIGHTHOUSE = ("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE")
 _REPLICA_ID = ("MANAGER_REPLICA_ID", "REPLICA_GROUP_ID")
+_MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,11 @@ class Environment:
             )
         if not found.manager and not found.replica_id:
             raise ConfigurationError("REPLICA_GROUP_ID is not set; give each replica group a name of its own")
-        if size > 1 and not variables.get("MASTER_ADDR"):
+        missing = [name for name in _MEETING_PLACE if not variables.get(name)]
+        if size > 1 and missing:
             raise ConfigurationError(
-                f"WORLD_SIZE={size} and no MASTER_ADDR: the ranks of a group find each other as under torchrun, by "
-                "MASTER_ADDR and MASTER_PORT"
+                f"WORLD_SIZE={size} and no {' and no '.join(missing)}: the ranks of a group find each other as under "
+                f"torchrun, by {' and '.join(_MEETING_PLACE)}"
             )
         return found
 

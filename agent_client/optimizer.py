@@ -14,6 +14,8 @@ class FaultTolerantOptimizer(Optimizer):
     def __init__(self, optimizer: Optimizer, agent: Agent) -> None:
         self.wrapped = optimizer
         self._agent = agent
+        # Hooks have one home: those registered here run when the wrapped one steps, or saves or loads its state.
+        vars(self).update((name, hooks) for name, hooks in vars(optimizer).items() if name.endswith("_hooks"))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]

@@ -27,8 +27,9 @@ class TrainState:
         self._moving: dict[str, State] = {}
 
     def begin_step(self) -> None:
-        """Copy what moves before the vote. Costs a copy of the buffers."""
-        buffers = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
+        """Copy what moves before the vote. Costs a copy of the buffers, under each name in state_dict()."""
+        named = self.model.named_buffers(remove_duplicate=False)
+        buffers = {name: buffer.detach().clone() for name, buffer in named}
         others = {name: snapshot(other.state_dict()) for name, other in self.others.items()}
         self._moving = {"buffers": buffers, "others": others}
 

@@ -2,14 +2,16 @@
 
 gloo's own abort() leaves wait() hanging until the peer's socket closes. What ends it is to shut down the group's
 connected sockets: this side's wait() raises within milliseconds, and so does every peer's, so that one rank's
-failure is all ranks' failure. The sockets are recognised as those that appear while the group connects, and are held
-as duplicates, because gloo closes its own and the numbers are used again. Its listening socket is never touched: the
+failure is all ranks' failure. They are recognised among those that appear while the group connects, when other threads
+may connect, too: one end of gloo's is where a rank listens, and gloo publishes that in the store. They are held as
+duplicates, because gloo closes its own and the numbers are used again. Its listening socket is never touched: the
 process would abort.
 """
 
 import contextlib
 import os
 import socket
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -32,11 +34,12 @@ class GlooGroup:
         self._host = host
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
-        self._torch: GlooGroup | None = None
+        self._for_torch: list[GlooGroup] = []
         before = _sockets()
         self.backend: Any = ProcessGroupGloo(store, rank, size, _options(host, connect_timeout_s))
         self.backend._set_default_timeout(timedelta(seconds=timeout_s))
-        self._connections = _connected(_sockets() - before)
+        appeared = [descriptor for link, descriptor in _sockets().items() if link not in before]
+        self._connections = _connections(appeared, _published(store, size))
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
         """The sum over all ranks, in place. Raises RuntimeError when a peer is lost; the group is of no use then.
@@ -52,7 +55,7 @@ class GlooGroup:
         """A second group of the same ranks, for torch's own modules: they run collectives from threads of theirs, and
         one group's must be the same in all ranks. Lives as long as this one."""
         store = PrefixStore(name, self._store)
-        self._torch = GlooGroup(
+        ranks = GlooGroup(
             store,
             self.rank,
             self.size,
@@ -60,17 +63,18 @@ class GlooGroup:
             connect_timeout_s=self._connect_timeout_s,
             timeout_s=self._timeout_s,
         )
+        self._for_torch.append(ranks)
         kind = ProcessGroup.BackendType.GLOO
         group: Any = ProcessGroup(store, self.rank, self.size)
         group._set_default_backend(kind)
-        group._register_backend(torch.device("cpu"), kind, self._torch.backend)
+        group._register_backend(torch.device("cpu"), kind, ranks.backend)
         group._set_group_name(name)
         return group
 
     def abort(self) -> None:
         """End every collective under way, here and at the peers. From any thread; more than once does no harm."""
-        if self._torch is not None:
-            self._torch.abort()
+        for group in self._for_torch:
+            group.abort()
         connections, self._connections = self._connections, []
         for connection in connections:
             with contextlib.suppress(OSError):  # the peer was faster
@@ -98,34 +102,51 @@ def _options(host: str, timeout_s: float) -> Any:
     return options
 
 
-def _sockets() -> set[int]:
-    found: set[int] = set()
+def _published(store: Store, size: int) -> bytes:
+    """What gloo's ranks put into `store` to be found: each the sockaddr on which it listens, and more."""
+    return b"".join(store.multi_get([f"0/{rank}" for rank in range(size)]))
+
+
+def _sockets() -> dict[str, int]:
+    """The descriptor of each socket by its inode's name: a number alone may be another socket's a moment later."""
+    found: dict[str, int] = {}
     for name in os.listdir("/proc/self/fd"):
         try:
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                found.add(int(name))
+            link = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue
+        if link.startswith("socket:"):
+            found[link] = int(name)
     return found
 
 
-def _connected(descriptors: set[int]) -> list[socket.socket]:
-    """Duplicates of those with a peer."""
+def _connections(descriptors: Iterable[int], published: bytes) -> list[socket.socket]:
+    """Duplicates of gloo's own."""
     duplicates: list[socket.socket] = []
     for descriptor in descriptors:
         try:
             duplicate = socket.socket(fileno=os.dup(descriptor))
         except OSError:
             continue
-        if _has_peer(duplicate):
+        if _is_gloos(duplicate, published):
             duplicates.append(duplicate)
         else:
             duplicate.close()
     return duplicates
 
 
-def _has_peer(candidate: socket.socket) -> bool:
-    try:
-        return candidate.family in (socket.AF_INET, socket.AF_INET6) and bool(candidate.getpeername())
-    except OSError:
+def _is_gloos(candidate: socket.socket, published: bytes) -> bool:
+    family = candidate.family
+    if family not in (socket.AF_INET, socket.AF_INET6):
         return False
+    try:
+        ends = (candidate.getsockname(), candidate.getpeername())
+    except OSError:  # it listens, or its peer is gone
+        return False
+    return any(_in_sockaddr(family, host, port) in published for host, port, *_ in ends)
+
+
+def _in_sockaddr(family: int, host: str, port: int) -> bytes:
+    """What follows the family in a sockaddr: the port, IPv6's flow label, the address."""
+    flow = bytes(4) if family == socket.AF_INET6 else b""
+    return port.to_bytes(2, "big") + flow + socket.inet_pton(family, host)

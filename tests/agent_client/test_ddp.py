@@ -78,6 +78,14 @@ class Peers:
         self._group.abort()
 
 
+class HealingPeers(Peers):
+    """The same in a replica that heals: it adds zeros, and they are not counted."""
+
+    def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor.zero_()
+        return super()._reduce(tensor).mul_((1 + len(self.peers)) / max(1, len(self.peers)))
+
+
 Make = Callable[..., parallel.DistributedDataParallel]
 
 
@@ -99,8 +107,8 @@ def torchs_own(module: torch.nn.Module, agent: Peers, **options: Any) -> paralle
 
 
 @contextmanager
-def peers() -> Iterator[Peers]:
-    agent = Peers()
+def peers(kind: type[Peers] = Peers) -> Iterator[Peers]:
+    agent = kind()
     try:
         yield agent
     finally:
@@ -191,7 +199,9 @@ def test_the_buckets_stay_as_they_are(options: dict[str, Any]) -> None:
         assert len(layouts[0]) > 3
 
 
-@pytest.mark.parametrize("options", [{"static_graph": True}, {"process_group": object()}])
+@pytest.mark.parametrize(
+    "options", [{"static_graph": True}, {"process_group": object()}, {"skip_all_reduce_unused_params": True}]
+)
 def test_options_that_would_move_the_buckets_are_refused(options: dict[str, Any]) -> None:
     with peers() as agent, pytest.raises(ValueError, match=f"^{next(iter(options))}: .* leave it out"):
         ours(Tower(), agent, **options)
@@ -212,6 +222,29 @@ def test_replicas_agree_on_a_parameter_that_only_one_of_them_used() -> None:
             assert one is not None
             assert other is not None
             assert torch.equal(one, other)
+
+
+def test_a_parameter_that_no_replica_used_gets_no_gradient() -> None:
+    """Zeros instead would let momentum and weight decay move it."""
+    with peers() as agent:
+        model = ours(Branches(), agent)
+        backward(model, 0, 0, 0)
+        agent.meet(agent.seen)
+        backward(model, 0, 0, 0)
+        assert [gradient is None for gradient in gradients(model)] == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+def test_what_only_a_healing_replica_used_gets_no_gradient_there_either(options: dict[str, Any]) -> None:
+    """It counts for nothing, so its peers have none."""
+    with peers() as agent, peers(HealingPeers) as healing_agent:
+        model, healing = ours(Branches(), agent, **options), ours(Branches(), healing_agent, **options)
+        backward(model, 0, 0, 0)
+        healing_agent.meet(agent.seen)
+        backward(healing, 0, 1, 1)
+        for one, other in zip(gradients(model), gradients(healing), strict=True):
+            assert (one is None) is (other is None)
+            assert one is None or other is None or torch.equal(one, other)
 
 
 def test_an_error_of_the_agent_ends_the_backward_pass() -> None:
