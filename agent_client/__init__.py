@@ -14,6 +14,7 @@ if getattr(protos, "LIGHTHOUSE_FT", None) != "lighthouse-ft":
         "stands in its place on sys.path; rename that one, or put lighthouse-ft's folder before it"
     )
 
+from agent_client.errors import AgentError, ConfigurationError, GroupDrained
 from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
 
 if TYPE_CHECKING:
@@ -33,10 +34,13 @@ _WITH_TORCH = {
 
 __all__ = [
     "Agent",
+    "AgentError",
     "AsyncLighthouseClient",
     "AsyncManagerClient",
+    "ConfigurationError",
     "DistributedDataParallel",
     "FaultTolerantOptimizer",
+    "GroupDrained",
     "LighthouseClient",
     "ManagerClient",
     "StepSampler",

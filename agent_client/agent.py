@@ -19,6 +19,7 @@ from torch.distributed import HashStore, ProcessGroup
 from agent_client.environment import Environment
 from agent_client.errors import AgentError, ConfigurationError
 from agent_client.healing import Healing
+from agent_client.manager_link import FIRST_BACKOFF_S, MAX_BACKOFF_S, ManagerLink
 from agent_client.manager_process import ManagerProcess
 from agent_client.meeting import meet
 from agent_client.peers import Peers
@@ -27,15 +28,10 @@ from agent_client.step import Phase, StepMachine
 from agent_client.train_state import TrainState
 from agent_client.worker import BackgroundThread
 from lighthouse_runtime.address import advertised_host
-from lighthouse_runtime.clients import ManagerClient
 from protos.membership import Assignment
-from protos.refusals import InvalidRequest, LighthouseError, NotServed, Unreachable
+from protos.refusals import InvalidRequest, LighthouseError, NotServed
 
 log = logging.getLogger(__name__)
-
-ALIVE_TIMEOUT_S = 5.0
-FIRST_BACKOFF_S = 0.05
-MAX_BACKOFF_S = 5.0
 
 
 class Agent:
@@ -72,13 +68,12 @@ class Agent:
         self._heal_timeout_s = heal_timeout_s
         self._max_discards = max_consecutive_discards
         self._manager_process = manager_process
-        self._client = ManagerClient(manager_address)
         self._host = advertised_host(manager_address, advertise)
         self._peers = Peers(group_rank, self._host, connect_timeout_s=connect_timeout_s, timeout_s=timeout_s)
         self._healing = Healing(state, group_rank, self._host, heal_timeout_s)
         self._thread = BackgroundThread(f"lighthouse agent {group_rank}")
         self._machine = StepMachine()
-        self._worker = secrets.token_hex(6)
+        self._manager = ManagerLink(manager_address, group_rank, secrets.token_hex(6), self._peers.revoke)
         self._groups_for_torch = itertools.count()
         self._round: Future[None] | None = None
         self._last: Assignment | None = None
@@ -112,7 +107,7 @@ class Agent:
 
     def close(self) -> None:
         """Leave: end the collectives, the connections and, if this rank started it, the manager."""
-        self._client.close()
+        self._manager.close()
         self._peers.drop()
         self._thread.close(5.0)
         self._healing.close()
@@ -223,7 +218,7 @@ class Agent:
         try:
             assignment = self._ask_manager()
         except (InvalidRequest, NotServed) as e:
-            raise AgentError(f"the manager at {self._client.address} refuses this rank: {e}") from e
+            raise AgentError(f"the manager at {self._manager.address} refuses this rank: {e}") from e
         except LighthouseError as e:
             self._check_manager(e)
             time.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**self._unanswered))
@@ -231,34 +226,42 @@ class Agent:
             return machine.unanswered(str(e))
         machine.answered(assignment)
         self._last, self._unanswered = assignment, 0
+        if (reason := self._why_revoked(assignment)) is not None:
+            return machine.failed(reason)
         self._guarded("making the process group", lambda: self._peers.configure(assignment))
         self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
         self._guarded("healing", lambda: self._healing.fetch(assignment))
         return None
 
     def _ask_manager(self) -> Assignment:
+        """A quorum for this step. One that was revoked before it was used is given back by a no, where no other rank
+        of the group can have begun the step."""
         machine = self._machine
-        return self._client.quorum(
-            self.group_rank,
-            machine.step,
-            self._healing.address,
-            timeout_s=self._quorum_timeout_s,
-            tag_quorum_id=machine.tag_quorum_id,
-            commit_failures=machine.discards,
-            worker=self._worker,
-            wait_for_ready=self._last is None,  # once it has answered, a manager that does not is gone
-        )
+        while True:
+            assignment = self._manager.ask(
+                machine.step,
+                self._healing.address,
+                timeout_s=self._quorum_timeout_s,
+                tag_quorum_id=machine.tag_quorum_id,
+                commit_failures=machine.discards,
+            )
+            if self.group_world_size > 1 or self._why_revoked(assignment) is None:
+                return assignment
+            step, quorum_id = assignment.max_step, assignment.quorum_id
+            self._manager.vote(step, False, quorum_id=quorum_id, timeout_s=self._timeout_s)
+            machine.passed_over()
+
+    def _why_revoked(self, assignment: Assignment) -> str | None:
+        reason = self._manager.revoked(assignment.quorum_id)
+        if reason is None and assignment.revoked:
+            reason = "told with the answer"
+        return None if reason is None else f"quorum {assignment.quorum_id} was revoked: {reason}"
 
     def _check_manager(self, error: LighthouseError) -> None:
         """A manager that is gone ends this rank; one that answers has only had no quorum."""
         if self._manager_process is not None and not self._manager_process.is_alive:
             raise AgentError("the group's manager has ended; restart the group") from error
-        if not isinstance(error, Unreachable):
-            return
-        try:
-            self._client.status(timeout_s=ALIVE_TIMEOUT_S)
-        except Unreachable as e:
-            raise AgentError(f"the group's manager is gone: {e}; restart the group") from error
+        self._manager.check_alive(error)
 
     def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The group's own sum is always taken, whatever has failed: its other ranks wait in it."""
@@ -315,9 +318,7 @@ class Agent:
         step = machine.assignment.max_step if machine.assignment else machine.step
         quorum_id = machine.assignment.quorum_id if machine.assignment else None
         try:
-            return self._client.should_commit(
-                self.group_rank, step, vote, timeout_s=self._limit_s(), quorum_id=quorum_id
-            )
+            return self._manager.vote(step, vote, quorum_id=quorum_id, timeout_s=self._limit_s())
         except LighthouseError as e:
             if not vote:
                 return False

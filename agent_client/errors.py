@@ -7,3 +7,7 @@ class AgentError(RuntimeError):
 
 class ConfigurationError(AgentError):
     """The environment, or a call, does not fit; nothing was started."""
+
+
+class GroupDrained(AgentError):
+    """The group was asked to leave, has done the last step that the others count on, and trains no more."""

@@ -56,6 +56,10 @@ class StepMachine:
         self._move("unanswered", Phase.ASKED, to=Phase.COMPUTING)
         self.failure = reason
 
+    def passed_over(self) -> None:
+        """A quorum was revoked before this step began under it; another one is asked for."""
+        self.discards += 1
+
     def failed(self, reason: str) -> None:
         """The first reason stays."""
         if self.failure is None:

@@ -10,9 +10,18 @@ from protos.refusals import DuplicateReplica, InvalidRequest, LighthouseError, L
 
 
 def refusal(
-    participant: Participant, roster: Roster, *, max_replicas: int, allow_heterogeneous: bool
+    participant: Participant,
+    roster: Roster,
+    *,
+    max_replicas: int,
+    allow_heterogeneous: bool,
+    session: int | None = None,
+    is_hello: bool = False,
 ) -> LighthouseError | None:
-    """Why `participant` may not join beside those in `roster`; None if it may."""
+    """Why `participant` may not join beside those in `roster`; None if it may.
+
+    `session`: it asks by that one, and may take another incarnation there. `is_hello`: it opens one.
+    """
     old = roster.get(participant.replica_id)
     if old is None and len(roster) >= max_replicas:
         return LimitReached(
@@ -20,8 +29,8 @@ def refusal(
             f"the lighthouse takes {max_replicas} (--max-replicas)"
         )
     return (
-        _duplicate(participant, old)
-        or _backwards(participant, old)
+        (None if session is not None and old is not None and old.session == session else _duplicate(participant, old))
+        or (None if is_hello else _backwards(participant, old))
         or (None if allow_heterogeneous else _misfit(participant, roster))
         or _loopback(participant, roster)
     )
@@ -36,7 +45,7 @@ def sent_away(participant: Participant, roster: Roster) -> list[tuple[Member, Wr
 
 
 def _duplicate(participant: Participant, old: Member | None) -> DuplicateReplica | None:
-    if old is None or old.call is None or old.participant is None:
+    if old is None or old.participant is None or (old.call is None and not old.is_connected):
         return None
     before = old.participant
     same = (
@@ -47,7 +56,8 @@ def _duplicate(participant: Participant, old: Member | None) -> DuplicateReplica
     if same:
         return None
     return DuplicateReplica(
-        f"replica_id: {participant.replica_id} is in use: {before.address or 'no address'} waits for a quorum, "
+        f"replica_id: {participant.replica_id} is in use: {before.address or 'no address'} "
+        f"{'waits for a quorum' if old.call is not None else 'holds a session'}, "
         f"{participant.address or 'no address'} asks for one; give each replica group an id of its own"
     )
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import click
 
-from lighthouse.quorum import QuorumConfig
-from lighthouse_runtime.bind import check_bind
+from lighthouse.journal import Journal, default_path
+from lighthouse.memory import Memory, NoMemory
+from lighthouse.quorum_config import QuorumConfig
+from lighthouse_runtime.bind import check_bind, split_bind
 from lighthouse_runtime.durations import Duration
 from lighthouse_runtime.logs import FORMATS, LEVELS
 from lighthouse_runtime.settings import setting
@@ -51,6 +53,20 @@ class LighthouseConfig:
     heartbeat_timeout_s: float = setting(
         5.0, "After so long without a sign of life a group counts as dead.", kind=Duration(), has_ms_alias=True
     )
+    lease_s: float | None = setting(
+        None,
+        "How long a group may go on with a standing quorum without an echo; default: the heartbeat timeout.",
+        kind=Duration(),
+    )
+    standing_quorum: str = setting(
+        "on", "Off: every step asks the lighthouse, as with torchft; for comparison.", kind=click.Choice(["on", "off"])
+    )
+    journal: str | None = setting(
+        None,
+        "Where the quorum is kept for a restart; default: a file for this port under the user's state directory; "
+        "none: nothing is kept, and a restart under training is not safe.",
+        metavar="PATH|none",
+    )
     allowed_replicas: tuple[int, ...] = setting(
         (), "Form quorums of these sizes only, for example 2,4,8.", kind=Sizes(), metavar="SIZES"
     )
@@ -85,4 +101,14 @@ class LighthouseConfig:
             allow_heterogeneous=self.allow_heterogeneous,
             max_replicas=self.max_replicas,
             first_quorum_id=first_quorum_id,
+            lease_s=self.lease_s or self.heartbeat_timeout_s,
+            stands=self.standing_quorum == "on",
         )
+
+    def memory(self) -> Memory:
+        """Not claimed yet. A lighthouse on any free port has no next life that could find its journal."""
+        _, port = split_bind(self.bind, "--bind")
+        if self.journal == "none" or (self.journal is None and not port):
+            return NoMemory()
+        path = Path(self.journal) if self.journal else default_path().with_name(f"journal-{port}.sqlite")
+        return Journal(path, f"lighthouse at {self.bind}")

@@ -2,12 +2,13 @@
 
 import dataclasses
 import logging
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
 from lighthouse import dashboard
 from lighthouse.config import LighthouseConfig
-from lighthouse.driver import Jobs
+from lighthouse.jobs import Jobs
 from lighthouse.metrics import Counters, LighthouseCollector, render
 from lighthouse.service import REFLECTED, LighthouseService
 from lighthouse_runtime.bind import grpc_bind
@@ -24,10 +25,11 @@ PAGE_HEADERS = {"Content-Security-Policy": dashboard.CONTENT_SECURITY_POLICY, "X
 class LighthouseDaemon:
     """`grpc_port` and `http_port` are those it listens on, once started."""
 
-    def __init__(self, config: LighthouseConfig, token: str | None) -> None:
+    def __init__(self, config: LighthouseConfig, token: str | None, stop: Callable[[int], None]) -> None:
         self._config = config
         self._is_ready = False
-        self._jobs = Jobs(config.quorum_config)
+        self._memory = config.memory()
+        self._jobs = Jobs(config.quorum_config, self._memory, stop)
         counters = Counters()
         service = LighthouseService(self._jobs, ControlPolicy(token, config.allow_remote_control), counters)
         registry = CollectorRegistry()
@@ -45,7 +47,16 @@ class LighthouseDaemon:
         self.http_port = 0
 
     async def start(self) -> None:
-        """Raises InvalidRequest, naming the option, if an address cannot be listened on."""
+        """Raises a refusal, naming the option, if an address cannot be listened on or the journal cannot be had."""
+        try:
+            await self._start()
+        except BaseException:
+            self._memory.release()
+            raise
+
+    async def _start(self) -> None:
+        if self._memory.claim():
+            self._jobs.remember(self._memory.load())
         self.http_port = await self._http.start(self._config.http)
         try:
             self.grpc_port = await self._grpc.start(grpc_bind(self._config.bind))
@@ -62,11 +73,12 @@ class LighthouseDaemon:
         self._jobs.close("the lighthouse is shutting down; ask again, it or its successor will answer")
         await self._grpc.stop(self._config.drain_timeout_s)
         await self._http.stop()
+        self._memory.release()
         log.info("lighthouse stopped")
 
 
 async def serve(config: LighthouseConfig, token: str | None, stop: StopRequest) -> None:
-    daemon = LighthouseDaemon(config, token)
+    daemon = LighthouseDaemon(config, token, stop)
     await daemon.start()
     try:
         await stop.wait()

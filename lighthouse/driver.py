@@ -1,73 +1,80 @@
-"""The loop's side of the quorum machines: feed an event, perform the effects, re-arm one timer; one machine a job."""
+"""The loop's side of one job's machine: feed an event, perform the effects in order, re-arm one timer."""
 
 import asyncio
-import functools
 import itertools
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from lighthouse.quorum import (
+from lighthouse.callers import Answer, OpenSessions, WaitingCalls
+from lighthouse.events import (
+    BeatReceived,
+    Echoed,
     Effect,
     Event,
     HeartbeatReceived,
     Joined,
     JoinRefused,
-    QuorumConfig,
+    Left,
+    Ordered,
     QuorumFormed,
-    QuorumMachine,
-    Verdict,
+    QuorumHandedAgain,
+    SessionEnded,
+    SessionOpened,
+    SessionRefused,
+    WasLate,
+    Welcomed,
     Withdrawn,
 )
+from lighthouse.memory import Record
+from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member
 from lighthouse.status import explain, job_status
+from lighthouse.verdict import Verdict
+from lighthouse_runtime.server import Sender
 from lighthouse_runtime.timer import DeadlineTimer
-from protos import wire
-from protos.identity import check_name, split_replica_id
+from protos.identity import split_replica_id
 from protos.limits import answer_margin_s
 from protos.membership import Participant, Quorum
-from protos.refusals import DeadlinePassed, LimitReached, UnknownName, Unreachable
+from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
+from protos.session import Beat, Echo, Hello, JoinRequest, Leave, Order, Phase, ToLighthouse, ToManager, WithdrawRequest
 from protos.status import JobStatus
 
 log = logging.getLogger(__name__)
 
-MAX_JOBS = 1000
 NAMES_LOGGED = 16
 # A round takes milliseconds: only a wait that lasts is worth a line.
 LOG_WAIT_AFTER_S = 1.0
-
-
-class Answer:
-    """A formed quorum; each form is serialised once, whoever and however many ask for it."""
-
-    def __init__(self, quorum: Quorum) -> None:
-        self.quorum = quorum
-        self._created_at = time.time()
-
-    @functools.cached_property
-    def native(self) -> bytes:
-        return wire.quorum_to_native(self.quorum, self._created_at).SerializeToString()
-
-    @functools.cached_property
-    def torchft(self) -> bytes:
-        return wire.quorum_to_torchft(self.quorum, self._created_at).SerializeToString()
+_WORTH_A_LINE = (Phase.RECALLED, Phase.REVOKED, Phase.STANDING)
 
 
 class JobDriver:
-    def __init__(self, job: str, config: QuorumConfig) -> None:
+    """`remember` writes a record down before it returns; `lateness` says by how much the loop itself was late."""
+
+    def __init__(
+        self,
+        job: str,
+        machine: QuorumMachine,
+        remember: Callable[[Record], None] = lambda record: None,
+        check_lateness: Callable[[], None] = lambda: None,
+    ) -> None:
         self.job = job
-        self.machine = QuorumMachine(config)
+        self.machine = machine
+        self._remember = remember
+        self._check_lateness = check_lateness
         self._clock = asyncio.get_running_loop().time
         self._timer = DeadlineTimer(self._tick)
-        self._calls = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._numbers = itertools.count(1)
+        self._sessions = OpenSessions()
+        self._waiting = WaitingCalls(self._sessions)
         self._logged: Verdict | None = None
         self._log_timer: asyncio.TimerHandle | None = None
 
+    # -- calls
+
     async def join(self, participant: Participant, time_left_s: float) -> Answer:
         """The next quorum with `participant` in it. Raises a refusal, at the latest when the time is over."""
-        call, now = next(self._calls), self._clock()
-        answer = self._waiting[call] = asyncio.get_running_loop().create_future()
+        call, now = next(self._numbers), self._clock()
+        answer = self._waiting.wait(call)
         self._feed(Joined(call, participant, now + time_left_s))
         try:
             async with asyncio.timeout(time_left_s - answer_margin_s(time_left_s)):
@@ -75,14 +82,65 @@ class JobDriver:
         except TimeoutError:
             if answer.done() and not answer.cancelled():  # it came in the same moment
                 return answer.result()
-            reason = f"{self.machine.verdict()}: {explain(self.machine, self._clock())}"
-            raise DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}") from None
+            raise self._too_late(time_left_s) from None
         finally:
-            if self._waiting.pop(call, None) is not None:
+            if self._waiting.drop(call):
                 self._feed(Withdrawn(call))
 
     def beat(self, replica_id: str, incarnation: str) -> None:
         self._feed(HeartbeatReceived(replica_id, incarnation))
+
+    # -- sessions
+
+    def open_session(self, hello: Hello, sender: Sender) -> int:
+        """The number of the session."""
+        session = next(self._numbers)
+        self._sessions.add(session, sender)
+        self._feed(SessionOpened(session, hello))
+        return session
+
+    def receive(self, session: int, message: ToLighthouse) -> None:
+        match message:
+            case Beat():
+                self._feed(BeatReceived(session, message))
+            case JoinRequest(number, participant, time_left_s):
+                self._join_by_session(session, number, participant, time_left_s)
+            case WithdrawRequest(number):
+                if (call := self._waiting.drop_session(session, number)) is not None:
+                    self._feed(Withdrawn(call))
+            case Leave():
+                self._feed(Left(session))
+            case Hello():
+                self._sessions.end(session, None, "a session has one hello")
+
+    def _join_by_session(self, session: int, number: int, participant: Participant, time_left_s: float) -> None:
+        call = next(self._numbers)
+        give_up_in_s = time_left_s - answer_margin_s(time_left_s)
+        limit = asyncio.get_running_loop().call_later(give_up_in_s, self._give_up, call, time_left_s)
+        self._waiting.add_join(call, session, number, limit)
+        self._feed(Joined(call, participant, self._clock() + time_left_s, session))
+
+    def _give_up(self, call: int, time_left_s: float) -> None:
+        self._waiting.refuse(call, self._too_late(time_left_s))
+        self._feed(Withdrawn(call))
+
+    def _too_late(self, time_left_s: float) -> DeadlinePassed:
+        reason = f"{self.machine.verdict()}: {explain(self.machine, self._clock())}"
+        return DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}")
+
+    def end_session(self, session: int) -> None:
+        self._sessions.remove(session)
+        self._waiting.drop_session(session)
+        self._feed(SessionEnded(session))
+
+    def tell(self, member: Member, message: ToManager) -> bool:
+        """Whether `member` has a session to be told by."""
+        if member.session is None or not member.is_connected:
+            return False
+        self._sessions.send(member.session, message)
+        return True
+
+    # -- what it is
 
     def status(self) -> JobStatus:
         return job_status(self.job, self.machine, self._clock())
@@ -91,42 +149,69 @@ class JobDriver:
         return self.machine.roster.get(wire_id) or self.machine.roster.get(split_replica_id(wire_id)[0])
 
     @property
+    def sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
     def is_quiet(self) -> bool:
-        return self.machine.is_quiet and not self._waiting
+        return self.machine.is_quiet and not self._waiting and not self._sessions
+
+    def was_late(self, by_s: float) -> None:
+        """The whole process was held up; feed that before anything that has waited meanwhile."""
+        now = self._clock()
+        self._perform(self.machine.handle(WasLate(by_s), now), now)
 
     def close(self, reason: str) -> None:
         self._timer.cancel()
         self._stop_watching()
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(Unreachable(reason))
+        self._waiting.refuse_all(Unreachable(reason))
+        for session in list(self._sessions):
+            self._sessions.end(session, None, reason)
+
+    # -- feed and perform
 
     def _feed(self, event: Event) -> None:
+        self._check_lateness()
         now = self._clock()
         self._perform(self.machine.handle(event, now), now)
 
     def _tick(self) -> None:
+        self._check_lateness()
         now = self._clock()
         self._perform(self.machine.tick(now), now)
 
     def _perform(self, effects: Sequence[Effect], now: float) -> None:
         for effect in effects:
-            match effect:
-                case QuorumFormed(quorum, calls, is_new):
-                    self._answer(Answer(quorum), calls)
-                    self._log_quorum(quorum, is_new)
-                case JoinRefused(call, error):
-                    waiter = self._waiting.pop(call, None)
-                    if waiter is not None and not waiter.done():
-                        waiter.set_exception(error)
+            self._perform_one(effect)
         self._watch_verdict()
         self._timer.set(self.machine.deadline(now))
 
-    def _answer(self, answer: Answer, calls: Sequence[int]) -> None:
-        for call in calls:
-            waiter = self._waiting.pop(call, None)
-            if waiter is not None and not waiter.done():
-                waiter.set_result(answer)
+    def _perform_one(self, effect: Effect) -> None:
+        match effect:
+            case QuorumFormed(quorum, calls, is_new, stands, record):
+                if record is not None:
+                    self._remember(record)
+                self._waiting.answer(calls, Answer(quorum, stands))
+                self._log_quorum(quorum, is_new)
+            case QuorumHandedAgain(quorum, call):
+                self._waiting.answer([call], Answer(quorum, stands=True))
+            case JoinRefused(call, error):
+                self._waiting.refuse(call, error)
+            case Echoed(session, number, order):
+                self._sessions.send(session, Echo(number, self.machine.attendance.beat_interval_s, order))
+            case Welcomed(session, welcome):
+                self._sessions.send(session, welcome)
+            case Ordered(order, sessions):
+                self._sessions.order(order, sessions)
+                self._log_order(order)
+            case SessionRefused(session, error, reason):
+                self._end(session, error, reason)
+
+    def _end(self, session: int, error: LighthouseError | None, reason: str) -> None:
+        self._waiting.drop_session(session)
+        self._sessions.end(session, error, reason)
+
+    # -- log
 
     def _log_quorum(self, quorum: Quorum, is_new: bool) -> None:
         if not is_new:
@@ -134,6 +219,16 @@ class JobDriver:
         names = [f"{p.replica_id}@{p.step}" for p in quorum.participants]
         more = f" and {len(names) - NAMES_LOGGED} more" if len(names) > NAMES_LOGGED else ""
         log.info("[%s] quorum %d: %s%s", self.job, quorum.quorum_id, " ".join(names[:NAMES_LOGGED]), more)
+
+    def _log_order(self, order: Order) -> None:
+        if order.phase in _WORTH_A_LINE:
+            log.info(
+                "[%s] quorum %d %s%s",
+                self.job,
+                order.quorum_id,
+                order.phase,
+                f": {order.reason}" if order.reason else "",
+            )
 
     def _watch_verdict(self) -> None:
         """Log why there is no quorum once that has lasted, and again when the reason changes."""
@@ -155,50 +250,3 @@ class JobDriver:
         if self._log_timer is not None:
             self._log_timer.cancel()
             self._log_timer = None
-
-
-class Jobs:
-    """Every job's driver; made when first asked for, dropped when it has gone quiet."""
-
-    def __init__(self, config: Callable[[int], QuorumConfig]) -> None:
-        self._config = config
-        self._drivers: dict[str, JobDriver] = {}
-        self._closed = ""
-
-    def __iter__(self) -> Iterator[JobDriver]:
-        return iter(self._drivers.values())
-
-    def get(self, job: str) -> JobDriver:
-        """Raises a refusal for an unusable name, for too many jobs, and while the lighthouse is going away."""
-        if self._closed:
-            raise Unreachable(self._closed)
-        driver = self._drivers.get(job)
-        if driver is None:
-            check_name(job, "job")
-            self.forget_quiet()
-            if len(self._drivers) >= MAX_JOBS:
-                raise LimitReached(
-                    f"job: {job} would be number {MAX_JOBS + 1}; the lighthouse takes {MAX_JOBS} at once"
-                )
-            # Above every id that an earlier lighthouse, or an earlier life of this job, can have given out.
-            driver = self._drivers[job] = JobDriver(job, self._config(time.time_ns() // 1_000_000))
-        return driver
-
-    def find(self, job: str) -> JobDriver:
-        """Raises UnknownName for a job that nobody has joined."""
-        driver = self._drivers.get(check_name(job, "job"))
-        if driver is None:
-            known = ", ".join(sorted(self._drivers)[:NAMES_LOGGED]) or "none"
-            raise UnknownName(f"job: nobody has asked for a quorum of {job!r}; known jobs: {known}")
-        return driver
-
-    def forget_quiet(self) -> None:
-        for driver in [driver for driver in self._drivers.values() if driver.is_quiet]:
-            driver.close("this job has gone quiet")
-            del self._drivers[driver.job]
-
-    def close(self, reason: str) -> None:
-        """End every waiting call with `reason`; refuse new ones."""
-        self._closed = reason
-        for driver in self._drivers.values():
-            driver.close(reason)

@@ -58,6 +58,10 @@ class Joins:
     def __contains__(self, replica_id: str) -> bool:
         return replica_id in self._joined
 
+    def expect(self, previous: frozenset[str]) -> None:
+        """The members of the quorum before a restart of the lighthouse."""
+        self._previous = previous
+
     def add(self, member: Member, call: int, deadline_at: float, now: float) -> None:
         member.call, member.deadline_at = call, deadline_at
         self._joined[member.replica_id] = member
@@ -96,6 +100,15 @@ class Joins:
         self.anyone.restart(len(self), now)
         self.members.restart(0, now)
         return tuple(calls)
+
+    @property
+    def has_all_members(self) -> bool:
+        """Every member of the previous quorum, if there is one, has joined."""
+        return bool(self._previous) and self.members.asking == len(self._previous)
+
+    @property
+    def newcomers(self) -> int:
+        return len(self) - self.members.asking
 
     @property
     def candidates(self) -> int:

@@ -13,136 +13,137 @@ On every event and every tick, in this order:
 6. Form earlier, `deadline_margin_s` before the first waiting call's deadline, if the candidates are more than half of
    the healthy ones: one straggler must not let everybody's call expire.
 
-The quorum keeps its id while the same members (id, incarnation, addresses) form it and none reports a failed commit.
-Nothing here is remembered of ids that have gone. An event that changes nothing costs O(1), a round O(n log n) once.
+Before any of that, a quorum that stands (standing.py) holds back all forming while it stands, and after that forms the
+next one only with a member of it, or when its leases are over. The id grows with every standing quorum.
+
+A quorum that does not stand keeps its id while the same members (id, incarnation, addresses) form it and none reports a
+failed commit. Nothing here is remembered of ids that have gone. An event that changes nothing costs O(1), a round
+O(n log n) once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
-from lighthouse.admission import refusal, sent_away
-from lighthouse.joins import Joins
+from lighthouse.attendance import Attendance
+from lighthouse.events import (
+    BeatReceived,
+    Effect,
+    Event,
+    HeartbeatReceived,
+    Joined,
+    JoinRefused,
+    Left,
+    QuorumFormed,
+    SessionEnded,
+    SessionOpened,
+    WasLate,
+    Withdrawn,
+)
 from lighthouse.lineage import hand_out, tag_of
-from lighthouse.roster import Handed, Member, Roster
+from lighthouse.memory import Record
+from lighthouse.quorum_config import QuorumConfig
+from lighthouse.roster import Handed, Member
 from lighthouse.selection import choose, size_for
+from lighthouse.standing import Standing, entry_of
+from lighthouse.verdict import Verdict
 from protos.membership import Participant, Quorum
-from protos.refusals import LighthouseError, Superseded
+from protos.session import Phase
 
-
-@dataclass(frozen=True, slots=True)
-class QuorumConfig:
-    """`first_quorum_id` must be above every id that this job was ever told."""
-
-    min_replicas: int = 1
-    join_timeout_s: float = 60.0
-    heartbeat_timeout_s: float = 5.0
-    deadline_margin_s: float = 1.0
-    allowed_sizes: frozenset[int] = frozenset()
-    active: int | None = None
-    allow_heterogeneous: bool = False
-    max_replicas: int = 10_000
-    first_quorum_id: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A call asks for a quorum; `call` is the driver's number of it, `deadline_at` the end of its time."""
-
-    call: int
-    participant: Participant
-    deadline_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatReceived:
-    replica_id: str
-    incarnation: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """The call ended without an answer: cancelled, its time over, or its connection closed."""
-
-    call: int
-
-
-@dataclass(frozen=True, slots=True)
-class QuorumFormed:
-    """`calls` are to be answered with `quorum`; `is_new` when its id is."""
-
-    quorum: Quorum
-    calls: tuple[int, ...]
-    is_new: bool
-
-
-@dataclass(frozen=True, slots=True)
-class JoinRefused:
-    call: int
-    error: LighthouseError
-
-
-Event = Joined | HeartbeatReceived | Withdrawn
-Effect = QuorumFormed | JoinRefused
-
-
-class Verdict(StrEnum):
-    """Why there is, or is not, a quorum."""
-
-    NOBODY_ASKS = "nobody_asks"
-    FORMED = "formed"
-    READY = "ready"
-    TOO_FEW_PARTICIPANTS = "too_few_participants"
-    NO_ALLOWED_SIZE = "no_allowed_size"
-    WAITING_FOR_MEMBERS = "waiting_for_members"
-    WAITING_FOR_STRAGGLERS = "waiting_for_stragglers"
+__all__ = [
+    "Effect",
+    "Event",
+    "HeartbeatReceived",
+    "JoinRefused",
+    "Joined",
+    "QuorumConfig",
+    "QuorumFormed",
+    "QuorumMachine",
+    "Verdict",
+    "Withdrawn",
+]
 
 
 class QuorumMachine:
     """One job's quorum. Time is the caller's monotonic clock and never goes back."""
 
-    def __init__(self, config: QuorumConfig) -> None:
+    def __init__(
+        self, config: QuorumConfig, *, record: Record | None = None, holders_until: float | None = None
+    ) -> None:
+        """`record`: what an earlier lighthouse has written down. `holders_until`: until then a quorum of an earlier
+        lighthouse may be held by somebody; None: there was none."""
         self.config = config
-        self.roster = Roster(config.heartbeat_timeout_s)
-        self.joins = Joins(config.heartbeat_timeout_s)
+        self.standing = Standing()
+        self.attendance = Attendance(config, self.standing)
+        self.roster = self.attendance.roster
+        self.joins = self.attendance.joins
         self.quorum: Quorum | None = None
         self.formed_at = 0.0
         self.quorums_formed = 0
         self.rounds = 0
-        self._next_id = config.first_quorum_id
-        self._seen_id = 0
+        self._next_id = max(config.first_quorum_id, record.quorum_id + 1 if record else 0)
         self._composition: tuple[tuple[int, tuple[str, ...]], ...] = ()
         self._previous: frozenset[str] = frozenset()
-        self._absent = 0
         self._now = 0.0
+        if record is not None and record.quorum is not None:
+            self._remember(record.quorum)
+        if holders_until is not None:
+            self.standing.restore(record, holders_until)
+
+    def _remember(self, quorum: Quorum) -> None:
+        """It was the last one before a restart: its members are those of the previous quorum."""
+        self.quorum = quorum
+        self._previous = frozenset(member.replica_id for member in quorum.participants)
+        self.joins.expect(self._previous)
+        self.roster.expect(quorum.participants)
+        self.attendance.has_formed = True
 
     @property
     def is_quiet(self) -> bool:
         """Nobody is alive or remembered: the job can be forgotten."""
-        return len(self.roster) == 0
+        return len(self.roster) == 0 and self.standing.phase is not Phase.RETURNING
+
+    @property
+    def braked_until(self) -> float:
+        """Until then members that fell silent together are held for alive."""
+        return self.attendance.braked_until
 
     def is_participant(self, member: Member) -> bool:
         return member.in_quorum
 
     def handle(self, event: Event, now: float) -> Sequence[Effect]:
-        self._pass_time(now)
-        effects: list[Effect] = []
+        if isinstance(event, WasLate):  # before anything lapses by it
+            self.attendance.was_late(event.by_s, now)
+        effects = self._pass_time(now)
         match event:
             case Joined():
-                effects += self._join(event, now)
+                effects += self.attendance.join(event, now)
             case HeartbeatReceived(replica_id, incarnation):
-                self._beat(replica_id, incarnation, now)
+                self.attendance.beat_without_session(replica_id, incarnation, now)
             case Withdrawn(call):
-                self._withdraw(call, now)
-        return effects + self._form(now)
+                self.attendance.withdraw(call, now)
+            case SessionOpened():
+                effects += self.attendance.open(event, now)
+            case BeatReceived():
+                effects += self.attendance.beat(event, now)
+            case SessionEnded():
+                effects += self.attendance.end(event, now)
+            case Left():
+                effects += self.attendance.leave(event, now)
+            case WasLate():
+                pass
+        return effects + self._review() + self._form(now)
 
     def tick(self, now: float) -> Sequence[Effect]:
-        self._pass_time(now)
-        return self._form(now)
+        return self._pass_time(now) + self._review() + self._form(now)
 
     def deadline(self, now: float) -> float | None:
         """When to call tick next; after `now`, once handle or tick was called for `now`."""
-        moments = (self.roster.next_at(), self.missed_at(), self._cut_at() if self._is_majority() else None)
+        moments = (
+            self.roster.next_at(),
+            self.missed_at(),
+            self._cut_at() if self._is_majority() else None,
+            self.standing.returns_until(),
+            self.standing.free_at() if len(self.joins) else None,
+        )
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def verdict(self) -> Verdict:
@@ -150,66 +151,29 @@ class QuorumMachine:
         candidates = self.joins.candidates
         if candidates == 0:
             return Verdict.FORMED if self.roster.working else Verdict.NOBODY_ASKS
+        if self.standing.phase is Phase.RETURNING:
+            return Verdict.WAITING_FOR_RETURN
+        if self.standing.phase is Phase.RECALLED:
+            return Verdict.WAITING_FOR_RECALL
         if candidates < self.config.min_replicas:
             return Verdict.TOO_FEW_PARTICIPANTS
-        if size_for(candidates, self.config.allowed_sizes, self.config.active) < self.config.min_replicas:
+        if self._size(candidates) < self.config.min_replicas:
             return Verdict.NO_ALLOWED_SIZE
-        if (self._previous and self._absent == 0) or not self._has_stragglers():
-            return Verdict.READY
-        return Verdict.WAITING_FOR_MEMBERS if self.missed_at() is None else Verdict.WAITING_FOR_STRAGGLERS
+        if self.standing.phase is Phase.STANDING:  # those who ask would change nothing
+            return Verdict.FORMED
+        if not (self.joins.has_all_members or not self._has_stragglers()):
+            return Verdict.WAITING_FOR_MEMBERS if self.missed_at() is None else Verdict.WAITING_FOR_STRAGGLERS
+        return Verdict.READY if self._is_free() else Verdict.WAITING_FOR_LEASES
 
     def stragglers(self) -> list[str]:
         """Healthy and not joined, sorted. O(n log n)."""
         return sorted(name for name in self.roster.healthy if name not in self.joins)
 
-    # -- events
-
-    def _join(self, event: Joined, now: float) -> list[Effect]:
-        participant, config = event.participant, self.config
-        error = refusal(
-            participant, self.roster, max_replicas=config.max_replicas, allow_heterogeneous=config.allow_heterogeneous
-        )
-        if error is not None:
-            return [JoinRefused(event.call, error)]
-        effects = self._send_away(participant, now) + self._supersede(participant, now)
-        member = self.roster.admit(participant, now)
-        self._seen_id = max(self._seen_id, participant.seen_quorum_id, participant.tag_quorum_id or 0)
-        if participant.replica_id in self._previous:
-            self._absent -= 1
-        self.joins.add(member, event.call, event.deadline_at, now)
-        return effects
-
-    def _send_away(self, participant: Participant, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for member, error in sent_away(participant, self.roster):
-            if member.call is not None:
-                effects.append(JoinRefused(member.call, error))
-                self._withdraw(member.call, now)
-            self.roster.remove(member)
-        return effects
-
-    def _supersede(self, participant: Participant, now: float) -> list[Effect]:
-        old = self.roster.get(participant.replica_id)
-        if old is None or old.call is None:
-            return []
-        call = old.call
-        self._withdraw(call, now)
-        return [JoinRefused(call, Superseded(f"{participant.replica_id} has asked again; its newer call is answered"))]
-
-    def _beat(self, replica_id: str, incarnation: str, now: float) -> None:
-        if self.roster.get(replica_id) is not None or len(self.roster) < self.config.max_replicas:
-            self.roster.beat(replica_id, incarnation, now)
-
-    def _withdraw(self, call: int, now: float) -> None:
-        member = self.joins.withdraw(call, now)
-        if member is not None and member.replica_id in self._previous:
-            self._absent += 1
-
     # -- time
 
-    def _pass_time(self, now: float) -> None:
+    def _pass_time(self, now: float) -> list[Effect]:
         self._now = now
-        self.roster.expire(now)
+        return self.attendance.pass_time(now) + self.attendance.standing_time(now)
 
     def _note_missed(self) -> None:
         missed_at = self.missed_at()
@@ -221,7 +185,7 @@ class QuorumMachine:
 
     def missed_at(self) -> float | None:
         """When the present stragglers will have missed their join_timeout; None while nobody's wait counts."""
-        if not self._has_stragglers() or not len(self.joins):
+        if not self._has_stragglers() or not len(self.joins) or self.standing.holds_back:
             return None
         clock = self.joins.members if self.roster.working else self.joins.anyone
         started_at = clock.running_since(self._now)
@@ -241,52 +205,92 @@ class QuorumMachine:
         return 2 * self.joins.candidates > len(self.roster.healthy)
 
     def _is_enough(self) -> bool:
-        candidates, config = self.joins.candidates, self.config
-        return candidates >= config.min_replicas and (
-            size_for(candidates, config.allowed_sizes, config.active) >= config.min_replicas
-        )
+        candidates = self.joins.candidates
+        return candidates >= self.config.min_replicas and self._size(candidates) >= self.config.min_replicas
+
+    def _size(self, candidates: int) -> int:
+        return size_for(candidates, self.config.allowed_sizes, self.config.active)
+
+    def _is_free(self) -> bool:
+        """A standing quorum's leases do not forbid to form with those who wait."""
+        if self.standing.phase is Phase.NONE or self._now >= self.standing.free_at():
+            return not self.standing.holds_back
+        return self.standing.may_form((m.participant for m in self._choose() if m.participant), self._now)
+
+    # -- a standing quorum
+
+    def _review(self) -> list[Effect]:
+        """Recall the standing quorum if forming with those who wait would give another list, or a member drains."""
+        if self.standing.phase is not Phase.STANDING or self.standing.quorum is None:
+            return []
+        members = len(self.standing.quorum.participants)
+        draining = self.attendance.draining()
+        if draining:
+            return self.attendance.recall(f"{draining[0]} drains")
+        newcomers = self.joins.newcomers
+        if newcomers and not self.standing.shrinks and self._size(members + newcomers) > members:
+            return self.attendance.recall(f"{newcomers} ask to come in")
+        return []
 
     # -- forming
 
     def _form(self, now: float) -> list[Effect]:
+        if self.standing.holds_back:
+            return []
         self._note_missed()
         cut_at = self._cut_at()
-        is_cut = cut_at is not None and now >= cut_at and self._is_majority() and self._is_enough()
+        is_cut = cut_at is not None and now >= cut_at and self._is_majority() and self._is_enough() and self._is_free()
         if self.verdict() is not Verdict.READY and not is_cut:
             return []
         chosen = self._choose()
+        participants = [member.participant for member in chosen if member.participant]
         tags = [tag_of(member.participant, member.handed) for member in chosen if member.participant]
-        lineage = hand_out([member.participant for member in chosen if member.participant], tags)
-        is_new = self._next_composition(chosen)
+        lineage = hand_out(participants, tags)
+        stands = self.config.stands and all(m.is_connected and m.participant and m.participant.watched for m in chosen)
+        is_new = self._next_composition(chosen, stands or self.standing.phase is not Phase.NONE)
         for member in chosen:
             member.handed = Handed(self._next_id, lineage.max_step, lineage.tag_quorum_id)
             self.roster.see(member, now)
         self.quorum = Quorum(self._next_id, lineage.participants)
+        self._stand(participants, chosen, stands)
+        self.attendance.has_formed = True
         self.rounds += 1
         if is_new:
             self.quorums_formed += 1
             self.formed_at = now
         self._previous = frozenset(member.replica_id for member in chosen)
-        self._absent = len(chosen)
         self.roster.form(chosen)
         calls = self.joins.take(chosen, self._previous, now)
-        return [QuorumFormed(self.quorum, calls, is_new)]
+        record = self._record(stands) if is_new else None
+        return [QuorumFormed(self.quorum, calls, is_new, stands, record), *self.attendance.dismiss()]
+
+    def _stand(self, participants: list[Participant], chosen: list[Member], stands: bool) -> None:
+        assert self.quorum is not None
+        if not stands:
+            return self.standing.replace()
+        entries = {participant.replica_id: entry_of(participant) for participant in participants}
+        return self.standing.form(self.quorum, entries, {member.replica_id: member.lease_until for member in chosen})
+
+    def _record(self, stands: bool) -> Record:
+        assert self.quorum is not None
+        return Record(self.quorum.quorum_id, self.quorum, stands, self.standing.entries, self.config.lease_s)
 
     def _choose(self) -> list[Member]:
         candidates = self.joins.list_candidates()
-        size = size_for(len(candidates), self.config.allowed_sizes, self.config.active)
         by_id = {member.replica_id: member for member in candidates}
         participants = [member.participant for member in candidates if member.participant]
-        chosen = [by_id[p.replica_id] for p in choose(participants, self._previous, size)]
+        chosen = [by_id[p.replica_id] for p in choose(participants, self._previous, self._size(len(candidates)))]
         return sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else "")
 
-    def _next_composition(self, chosen: list[Member]) -> bool:
-        """Move the id on if the membership is another one, a commit failed, or a member was told a higher id."""
+    def _next_composition(self, chosen: list[Member], always: bool) -> bool:
+        """Move the id on if the membership is another one, a commit failed, or a member was told a higher id; `always`
+        where it stands."""
         composition = tuple((member.birth, member.participant.identity) for member in chosen if member.participant)
         has_failed = any(member.participant is not None and member.participant.commit_failures > 0 for member in chosen)
-        was_told_more = self._seen_id > (self.quorum.quorum_id if self.quorum else self._next_id - 1)
-        if self.quorum is not None and composition == self._composition and not has_failed and not was_told_more:
+        was_told_more = self.attendance.seen_id > (self.quorum.quorum_id if self.quorum else self._next_id - 1)
+        is_same = composition == self._composition and not has_failed and not was_told_more and not always
+        if self.quorum is not None and is_same:
             return False
-        self._next_id = max(self._next_id + (self.quorum is not None), self._seen_id + 1)
+        self._next_id = max(self._next_id + (self.quorum is not None), self.attendance.seen_id + 1)
         self._composition = composition
         return True

@@ -1,13 +1,18 @@
 """Who is alive.
 
-A member is alive while a call of it is open or its last sign of life (heartbeat, join, answer) is younger than
-`heartbeat_timeout_s`. It is healthy while it is alive and has not missed a join_timeout; joining heals it. A lapsed
-member is remembered a while, for the status, and then forgotten.
+A member is alive while its session is open and beats, or, without a session, while a call of it is open or its last
+sign of life (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive, not down,
+and has not missed a join_timeout; joining heals it. A lapsed member is remembered a while, for the status, and then
+forgotten.
+
+If more than half of the members of a quorum fall silent in one moment, the fault is more likely the lighthouse's own
+network: they are held for alive for one timeout more.
 
 Moments are the caller's monotonic clock. Every operation costs O(log n) at most.
 """
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +21,7 @@ from protos.membership import Participant
 
 FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
+BEAT_SLACK_S = 0.25
 
 
 @dataclass(slots=True)
@@ -32,7 +38,8 @@ class Member:
     """One replica group's present incarnation; `birth` numbers them.
 
     `call` is the number of its waiting call, if it waits; `deadline_at` the end of that call's time; `in_quorum` says
-    that it is a participant of the present quorum.
+    that it is a participant of the present quorum. `session` is the number of its session; `closes_at`: the stream has
+    ended, and that counts from then on. `excused_until` moves its lapse. `down` says why it cannot take part.
     """
 
     replica_id: str
@@ -49,6 +56,15 @@ class Member:
     due_at: float = 0.0
     is_loopback: bool | None = None
     handed: Handed | None = None
+    session: int | None = None
+    closes_at: float | None = None
+    excused_until: float = 0.0
+    lease_until: float = 0.0
+    down: str = ""
+
+    @property
+    def is_connected(self) -> bool:
+        return self.session is not None and self.closes_at is None
 
 
 class Roster:
@@ -58,6 +74,7 @@ class Roster:
         self._members: dict[str, Member] = {}
         self._due: list[tuple[float, int, Member]] = []
         self._pushed = 0
+        self._expected: dict[str, str] = {}
         self._births = 0
         self.healthy: set[str] = set()
         self.working: set[str] = set()  # the healthy ones of the present quorum
@@ -95,9 +112,23 @@ class Roster:
             member = None
         if member is None:
             member = self._add(participant.replica_id, participant.incarnation, now)
-        member.has_missed = False
+        member.has_missed, member.down = False, ""
         self._describe(member, participant)
         self.see(member, now)
+        return member
+
+    def greet(self, participant: Participant, session: int, now: float) -> Member:
+        """A session was opened; its member, which has not joined by that. Another incarnation is gone before."""
+        member = self._members.get(participant.replica_id)
+        if member is not None and member.incarnation != participant.incarnation:
+            self.remove(member)
+            member = None
+        if member is None:
+            member = self._add(participant.replica_id, participant.incarnation, now)
+        self._describe(member, participant)
+        member.session, member.closes_at = session, None
+        self.see(member, now)
+        self._push(member, now)
         return member
 
     def see(self, member: Member, now: float) -> None:
@@ -106,7 +137,7 @@ class Roster:
             member.is_alive = True
             self._index(member)
             self._push(member, now)
-        if not member.has_missed:
+        if not member.has_missed and not member.down:
             self.healthy.add(member.replica_id)
             if member.in_quorum:
                 self.working.add(member.replica_id)
@@ -116,8 +147,45 @@ class Roster:
         self.healthy.discard(member.replica_id)
         self.working.discard(member.replica_id)
 
+    def go_down(self, member: Member, reason: str) -> None:
+        """Alive, and not to be waited for until it joins."""
+        member.down = reason
+        self.healthy.discard(member.replica_id)
+        self.working.discard(member.replica_id)
+
+    def close(self, member: Member, at: float, now: float) -> None:
+        """Its stream has ended; from `at` on it is lost unless it comes back."""
+        member.closes_at = at
+        self._push(member, now)
+
+    def lose(self, member: Member, now: float) -> None:
+        """It is gone, as of now."""
+        member.session = member.closes_at = None
+        if member.is_alive:
+            self._lapse(member, now)
+            self._push(member, now)
+
+    def is_silent(self, member: Member, beat_interval_s: float, now: float) -> bool:
+        """Its beat is overdue: a process that is killed was heard of within an interval."""
+        return now - member.seen_at > beat_interval_s + BEAT_SLACK_S
+
+    def is_mass_silence(self, beat_interval_s: float, now: float) -> bool:
+        """Whether more than half of the quorum's members with a session are silent. O(n), when one is lost."""
+        members = [m for m in self._members.values() if m.in_quorum and m.session is not None and m.is_alive]
+        return 2 * sum(self.is_silent(m, beat_interval_s, now) for m in members) > len(members) > 1
+
+    def excuse(self, member: Member, until: float, now: float) -> None:
+        member.excused_until = until
+        self._push(member, now)
+
+    def shift(self, by_s: float) -> None:
+        """The lighthouse was paused: nobody could be heard of for so long. O(n)."""
+        for member in self._members.values():
+            member.seen_at += by_s
+
     def form(self, members: Sequence[Member]) -> None:
         """`members` are the present quorum from now on. O(n)."""
+        self._expected = {}
         for member in self._members.values():
             member.in_quorum = False
         for member in members:
@@ -129,15 +197,18 @@ class Roster:
         del self._members[member.replica_id]
 
     def expire(self, now: float) -> list[Member]:
-        """The members that lapse by `now`; forgets those that lapsed long ago."""
+        """The members that lapse by `now`; forgets those that lapsed long ago. One with a session is not lapsed yet."""
         lapsed: list[Member] = []
         while self._due and self._due[0][0] <= now:
             due_at, _, member = heapq.heappop(self._due)
             if due_at != member.due_at or self._members.get(member.replica_id) is not member:
                 continue
+            member.due_at = math.inf  # an entry counts once
             if member.is_alive and self._due_at(member, now) <= now:
-                self._lapse(member, now)
                 lapsed.append(member)
+                if member.session is not None:
+                    continue  # its loss has consequences that are told first
+                self._lapse(member, now)
             elif not member.is_alive and self._due_at(member, now) <= now:
                 self.remove(member)
                 continue
@@ -148,9 +219,15 @@ class Roster:
         """A moment at or before the next lapse."""
         return self._due[0][0] if self._due else None
 
+    def expect(self, members: Sequence[Participant]) -> None:
+        """`members` were the quorum before a restart of the lighthouse: whoever of them comes is in it."""
+        self._expected = {member.replica_id: member.incarnation for member in members}
+
     def _add(self, replica_id: str, incarnation: str, now: float) -> Member:
         self._births += 1
-        member = self._members[replica_id] = Member(replica_id, incarnation, now, self._births)
+        is_expected = self._expected.get(replica_id) == incarnation
+        member = Member(replica_id, incarnation, now, self._births, in_quorum=is_expected)
+        self._members[replica_id] = member
         self._push(member, now)
         return member
 
@@ -162,6 +239,9 @@ class Roster:
     def _due_at(self, member: Member, now: float) -> float:
         if not member.is_alive:
             return member.lapsed_at + self._forget_after_s
+        if member.session is not None:
+            due_at = max(member.seen_at + self._timeout_s, member.excused_until)
+            return due_at if member.closes_at is None else member.closes_at
         return (now if member.call is not None else member.seen_at) + self._timeout_s
 
     def _lapse(self, member: Member, now: float) -> None:

@@ -1,23 +1,29 @@
 """The lighthouse's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from lighthouse.driver import Answer, JobDriver, Jobs
+from lighthouse.callers import Answer
+from lighthouse.driver import JobDriver
+from lighthouse.jobs import Jobs
 from lighthouse.metrics import Counters
+from lighthouse.roster import Member
 from lighthouse_runtime.clients import AsyncManagerClient
-from lighthouse_runtime.server import Call, ControlPolicy, Method
-from protos import VERSION, lighthouse_pb2, torchft_pb2, wire
+from lighthouse_runtime.server import Call, ControlPolicy, Entry, Method, Sender, Stream
+from protos import VERSION, lighthouse_pb2, session_wire, torchft_pb2, wire
 from protos.identity import check_name, split_replica_id
 from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY
 from protos.membership import Participant
 from protos.refusals import InvalidRequest, LighthouseError, NotServed, UnknownName, Unreachable, WrongState
+from protos.session import DrainRequest, Hello, KillRequest
 from protos.status import LighthouseStatus
 
 log = logging.getLogger(__name__)
 
+HELLO_WITHIN_S = 10.0
 REFLECTED = ("lighthouse.v1.LighthouseService", "torchft.LighthouseService")
 
 
@@ -28,15 +34,17 @@ class LighthouseService:
         self._counters = counters
         self._started_at = time.monotonic()
 
-    def services(self) -> Mapping[str, Mapping[str, Method]]:
+    def services(self) -> Mapping[str, Mapping[str, Entry]]:
         """Handlers by service and method."""
-        documented = {
+        documented: dict[str, Entry] = {
             "Quorum": Method(lighthouse_pb2.LighthouseQuorumRequest, self.quorum),
             "Heartbeat": Method(lighthouse_pb2.LighthouseHeartbeatRequest, self.heartbeat),
             "Status": Method(lighthouse_pb2.LighthouseStatusRequest, self.status_rpc),
             "Kill": Method(lighthouse_pb2.LighthouseKillRequest, self.kill),
+            "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
+            "Session": Stream(lighthouse_pb2.SessionRequest, self.session),
         }
-        torchft = {
+        torchft: dict[str, Entry] = {
             "Quorum": Method(torchft_pb2.LighthouseQuorumRequest, self.torchft_quorum),
             "Heartbeat": Method(torchft_pb2.LighthouseHeartbeatRequest, self.torchft_heartbeat),
         }
@@ -75,13 +83,49 @@ class LighthouseService:
         self._policy.check(call)
         check_name(request.replica_id)
         driver = self._jobs.find(request.job or _job(call))
-        address = _manager_address(driver, request.replica_id)
         reason = " ".join(request.msg.split())
-        log.warning("[%s] %s asks to kill %s (%s): %s", driver.job, call.peer, request.replica_id, address, reason)
+        log.warning("[%s] %s asks to kill %s: %s", driver.job, call.peer, request.replica_id, reason)
+        if driver.tell(_live(driver, request.replica_id), KillRequest(reason or f"killed by {call.peer}")):
+            return lighthouse_pb2.LighthouseKillResponse()
+        address = _manager_address(driver, request.replica_id)
         await self._kill(
             address, request.msg or f"killed through the lighthouse by {call.peer}", call.time_left_s or 10.0
         )
         return lighthouse_pb2.LighthouseKillResponse()
+
+    async def drain(
+        self, request: lighthouse_pb2.LighthouseDrainRequest, call: Call
+    ) -> lighthouse_pb2.LighthouseDrainResponse:
+        self._policy.check(call)
+        check_name(request.replica_id)
+        driver = self._jobs.find(request.job or _job(call))
+        reason = " ".join(request.msg.split()) or f"drained by {call.peer}"
+        log.info("[%s] %s asks to drain %s: %s", driver.job, call.peer, request.replica_id, reason)
+        if not driver.tell(_live(driver, request.replica_id), DrainRequest(reason)):
+            raise WrongState(
+                f"replica_id: {request.replica_id} holds no session, so it cannot be asked; kill it instead"
+            )
+        return lighthouse_pb2.LighthouseDrainResponse()
+
+    async def session(self, requests: AsyncIterator[lighthouse_pb2.SessionRequest], call: Call, sender: Sender) -> None:
+        """A manager's session, until it ends."""
+        driver, number = self._jobs.get(_job(call)), None
+        no_hello = InvalidRequest(f"none came within {HELLO_WITHIN_S:g} s", field="hello")
+        limit = asyncio.get_running_loop().call_later(HELLO_WITHIN_S, sender.end, no_hello)
+        try:
+            async for request in requests:
+                message = session_wire.session_request_from_wire(request)
+                if number is not None and message is not None:
+                    driver.receive(number, message)
+                elif isinstance(message, Hello):
+                    limit.cancel()
+                    number = driver.open_session(message, sender)
+                elif message is not None:
+                    raise InvalidRequest("must be a session's first message", field="hello")
+        finally:
+            limit.cancel()
+            if number is not None:
+                driver.end_session(number)
 
     def status(self, job: str = "") -> LighthouseStatus:
         self._jobs.forget_quiet()
@@ -135,11 +179,16 @@ def _job(call: Call) -> str:
     return call.metadata.get(JOB_METADATA_KEY) or DEFAULT_JOB
 
 
-def _manager_address(driver: JobDriver, replica_id: str) -> str:
+def _live(driver: JobDriver, replica_id: str) -> Member:
     member = driver.member(replica_id)
     if member is None or not member.is_alive:
         alive = ", ".join(sorted(m.replica_id for m in driver.machine.roster if m.is_alive)[:16]) or "none"
         raise UnknownName(f"replica_id: no live replica group {replica_id!r}; alive: {alive}")
+    return member
+
+
+def _manager_address(driver: JobDriver, replica_id: str) -> str:
+    member = _live(driver, replica_id)
     if member.participant is None or not member.participant.address:
         raise WrongState(f"address: {replica_id} has advertised no manager to kill it through")
     return member.participant.address

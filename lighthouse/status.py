@@ -23,6 +23,11 @@ def job_status(job: str, machine: QuorumMachine, now: float) -> JobStatus:
 
 def explain(machine: QuorumMachine, now: float) -> str:
     """The verdict with its numbers, in words."""
+    held = "; most members fell silent together: held for one more timeout" if now < machine.braked_until else ""
+    return _explain(machine, now) + held
+
+
+def _explain(machine: QuorumMachine, now: float) -> str:
     joined, healthy, config = machine.joins.candidates, len(machine.roster.healthy), machine.config
     match machine.verdict():
         case Verdict.NOBODY_ASKS:
@@ -39,6 +44,14 @@ def explain(machine: QuorumMachine, now: float) -> str:
         case Verdict.WAITING_FOR_STRAGGLERS:
             left = (machine.missed_at() or now) - now
             return f"{joined} of {healthy} joined; waiting for {_names(machine)}, at most {max(0.0, left):.0f} s more"
+        case Verdict.WAITING_FOR_RECALL:
+            return f"{joined} joined; the quorum's members say how far they are: {machine.standing.reason}"
+        case Verdict.WAITING_FOR_RETURN:
+            left = (machine.standing.returns_until() or now) - now
+            return f"{joined} joined; the lighthouse has restarted and waits for its quorum, {left:.1f} s more at most"
+        case Verdict.WAITING_FOR_LEASES:
+            left = machine.standing.free_at() - now
+            return f"{joined} joined; none of the last quorum, which may go on for {left:.1f} s more"
         case Verdict.READY:
             return f"{joined} joined; forming"
 
@@ -58,7 +71,7 @@ def _member_status(member: Member, machine: QuorumMachine, now: float) -> Member
         is_participant=machine.is_participant(member),
         step=participant.step if participant else 0,
         world_size=participant.group_world_size if participant else 0,
-        heartbeat_age_s=0.0 if member.call is not None else max(0.0, now - member.seen_at),
+        heartbeat_age_s=0.0 if member.call is not None and member.session is None else max(0.0, now - member.seen_at),
         commit_failures=participant.commit_failures if participant else 0,
         address=participant.address if participant else "",
         store_address=participant.store_address if participant else "",
@@ -70,7 +83,7 @@ def _state(member: Member, machine: QuorumMachine) -> MemberState:
         return MemberState.LAPSED
     if member.call is not None:
         return MemberState.JOINED
-    if member.has_missed:
+    if member.has_missed or member.down:
         return MemberState.MISSED
     if len(machine.joins) and machine.missed_at() is not None:
         return MemberState.STRAGGLER

@@ -7,13 +7,15 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from protos import lighthouse_pb2, manager_pb2, torchft_pb2, wire
-from protos.membership import Assignment, Participant, Quorum
+from protos.membership import Assignment, Participant, Quorum, Vote
 from protos.status import LighthouseStatus, ManagerStatus
 
 T = TypeVar("T")
 
 LIGHTHOUSE = "/lighthouse.v1.LighthouseService/"
 MANAGER = "/manager.v1.ManagerService/"
+SESSION = LIGHTHOUSE + "Session"
+WATCH = MANAGER + "Watch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,11 @@ def lighthouse_kill(job: str, replica_id: str, msg: str) -> Rpc[None]:
     return Rpc(LIGHTHOUSE + "Kill", request, lighthouse_pb2.LighthouseKillResponse, _nothing)
 
 
+def lighthouse_drain(job: str, replica_id: str, msg: str) -> Rpc[None]:
+    request = lighthouse_pb2.LighthouseDrainRequest(job=job, replica_id=replica_id, msg=msg)
+    return Rpc(LIGHTHOUSE + "Drain", request, lighthouse_pb2.LighthouseDrainResponse, _nothing)
+
+
 def quorum(
     group_rank: int,
     step: int,
@@ -89,11 +96,11 @@ def checkpoint_address(group_rank: int, step: int | None) -> Rpc[str]:
     )
 
 
-def should_commit(group_rank: int, step: int, vote: bool, quorum_id: int | None) -> Rpc[bool]:
-    request = manager_pb2.ShouldCommitRequest(rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id)
-    return Rpc(
-        MANAGER + "ShouldCommit", request, manager_pb2.ShouldCommitResponse, lambda answer: bool(answer.should_commit)
+def vote(group_rank: int, step: int, vote: bool, quorum_id: int | None, wants_next: bool) -> Rpc[Vote]:
+    request = manager_pb2.ShouldCommitRequest(
+        rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id, wants_next=wants_next
     )
+    return Rpc(MANAGER + "ShouldCommit", request, manager_pb2.ShouldCommitResponse, wire.vote_from_native)
 
 
 def manager_kill(msg: str) -> Rpc[None]:

@@ -1,11 +1,12 @@
-"""gRPC channels as all our clients use them."""
+"""gRPC channels as all our clients use them, and what it means when a call over one fails."""
 
 import grpc
 import grpc.aio
 
+from protos.errors import error_of
 from protos.identity import parse_address
-from protos.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
-from protos.refusals import InvalidRequest
+from protos.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, REFUSAL_METADATA_KEY
+from protos.refusals import DeadlinePassed, InvalidRequest, LighthouseError, Unreachable
 
 # Never lower grpc.min_reconnect_backoff_ms: it is the connect timeout too, and a thousand clients that join at once
 # live-lock. A proxy of the environment never stands between the parts of one training job.
@@ -34,3 +35,16 @@ def sync_channel(address: str) -> grpc.Channel:
 
 def async_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(target(address), options=_OPTIONS)
+
+
+def refusal(error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseError:
+    """What a failed call means to its caller."""
+    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
+    status, details = error.code(), error.details() or ""
+    if any(key == REFUSAL_METADATA_KEY for key, _ in error.trailing_metadata() or ()):
+        return error_of(status, details)
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlinePassed(f"{address} gave no answer within {timeout_s:g} s")
+    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # cancelled: by a server that stops
+        return Unreachable(f"{address} is unreachable: {details}")
+    return error_of(status, details)

@@ -10,16 +10,17 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import grpc
-import grpc.aio
 
 from lighthouse_runtime import calls
 from lighthouse_runtime.calls import Rpc
-from lighthouse_runtime.channel import async_channel, sync_channel
-from protos.errors import error_of
+from lighthouse_runtime.channel import async_channel, refusal, sync_channel
+from lighthouse_runtime.streams import AsyncWatch, Session, Watch
 from protos.identity import parse_address
-from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY, LIGHTHOUSE_PORT, REFUSAL_METADATA_KEY, TOKEN_METADATA_KEY
-from protos.membership import Assignment, Participant, Quorum
-from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
+from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY, LIGHTHOUSE_PORT, TOKEN_METADATA_KEY
+from protos.membership import Assignment, Participant, Quorum, Vote
+from protos.refusals import Unreachable
+from protos.session import WatchRequest
+from protos.session_wire import watch_request_to_wire
 from protos.status import LighthouseStatus, ManagerStatus
 
 T = TypeVar("T")
@@ -32,19 +33,6 @@ def _metadata(job: str, token: str | None) -> _Metadata:
     if token:
         entries.append((TOKEN_METADATA_KEY, token))
     return tuple(entries)
-
-
-def _error(error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseError:
-    """What a failed call means to its caller."""
-    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
-    status, details = error.code(), error.details() or ""
-    if any(key == REFUSAL_METADATA_KEY for key, _ in error.trailing_metadata() or ()):
-        return error_of(status, details)
-    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlinePassed(f"{address} gave no answer within {timeout_s:g} s")
-    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # cancelled: by a server that stops
-        return Unreachable(f"{address} is unreachable: {details}")
-    return error_of(status, details)
 
 
 class _SyncClient:
@@ -63,12 +51,17 @@ class _SyncClient:
         self.close()
 
     def close(self) -> None:
-        self._channel.close()
+        """In a forked child that has not used it, the channel is its parent's: closing it there would not return."""
+        if os.getpid() == self._pid:
+            self._channel.close()
 
-    def _run(self, rpc: Rpc[T], timeout_s: float, wait_for_ready: bool = True) -> T:
+    def _live_channel(self) -> grpc.Channel:
         if os.getpid() != self._pid:
             self._channel, self._pid = sync_channel(self.address), os.getpid()
-        invoke = self._channel.unary_unary(
+        return self._channel
+
+    def _run(self, rpc: Rpc[T], timeout_s: float, wait_for_ready: bool = True) -> T:
+        invoke = self._live_channel().unary_unary(
             rpc.path,
             request_serializer=type(rpc.request).SerializeToString,
             response_deserializer=rpc.answer.FromString,
@@ -76,7 +69,7 @@ class _SyncClient:
         try:
             answer = invoke(rpc.request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready)
         except grpc.RpcError as e:
-            raise _error(e, self.address, timeout_s) from None
+            raise refusal(e, self.address, timeout_s) from None
         return rpc.read(answer)
 
 
@@ -116,7 +109,7 @@ class _AsyncClient:
                 rpc.request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready
             )
         except grpc.RpcError as e:
-            raise _error(e, self.address, timeout_s) from None
+            raise refusal(e, self.address, timeout_s) from None
         return rpc.read(answer)
 
 
@@ -146,6 +139,10 @@ class LighthouseClient(_SyncClient):
         """End a replica group through its manager."""
         self._run(calls.lighthouse_kill(self.job, replica_id, msg), timeout_s, wait_for_ready=False)
 
+    def drain(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
+        """Ask a replica group to leave after the step that the others know of."""
+        self._run(calls.lighthouse_drain(self.job, replica_id, msg), timeout_s, wait_for_ready=False)
+
 
 class AsyncLighthouseClient(_AsyncClient):
     def __init__(self, address: str, *, job: str = DEFAULT_JOB, token: str | None = None) -> None:
@@ -166,6 +163,16 @@ class AsyncLighthouseClient(_AsyncClient):
     async def kill(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
         """End a replica group through its manager."""
         await self._run(calls.lighthouse_kill(self.job, replica_id, msg), timeout_s, wait_for_ready=False)
+
+    async def drain(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
+        """Ask a replica group to leave after the step that the others know of."""
+        await self._run(calls.lighthouse_drain(self.job, replica_id, msg), timeout_s, wait_for_ready=False)
+
+    def session(self, *, wait_for_ready: bool = False) -> Session:
+        """Open one; the first message sent is a Hello. Without `wait_for_ready` its reader learns it at once when
+        nobody is there."""
+        open_ = self._channel.stream_stream(calls.SESSION)
+        return Session(open_(metadata=self._metadata, wait_for_ready=wait_for_ready), self.address)
 
 
 class ManagerClient(_SyncClient):
@@ -211,7 +218,27 @@ class ManagerClient(_SyncClient):
         self, group_rank: int, step: int, vote: bool, *, timeout_s: float, quorum_id: int | None = None
     ) -> bool:
         """Vote; the decision of all ranks of the group."""
-        return self._run(calls.should_commit(group_rank, step, vote, quorum_id), timeout_s)
+        return self.vote(group_rank, step, vote, timeout_s=timeout_s, quorum_id=quorum_id).commit
+
+    def vote(
+        self,
+        group_rank: int,
+        step: int,
+        vote: bool,
+        *,
+        timeout_s: float,
+        quorum_id: int | None = None,
+        wants_next: bool = False,
+    ) -> Vote:
+        """Vote, and the decision of all ranks of the group. With `wants_next` a commit may bring the grant of the next
+        step, as an answer to quorum() would."""
+        return self._run(calls.vote(group_rank, step, vote, quorum_id, wants_next), timeout_s)
+
+    def watch(self, request: WatchRequest, *, wait_for_ready: bool = False) -> Watch:
+        """Be watched for as long as it is open, and hear what happens to the quorum."""
+        open_ = self._live_channel().unary_stream(calls.WATCH)
+        body = watch_request_to_wire(request).SerializeToString()
+        return Watch(open_(body, metadata=self._metadata, wait_for_ready=wait_for_ready), self.address)
 
     def kill(self, msg: str = "", *, timeout_s: float = 10.0) -> None:
         self._run(calls.manager_kill(msg), timeout_s, wait_for_ready=False)
@@ -261,7 +288,27 @@ class AsyncManagerClient(_AsyncClient):
         self, group_rank: int, step: int, vote: bool, *, timeout_s: float, quorum_id: int | None = None
     ) -> bool:
         """Vote; the decision of all ranks of the group."""
-        return await self._run(calls.should_commit(group_rank, step, vote, quorum_id), timeout_s)
+        return (await self.vote(group_rank, step, vote, timeout_s=timeout_s, quorum_id=quorum_id)).commit
+
+    async def vote(
+        self,
+        group_rank: int,
+        step: int,
+        vote: bool,
+        *,
+        timeout_s: float,
+        quorum_id: int | None = None,
+        wants_next: bool = False,
+    ) -> Vote:
+        """Vote, and the decision of all ranks of the group. With `wants_next` a commit may bring the grant of the next
+        step, as an answer to quorum() would."""
+        return await self._run(calls.vote(group_rank, step, vote, quorum_id, wants_next), timeout_s)
+
+    def watch(self, request: WatchRequest, *, wait_for_ready: bool = False) -> AsyncWatch:
+        """Be watched for as long as it is open, and hear what happens to the quorum."""
+        open_ = self._channel.unary_stream(calls.WATCH)
+        body = watch_request_to_wire(request).SerializeToString()
+        return AsyncWatch(open_(body, metadata=self._metadata, wait_for_ready=wait_for_ready), self.address)
 
     async def kill(self, msg: str = "", *, timeout_s: float = 10.0) -> None:
         await self._run(calls.manager_kill(msg), timeout_s, wait_for_ready=False)

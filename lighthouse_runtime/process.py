@@ -1,8 +1,13 @@
-"""A child that ends with its parent, even with one that is killed."""
+"""Processes: a child that ends with its parent, even with one that is killed; to see another one's end."""
 
+import asyncio
 import ctypes
+import functools
 import os
 import signal
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -12,3 +17,58 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+@functools.cache
+def host_id() -> str:
+    """The machine's present start and the pid namespace: where this is the same, pids mean the same."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def started_at(pid: int) -> int:
+    """When a process was started, in clock ticks since the boot: with its pid, that names it. 0: it is not there."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+@contextmanager
+def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generator[None, None, None]:
+    """Inside, `on_end` is called on the running loop when that process ends.
+
+    Its sockets may stay open for longer, in children that it forked. A pid that names another process by now, or none,
+    is not watched: the stream that told it will end by itself.
+    """
+    descriptor = _pidfd(pid, started)
+    if descriptor is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(descriptor)
+        on_end()
+
+    loop.add_reader(descriptor, ended)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _pidfd(pid: int, started: int) -> int | None:
+    try:
+        descriptor = os.pidfd_open(pid) if pid > 0 else None
+    except (OSError, AttributeError):
+        return None
+    if descriptor is None:
+        return None
+    if started_at(pid) == started:
+        return descriptor
+    os.close(descriptor)
+    return None

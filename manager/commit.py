@@ -1,7 +1,8 @@
 """The votes for a step -> commit or discard.
 
 An attempt is (quorum_id, step). It commits when every rank of the group has voted yes; one no discards it at once. A
-vote lives as long as its call: who withdraws, because its time was over, has not voted, and may vote again. A late or
+yes that names its quorum is bound: it counts also when its call is over, and its rank repeats it until it has the
+decision. A yes that names none lives as long as its call: who withdraws has not voted, and may vote again. A late or
 repeated voter gets the decision that was made. A vote for another step than the one in flight is refused with both
 numbers. A quorum answered for a step opens a new attempt at it, so a discard does not stick to the retry.
 
@@ -46,6 +47,14 @@ class Withdrawn:
 class Decided:
     call: int
     commit: bool
+    group_rank: int = field(default=-1, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    quorum_id: int
+    step: int
+    commit: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,7 @@ class _Attempt:
     yes: dict[int, int] = field(default_factory=dict)  # group_rank -> call
     decision: bool | None = None
     told: set[int] = field(default_factory=set)
+    bound: set[int] = field(default_factory=set)  # calls
 
     @property
     def key(self) -> tuple[int, int]:
@@ -81,6 +91,12 @@ class CommitMachine:
         self._decided: OrderedDict[tuple[int, int], bool] = OrderedDict()
         self.commits = 0
         self.discards = 0
+        self._fresh: Decision | None = None
+
+    def take_fresh(self) -> Decision | None:
+        """The decision that was made since the last call of this."""
+        fresh, self._fresh = self._fresh, None
+        return fresh
 
     @property
     def is_voting(self) -> bool:
@@ -112,10 +128,10 @@ class CommitMachine:
         except LighthouseError as e:
             return [VoteRefused(voted.call, e)]
         if isinstance(attempt, bool):
-            return [Decided(voted.call, attempt)]
+            return [Decided(voted.call, attempt, voted.group_rank)]
         if attempt.decision is not None:
             attempt.told.add(voted.group_rank)
-            return [Decided(voted.call, attempt.decision)]
+            return [Decided(voted.call, attempt.decision, voted.group_rank)]
         return self._count(attempt, voted)
 
     def _find(self, voted: Voted) -> _Attempt | bool:
@@ -151,6 +167,8 @@ class CommitMachine:
         if older is not None:
             effects.append(VoteRefused(older, Superseded(f"rank {voted.group_rank} has voted again")))
         attempt.yes[voted.group_rank] = voted.call
+        if voted.quorum_id is not None:
+            attempt.bound.add(voted.call)
         if not voted.vote:
             return effects + self._decide(attempt, False)
         return effects + (self._decide(attempt, True) if len(attempt.yes) == self._size else [])
@@ -158,8 +176,9 @@ class CommitMachine:
     def _decide(self, attempt: _Attempt, commit: bool) -> list[Effect]:
         attempt.decision = commit
         attempt.told = set(attempt.yes)
-        effects: list[Effect] = [Decided(call, commit) for call in attempt.yes.values()]
+        effects: list[Effect] = [Decided(call, commit, rank) for rank, call in attempt.yes.items()]
         attempt.yes = {}
+        self._fresh = Decision(attempt.quorum_id, attempt.step, commit)
         self._decided[attempt.key] = commit
         while len(self._decided) > DECISIONS_KEPT:
             self._decided.popitem(last=False)
@@ -168,5 +187,6 @@ class CommitMachine:
         return effects
 
     def _withdraw(self, call: int) -> None:
-        if self._attempt is not None:
-            self._attempt.yes = {rank: other for rank, other in self._attempt.yes.items() if other != call}
+        attempt = self._attempt
+        if attempt is not None and call not in attempt.bound:
+            attempt.yes = {rank: other for rank, other in attempt.yes.items() if other != call}

@@ -8,6 +8,7 @@ import time
 
 from lighthouse_runtime.address import advertised_host, resolves_to_loopback
 from lighthouse_runtime.bind import grpc_bind
+from lighthouse_runtime.channel import target
 from lighthouse_runtime.clients import AsyncLighthouseClient
 from lighthouse_runtime.http import HttpServer, HttpSide
 from lighthouse_runtime.loop import StopRequest
@@ -20,6 +21,7 @@ from manager.service import REFLECTED, ManagerService
 from manager.store_process import StoreProcess
 from protos import VERSION
 from protos.identity import Address, parse_address
+from protos.limits import LIGHTHOUSE_PORT
 from protos.membership import Participant
 from protos.status import ManagerStatus
 
@@ -49,19 +51,29 @@ class ManagerDaemon:
         config = self._config
         self._store_address = config.store if config.store != "auto" else await self._start_store()
         # Only now: gRPC and the fork that starts the store do not go together.
-        client = AsyncLighthouseClient(config.lighthouse, job=config.job, token=self._policy.token)
-        self._link = LighthouseLink(client, config.replica_id, config.heartbeat_interval_s)
+        self._link = LighthouseLink(self._client, self._client_address())
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
-        driver = ManagerDriver(me, secrets.token_hex(6), self._link)
-        service = ManagerService(driver, self._policy, self.status, self._stop)
+        driver = ManagerDriver(me, secrets.token_hex(6), self._link, self._stop)
+        service = ManagerService(driver, self._policy, self.status)
         self._grpc = GrpcServer(service.services(), REFLECTED)
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
         driver.describe(dataclasses.replace(me, address=f"http://{self.address}", store_address=self._store_address))
         self._driver = driver
         if config.http is not None:
             await self._start_http(config.http)
-        self._tasks.append(asyncio.create_task(self._link.beat(), name="heartbeats"))
+        self._tasks.append(asyncio.create_task(driver.run(), name="sessions"))
         self._say_hello()
+
+    def _client(self) -> AsyncLighthouseClient:
+        return AsyncLighthouseClient(self._config.lighthouse, job=self._config.job, token=self._policy.token)
+
+    def _client_address(self) -> str:
+        return target(self._config.lighthouse, "--lighthouse", LIGHTHOUSE_PORT)
+
+    async def leave(self, reason: str) -> None:
+        """In good order: what the others count on is done first."""
+        if self._driver is not None:
+            await self._driver.leave(reason, self._config.leave_timeout_s)
 
     async def stop(self) -> None:
         """Tell every waiting rank why, then end every connection, the heartbeats and the store."""
@@ -76,8 +88,6 @@ class ManagerDaemon:
             await self._grpc.stop(self._config.drain_timeout_s)
         if self._http is not None:
             await self._http.stop()
-        if self._link is not None:
-            await self._link.close()
         if self._store is not None:
             await self._store.stop()
         log.info("manager stopped")
@@ -90,7 +100,7 @@ class ManagerDaemon:
             version=VERSION,
             uptime_s=time.monotonic() - self._started_at,
             replica_id=config.replica_id,
-            incarnation=driver.incarnation,
+            incarnation=driver.machine.incarnation,
             job=config.job,
             group_world_size=config.group_world_size,
             address=self.address,
@@ -101,9 +111,9 @@ class ManagerDaemon:
             quorum_id=driver.gather.quorum_id,
             step=driver.gather.step,
             phase=driver.phase,
-            ranks_waiting=driver.gather.waiting,
-            commits=driver.commit.commits,
-            discards=driver.commit.discards,
+            ranks_waiting=driver.machine.ranks_waiting,
+            commits=driver.machine.commit.commits,
+            discards=driver.machine.commit.discards,
         )
 
     async def _start_store(self) -> str:
@@ -150,6 +160,8 @@ async def serve(config: ManagerConfig, token: str | None, announce: int | None, 
             _announce(announce, daemon.address)
         await stop.wait()
         log.info("stopping")
+        if stop.status == 0:
+            await daemon.leave("its manager was asked to stop")
     finally:
         await daemon.stop()
 

@@ -1,84 +1,154 @@
-"""The loop's side of gather and commit: feed an event, perform the effects. A waiting RPC is a future."""
+"""The loop's side of the group's machine: feed an event, perform the effects, re-arm one timer.
+
+A waiting RPC is a future.
+"""
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from lighthouse_runtime.server import Sender
+from lighthouse_runtime.timer import DeadlineTimer
 from manager import commit, gather
+from manager.gather import check_rank
+from manager.group import (
+    CallEnded,
+    CallRefused,
+    DrainAsked,
+    Effect,
+    Event,
+    GroupMachine,
+    HasLeft,
+    Killed,
+    Pushed,
+    QuorumAnswered,
+    Received,
+    Sent,
+    SessionClosed,
+    SessionGivenUp,
+    SessionOpened,
+    VoteAnswered,
+    VoteCast,
+    WatchEnded,
+)
+from manager.group import WatchOpened as RankWatched
 from manager.lighthouse_link import LighthouseLink
-from protos import torchft_pb2
-from protos.membership import Assignment, Participant, Quorum
+from protos import session_wire, torchft_pb2
+from protos.membership import Assignment, Participant, Quorum, Vote
 from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
+from protos.session import Killed as KilledMessage
+from protos.session import ToManager, ToRank, WatchOpened, WatchRequest
 
 log = logging.getLogger(__name__)
 
 
 class ManagerDriver:
-    """`me` is this group's participant but for what changes from round to round; `life` names the manager's start."""
+    """`me` is this group's participant but for what changes from join to join; `life` names the manager's start.
 
-    def __init__(self, me: Participant, life: str, link: LighthouseLink) -> None:
-        self.gather = gather.GatherMachine(me.wire_id, me.group_world_size)
-        self.commit = commit.CommitMachine(me.group_world_size)
-        self._me = me
-        self._life = life
+    `end` ends the daemon with a status.
+    """
+
+    def __init__(self, me: Participant, life: str, link: LighthouseLink, end: Callable[[int], None]) -> None:
+        self.machine = GroupMachine(me, life, _handles_on_the_wire)
         self._link = link
-        self._link.incarnation = self.incarnation
-        self._calls = itertools.count(1)
+        self._end = end
+        self._clock = asyncio.get_running_loop().time
+        self._timer = DeadlineTimer(self._tick)
+        self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._join: asyncio.Task[None] | None = None
+        self._watchers: dict[int, Sender] = {}
         self._closed: LighthouseError | None = None
+        self._left = asyncio.Event()
 
     @property
-    def incarnation(self) -> str:
-        return f"{self._life}.{self.gather.incarnation}"
-
-    def describe(self, me: Participant) -> None:
-        """The addresses, once they are known."""
-        self._me = me
+    def gather(self) -> gather.GatherMachine:
+        return self.machine.gather
 
     @property
     def phase(self) -> str:
         if self.gather.is_joined:
             return "joined"
-        if self.gather.waiting:
+        if self.machine.ranks_waiting:
             return "gathering"
-        return "voting" if self.commit.is_voting else "idle"
+        return "voting" if self.machine.commit.is_voting else "idle"
 
-    async def ask(self, time_left_s: float, **fields: Any) -> tuple[Assignment, Quorum]:
+    def describe(self, me: Participant) -> None:
+        """The addresses, once they are known."""
+        self.machine.me = me
+
+    async def run(self) -> None:
+        """The sessions with the lighthouse, until cancelled."""
+        await self._link.run(self._opened, self._received, lambda: self._feed(SessionClosed()))
+
+    # -- ranks
+
+    async def ask(self, time_left_s: float, **fields: Any) -> tuple[Assignment, Quorum | None]:
         """One rank's request (the fields of gather.Ask). Raises a refusal, at the latest when its time is over."""
-        deadline_at = asyncio.get_running_loop().time() + time_left_s
+        deadline_at = self._clock() + time_left_s
 
-        def event(call: int) -> gather.Ask:
+        def event(call: int) -> Event:
             return gather.Ask(call=call, deadline_at=deadline_at, **fields)
 
-        return await self._wait(event, gather.Withdrawn, self._feed_gather, time_left_s, self._why_no_quorum)
+        return await self._wait(event, time_left_s, self._no_quorum)
 
-    async def vote(self, time_left_s: float, **fields: Any) -> bool:
+    async def vote(self, time_left_s: float, *, wants_next: bool = False, **fields: Any) -> Vote:
         """One rank's vote (the fields of commit.Voted); the decision. Raises a refusal."""
 
-        def event(call: int) -> commit.Voted:
-            return commit.Voted(call=call, **fields)
+        def event(call: int) -> Event:
+            return VoteCast(commit.Voted(call=call, **fields), wants_next)
 
-        return await self._wait(event, commit.Withdrawn, self._feed_commit, time_left_s, self._why_no_decision)
+        return await self._wait(event, time_left_s, _no_decision)
+
+    def open_watch(self, request: WatchRequest, sender: Sender) -> int:
+        """The number of the watch. Raises InvalidRequest for a rank that the group does not have."""
+        check_rank(request.group_rank, self.machine.me.group_world_size)
+        watch = next(self._numbers)
+        self._watchers[watch] = sender
+        _push(sender, WatchOpened())
+        self._feed(RankWatched(watch, request.group_rank, request.worker))
+        return watch
+
+    def end_watch(self, watch: int) -> None:
+        """The stream or the process of it has ended. More than once does no harm."""
+        if (sender := self._watchers.pop(watch, None)) is not None:
+            sender.end()
+            self._feed(WatchEnded(watch))
+
+    # -- the end
+
+    async def leave(self, reason: str, timeout_s: float) -> None:
+        """Do the steps that the others count on, and leave; at most for so long."""
+        self._feed(DrainAsked(reason))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._left.wait()
+        except TimeoutError:
+            log.warning("the ranks have not finished their step within %g s; leaving all the same", timeout_s)
 
     def close(self, reason: str) -> None:
         """Every waiting rank gets `reason` at once; so does whoever asks from now on."""
         self._closed = Unreachable(reason)
-        if self._join is not None:
-            self._join.cancel()
+        self._timer.cancel()
         for waiter in self._waiting.values():
             if not waiter.done():
                 waiter.set_exception(self._closed)
 
-    async def _wait(self, event: Any, withdrawn: Any, feed: Any, time_left_s: float, why: Any) -> Any:
+    def kill(self, reason: str) -> None:
+        """The ranks' Agents end with status 1, and so does this daemon."""
+        for sender in self._watchers.values():
+            _push(sender, KilledMessage(reason))
+        self._end(1)
+
+    # -- waiting
+
+    async def _wait(self, event: Any, time_left_s: float, why: Callable[[float], LighthouseError]) -> Any:
         if self._closed is not None:
             raise self._closed
-        call = next(self._calls)
+        call = next(self._numbers)
         answer = self._waiting[call] = asyncio.get_running_loop().create_future()
-        feed(event(call))
+        self._feed(event(call))
         limit = asyncio.timeout(time_left_s)
         try:
             async with limit:
@@ -86,40 +156,64 @@ class ManagerDriver:
         except TimeoutError:
             if not limit.expired():  # a refusal of that kind, with its own reason
                 raise
-            raise DeadlinePassed(f"{why()} within {time_left_s:.3g} s") from None
+            raise why(time_left_s) from None
         finally:
             if self._waiting.pop(call, None) is not None:
-                feed(withdrawn(call))
+                self._feed(CallEnded(call))
 
-    def _why_no_quorum(self) -> str:
-        size = self._me.group_world_size
-        missing = [rank for rank in range(size) if rank not in self.gather.waiting]
-        return f"ranks {missing} of {size} have not asked for a quorum" if missing else "the lighthouse gave no quorum"
+    def _no_quorum(self, time_left_s: float) -> LighthouseError:
+        size, waiting = self.machine.me.group_world_size, self.machine.ranks_waiting
+        missing = [rank for rank in range(size) if rank not in waiting]
+        if missing and self.gather.waiting:
+            what = f"ranks {missing} of {size} have not asked for a quorum"
+            return DeadlinePassed(f"{what} within {time_left_s:.3g} s")
+        if self._link.error:
+            return Unreachable(f"lighthouse: {self._link.error}; tried for {time_left_s:.3g} s")
+        return DeadlinePassed(f"the lighthouse gave no quorum within {time_left_s:.3g} s")
 
-    def _why_no_decision(self) -> str:
-        return "the other ranks of the group have not voted"
+    # -- feed and perform
 
-    def _feed_gather(self, event: gather.Event) -> None:
-        self._perform(self.gather.handle(event))
+    def _opened(self) -> None:
+        self._feed(SessionOpened())
 
-    def _feed_commit(self, event: commit.Event) -> None:
-        self._perform(self.commit.handle(event))
+    def _received(self, message: ToManager) -> None:
+        self._feed(Received(message))
 
-    def _perform(self, effects: Sequence[gather.Effect | commit.Effect]) -> None:
+    def _feed(self, event: Event) -> None:
+        if self._closed is None:
+            self._perform(self.machine.handle(event, self._clock()))
+
+    def _tick(self) -> None:
+        self._perform(self.machine.tick(self._clock()))
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case gather.GroupJoined():
-                    self._start_join(effect)
-                case gather.JoinTakenBack():
-                    self._take_back()
-                case gather.RoundAnswered(quorum_id, step):
-                    self._feed_commit(commit.Opened(quorum_id, step))
-                case gather.RankAnswered(call, assignment, quorum):
+                case QuorumAnswered(call, assignment, quorum):
                     self._settle(call, (assignment, quorum))
-                case commit.Decided(call, decision):
-                    self._settle(call, decision)
-                case gather.RankRefused(call, error) | commit.VoteRefused(call, error):
+                case VoteAnswered(call, decision, following):
+                    self._settle(call, Vote(decision, following))
+                case CallRefused(call, error):
                     self._settle(call, error)
+                case Sent(message):
+                    self._link.send(message)
+                case Pushed(message, watches):
+                    self._push(message, watches)
+                case SessionGivenUp(reason):
+                    self._link.give_up(reason)
+                case Killed(reason):
+                    log.error("killed by the lighthouse: %s", reason)
+                    self.kill(reason)
+                case HasLeft(reason):
+                    log.info("has left: %s", reason)
+                    self._left.set()
+        self._timer.set(self.machine.deadline())
+
+    def _push(self, message: ToRank, watches: Sequence[int]) -> None:
+        log.info("to the ranks: %s", message)
+        for watch in watches:
+            if (sender := self._watchers.get(watch)) is not None:
+                _push(sender, message)
 
     def _settle(self, call: int, outcome: object) -> None:
         waiter = self._waiting.pop(call, None)
@@ -130,40 +224,13 @@ class ManagerDriver:
         else:
             waiter.set_result(outcome)
 
-    def _start_join(self, joined: gather.GroupJoined) -> None:
-        self._link.incarnation = self.incarnation
-        self._take_back()
-        self._join = asyncio.create_task(self._run_join(joined), name=f"join round {joined.round}")
 
-    def _take_back(self) -> None:
-        if self._join is not None:
-            self._join.cancel()
-            self._join = None
+def _push(sender: Sender, message: ToRank) -> None:
+    sender.send(session_wire.watch_response_to_wire(message))
 
-    async def _run_join(self, joined: gather.GroupJoined) -> None:
-        time_left_s = joined.deadline_at - asyncio.get_running_loop().time()
-        try:
-            quorum = await self._link.join(self._participant(joined), time_left_s)
-        except LighthouseError as e:
-            log.warning("no quorum for step %d: %s", joined.step, e)
-            event: gather.Event = gather.JoinFailed(joined.round, e)
-        else:
-            event = gather.QuorumReceived(joined.round, quorum)
-        self._join = None
-        self._feed_gather(event)
 
-    def _participant(self, joined: gather.GroupJoined) -> Participant:
-        return replace(
-            self._me,
-            incarnation=self.incarnation,
-            step=joined.step,
-            shrink_only=joined.shrink_only,
-            commit_failures=joined.commit_failures,
-            tag_quorum_id=joined.tag_quorum_id,
-            ranks_disagree=joined.ranks_disagree,
-            seen_quorum_id=joined.seen_quorum_id,
-            wire=_handles_on_the_wire(joined.handles),
-        )
+def _no_decision(time_left_s: float) -> LighthouseError:
+    return DeadlinePassed(f"the other ranks of the group have not voted within {time_left_s:.3g} s")
 
 
 def _handles_on_the_wire(handles: tuple[str, ...]) -> bytes:

@@ -121,6 +121,21 @@ class GatherMachine:
     def is_joined(self) -> bool:
         return self._is_joined
 
+    def call_of(self, group_rank: int) -> int | None:
+        """The call of a rank that waits."""
+        ask = self._asks.get(group_rank)
+        return None if ask is None else ask.call
+
+    @property
+    def round(self) -> int:
+        """The number of the last join."""
+        return self._round
+
+    @property
+    def max_step(self) -> int:
+        """The step that the last quorum was formed for."""
+        return self._max_step or 0
+
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
         """Of the rank's last ask. Raises a refusal for a rank that never asked, or is at another step."""
         check_rank(group_rank, self._size)
@@ -140,7 +155,7 @@ class GatherMachine:
             case QuorumReceived(number, quorum):
                 return self._receive(quorum) if self._is_joined and number == self._round else []
             case JoinFailed(number, error):
-                return self._refuse_all(error) if self._is_joined and number == self._round else []
+                return self.refuse_all(error) if self._is_joined and number == self._round else []
 
     def _ask(self, ask: Ask) -> list[Effect]:
         try:
@@ -153,13 +168,13 @@ class GatherMachine:
         if older is not None:
             effects += [
                 *self._withdraw(older.call),
-                RankRefused(older.call, Superseded(f"rank {ask.group_rank} has asked again")),
+                RankRefused(older.call, superseded(ask.group_rank)),
             ]
         self._note_worker(ask)
         self._asks[ask.group_rank] = self._last[ask.group_rank] = ask
         odd = next((other for other in self._asks.values() if other.step != ask.step), None)
         if odd is not None and not (odd.worker and ask.worker):
-            return effects + self._refuse_all(_steps_differ(ask, odd))
+            return effects + self.refuse_all(_steps_differ(ask, odd))
         return effects + (self._join() if len(self._asks) == self._size else [])
 
     def _check_step(self, ask: Ask) -> None:
@@ -214,21 +229,21 @@ class GatherMachine:
 
     def _receive(self, quorum: Quorum) -> list[Effect]:
         if quorum.quorum_id < self.quorum_id:
-            return self._refuse_all(_went_back(quorum.quorum_id, self.quorum_id))
+            return self.refuse_all(_went_back(quorum.quorum_id, self.quorum_id))
         answers: list[RankAnswered] = []
         for ask in self._asks.values():
             assignment = assign(quorum, self._wire_id, ask.group_rank, ask.init_sync)
             if assignment is None:
-                return self._refuse_all(
+                return self.refuse_all(
                     InternalError(f"the lighthouse's quorum {quorum.quorum_id} lacks {self._wire_id}")
                 )
             answers.append(RankAnswered(ask.call, assignment, quorum))
+        self.quorum_id = quorum.quorum_id
         odd = self._disagreement()
         if odd is not None and not answers[0].assignment.heals:
-            return self._refuse_all(odd)
+            return self.refuse_all(odd)
         self._asks = {}
         self._is_joined = False
-        self.quorum_id = quorum.quorum_id
         self._max_step = answers[0].assignment.max_step
         return [RoundAnswered(quorum.quorum_id, self._max_step), *answers]
 
@@ -239,7 +254,8 @@ class GatherMachine:
         odd = next((other for other in others if (other.step, other.tag_quorum_id) != state), None)
         return _states_differ(first, odd) if odd is not None else None
 
-    def _refuse_all(self, error: LighthouseError) -> list[Effect]:
+    def refuse_all(self, error: LighthouseError) -> list[Effect]:
+        """Every waiting rank gets `error`."""
         taken_back: list[Effect] = [JoinTakenBack(self._round)] if self._is_joined else []
         refused: list[Effect] = [RankRefused(ask.call, error) for ask in self._asks.values()]
         self._asks = {}
@@ -252,6 +268,10 @@ def check_rank(group_rank: int, group_world_size: int) -> None:
         raise InvalidRequest(
             f"is {group_rank}; the group has ranks 0 to {group_world_size - 1} (--group-world-size)", field="rank"
         )
+
+
+def superseded(group_rank: int) -> Superseded:
+    return Superseded(f"rank {group_rank} has asked again")
 
 
 def _steps_differ(ask: Ask, other: Ask) -> WrongState:

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable, Mapping
 
-from lighthouse_runtime.loop import StopRequest
-from lighthouse_runtime.server import Call, ControlPolicy, Method
+from lighthouse_runtime.process import ended_process, host_id
+from lighthouse_runtime.server import Call, ControlPolicy, Entry, Feed, Method, Sender
 from manager.driver import ManagerDriver
-from protos import manager_pb2, torchft_pb2, wire
+from protos import manager_pb2, session_wire, torchft_pb2, wire
 from protos.limits import MAX_QUORUM_ID, answer_margin_s
 from protos.membership import Quorum
 from protos.refusals import InvalidRequest
@@ -19,24 +19,22 @@ MAX_CHECKPOINT_ADDRESS_CHARS = 4096
 
 
 class ManagerService:
-    def __init__(
-        self, driver: ManagerDriver, policy: ControlPolicy, status: Callable[[], ManagerStatus], stop: StopRequest
-    ) -> None:
+    def __init__(self, driver: ManagerDriver, policy: ControlPolicy, status: Callable[[], ManagerStatus]) -> None:
         self._driver = driver
         self._policy = policy
         self._status = status
-        self._stop = stop
 
-    def services(self) -> Mapping[str, Mapping[str, Method]]:
+    def services(self) -> Mapping[str, Mapping[str, Entry]]:
         """Handlers by service and method."""
-        documented = {
+        documented: dict[str, Entry] = {
             "Quorum": Method(manager_pb2.ManagerQuorumRequest, self.quorum),
             "CheckpointAddress": Method(manager_pb2.CheckpointAddressRequest, self.checkpoint_address),
             "ShouldCommit": Method(manager_pb2.ShouldCommitRequest, self.should_commit),
             "Kill": Method(manager_pb2.KillRequest, self.kill),
             "Status": Method(manager_pb2.ManagerStatusRequest, self.status),
+            "Watch": Feed(manager_pb2.WatchRequest, self.watch),
         }
-        torchft = {
+        torchft: dict[str, Entry] = {
             "Quorum": Method(torchft_pb2.ManagerQuorumRequest, self.torchft_quorum),
             "CheckpointMetadata": Method(torchft_pb2.CheckpointMetadataRequest, self.torchft_checkpoint_metadata),
             "ShouldCommit": Method(torchft_pb2.ShouldCommitRequest, self.torchft_should_commit),
@@ -93,22 +91,23 @@ class ManagerService:
     async def should_commit(
         self, request: manager_pb2.ShouldCommitRequest, call: Call
     ) -> manager_pb2.ShouldCommitResponse:
-        decision = await self._driver.vote(
+        vote = await self._driver.vote(
             _answer_time_s(call),
+            wants_next=request.wants_next,
             group_rank=request.rank,
             step=request.step,
             vote=request.should_commit,
             quorum_id=request.quorum_id if request.HasField("quorum_id") else None,
         )
-        return manager_pb2.ShouldCommitResponse(should_commit=decision)
+        return wire.vote_to_native(vote.commit, vote.next)
 
     async def torchft_should_commit(
         self, request: torchft_pb2.ShouldCommitRequest, call: Call
     ) -> torchft_pb2.ShouldCommitResponse:
-        decision = await self._driver.vote(
+        vote = await self._driver.vote(
             _answer_time_s(call), group_rank=request.group_rank, step=request.step, vote=request.should_commit
         )
-        return torchft_pb2.ShouldCommitResponse(should_commit=decision)
+        return torchft_pb2.ShouldCommitResponse(should_commit=vote.commit)
 
     async def kill(self, request: manager_pb2.KillRequest, call: Call) -> manager_pb2.KillResponse:
         self._kill(request.msg, call)
@@ -121,10 +120,22 @@ class ManagerService:
     async def status(self, _: manager_pb2.ManagerStatusRequest, __: Call) -> manager_pb2.ManagerStatusResponse:
         return wire.manager_status_to_wire(self._status())
 
+    async def watch(self, request: manager_pb2.WatchRequest, call: Call, sender: Sender) -> None:
+        """One rank's watch, until its stream or its process ends."""
+        asked = session_wire.watch_request_from_wire(request)
+        number = self._driver.open_watch(asked, sender)
+        pid = asked.pid if call.is_local and asked.host == host_id() else 0
+        with ended_process(pid, asked.started, lambda: self._driver.end_watch(number)):
+            try:
+                await sender.wait_ended()
+            finally:
+                self._driver.end_watch(number)
+
     def _kill(self, msg: str, call: Call) -> None:
         self._policy.check(call)
-        log.error("killed by %s: %s", call.peer, " ".join(msg.split()) or "no reason given")
-        self._stop(1)
+        reason = " ".join(msg.split()) or "no reason given"
+        log.error("killed by %s: %s", call.peer, reason)
+        self._driver.kill(reason)
 
 
 def _answer_time_s(call: Call) -> float:
@@ -153,7 +164,9 @@ def _counted(commit_failures: int) -> int:
     return commit_failures
 
 
-def _handles(quorum: Quorum, group_rank: int) -> list[str]:
+def _handles(quorum: Quorum | None, group_rank: int) -> list[str]:
     """Each participant's handle for that rank, if every one has shown theirs."""
+    if quorum is None:
+        return []
     shown = [torchft_pb2.QuorumMember.FromString(p.wire).reconfigure_handles for p in quorum.participants]
     return [handles[group_rank] for handles in shown] if all(len(h) > group_rank for h in shown) else []

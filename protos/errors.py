@@ -4,6 +4,7 @@ import grpc
 
 from protos.refusals import (
     DeadlinePassed,
+    Drained,
     DuplicateReplica,
     InternalError,
     InvalidRequest,
@@ -25,6 +26,7 @@ _STATUS: dict[type[LighthouseError], grpc.StatusCode] = {
     NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
     NotServed: grpc.StatusCode.UNIMPLEMENTED,
     Superseded: grpc.StatusCode.ABORTED,
+    Drained: grpc.StatusCode.OUT_OF_RANGE,  # past the end; gRPC makes this status of nothing by itself
     LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unreachable: grpc.StatusCode.UNAVAILABLE,
     DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -33,7 +35,6 @@ _STATUS: dict[type[LighthouseError], grpc.StatusCode] = {
 _CLASS = {status: cls for cls, status in _STATUS.items()} | {
     grpc.StatusCode.CANCELLED: DeadlinePassed,
     grpc.StatusCode.UNKNOWN: InternalError,
-    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
     grpc.StatusCode.UNAUTHENTICATED: NotPermitted,
     grpc.StatusCode.DATA_LOSS: InternalError,
 }

@@ -32,6 +32,15 @@ def check_name(value: str, field: str = "replica_id") -> str:
     return value
 
 
+@functools.lru_cache(maxsize=32768)
+def read_identity(wire_id: str, incarnation: str = "") -> tuple[str, str]:
+    """(replica_id, incarnation) of a caller that may tell its incarnation apart. Raises InvalidRequest."""
+    name, implied = split_replica_id(check_name(wire_id))
+    if incarnation and check_name(incarnation, "incarnation") != implied:
+        return wire_id, incarnation
+    return name, implied
+
+
 def split_replica_id(wire_id: str) -> tuple[str, str]:
     """(replica_id, incarnation) of an id as it came; incarnation is empty unless the id is torchft's name:uuid."""
     name, colon, tail = wire_id.rpartition(":")
@@ -90,6 +99,7 @@ def _split_port(text: str) -> tuple[str, str | None]:
     return host, port if colon else None
 
 
+@functools.lru_cache(maxsize=32768)
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         found = ipaddress.ip_address(host)

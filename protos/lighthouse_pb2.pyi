@@ -9,11 +9,86 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _HoldMode:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _HoldModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_HoldMode.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    HOLD_MODE_UNSPECIFIED: _HoldMode.ValueType  # 0
+    HOLD_MODE_STANDING: _HoldMode.ValueType  # 1
+    """grants the next step by itself"""
+    HOLD_MODE_FROZEN: _HoldMode.ValueType  # 2
+    """recalled: grants nothing beyond its highest grant"""
+    HOLD_MODE_RESUMED: _HoldMode.ValueType  # 3
+    """grants up to a step, then joins"""
+    HOLD_MODE_JOINING: _HoldMode.ValueType  # 4
+    """has joined since, and never grants under it again"""
+    HOLD_MODE_REVOKED: _HoldMode.ValueType  # 5
+    """revoked, or a step failed; never grants under it again"""
+
+class HoldMode(_HoldMode, metaclass=_HoldModeEnumTypeWrapper): ...
+
+HOLD_MODE_UNSPECIFIED: HoldMode.ValueType  # 0
+HOLD_MODE_STANDING: HoldMode.ValueType  # 1
+"""grants the next step by itself"""
+HOLD_MODE_FROZEN: HoldMode.ValueType  # 2
+"""recalled: grants nothing beyond its highest grant"""
+HOLD_MODE_RESUMED: HoldMode.ValueType  # 3
+"""grants up to a step, then joins"""
+HOLD_MODE_JOINING: HoldMode.ValueType  # 4
+"""has joined since, and never grants under it again"""
+HOLD_MODE_REVOKED: HoldMode.ValueType  # 5
+"""revoked, or a step failed; never grants under it again"""
+global___HoldMode = HoldMode
+
+class _Phase:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    PHASE_UNSPECIFIED: _Phase.ValueType  # 0
+    PHASE_NONE: _Phase.ValueType  # 1
+    """no quorum stands: every step asks the lighthouse"""
+    PHASE_RETURNING: _Phase.ValueType  # 2
+    """the lighthouse has restarted: who holds it may go on, and is to come back"""
+    PHASE_STANDING: _Phase.ValueType  # 3
+    PHASE_RECALLED: _Phase.ValueType  # 4
+    """grant nothing new, and say what was granted"""
+    PHASE_RESUMED: _Phase.ValueType  # 5
+    """grant up to `upto`, then join"""
+    PHASE_REVOKED: _Phase.ValueType  # 6
+    """stop, and abort what has not completed"""
+
+class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper): ...
+
+PHASE_UNSPECIFIED: Phase.ValueType  # 0
+PHASE_NONE: Phase.ValueType  # 1
+"""no quorum stands: every step asks the lighthouse"""
+PHASE_RETURNING: Phase.ValueType  # 2
+"""the lighthouse has restarted: who holds it may go on, and is to come back"""
+PHASE_STANDING: Phase.ValueType  # 3
+PHASE_RECALLED: Phase.ValueType  # 4
+"""grant nothing new, and say what was granted"""
+PHASE_RESUMED: Phase.ValueType  # 5
+"""grant up to `upto`, then join"""
+PHASE_REVOKED: Phase.ValueType  # 6
+"""stop, and abort what has not completed"""
+global___Phase = Phase
 
 @typing.final
 class QuorumMember(google.protobuf.message.Message):
@@ -31,6 +106,7 @@ class QuorumMember(google.protobuf.message.Message):
     TAG_QUORUM_ID_FIELD_NUMBER: builtins.int
     RANKS_DISAGREE_FIELD_NUMBER: builtins.int
     SEEN_QUORUM_ID_FIELD_NUMBER: builtins.int
+    WATCHED_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     """1 to 128 of A-Z a-z 0-9 . _ : / @ + = -"""
     address: builtins.str
@@ -55,6 +131,8 @@ class QuorumMember(google.protobuf.message.Message):
     """the group's ranks hold states with different tags: the group heals"""
     seen_quorum_id: builtins.int
     """the highest quorum_id that this group was ever told"""
+    watched: builtins.bool
+    """all ranks hold a Watch: the group's collectives can be aborted"""
     def __init__(
         self,
         *,
@@ -70,9 +148,10 @@ class QuorumMember(google.protobuf.message.Message):
         tag_quorum_id: builtins.int | None = ...,
         ranks_disagree: builtins.bool = ...,
         seen_quorum_id: builtins.int = ...,
+        watched: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_tag_quorum_id", b"_tag_quorum_id", "tag_quorum_id", b"tag_quorum_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tag_quorum_id", b"_tag_quorum_id", "address", b"address", "commit_failures", b"commit_failures", "data", b"data", "incarnation", b"incarnation", "ranks_disagree", b"ranks_disagree", "replica_id", b"replica_id", "seen_quorum_id", b"seen_quorum_id", "shrink_only", b"shrink_only", "step", b"step", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_tag_quorum_id", b"_tag_quorum_id", "address", b"address", "commit_failures", b"commit_failures", "data", b"data", "incarnation", b"incarnation", "ranks_disagree", b"ranks_disagree", "replica_id", b"replica_id", "seen_quorum_id", b"seen_quorum_id", "shrink_only", b"shrink_only", "step", b"step", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "watched", b"watched", "world_size", b"world_size"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tag_quorum_id", b"_tag_quorum_id"]) -> typing.Literal["tag_quorum_id"] | None: ...
 
 global___QuorumMember = QuorumMember
@@ -321,3 +400,435 @@ class LighthouseKillResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___LighthouseKillResponse = LighthouseKillResponse
+
+@typing.final
+class LighthouseDrainRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: builtins.int
+    REPLICA_ID_FIELD_NUMBER: builtins.int
+    MSG_FIELD_NUMBER: builtins.int
+    job: builtins.str
+    """empty: the default job"""
+    replica_id: builtins.str
+    msg: builtins.str
+    def __init__(
+        self,
+        *,
+        job: builtins.str = ...,
+        replica_id: builtins.str = ...,
+        msg: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job", b"job", "msg", b"msg", "replica_id", b"replica_id"]) -> None: ...
+
+global___LighthouseDrainRequest = LighthouseDrainRequest
+
+@typing.final
+class LighthouseDrainResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___LighthouseDrainResponse = LighthouseDrainResponse
+
+@typing.final
+class SessionRequest(google.protobuf.message.Message):
+    """A session: one manager, for as long as both live. What a reader does not know, it skips."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: builtins.int
+    BEAT_FIELD_NUMBER: builtins.int
+    JOIN_FIELD_NUMBER: builtins.int
+    WITHDRAW_FIELD_NUMBER: builtins.int
+    LEAVE_FIELD_NUMBER: builtins.int
+    @property
+    def hello(self) -> global___Hello:
+        """first, and once"""
+
+    @property
+    def beat(self) -> global___Beat: ...
+    @property
+    def join(self) -> global___Join: ...
+    @property
+    def withdraw(self) -> global___Withdraw: ...
+    @property
+    def leave(self) -> global___Leave:
+        """a session that ends without it is a crash"""
+
+    def __init__(
+        self,
+        *,
+        hello: global___Hello | None = ...,
+        beat: global___Beat | None = ...,
+        join: global___Join | None = ...,
+        withdraw: global___Withdraw | None = ...,
+        leave: global___Leave | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["beat", b"beat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beat", b"beat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "beat", "join", "withdraw", "leave"] | None: ...
+
+global___SessionRequest = SessionRequest
+
+@typing.final
+class SessionResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WELCOME_FIELD_NUMBER: builtins.int
+    ECHO_FIELD_NUMBER: builtins.int
+    HANDED_FIELD_NUMBER: builtins.int
+    REFUSED_FIELD_NUMBER: builtins.int
+    ORDER_FIELD_NUMBER: builtins.int
+    DRAIN_FIELD_NUMBER: builtins.int
+    KILL_FIELD_NUMBER: builtins.int
+    GOODBYE_FIELD_NUMBER: builtins.int
+    @property
+    def welcome(self) -> global___Welcome:
+        """first, unless the hello is refused"""
+
+    @property
+    def echo(self) -> global___Echo: ...
+    @property
+    def handed(self) -> global___Handed: ...
+    @property
+    def refused(self) -> global___Refused: ...
+    @property
+    def order(self) -> global___Order: ...
+    @property
+    def drain(self) -> global___Drain: ...
+    @property
+    def kill(self) -> global___Kill: ...
+    @property
+    def goodbye(self) -> global___Goodbye: ...
+    def __init__(
+        self,
+        *,
+        welcome: global___Welcome | None = ...,
+        echo: global___Echo | None = ...,
+        handed: global___Handed | None = ...,
+        refused: global___Refused | None = ...,
+        order: global___Order | None = ...,
+        drain: global___Drain | None = ...,
+        kill: global___Kill | None = ...,
+        goodbye: global___Goodbye | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["drain", b"drain", "echo", b"echo", "goodbye", b"goodbye", "handed", b"handed", "kill", b"kill", "message", b"message", "order", b"order", "refused", b"refused", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drain", b"drain", "echo", b"echo", "goodbye", b"goodbye", "handed", b"handed", "kill", b"kill", "message", b"message", "order", b"order", "refused", b"refused", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "echo", "handed", "refused", "order", "drain", "kill", "goodbye"] | None: ...
+
+global___SessionResponse = SessionResponse
+
+@typing.final
+class Held(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUORUM_ID_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    GRANTED_FIELD_NUMBER: builtins.int
+    quorum_id: builtins.int
+    mode: global___HoldMode.ValueType
+    granted: builtins.int
+    """the highest step that the group's ranks were let into under it"""
+    def __init__(
+        self,
+        *,
+        quorum_id: builtins.int = ...,
+        mode: global___HoldMode.ValueType = ...,
+        granted: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["granted", b"granted", "mode", b"mode", "quorum_id", b"quorum_id"]) -> None: ...
+
+global___Held = Held
+
+@typing.final
+class Levels(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: builtins.int
+    DRAINS_FIELD_NUMBER: builtins.int
+    DOWN_FIELD_NUMBER: builtins.int
+    drains: builtins.bool
+    down: builtins.str
+    """why the group cannot take part though its manager lives; empty: it can"""
+    @property
+    def held(self) -> global___Held:
+        """absent: no quorum"""
+
+    def __init__(
+        self,
+        *,
+        held: global___Held | None = ...,
+        drains: builtins.bool = ...,
+        down: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["held", b"held"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["down", b"down", "drains", b"drains", "held", b"held"]) -> None: ...
+
+global___Levels = Levels
+
+@typing.final
+class Hello(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTICIPANT_FIELD_NUMBER: builtins.int
+    LEVELS_FIELD_NUMBER: builtins.int
+    @property
+    def participant(self) -> global___QuorumMember:
+        """as in the last join"""
+
+    @property
+    def levels(self) -> global___Levels: ...
+    def __init__(
+        self,
+        *,
+        participant: global___QuorumMember | None = ...,
+        levels: global___Levels | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["levels", b"levels", "participant", b"participant"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["levels", b"levels", "participant", b"participant"]) -> None: ...
+
+global___Hello = Hello
+
+@typing.final
+class Beat(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    LEVELS_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """grows"""
+    @property
+    def levels(self) -> global___Levels: ...
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        levels: global___Levels | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["levels", b"levels"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["levels", b"levels", "number", b"number"]) -> None: ...
+
+global___Beat = Beat
+
+@typing.final
+class Join(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    PARTICIPANT_FIELD_NUMBER: builtins.int
+    TIME_LEFT_S_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """grows; a newer one takes the place of an older"""
+    time_left_s: builtins.float
+    @property
+    def participant(self) -> global___QuorumMember: ...
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        participant: global___QuorumMember | None = ...,
+        time_left_s: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["participant", b"participant"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "participant", b"participant", "time_left_s", b"time_left_s"]) -> None: ...
+
+global___Join = Join
+
+@typing.final
+class Withdraw(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """of the join"""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
+
+global___Withdraw = Withdraw
+
+@typing.final
+class Leave(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+global___Leave = Leave
+
+@typing.final
+class Welcome(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HEARTBEAT_INTERVAL_S_FIELD_NUMBER: builtins.int
+    LEASE_S_FIELD_NUMBER: builtins.int
+    ORDER_FIELD_NUMBER: builtins.int
+    heartbeat_interval_s: builtins.float
+    lease_s: builtins.float
+    @property
+    def order(self) -> global___Order: ...
+    def __init__(
+        self,
+        *,
+        heartbeat_interval_s: builtins.float = ...,
+        lease_s: builtins.float = ...,
+        order: global___Order | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["order", b"order"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "lease_s", b"lease_s", "order", b"order"]) -> None: ...
+
+global___Welcome = Welcome
+
+@typing.final
+class Echo(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    HEARTBEAT_INTERVAL_S_FIELD_NUMBER: builtins.int
+    ORDER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """of the beat"""
+    heartbeat_interval_s: builtins.float
+    @property
+    def order(self) -> global___Order:
+        """about the quorum that the beat said is held"""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        heartbeat_interval_s: builtins.float = ...,
+        order: global___Order | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["order", b"order"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "number", b"number", "order", b"order"]) -> None: ...
+
+global___Echo = Echo
+
+@typing.final
+class Handed(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOIN_FIELD_NUMBER: builtins.int
+    QUORUM_FIELD_NUMBER: builtins.int
+    STANDS_FIELD_NUMBER: builtins.int
+    join: builtins.int
+    """number of the join that this answers"""
+    stands: builtins.bool
+    @property
+    def quorum(self) -> global___Quorum: ...
+    def __init__(
+        self,
+        *,
+        join: builtins.int = ...,
+        quorum: global___Quorum | None = ...,
+        stands: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["quorum", b"quorum"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["join", b"join", "quorum", b"quorum", "stands", b"stands"]) -> None: ...
+
+global___Handed = Handed
+
+@typing.final
+class Refused(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOIN_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    join: builtins.int
+    """0: the hello was refused, and the session ends"""
+    kind: builtins.str
+    """name of a class of protos/refusals.py"""
+    text: builtins.str
+    def __init__(
+        self,
+        *,
+        join: builtins.int = ...,
+        kind: builtins.str = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["join", b"join", "kind", b"kind", "text", b"text"]) -> None: ...
+
+global___Refused = Refused
+
+@typing.final
+class Order(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUORUM_ID_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    UPTO_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    quorum_id: builtins.int
+    phase: global___Phase.ValueType
+    upto: builtins.int
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        quorum_id: builtins.int = ...,
+        phase: global___Phase.ValueType = ...,
+        upto: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["phase", b"phase", "quorum_id", b"quorum_id", "reason", b"reason", "upto", b"upto"]) -> None: ...
+
+global___Order = Order
+
+@typing.final
+class Drain(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+global___Drain = Drain
+
+@typing.final
+class Kill(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+global___Kill = Kill
+
+@typing.final
+class Goodbye(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+global___Goodbye = Goodbye

@@ -54,6 +54,16 @@ class LighthouseServiceStub(object):
                 request_serializer=protos_dot_lighthouse__pb2.LighthouseKillRequest.SerializeToString,
                 response_deserializer=protos_dot_lighthouse__pb2.LighthouseKillResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/lighthouse.v1.LighthouseService/Drain',
+                request_serializer=protos_dot_lighthouse__pb2.LighthouseDrainRequest.SerializeToString,
+                response_deserializer=protos_dot_lighthouse__pb2.LighthouseDrainResponse.FromString,
+                _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/lighthouse.v1.LighthouseService/Session',
+                request_serializer=protos_dot_lighthouse__pb2.SessionRequest.SerializeToString,
+                response_deserializer=protos_dot_lighthouse__pb2.SessionResponse.FromString,
+                _registered_method=True)
 
 
 class LighthouseServiceServicer(object):
@@ -84,6 +94,20 @@ class LighthouseServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Asks a replica group to leave after the step that the others know of. Who may is as for Kill.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Session(self, request_iterator, context):
+        """A manager's own connection: what it holds and asks for, and what the lighthouse answers and wants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LighthouseServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -106,6 +130,16 @@ def add_LighthouseServiceServicer_to_server(servicer, server):
                     servicer.Kill,
                     request_deserializer=protos_dot_lighthouse__pb2.LighthouseKillRequest.FromString,
                     response_serializer=protos_dot_lighthouse__pb2.LighthouseKillResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_lighthouse__pb2.LighthouseDrainRequest.FromString,
+                    response_serializer=protos_dot_lighthouse__pb2.LighthouseDrainResponse.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=protos_dot_lighthouse__pb2.SessionRequest.FromString,
+                    response_serializer=protos_dot_lighthouse__pb2.SessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -216,6 +250,60 @@ class LighthouseService(object):
             '/lighthouse.v1.LighthouseService/Kill',
             protos_dot_lighthouse__pb2.LighthouseKillRequest.SerializeToString,
             protos_dot_lighthouse__pb2.LighthouseKillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lighthouse.v1.LighthouseService/Drain',
+            protos_dot_lighthouse__pb2.LighthouseDrainRequest.SerializeToString,
+            protos_dot_lighthouse__pb2.LighthouseDrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/lighthouse.v1.LighthouseService/Session',
+            protos_dot_lighthouse__pb2.SessionRequest.SerializeToString,
+            protos_dot_lighthouse__pb2.SessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

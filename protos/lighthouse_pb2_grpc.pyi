@@ -42,6 +42,18 @@ class LighthouseServiceStub:
     ]
     """Ends a replica group through its manager. Loopback, a token or --allow-remote-control."""
 
+    Drain: grpc.UnaryUnaryMultiCallable[
+        protos.lighthouse_pb2.LighthouseDrainRequest,
+        protos.lighthouse_pb2.LighthouseDrainResponse,
+    ]
+    """Asks a replica group to leave after the step that the others know of. Who may is as for Kill."""
+
+    Session: grpc.StreamStreamMultiCallable[
+        protos.lighthouse_pb2.SessionRequest,
+        protos.lighthouse_pb2.SessionResponse,
+    ]
+    """A manager's own connection: what it holds and asks for, and what the lighthouse answers and wants."""
+
 class LighthouseServiceAsyncStub:
     Quorum: grpc.aio.UnaryUnaryMultiCallable[
         protos.lighthouse_pb2.LighthouseQuorumRequest,
@@ -63,6 +75,18 @@ class LighthouseServiceAsyncStub:
         protos.lighthouse_pb2.LighthouseKillResponse,
     ]
     """Ends a replica group through its manager. Loopback, a token or --allow-remote-control."""
+
+    Drain: grpc.aio.UnaryUnaryMultiCallable[
+        protos.lighthouse_pb2.LighthouseDrainRequest,
+        protos.lighthouse_pb2.LighthouseDrainResponse,
+    ]
+    """Asks a replica group to leave after the step that the others know of. Who may is as for Kill."""
+
+    Session: grpc.aio.StreamStreamMultiCallable[
+        protos.lighthouse_pb2.SessionRequest,
+        protos.lighthouse_pb2.SessionResponse,
+    ]
+    """A manager's own connection: what it holds and asks for, and what the lighthouse answers and wants."""
 
 class LighthouseServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -93,5 +117,21 @@ class LighthouseServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[protos.lighthouse_pb2.LighthouseKillResponse, collections.abc.Awaitable[protos.lighthouse_pb2.LighthouseKillResponse]]:
         """Ends a replica group through its manager. Loopback, a token or --allow-remote-control."""
+
+    @abc.abstractmethod
+    def Drain(
+        self,
+        request: protos.lighthouse_pb2.LighthouseDrainRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.lighthouse_pb2.LighthouseDrainResponse, collections.abc.Awaitable[protos.lighthouse_pb2.LighthouseDrainResponse]]:
+        """Asks a replica group to leave after the step that the others know of. Who may is as for Kill."""
+
+    @abc.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[protos.lighthouse_pb2.SessionRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[protos.lighthouse_pb2.SessionResponse], collections.abc.AsyncIterator[protos.lighthouse_pb2.SessionResponse]]:
+        """A manager's own connection: what it holds and asks for, and what the lighthouse answers and wants."""
 
 def add_LighthouseServiceServicer_to_server(servicer: LighthouseServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -10,6 +10,7 @@ MAX_DATA_BYTES = 4096
 MAX_MEMBER_BYTES = 16 * 1024  # of one participant, with all that is relayed unread
 MAX_GROUP_WORLD_SIZE = 65536
 MAX_QUORUM_ID = 2**62
+MAX_REASON_CHARS = 1000  # of a refusal or an order; a status travels in a header, which has a limit of its own
 
 # One participant takes some 200 bytes (4.5 KiB with full `data`); a quorum of 10,000 must still fit.
 MAX_REQUEST_BYTES = 256 * 1024
@@ -24,6 +25,11 @@ DEFAULT_JOB = "default"
 # What a daemon keeps in hand to answer a waiting call with its reason before the caller's own deadline ends it.
 ANSWER_MARGIN_S = 0.25
 ANSWER_MARGIN_SHARE = 0.1
+
+
+def cut_reason(text: str) -> str:
+    """Whatever a caller sent and a reason quotes, it must not break the answer."""
+    return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 3] + "..."
 
 
 def answer_margin_s(time_left_s: float) -> float:

@@ -76,6 +76,7 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     REPLICA_IDS_FIELD_NUMBER: builtins.int
     COMMIT_FAILURES_FIELD_NUMBER: builtins.int
     CONTRIBUTORS_FIELD_NUMBER: builtins.int
+    REVOKED_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
     address: builtins.str
     """the manager to heal from; without healing, the primary's"""
@@ -93,6 +94,8 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     """the highest among the participants"""
     contributors: builtins.int
     """participants that do not heal: what a sum is divided by"""
+    revoked: builtins.bool
+    """the quorum was revoked meanwhile: do the step, and vote no"""
     @property
     def recover_dst_replica_ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -116,9 +119,10 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
         replica_ids: collections.abc.Iterable[builtins.str] | None = ...,
         commit_failures: builtins.int = ...,
         contributors: builtins.int = ...,
+        revoked: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "max_rank", b"max_rank", "recover_src_replica_rank", b"recover_src_replica_rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "address", b"address", "commit_failures", b"commit_failures", "contributors", b"contributors", "heal", b"heal", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "store_address", b"store_address"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "address", b"address", "commit_failures", b"commit_failures", "contributors", b"contributors", "heal", b"heal", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "store_address", b"store_address"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_rank", b"_max_rank"]) -> typing.Literal["max_rank"] | None: ...
     @typing.overload
@@ -170,11 +174,14 @@ class ShouldCommitRequest(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     QUORUM_ID_FIELD_NUMBER: builtins.int
+    WANTS_NEXT_FIELD_NUMBER: builtins.int
     should_commit: builtins.bool
     rank: builtins.int
     step: builtins.int
     quorum_id: builtins.int
     """absent: the quorum last answered to this rank"""
+    wants_next: builtins.bool
+    """a commit may be answered with the grant of the next step"""
     def __init__(
         self,
         *,
@@ -182,9 +189,10 @@ class ShouldCommitRequest(google.protobuf.message.Message):
         rank: builtins.int = ...,
         step: builtins.int = ...,
         quorum_id: builtins.int | None = ...,
+        wants_next: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_quorum_id", b"_quorum_id", "quorum_id", b"quorum_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_quorum_id", b"_quorum_id", "quorum_id", b"quorum_id", "rank", b"rank", "should_commit", b"should_commit", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_quorum_id", b"_quorum_id", "quorum_id", b"quorum_id", "rank", b"rank", "should_commit", b"should_commit", "step", b"step", "wants_next", b"wants_next"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_quorum_id", b"_quorum_id"]) -> typing.Literal["quorum_id"] | None: ...
 
 global___ShouldCommitRequest = ShouldCommitRequest
@@ -194,13 +202,21 @@ class ShouldCommitResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SHOULD_COMMIT_FIELD_NUMBER: builtins.int
+    NEXT_FIELD_NUMBER: builtins.int
     should_commit: builtins.bool
+    @property
+    def next(self) -> global___ManagerQuorumResponse:
+        """the next step's quorum, as if it had been asked for"""
+
     def __init__(
         self,
         *,
         should_commit: builtins.bool = ...,
+        next: global___ManagerQuorumResponse | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["should_commit", b"should_commit"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_next", b"_next", "next", b"next"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_next", b"_next", "next", b"next", "should_commit", b"should_commit"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_next", b"_next"]) -> typing.Literal["next"] | None: ...
 
 global___ShouldCommitResponse = ShouldCommitResponse
 
@@ -306,3 +322,107 @@ class ManagerStatusResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["address", b"address", "commits", b"commits", "discards", b"discards", "group_world_size", b"group_world_size", "incarnation", b"incarnation", "job", b"job", "lighthouse", b"lighthouse", "lighthouse_error", b"lighthouse_error", "lighthouse_reachable", b"lighthouse_reachable", "phase", b"phase", "quorum_id", b"quorum_id", "ranks_waiting", b"ranks_waiting", "replica_id", b"replica_id", "step", b"step", "store_address", b"store_address", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
 
 global___ManagerStatusResponse = ManagerStatusResponse
+
+@typing.final
+class WatchRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    STARTED_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    worker: builtins.str
+    """new at every start of the rank's process"""
+    pid: builtins.int
+    """0: not told"""
+    host: builtins.str
+    """names the machine and its pid namespace"""
+    started: builtins.int
+    """when the process started, as its host counts"""
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        worker: builtins.str = ...,
+        pid: builtins.int = ...,
+        host: builtins.str = ...,
+        started: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "pid", b"pid", "rank", b"rank", "started", b"started", "worker", b"worker"]) -> None: ...
+
+global___WatchRequest = WatchRequest
+
+@typing.final
+class WatchResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPENED_FIELD_NUMBER: builtins.int
+    REVOKED_FIELD_NUMBER: builtins.int
+    KILLED_FIELD_NUMBER: builtins.int
+    @property
+    def opened(self) -> global___WatchOpened:
+        """first: the rank is watched"""
+
+    @property
+    def revoked(self) -> global___Revoked: ...
+    @property
+    def killed(self) -> global___Killed: ...
+    def __init__(
+        self,
+        *,
+        opened: global___WatchOpened | None = ...,
+        revoked: global___Revoked | None = ...,
+        killed: global___Killed | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed"] | None: ...
+
+global___WatchResponse = WatchResponse
+
+@typing.final
+class WatchOpened(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___WatchOpened = WatchOpened
+
+@typing.final
+class Revoked(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUORUM_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    quorum_id: builtins.int
+    """abort its collectives that have not completed, vote, ask again"""
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        quorum_id: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["quorum_id", b"quorum_id", "reason", b"reason"]) -> None: ...
+
+global___Revoked = Revoked
+
+@typing.final
+class Killed(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """end the process with status 1"""
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+global___Killed = Killed

@@ -59,6 +59,11 @@ class ManagerServiceStub(object):
                 request_serializer=protos_dot_manager__pb2.ManagerStatusRequest.SerializeToString,
                 response_deserializer=protos_dot_manager__pb2.ManagerStatusResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/manager.v1.ManagerService/Watch',
+                request_serializer=protos_dot_manager__pb2.WatchRequest.SerializeToString,
+                response_deserializer=protos_dot_manager__pb2.WatchResponse.FromString,
+                _registered_method=True)
 
 
 class ManagerServiceServicer(object):
@@ -94,6 +99,13 @@ class ManagerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """Held open by each rank: its end is the rank's end for the manager, and the manager's for the rank.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ManagerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -121,6 +133,11 @@ def add_ManagerServiceServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protos_dot_manager__pb2.ManagerStatusRequest.FromString,
                     response_serializer=protos_dot_manager__pb2.ManagerStatusResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=protos_dot_manager__pb2.WatchRequest.FromString,
+                    response_serializer=protos_dot_manager__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -258,6 +275,33 @@ class ManagerService(object):
             '/manager.v1.ManagerService/Status',
             protos_dot_manager__pb2.ManagerStatusRequest.SerializeToString,
             protos_dot_manager__pb2.ManagerStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/manager.v1.ManagerService/Watch',
+            protos_dot_manager__pb2.WatchRequest.SerializeToString,
+            protos_dot_manager__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,12 @@ class ManagerServiceStub:
         protos.manager_pb2.ManagerStatusResponse,
     ]
 
+    Watch: grpc.UnaryStreamMultiCallable[
+        protos.manager_pb2.WatchRequest,
+        protos.manager_pb2.WatchResponse,
+    ]
+    """Held open by each rank: its end is the rank's end for the manager, and the manager's for the rank."""
+
 class ManagerServiceAsyncStub:
     Quorum: grpc.aio.UnaryUnaryMultiCallable[
         protos.manager_pb2.ManagerQuorumRequest,
@@ -69,6 +75,12 @@ class ManagerServiceAsyncStub:
         protos.manager_pb2.ManagerStatusRequest,
         protos.manager_pb2.ManagerStatusResponse,
     ]
+
+    Watch: grpc.aio.UnaryStreamMultiCallable[
+        protos.manager_pb2.WatchRequest,
+        protos.manager_pb2.WatchResponse,
+    ]
+    """Held open by each rank: its end is the rank's end for the manager, and the manager's for the rank."""
 
 class ManagerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -105,5 +117,13 @@ class ManagerServiceServicer(metaclass=abc.ABCMeta):
         request: protos.manager_pb2.ManagerStatusRequest,
         context: _ServicerContext,
     ) -> typing.Union[protos.manager_pb2.ManagerStatusResponse, collections.abc.Awaitable[protos.manager_pb2.ManagerStatusResponse]]: ...
+
+    @abc.abstractmethod
+    def Watch(
+        self,
+        request: protos.manager_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[protos.manager_pb2.WatchResponse], collections.abc.AsyncIterator[protos.manager_pb2.WatchResponse]]:
+        """Held open by each rank: its end is the rank's end for the manager, and the manager's for the rank."""
 
 def add_ManagerServiceServicer_to_server(servicer: ManagerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,4 +1,4 @@
-"""Participant and Quorum, as the pure cores know them: no protobuf."""
+"""Participant, Quorum and what they mean for a rank, as the pure cores know them: no protobuf."""
 
 from dataclasses import dataclass, field
 
@@ -9,6 +9,7 @@ class Participant:
 
     `wire_id` is the id as its caller writes it (torchft: name:uuid); `replica_id` and `incarnation` are what it means.
     `tag_quorum_id` is the quorum under which `step` was committed, None where the caller does not say.
+    `watched`: all ranks of the group hold a Watch, so that its collectives can be aborted.
     `wire` is the member as it came, opaque: fields that we do not know are relayed in it.
     """
 
@@ -25,6 +26,7 @@ class Participant:
     tag_quorum_id: int | None = None
     ranks_disagree: bool = False
     seen_quorum_id: int = 0
+    watched: bool = False
     wire: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +53,7 @@ class Assignment:
 
     `contributors` is what a sum over the participants is divided by: those that do not heal. `heal_*` name the peer
     to take state from; `serve_to` the replica ranks that take it from here. `max_rank` is the place among those at
-    `max_step`, None for one that is behind.
+    `max_step`, None for one that is behind. `revoked`: the quorum was revoked meanwhile; do the step and vote no.
     """
 
     quorum_id: int
@@ -68,7 +70,16 @@ class Assignment:
     heal_from_address: str = ""
     serve_to: tuple[int, ...] = ()
     commit_failures: int = 0
+    revoked: bool = False
 
     @property
     def heals(self) -> bool:
         return self.heal_from_rank is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What the ranks of a group have decided; `next` is the grant of the next step, if one came with it."""
+
+    commit: bool
+    next: Assignment | None = None

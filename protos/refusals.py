@@ -42,6 +42,10 @@ class Superseded(LighthouseError):
     """The same caller asked again; only its newest call is answered."""
 
 
+class Drained(LighthouseError):
+    """The group was asked to leave and has done its last step."""
+
+
 class LimitReached(LighthouseError):
     """A configured limit is full."""
 

@@ -53,6 +53,10 @@ class Order:
 # -- manager to lighthouse
 
 
+# Why a group is down of which no rank has come yet: the first quorum of a job waits for it.
+STARTING = "its ranks have not come yet"
+
+
 @dataclass(frozen=True, slots=True)
 class Levels:
     """`down` says why the group cannot take part though its manager lives; empty: all its ranks are there."""

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from google.protobuf.message import DecodeError
 
 from protos import lighthouse_pb2, manager_pb2, torchft_pb2
-from protos.identity import check_name, parse_address, split_replica_id
+from protos.identity import parse_address, read_identity
 from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_MEMBER_BYTES, MAX_QUORUM_ID
-from protos.membership import Assignment, Participant, Quorum
+from protos.membership import Assignment, Participant, Quorum, Vote
 from protos.refusals import InvalidRequest
 from protos.status import JobStatus, LighthouseStatus, ManagerStatus, MemberState, MemberStatus
 
@@ -40,7 +40,12 @@ def participant_from_native(member: lighthouse_pb2.QuorumMember, *, min_world_si
         if not 0 <= quorum_id <= MAX_QUORUM_ID:
             raise InvalidRequest(f"is {quorum_id}; quorum ids are 0 to {MAX_QUORUM_ID}", field=field)
     participant = _participant(member, member.incarnation, tag, min_world_size=min_world_size)
-    return replace(participant, ranks_disagree=member.ranks_disagree, seen_quorum_id=member.seen_quorum_id)
+    return replace(
+        participant,
+        ranks_disagree=member.ranks_disagree,
+        seen_quorum_id=member.seen_quorum_id,
+        watched=member.watched,
+    )
 
 
 def participant_from_torchft(member: torchft_pb2.QuorumMember) -> Participant:
@@ -49,15 +54,12 @@ def participant_from_torchft(member: torchft_pb2.QuorumMember) -> Participant:
 
 
 def _participant(member: _Member, incarnation: str, tag: int | None, *, min_world_size: int) -> Participant:
-    wire_id = check_name(member.replica_id)
-    name, implied = split_replica_id(wire_id)
-    if incarnation and check_name(incarnation, "incarnation") != implied:
-        name, implied = wire_id, incarnation
+    name, implied = read_identity(member.replica_id, incarnation)
     _check_member(member, min_world_size)
     return Participant(
         replica_id=name,
         incarnation=implied,
-        wire_id=wire_id,
+        wire_id=member.replica_id,
         address=member.address,
         store_address=member.store_address,
         step=member.step,
@@ -135,6 +137,7 @@ def _fill_native(member: lighthouse_pb2.QuorumMember, participant: Participant) 
         member.ClearField("tag_quorum_id")
     member.ranks_disagree = participant.ranks_disagree
     member.seen_quorum_id = participant.seen_quorum_id
+    member.watched = participant.watched
     _fill_both(member, participant)
 
 
@@ -155,9 +158,32 @@ def _fill_both(member: lighthouse_pb2.QuorumMember | torchft_pb2.QuorumMember, p
 
 
 def quorum_from_native(message: lighthouse_pb2.Quorum) -> Quorum:
-    """A lighthouse's answer. Raises InvalidRequest when a member of it is malformed."""
-    members = [participant_from_native(member, min_world_size=0) for member in message.participants]
-    return Quorum(message.quorum_id, tuple(members))
+    """A lighthouse's answer. The lighthouse has checked its members; here only their ids are looked at.
+
+    Raises InvalidRequest that names the field.
+    """
+    return Quorum(message.quorum_id, tuple(map(_told, message.participants)))
+
+
+def _told(member: lighthouse_pb2.QuorumMember) -> Participant:
+    name, incarnation = read_identity(member.replica_id, member.incarnation)
+    return Participant(
+        replica_id=name,
+        incarnation=incarnation,
+        wire_id=member.replica_id,
+        address=member.address,
+        store_address=member.store_address,
+        step=member.step,
+        group_world_size=member.world_size,
+        shrink_only=member.shrink_only,
+        commit_failures=member.commit_failures,
+        data=member.data,
+        tag_quorum_id=member.tag_quorum_id if member.HasField("tag_quorum_id") else None,
+        ranks_disagree=member.ranks_disagree,
+        seen_quorum_id=member.seen_quorum_id,
+        watched=member.watched,
+        wire=member.SerializeToString(),
+    )
 
 
 def lighthouse_status_to_wire(status: LighthouseStatus) -> lighthouse_pb2.LighthouseStatusResponse:
@@ -218,6 +244,7 @@ def assignment_to_native(answer: Assignment) -> manager_pb2.ManagerQuorumRespons
         replica_ids=answer.replica_ids,
         commit_failures=answer.commit_failures,
         contributors=answer.contributors,
+        revoked=answer.revoked,
     )
 
 
@@ -237,7 +264,18 @@ def assignment_from_native(message: manager_pb2.ManagerQuorumResponse) -> Assign
         heal_from_address=message.address if message.heal else "",
         serve_to=tuple(message.recover_dst_replica_ranks),
         commit_failures=message.commit_failures,
+        revoked=message.revoked,
     )
+
+
+def vote_to_native(commit: bool, next_: Assignment | None = None) -> manager_pb2.ShouldCommitResponse:
+    return manager_pb2.ShouldCommitResponse(
+        should_commit=commit, next=assignment_to_native(next_) if next_ is not None else None
+    )
+
+
+def vote_from_native(message: manager_pb2.ShouldCommitResponse) -> Vote:
+    return Vote(message.should_commit, assignment_from_native(message.next) if message.HasField("next") else None)
 
 
 def assignment_to_torchft(answer: Assignment, handles: Iterable[str]) -> torchft_pb2.ManagerQuorumResponse:

@@ -1,9 +1,13 @@
 """What every test runs under."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Daemons that tests start remember nothing, unless a test says so.
+os.environ.setdefault("LIGHTHOUSE_JOURNAL", "none")
 
 # The machines are shared: how long an example takes says nothing about the code.
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -30,6 +30,9 @@ _VERDICT_STYLES = {
     Verdict.READY: "green",
     Verdict.WAITING_FOR_MEMBERS: "cyan",
     Verdict.WAITING_FOR_STRAGGLERS: "yellow",
+    Verdict.WAITING_FOR_RECALL: "cyan",
+    Verdict.WAITING_FOR_RETURN: "yellow",
+    Verdict.WAITING_FOR_LEASES: "yellow",
     Verdict.TOO_FEW_PARTICIPANTS: "red",
     Verdict.NO_ALLOWED_SIZE: "red",
 }

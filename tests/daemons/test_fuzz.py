@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lighthouse.service import LighthouseService
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
-from lighthouse_runtime.server import ControlPolicy
+from lighthouse_runtime.server import ControlPolicy, Method
 from manager.service import ManagerService
 from protos.membership import Participant
 from tests.processes import LOCALHOST, Lighthouse, Manager, http_get
@@ -38,6 +38,7 @@ def methods(service: Any) -> list[tuple[str, type[Message]]]:
         (f"/{name}/{method}", entry.request)
         for name, entries in service.services().items()
         for method, entry in entries.items()
+        if isinstance(entry, Method)
     ]
 
 
@@ -45,7 +46,7 @@ LIGHTHOUSE = methods(LighthouseService(None, ControlPolicy(), None))  # type: ig
 # A Kill that is understood ends the manager, as it should.
 MANAGER = [
     (path, request)
-    for path, request in methods(ManagerService(None, ControlPolicy(), None, None))  # type: ignore[arg-type]
+    for path, request in methods(ManagerService(None, ControlPolicy(), None))  # type: ignore[arg-type]
     if not path.endswith("/Kill")
 ]
 

@@ -123,6 +123,7 @@ def test_health_and_reflection(manager: Manager) -> None:
             "ShouldCommit",
             "Kill",
             "Status",
+            "Watch",
         ]
 
 

@@ -43,6 +43,9 @@ WRONG: Mapping[str, list[str]] = {
     "max-replicas": COUNTS,
     "control-token-file": ["{missing}", "{empty}", "{folder}", "{binary}"],
     "drain-timeout": DURATIONS,
+    "leave-timeout": DURATIONS,
+    "lease": DURATIONS,
+    "standing-quorum": ["", "ON", "maybe"],
     "log-level": ["", "loud", "INFO "],
     "log-format": ["", "xml"],
     "lighthouse": ADDRESSES,
@@ -62,7 +65,7 @@ WRONG: Mapping[str, list[str]] = {
 }
 PER_COMMAND = {("lighthouse-manager serve", "job"): NAMES}
 # Any text is right: a reason, a name that is looked up, an interpreter that is run, an option that does nothing.
-ANY_TEXT = {"message", "job", "store-python", "quorum-tick-ms"}
+ANY_TEXT = {"message", "job", "journal", "store-python", "quorum-tick-ms"}
 
 
 def options_of(command: click.Command, arguments: list[str]) -> list[click.Option]:

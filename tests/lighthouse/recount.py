@@ -29,7 +29,7 @@ def recount(machine: QuorumMachine, now: float) -> None:
     assert joins.anyone.asking == len(joined)
     assert joins._previous == frozenset(machine._previous)
     assert joins.members.asking == sum(m.replica_id in machine._previous for m in joined)
-    assert machine._absent == sum(name not in joins for name in machine._previous)
+    assert joins.has_all_members == (bool(machine._previous) and all(n in joins for n in machine._previous))
     assert (machine.quorum is None) == (not machine._previous)
 
     tracked = {id(entry[2]) for entry in roster._due}

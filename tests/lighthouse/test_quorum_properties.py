@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lighthouse.attendance import Attendance
 from lighthouse.joins import Joins
 from lighthouse.quorum import (
     Effect,
@@ -254,14 +255,14 @@ def enough_of_any_size(self: QuorumMachine) -> bool:
 
 
 def fast_whatever_their_number(self: QuorumMachine, honest=QuorumMachine.verdict) -> Verdict:
-    return Verdict.READY if self._previous and not self._absent and len(self.joins) else honest(self)
+    return Verdict.READY if self.joins.has_all_members else honest(self)
 
 
-def keeps_who_withdrew(self: QuorumMachine, call: int, now: float) -> None:
+def keeps_who_withdrew(self: Attendance, call: int, now: float) -> None:
     pass
 
 
-def never_new_id(self: QuorumMachine, chosen: list[Any]) -> bool:
+def never_new_id(self: QuorumMachine, chosen: list[Any], always: bool) -> bool:
     self._next_id += self.quorum is None
     return False
 
@@ -290,7 +291,7 @@ def immortal(self: Roster, now: float) -> list[Any]:
         (QuorumMachine, "_is_majority", wrong_majority),
         (QuorumMachine, "_is_enough", enough_of_any_size),
         (QuorumMachine, "verdict", fast_whatever_their_number),
-        (QuorumMachine, "_withdraw", keeps_who_withdrew),
+        (Attendance, "withdraw", keeps_who_withdrew),
         (QuorumMachine, "_next_composition", never_new_id),
         (QuorumMachine, "missed_at", never_misses),
         (Roster, "form", newcomers_count),

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from lighthouse_runtime import channel, server
+from lighthouse_runtime import channel, server, serving
 from lighthouse_runtime.server import Call, ControlPolicy, GrpcServer, Method
 from protos import lighthouse_pb2
 from protos.errors import _STATUS, error_of, status_of
@@ -40,6 +40,14 @@ def test_idle_clients_that_ping_are_kept_and_connects_are_not_hurried() -> None:
     assert served["grpc.keepalive_permit_without_calls"] == 1
     assert served["grpc.http2.min_ping_interval_without_data_ms"] <= 60_000
     assert "grpc.min_reconnect_backoff_ms" not in dict(channel._OPTIONS)
+
+
+def test_a_peer_that_has_vanished_is_noticed_within_two_seconds() -> None:
+    """One second until it is asked, one for its answer; the last two make grpc look while nothing is said."""
+    served = dict(server._OPTIONS)
+    assert served["grpc.keepalive_time_ms"] + served["grpc.keepalive_timeout_ms"] <= 2000
+    assert served["grpc.http2.ping_timeout_ms"] <= 1000
+    assert served["grpc.http2.max_pings_without_data"] == 0
 
 
 def test_every_refusal_has_a_status_and_comes_back() -> None:
@@ -115,7 +123,7 @@ async def test_what_a_handler_raises_is_a_status(
         await call(client, method, body)
     assert e.value.code() is code
     assert (e.value.details() or "").startswith(details)
-    failures = [record.getMessage() for record in caplog.records if record.name == server.log.name]
+    failures = [record.getMessage() for record in caplog.records if record.name == serving.log.name]
     assert failures == (["x.Service/fail failed"] if method == "fail" else [])
 
 

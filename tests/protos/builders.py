@@ -30,6 +30,7 @@ native_participants = st.builds(
     tag_quorum_id=st.none() | st.integers(0, MAX_QUORUM_ID),
     ranks_disagree=st.booleans(),
     seen_quorum_id=st.integers(0, MAX_QUORUM_ID),
+    watched=st.booleans(),
     **shared,
 )
 torchft_members = st.builds(
@@ -53,6 +54,7 @@ assignments = st.builds(
     primary_address=addresses,
     serve_to=st.lists(st.integers(0, 9), max_size=3).map(tuple),
     commit_failures=counts,
+    revoked=st.booleans(),
 )
 
 

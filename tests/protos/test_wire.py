@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos import lighthouse_pb2, manager_pb2, torchft_pb2, wire
+from protos.identity import split_replica_id
 from protos.limits import MAX_ADDRESS_CHARS, MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, MAX_REPLICA_ID_CHARS
 from protos.membership import Assignment, Participant, Quorum
 from protos.refusals import InvalidRequest
@@ -46,7 +47,7 @@ READ = {
 class TestParticipant:
     def test_of_a_native_member(self):
         assert wire.participant_from_native(
-            native(tag_quorum_id=4, ranks_disagree=True, seen_quorum_id=9)
+            native(tag_quorum_id=4, ranks_disagree=True, seen_quorum_id=9, watched=True)
         ) == Participant(
             replica_id="a",
             incarnation="i1",
@@ -61,6 +62,7 @@ class TestParticipant:
             tag_quorum_id=4,
             ranks_disagree=True,
             seen_quorum_id=9,
+            watched=True,
         )
 
     def test_an_absent_tag_is_not_tag_0(self):
@@ -83,7 +85,7 @@ class TestParticipant:
     def test_there_and_back(self, participant: Participant):
         message = wire.participant_to_native(participant)
         again = wire.participant_from_native(NativeMember.FromString(message.SerializeToString()))
-        implied = wire.split_replica_id(participant.wire_id)[1]
+        implied = split_replica_id(participant.wire_id)[1]
         if implied != participant.incarnation:
             assert again == participant
 
@@ -213,7 +215,7 @@ class TestRelay:
         assert field(101, number) in to_native
 
     def test_what_only_native_callers_know_survives_a_torchft_form(self):
-        p = wire.participant_from_native(native(tag_quorum_id=4, ranks_disagree=True, seen_quorum_id=9))
+        p = wire.participant_from_native(native(tag_quorum_id=4, ranks_disagree=True, seen_quorum_id=9, watched=True))
         relayed = wire.quorum_to_torchft(self.asked(p), 0.0).quorum.participants[0].SerializeToString()
         assert wire.participant_from_native(NativeMember.FromString(relayed)) == p
 
@@ -243,7 +245,7 @@ class TestRelay:
     @settings(deadline=None)
     @given(st.lists(native_participants, max_size=4))
     def test_a_quorum_there_and_back(self, participants: list[Participant]):
-        participants = [p for p in participants if wire.split_replica_id(p.wire_id)[1] != p.incarnation]
+        participants = [p for p in participants if split_replica_id(p.wire_id)[1] != p.incarnation]
         quorum = Quorum(7, tuple(participants))
         assert wire.quorum_from_native(wire.quorum_to_native(quorum, 1.0).quorum) == quorum
 

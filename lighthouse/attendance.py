@@ -1,0 +1,293 @@
+"""Who is there: sessions and calls, joins and withdrawals, losses; and what each means for the standing quorum.
+
+1. A session's end without a leave is a loss at once: that is how a killed process shows. The end of an old session
+   never touches a newer one of the same group. The same incarnation's new session takes the old one's place.
+2. Who falls silent (a lapse, or a connection that keepalive closed) is lost too, unless more than half of the quorum
+   falls silent in the same moment: then all are held for one more timeout.
+3. A lighthouse that was itself paused moves every lapse by its lateness, and holds the closings that it reads then for
+   the lateness and CLOSINGS_HELD_S: their managers come back.
+4. A group that is down (its ranks restart) is lost to its quorum, and not waited for until it joins.
+5. A participant is (replica_id, incarnation): a join or a hello of another incarnation is the loss of the old one.
+"""
+
+from lighthouse.admission import refusal, sent_away
+from lighthouse.events import (
+    BeatReceived,
+    Echoed,
+    Effect,
+    Joined,
+    JoinRefused,
+    Left,
+    Ordered,
+    QuorumHandedAgain,
+    SessionEnded,
+    SessionOpened,
+    SessionRefused,
+    Welcomed,
+)
+from lighthouse.joins import Joins
+from lighthouse.quorum_config import QuorumConfig
+from lighthouse.roster import Member, Roster, is_reborn
+from lighthouse.standing import HandAgain, Standing
+from protos.membership import Participant
+from protos.refusals import LighthouseError, Superseded, Unreachable
+from protos.session import STARTING, Levels, Order, Phase, Welcome
+
+CLOSINGS_HELD_S = 2.0
+MAX_BEAT_INTERVAL_S = 1.0
+SESSIONS_PER_BEAT_S = 500
+
+
+class Attendance:
+    def __init__(self, config: QuorumConfig, standing: Standing) -> None:
+        self._config = config
+        self.standing = standing
+        self.roster = Roster(config.heartbeat_timeout_s)
+        self.joins = Joins(config.heartbeat_timeout_s)
+        self.seen_id = 0
+        self.has_formed = False
+        self.braked_until = 0.0
+        self._sessions: dict[int, Member] = {}
+        self._leaving: list[int] = []
+        self._draining: set[str] = set()
+        self._held_until = 0.0
+
+    @property
+    def beat_interval_s(self) -> float:
+        """Beats get rarer where many beat, as far as the lease allows."""
+        return min(self._config.lease_s / 4, max(MAX_BEAT_INTERVAL_S, len(self._sessions) / SESSIONS_PER_BEAT_S))
+
+    # -- calls and joins
+
+    def join(self, event: Joined, now: float) -> list[Effect]:
+        participant = event.participant
+        if event.session is not None and event.session not in self._sessions:
+            return [JoinRefused(event.call, Superseded("this session has ended"))]
+        error = self._refusal(participant, session=event.session)
+        if error is not None:
+            return [JoinRefused(event.call, error)]
+        effects = self._send_away(participant, now) + self._supersede(participant, now)
+        member, orders = self._admit(participant, now)
+        effects += orders
+        self.seen_id = max(self.seen_id, participant.seen_quorum_id, participant.tag_quorum_id or 0)
+        outcome = self.standing.joined(participant)
+        if isinstance(outcome, HandAgain):
+            return effects + self._hand_again(member, event.call) + self._tell(outcome.order)
+        self.joins.add(member, event.call, event.deadline_at, now)
+        return effects + self._tell(outcome)
+
+    def _admit(self, participant: Participant, now: float) -> tuple[Member, list[Effect]]:
+        """Its manager may come with another incarnation on the same session, and with the lease that it holds."""
+        old = self.roster.get(participant.replica_id)
+        effects: list[Effect] = []
+        if old is not None and is_reborn(participant, old):
+            effects = self._tell(self.standing.lose(old.replica_id, old.incarnation, "its ranks have restarted"))
+        member = self.roster.admit(participant, now)
+        if old is not None and old is not member and old.session is not None and old.is_connected:
+            member.session, member.lease_until = old.session, old.lease_until
+            self._sessions[old.session] = member
+        return member, effects
+
+    def withdraw(self, call: int, now: float) -> None:
+        self.joins.withdraw(call, now)
+
+    def beat_without_session(self, replica_id: str, incarnation: str, now: float) -> None:
+        old = self.roster.get(replica_id)
+        if old is not None or len(self.roster) < self._config.max_replicas:
+            self.roster.beat(replica_id, incarnation, now)
+
+    # -- sessions
+
+    def open(self, event: SessionOpened, now: float) -> list[Effect]:
+        participant, session = event.hello.participant, event.session
+        error = self._refusal(participant, session=session, is_hello=True)
+        if error is not None:
+            return [SessionRefused(session, error)]
+        effects = self._send_away(participant, now) + self._take_place(participant, now)
+        member = self._sessions[session] = self.roster.greet(participant, session, now)
+        effects += self._read_levels(member, event.hello.levels, now)
+        order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
+        return [*effects, Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order))]
+
+    def beat(self, event: BeatReceived, now: float) -> list[Effect]:
+        member = self._sessions.get(event.session)
+        if member is None:
+            return []
+        self.roster.see(member, now)
+        levels = event.beat.levels
+        effects = self._read_levels(member, levels, now)
+        order = self.standing.order_for(member.replica_id, member.incarnation, levels.held)
+        return [*effects, Echoed(event.session, event.beat.number, order)]
+
+    def end(self, event: SessionEnded, now: float) -> list[Effect]:
+        member = self._sessions.pop(event.session, None)
+        if event.session in self._leaving:
+            self._leaving.remove(event.session)
+        if member is None or member.session != event.session:
+            return []
+        interval_s = self.beat_interval_s
+        if now < self._held_until:
+            self._hold(member, self._held_until, now)
+        elif self.roster.is_silent(member, interval_s, now) and self.roster.is_mass_silence(interval_s, now):
+            self._hold(member, now + self._config.heartbeat_timeout_s, now)
+            self.braked_until = now + self._config.heartbeat_timeout_s
+        else:
+            return self._lose(member, "its connection has ended", now)
+        return []
+
+    def leave(self, event: Left, now: float) -> list[Effect]:
+        member = self._sessions.pop(event.session, None)
+        if member is None or member.session != event.session:
+            return []
+        self._drop_join(member, now)
+        effects = self._tell(self.standing.left(member.replica_id, member.incarnation))
+        self.roster.remove(member)
+        self._draining.discard(member.replica_id)
+        self._leaving.append(event.session)
+        return effects if self._is_needed() else effects + self.dismiss()
+
+    def _is_needed(self) -> bool:
+        """Members of the quorum still do the steps that were promised, with the peers of those who have left."""
+        if self.standing.phase is not Phase.RESUMED or self.standing.quorum is None:
+            return False
+        members = (self.roster.get(member.replica_id) for member in self.standing.quorum.participants)
+        return any(member is not None and member.is_connected for member in members)
+
+    def dismiss(self) -> list[Effect]:
+        """Those who have left are not needed any more."""
+        leaving, self._leaving = self._leaving, []
+        return [SessionRefused(session, None, "the group has left") for session in leaving]
+
+    # -- time
+
+    def pass_time(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for member in self.roster.expire(now):
+            if member.session is not None:
+                effects += self._lapse(member, now)
+        return effects
+
+    def was_late(self, by_s: float, now: float) -> None:
+        self.roster.shift(by_s)
+        self.standing.shift(by_s)
+        self._held_until = now + by_s + CLOSINGS_HELD_S
+
+    # -- within
+
+    def _refusal(
+        self, participant: Participant, *, session: int | None, is_hello: bool = False
+    ) -> LighthouseError | None:
+        return refusal(
+            participant,
+            self.roster,
+            max_replicas=self._config.max_replicas,
+            allow_heterogeneous=self._config.allow_heterogeneous,
+            session=session,
+            is_hello=is_hello,
+        )
+
+    def _tell(self, order: Order | None) -> list[Effect]:
+        """To every holder with a session."""
+        if order is None:
+            return []
+        sessions: list[int] = []
+        for member in self.standing.quorum.participants if self.standing.quorum else ():
+            here = self.roster.get(member.replica_id)
+            if here is not None and here.is_connected and here.incarnation == member.incarnation:
+                assert here.session is not None
+                sessions.append(here.session)
+        return [Ordered(order, tuple(sessions))]
+
+    def draining(self) -> list[str]:
+        """Members of the standing quorum that want to leave."""
+        return sorted(name for name in self._draining if self.standing.is_member(name))
+
+    def recall(self, reason: str) -> list[Effect]:
+        return self._tell(self.standing.recall(reason))
+
+    def standing_time(self, now: float) -> list[Effect]:
+        return self._tell(self.standing.pass_time(now))
+
+    def _hand_again(self, member: Member, call: int) -> list[Effect]:
+        assert self.standing.quorum is not None
+        again: list[Effect] = [QuorumHandedAgain(self.standing.quorum, call)]
+        if self.standing.phase in (Phase.RECALLED, Phase.RESUMED, Phase.REVOKED) and member.session is not None:
+            again.append(Ordered(self.standing.order(), (member.session,)))
+        return again
+
+    def _send_away(self, participant: Participant, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for member, error in sent_away(participant, self.roster):
+            if member.call is not None:
+                effects.append(JoinRefused(member.call, error))
+            if member.session is not None:
+                effects.append(SessionRefused(member.session, error))
+            effects += self._lose(member, "its address is a loopback", now)
+            self.roster.remove(member)
+        return effects
+
+    def _supersede(self, participant: Participant, now: float) -> list[Effect]:
+        old = self.roster.get(participant.replica_id)
+        if old is None or old.call is None:
+            return []
+        call = old.call
+        self.joins.withdraw(call, now)
+        return [JoinRefused(call, Superseded(f"{participant.replica_id} has asked again; its newer call is answered"))]
+
+    def _take_place(self, participant: Participant, now: float) -> list[Effect]:
+        """The new session takes the place of an older one; another incarnation's coming is the old one's loss."""
+        old = self.roster.get(participant.replica_id)
+        if old is None:
+            return []
+        effects = self._supersede(participant, now)
+        if old.session is not None and old.is_connected:
+            self._sessions.pop(old.session, None)
+            effects.append(SessionRefused(old.session, Superseded(f"{old.replica_id} has opened a newer session")))
+        if old.incarnation != participant.incarnation:
+            effects += self._lose(old, "has restarted", now)
+        return effects
+
+    def _read_levels(self, member: Member, levels: Levels, now: float) -> list[Effect]:
+        member.lease_until = now + self._config.lease_s
+        name, incarnation = member.replica_id, member.incarnation
+        self.standing.renew(name, incarnation, member.lease_until)
+        if levels.held is not None:
+            self.seen_id = max(self.seen_id, levels.held.quorum_id)
+        effects: list[Effect] = []
+        (self._draining.add if levels.drains else self._draining.discard)(name)
+        is_waited_for = levels.down == STARTING and not self.has_formed
+        if levels.down and not member.down and not is_waited_for:
+            self._drop_join(member, now)
+            self.roster.go_down(member, levels.down)
+            effects += self._tell(self.standing.lose(name, incarnation, levels.down))
+        return effects + self._tell(self.standing.observe(name, incarnation, levels.held))
+
+    def _lapse(self, member: Member, now: float) -> list[Effect]:
+        timeout_s = self._config.heartbeat_timeout_s
+        is_excused = member.excused_until > member.seen_at + timeout_s
+        if member.closes_at is None and not is_excused and self.roster.is_mass_silence(self.beat_interval_s, now):
+            self.roster.excuse(member, now + timeout_s, now)
+            self.braked_until = now + timeout_s
+            return []
+        session = member.session if member.closes_at is None else None
+        effects = self._lose(member, "it is silent", now)
+        if session is not None:
+            gone = Unreachable(f"the lighthouse has heard nothing of {member.replica_id} for {timeout_s:g} s")
+            effects.append(SessionRefused(session, gone))
+        return effects
+
+    def _hold(self, member: Member, until: float, now: float) -> None:
+        self._drop_join(member, now)
+        self.roster.close(member, until, now)
+
+    def _lose(self, member: Member, reason: str, now: float) -> list[Effect]:
+        self._drop_join(member, now)
+        self._draining.discard(member.replica_id)
+        if member.session is not None:
+            self._sessions.pop(member.session, None)
+        self.roster.lose(member, now)
+        return self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
+
+    def _drop_join(self, member: Member, now: float) -> None:
+        if member.call is not None:
+            self.joins.withdraw(member.call, now)

@@ -1,0 +1,135 @@
+"""One process at a time has a file: a lock that the kernel takes back, whatever end its holder comes to.
+
+- The lock is flock's, on `<file>.lock`; the text in there says who has it. A forked child does not inherit it.
+- Its holder removes the lock file when it is done. So a lock counts only if the file that was locked still bears the
+  name: it may have been removed between opening and locking.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+import weakref
+from datetime import UTC, datetime
+from pathlib import Path
+
+from protos.refusals import WrongState
+
+# A holder writes its name after it has locked; until then the file is empty, or names a holder that was killed.
+NAME_WAIT_S = 0.5
+_POLL_S = 0.01
+
+
+class Claim:
+    """On `path`. `owner` is what the holder is called, for example the address it listens on."""
+
+    def __init__(self, path: Path, owner: str = "") -> None:
+        self._path = path
+        self._lock = path.with_name(path.name + ".lock")
+        self._owner = owner
+        self._fd: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        return self._fd is not None
+
+    def take(self) -> None:
+        """Raises WrongState that names the holder, OSError if the lock file cannot be written."""
+        name_by = time.monotonic() + NAME_WAIT_S
+        while not self._try():
+            holder = self._read()
+            if _is_there(holder) or time.monotonic() >= name_by:
+                raise WrongState(
+                    f"--journal: {self._path} is held by {_describe(holder)}. "
+                    "A journal belongs to one lighthouse: stop that one, or name another file by --journal"
+                )
+            time.sleep(_POLL_S)
+
+    def drop(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        _taken.discard(self)
+        with contextlib.suppress(OSError):
+            if _is_name_of(self._lock, fd):
+                self._lock.unlink()
+        os.close(fd)
+
+    def _try(self) -> bool:
+        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_name_of(self._lock, fd):
+                os.close(fd)
+                return False
+            self._sign(fd)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+        _taken.add(self)
+        return True
+
+    def _sign(self, fd: int) -> None:
+        since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "owner": self._owner})
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, text.encode(), 0)
+
+    def _read(self) -> dict[str, object]:
+        try:
+            found = json.loads(self._lock.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: closing our copy leaves the lock with the parent's, unlocking would not."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _is_name_of(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _is_there(holder: dict[str, object]) -> bool:
+    """The one named may have the lock: it lives, or it is on another host, where we cannot know."""
+    pid = holder.get("pid")
+    if not isinstance(pid, int) or holder.get("host") != socket.gethostname():
+        return "pid" in holder
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _describe(holder: dict[str, object]) -> str:
+    if "pid" not in holder:
+        return "a process that has not given its name"
+    owner = f"the lighthouse at {holder['owner']}" if holder.get("owner") else "a lighthouse"
+    return f"{owner} (pid {holder['pid']} on host {holder.get('host')}, since {holder.get('since')})"
+
+
+_taken: weakref.WeakSet[Claim] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for claim in list(_taken):
+        claim.leave_to_parent()
+    _taken.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)

@@ -1,0 +1,137 @@
+"""Every job's driver; made when first asked for, dropped when it has gone quiet."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from lighthouse.driver import NAMES_LOGGED, JobDriver
+from lighthouse.memory import Memory, NoMemory, Record
+from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum_config import QuorumConfig
+from protos.identity import check_name
+from protos.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
+
+log = logging.getLogger(__name__)
+
+MAX_JOBS = 1000
+LATENESS_CHECKED_EVERY_S = 0.25
+LATE_AFTER_S = 0.75
+
+
+class Jobs:
+    """`config` makes a job's settings from its first quorum_id. `memory` is claimed; `give_up` ends the daemon."""
+
+    def __init__(
+        self,
+        config: Callable[[int], QuorumConfig],
+        memory: Memory | None = None,
+        give_up: Callable[[int], None] = lambda status: None,
+    ) -> None:
+        self._config = config
+        self._memory = memory or NoMemory()
+        self._give_up = give_up
+        self._started_at: float | None = None
+        self._records: Mapping[str, Record] = {}
+        self._drivers: dict[str, JobDriver] = {}
+        self._closed = ""
+        self._due_at: float | None = None
+        self._lateness: asyncio.TimerHandle | None = None
+
+    def remember(self, records: Mapping[str, Record]) -> None:
+        """Called once, when the daemon starts on a claimed memory: quorums of before may still be held."""
+        self._records = records
+        self._started_at = asyncio.get_running_loop().time()
+
+    def __iter__(self) -> Iterator[JobDriver]:
+        return iter(self._drivers.values())
+
+    def get(self, job: str) -> JobDriver:
+        """Raises a refusal for an unusable name, for too many jobs, and while the lighthouse is going away."""
+        if self._closed:
+            raise Unreachable(self._closed)
+        driver = self._drivers.get(job)
+        if driver is None:
+            check_name(job, "job")
+            self.forget_quiet()
+            if len(self._drivers) >= MAX_JOBS:
+                raise LimitReached(
+                    f"job: {job} would be number {MAX_JOBS + 1}; the lighthouse takes {MAX_JOBS} at once"
+                )
+            driver = self._drivers[job] = self._make(job)
+        return driver
+
+    def find(self, job: str) -> JobDriver:
+        """Raises UnknownName for a job that nobody has joined."""
+        driver = self._drivers.get(check_name(job, "job"))
+        if driver is None:
+            known = ", ".join(sorted(self._drivers)[:NAMES_LOGGED]) or "none"
+            raise UnknownName(f"job: nobody has asked for a quorum of {job!r}; known jobs: {known}")
+        return driver
+
+    def forget_quiet(self) -> None:
+        for driver in [driver for driver in self._drivers.values() if driver.is_quiet]:
+            driver.close("this job has gone quiet")
+            del self._drivers[driver.job]
+            self._guarded(lambda job=driver.job: self._memory.forget(job))
+
+    def close(self, reason: str) -> None:
+        """End every waiting call and every session with `reason`; refuse new ones."""
+        self._closed = reason
+        if self._lateness is not None:
+            self._lateness.cancel()
+        for driver in self._drivers.values():
+            driver.close(reason)
+
+    # -- within
+
+    def _make(self, job: str) -> JobDriver:
+        self._watch_lateness()
+        last_id = self._memory.last_id(job)
+        # Where nothing is remembered: above every id that an earlier lighthouse, or an earlier life of this job, can
+        # have given out.
+        config = self._config(last_id + 1 if last_id else time.time_ns() // 1_000_000)
+        record, self._records = self._records.get(job), {k: v for k, v in self._records.items() if k != job}
+        until = None
+        if self._started_at is not None:
+            until = self._started_at + max(config.lease_s, record.lease_s if record is not None else 0.0)
+            until = until if until > asyncio.get_running_loop().time() or (record and record.stands) else None
+        machine = QuorumMachine(config, record=record, holders_until=until)
+        return JobDriver(job, machine, lambda record: self._commit(job, record), self._check_lateness)
+
+    def _commit(self, job: str, record: Record) -> None:
+        self._guarded(lambda: self._memory.commit(job, record))
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """A lighthouse that cannot write down what it is about to tell must not tell it: it ends."""
+        try:
+            act()
+        except LighthouseError as e:
+            log.critical("cannot go on without the journal: %s", e)
+            self.close(f"the lighthouse cannot write its journal: {e}")
+            self._give_up(1)
+            raise
+
+    # -- lateness
+
+    def _watch_lateness(self) -> None:
+        if self._lateness is None:
+            loop = asyncio.get_running_loop()
+            self._due_at = loop.time() + LATENESS_CHECKED_EVERY_S
+            self._lateness = loop.call_at(self._due_at, self._check_again)
+
+    def _check_again(self) -> None:
+        self._check_lateness()
+        self._lateness = None
+        if not self._closed:
+            self._watch_lateness()
+
+    def _check_lateness(self) -> None:
+        """Whatever is read first after a pause, the machines are told of the pause before it."""
+        now = asyncio.get_running_loop().time()
+        if self._due_at is None or now - self._due_at < LATE_AFTER_S:
+            return
+        by_s, self._due_at = now - self._due_at, now + LATENESS_CHECKED_EVERY_S
+        log.warning("this process was held up for %.1f s; nobody is counted as lost for that time", by_s)
+        for driver in self._drivers.values():
+            driver.was_late(by_s)

@@ -1,0 +1,151 @@
+"""The memory as a SQLite file. Rules:
+
+- One lighthouse has it (claim.py), and every change checks that the term is still its own: should two come to hold it
+  all the same (a lock file removed by hand), the older one is refused.
+- WAL and synchronous=FULL: a commit has reached the disk before it returns.
+- One row a job. The row of a forgotten job keeps its id alone. The newest FORGOTTEN_JOBS of these are kept; the ids of
+  all others are covered by one number, and every job without a row begins above that.
+"""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from lighthouse import journal_file
+from lighthouse.claim import Claim
+from lighthouse.journal_file import explained
+from lighthouse.memory import Record
+from protos.refusals import InvalidRequest, WrongState
+
+FORGOTTEN_JOBS = 1000
+
+
+def default_path() -> Path:
+    """In the user's state directory, as the XDG base directory specification has it. Raises InvalidRequest."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise InvalidRequest("this user has no home directory; name a file, or none", field="--journal") from None
+    return folder / "lighthouse" / "journal.sqlite"
+
+
+class Journal:
+    """A `Memory`. `owner` is what another lighthouse is told of the holder, for example the address it listens on."""
+
+    def __init__(self, path: Path, owner: str = "") -> None:
+        self.path = Path(os.path.realpath(path))
+        self.term = 0
+        self._claim = Claim(self.path, owner)
+        self._db: sqlite3.Connection | None = None
+        self._file: os.stat_result | None = None
+
+    def claim(self) -> int:
+        """Take the file, making it if it is absent or empty; return the term.
+
+        Raises WrongState or InvalidRequest that names the file and what to do, and then has not changed it.
+        """
+        with explained(self.path):
+            journal_file.check_kind(self.path)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._claim.take()
+            try:
+                journal_file.create_if_empty(self.path)
+                journal_file.check(self.path)
+                return self._open()
+            except BaseException:
+                self.release()
+                raise
+
+    def load(self) -> Mapping[str, Record]:
+        with explained(self.path):
+            return journal_file.get_records(self._opened(), self.path)
+
+    def last_id(self, job: str) -> int:
+        with explained(self.path):
+            db = self._opened()
+            quorum_id = journal_file.get_id(db, job)
+            return journal_file.get_head(db, self.path).forgotten_id if quorum_id is None else quorum_id
+
+    def commit(self, job: str, record: Record) -> None:
+        """Also raises ValueError for an id below the job's last."""
+        with self._change() as db:
+            last_id = journal_file.get_id(db, job)
+            if last_id is not None and record.quorum_id < last_id:
+                raise ValueError(f"{job} named quorum {last_id}; its ids must not go back to {record.quorum_id}")
+            journal_file.put_record(db, job, record)
+
+    def forget(self, job: str) -> None:
+        with self._change() as db:
+            last_id = journal_file.get_id(db, job)
+            if last_id is not None:
+                journal_file.put_forgotten(db, job, last_id)
+                self._thin_out(db)
+
+    def release(self) -> None:
+        if self._claim.is_held and self._db is not None:
+            self._db.close()
+            self._db = None
+        self._claim.drop()
+
+    def _open(self) -> int:
+        self._db = db = journal_file.connect(self.path, "rw")
+        self._file = self.path.stat()
+        db.execute("PRAGMA synchronous = FULL")
+        mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise WrongState(f"--journal: {self.path} cannot be kept in WAL mode ({mode}); name one on a local disk")
+        with _transaction(db):
+            head = journal_file.get_head(db, self.path)
+            journal_file.put_head(db, replace(head, term=head.term + 1))
+        self.term = head.term + 1
+        return self.term
+
+    def _thin_out(self, db: sqlite3.Connection) -> None:
+        ids = journal_file.pop_forgotten(db, FORGOTTEN_JOBS)
+        if ids:
+            head = journal_file.get_head(db, self.path)
+            journal_file.put_head(db, replace(head, forgotten_id=max(head.forgotten_id, *ids)))
+
+    @contextlib.contextmanager
+    def _change(self) -> Generator[sqlite3.Connection, None, None]:
+        with explained(self.path):
+            db = self._opened()
+            self._check_place()
+            with _transaction(db):
+                self._check_term(db)
+                yield db
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._db is None or not self._claim.is_held:
+            raise WrongState(f"--journal: {self.path} is not claimed by this process")
+        return self._db
+
+    def _check_place(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if self._file is not None and os.path.samestat(self.path.stat(), self._file):
+                return
+        raise WrongState(f"--journal: {self.path} was removed or replaced under this lighthouse; restart it")
+
+    def _check_term(self, db: sqlite3.Connection) -> None:
+        term = journal_file.get_head(db, self.path).term
+        if term != self.term:
+            raise WrongState(
+                f"--journal: {self.path} was taken over by another lighthouse "
+                f"(term {term}, this one's is {self.term}); end one of them"
+            )
+
+
+@contextlib.contextmanager
+def _transaction(db: sqlite3.Connection) -> Generator[None, None, None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise

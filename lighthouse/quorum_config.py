@@ -1,0 +1,20 @@
+"""What a job's machine is told once."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumConfig:
+    """`first_quorum_id` must be above every id that this job was ever told. `stands`: quorums may stand."""
+
+    min_replicas: int = 1
+    join_timeout_s: float = 60.0
+    heartbeat_timeout_s: float = 5.0
+    deadline_margin_s: float = 1.0
+    allowed_sizes: frozenset[int] = frozenset()
+    active: int | None = None
+    allow_heterogeneous: bool = False
+    max_replicas: int = 10_000
+    first_quorum_id: int = 1
+    lease_s: float = 5.0
+    stands: bool = True

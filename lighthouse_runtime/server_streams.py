@@ -1,0 +1,154 @@
+"""The server's side of one open stream, as a handler sees it.
+
+grpc.aio cancels a handler whose peer has gone, and shows a killed peer as one that has ended its requests. Here both
+are an end of the iteration, and so is an end from our side; Sender.ending says which.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from enum import StrEnum
+from typing import Any, Self
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from lighthouse_runtime.outbox import MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, Outbox
+from protos.refusals import LighthouseError, LimitReached
+
+FLUSH_S = 10.0  # how long an ended stream waits for its peer to read the rest
+
+
+class Ending(StrEnum):
+    """How a stream ended."""
+
+    PEER = "peer"  # the peer has ended its half; a killed one may look like that, too
+    BROKEN = "broken"  # the peer cancelled, or the connection is lost
+    OURS = "ours"  # end() was called, the handler returned, or the server stops
+    SLOW = "slow"  # the peer does not read
+
+
+class Sender:
+    """To be called on the loop only. Made in the task that serves the stream."""
+
+    def __init__(self, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        self.ending: Ending | None = None
+        self.error: LighthouseError | None = None
+        self._context = context
+        self._is_lost = False
+        self._is_reading = False
+        self._ended = asyncio.Event()
+        self._outbox = Outbox(context.write)
+        self._server = asyncio.current_task()
+        self._writer = asyncio.create_task(self._write())
+
+    @property
+    def is_open(self) -> bool:
+        return self.ending is None
+
+    def send(self, message: bytes | Message) -> None:
+        """Queue it, without waiting. After the end nothing happens. A peer that lets the queue grow is sent away."""
+        if self.ending is not None:
+            return
+        if not self._outbox.put(message if isinstance(message, bytes) else message.SerializeToString()):
+            self.error = LimitReached(
+                f"more than {MAX_QUEUED_MESSAGES} messages or {MAX_QUEUED_BYTES >> 20} MiB wait to be read; read faster"
+            )
+            self._outbox.clear()
+            self._end(Ending.SLOW)
+
+    def end(self, error: LighthouseError | None = None) -> None:
+        """End the stream when what is queued was sent: well, or with `error` as its status. The first end counts."""
+        if self.ending is None:
+            self.error = error
+            self._end(Ending.OURS)
+
+    async def wait_ended(self) -> None:
+        """Returns when the stream has ended, however that was."""
+        try:
+            await self._ended.wait()
+        except asyncio.CancelledError:
+            if asyncio.current_task() is not self._server:
+                raise
+            self._note_cancelled()
+
+    # -- for the server
+
+    async def read(self) -> bytes | None:
+        """The next request; None after the end."""
+        if self.ending is not None:
+            return None
+        self._is_reading = True
+        try:
+            body = await self._context.read()
+        except asyncio.CancelledError:
+            self._note_cancelled()
+            return None
+        except grpc.aio.BaseError:
+            self._lose()
+            return None
+        finally:
+            self._is_reading = False
+        if body is grpc.aio.EOF:
+            self._end(Ending.PEER)
+            return None
+        return body
+
+    def break_off(self) -> None:
+        """The task that serves the stream is cancelled."""
+        self._lose()
+
+    async def finish(self) -> None:
+        """Send what is queued, if the peer may still read. Raises CancelledError where nobody is there any more."""
+        self._end(Ending.OURS)
+        self._outbox.close()
+        is_read = not self._is_lost and self.ending is not Ending.SLOW
+        try:
+            done, _ = await asyncio.wait((self._writer,), timeout=FLUSH_S if is_read else 0)
+        finally:
+            self._writer.cancel()
+        if self._is_lost:
+            raise asyncio.CancelledError
+        if not done and self.error is None:
+            self.error = LimitReached(f"what was left to say was not read within {FLUSH_S:g} s")
+
+    async def _write(self) -> None:
+        try:
+            await self._outbox.run()
+        except grpc.aio.BaseError:
+            self._lose()
+
+    def _note_cancelled(self) -> None:
+        """The task was cancelled: by our own end, or because the peer has gone. Both are told by `ending`."""
+        if self.ending is None:
+            self._lose()
+        while self._server is not None and self._server.cancelling():
+            self._server.uncancel()
+
+    def _lose(self) -> None:
+        self._is_lost = True
+        self._end(Ending.BROKEN)
+
+    def _end(self, ending: Ending) -> None:
+        if self.ending is not None:
+            return
+        self.ending = ending
+        self._ended.set()
+        if self._is_reading and self._server is not None:
+            self._server.cancel()
+
+
+class Requests(AsyncIterator[Any]):
+    """What the peer of a stream sends, parsed."""
+
+    def __init__(self, sender: Sender, parse: Callable[[bytes], Message]) -> None:
+        self._sender = sender
+        self._parse = parse
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        body = await self._sender.read()
+        if body is None:
+            raise StopAsyncIteration
+        return self._parse(body)

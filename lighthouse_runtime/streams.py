@@ -1,0 +1,170 @@
+"""The client's side of open streams: a manager's session with the lighthouse, a rank's watch on its manager.
+
+Iterating gives what the other side says, and ends where it ended the stream well; however else the stream ends, a
+refusal says why. Nobody pings: a session's holder judges by echoes, a watch by its connection.
+"""
+
+import asyncio
+import math
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from lighthouse_runtime.channel import refusal
+from lighthouse_runtime.outbox import Outbox
+from protos import lighthouse_pb2, manager_pb2
+from protos.limits import MAX_REQUEST_BYTES
+from protos.refusals import LighthouseError, LimitReached, Unreachable
+from protos.session import ToLighthouse, ToManager, ToRank
+from protos.session_wire import session_request_to_wire, session_response_from_wire, watch_response_from_wire
+
+M = TypeVar("M")
+
+
+class _AsyncStream(Generic[M]):
+    """An async context manager, whose end gives the stream up, and an async iterator with one reader."""
+
+    def __init__(self, call: Any, address: str, read: Callable[[bytes], M | None]) -> None:
+        self.address = address
+        self._call = call
+        self._messages = aiter(call)  # call.read() forgets what is unread when the status arrives; this does not
+        self._read = read
+        self._is_cancelled = False
+        self._error: LighthouseError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return not self._call.done()
+
+    def cancel(self, error: LighthouseError | None = None) -> None:
+        """Give the stream up: the iteration raises `error`, or ends without one. The first cancel counts."""
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            self._error = self._error or error
+            self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> M:
+        while True:
+            message = self._read(await self._next())
+            if message is not None:
+                return message
+
+    async def _next(self) -> bytes:
+        try:
+            if not self._is_cancelled:
+                return await anext(self._messages)
+        except StopAsyncIteration:
+            pass
+        except grpc.RpcError as e:
+            if not self._is_cancelled:
+                self._error = refusal(e, self.address, math.inf)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._is_cancelled or (task is not None and task.cancelling()):
+                raise
+        if self._error is not None:
+            raise self._error
+        raise StopAsyncIteration
+
+
+class Session(_AsyncStream[ToManager]):
+    """One session of a manager. A task cancelled inside the iteration ends it, too."""
+
+    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
+        super().__init__(
+            call, address, lambda body: session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(body))
+        )
+        self._outbox = Outbox(call.write)
+        self._writer = asyncio.create_task(self._write())
+
+    def send(self, message: ToLighthouse) -> None:
+        """Queue it, without waiting. After the end nothing happens. Raises LimitReached for one that is too big."""
+        body = session_request_to_wire(message).SerializeToString()
+        if len(body) > MAX_REQUEST_BYTES:
+            raise LimitReached(f"{type(message).__name__} has {len(body)} bytes; at most {MAX_REQUEST_BYTES} are taken")
+        if not self._outbox.put(body):
+            self.cancel(Unreachable(f"{self.address} does not read what it is sent"))
+
+    def end(self) -> None:
+        """Say no more; what is queued is sent. The lighthouse then ends the session."""
+        self._outbox.close()
+
+    def cancel(self, error: LighthouseError | None = None) -> None:
+        super().cancel(error)
+        self._outbox.clear()
+        self._writer.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.cancel()
+        await asyncio.wait((self._writer,))
+
+    async def _write(self) -> None:
+        try:
+            await self._outbox.run()
+            await self._call.done_writing()
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            self._outbox.clear()  # the stream has ended; its reader learns why
+
+
+class AsyncWatch(_AsyncStream[ToRank]):
+    """A rank's watch, in asyncio."""
+
+    def __init__(self, call: "grpc.aio.UnaryStreamCall[Any, Any]", address: str) -> None:
+        super().__init__(call, address, _read_watch)
+
+
+class Watch:
+    """A rank's watch: a context manager and an iterator that blocks. cancel() is for any thread, at any time."""
+
+    def __init__(self, call: Any, address: str) -> None:
+        self.address = address
+        self._call = call
+        self._is_cancelled = False
+        self._pid = os.getpid()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Give the watch up; the iteration ends without an error. In a forked child it is not ours to end."""
+        if self._pid == os.getpid():
+            self._is_cancelled = True
+            self._call.cancel()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ToRank:
+        while True:
+            try:
+                body = next(self._call)
+            except grpc.RpcError as e:
+                if self._is_cancelled:
+                    raise StopIteration from None
+                raise refusal(e, self.address, math.inf) from None
+            if (message := _read_watch(body)) is not None:
+                return message
+
+
+def _read_watch(body: bytes) -> ToRank | None:
+    return watch_response_from_wire(manager_pb2.WatchResponse.FromString(body))

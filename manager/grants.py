@@ -1,0 +1,154 @@
+"""The manager's half of a standing quorum: it answers its ranks' requests for the next step by itself.
+
+It grants step n under quorum q if and only if
+
+1. q stands, and is neither revoked, nor recalled below n;
+2. all ranks of the group have committed n - 1 under q, or n is the step that q was formed for;
+3. its lease is valid: less than LEASE_SHARE of it has passed since the newest echoed beat was sent.
+
+The first rank's request decides; the others get the same answer, flagged if the quorum was revoked since: then they
+run the step and vote no, so that none waits for another. While it is recalled, or its lease has run out, ranks wait.
+It joins only when it was resumed and is past the last step, when it was revoked, or when a step failed; and then it
+never grants under that quorum again, whatever becomes of the join.
+"""
+
+from dataclasses import dataclass, replace
+
+from manager.assignment import assign
+from manager.gather import Ask
+from protos.membership import Assignment, Quorum
+from protos.session import Held, HoldMode, Order, Phase
+
+# The lighthouse counts the whole lease from a beat's arrival, so clocks may differ in rate by a tenth.
+LEASE_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """`is_first`: no rank has been let into that step before."""
+
+    assignment: Assignment
+    is_first: bool
+
+
+class Wait:
+    """Until the lighthouse has said more."""
+
+
+class Join:
+    """The lighthouse is to be asked."""
+
+
+class GrantMachine:
+    def __init__(self, wire_id: str) -> None:
+        self._wire_id = wire_id
+        self._quorum: Quorum | None = None
+        self._formed_for = 0
+        self._committed = -1
+        self._upto = 0
+        self.mode = HoldMode.REVOKED
+        self.granted = 0
+        self.lease_until = 0.0
+
+    @property
+    def held(self) -> Held | None:
+        return Held(self._quorum.quorum_id, self.mode, self.granted) if self._quorum is not None else None
+
+    @property
+    def grants(self) -> bool:
+        """It may let ranks into a further step by itself."""
+        return self._quorum is not None and self.mode in (HoldMode.STANDING, HoldMode.FROZEN, HoldMode.RESUMED)
+
+    def take(self, quorum: Quorum, step: int) -> None:
+        """`quorum` was formed for `step`, and stands."""
+        self._quorum, self._formed_for, self.granted = quorum, step, step
+        self._committed, self._upto = -1, 0
+        self.mode = HoldMode.STANDING
+
+    def drop(self) -> None:
+        """The quorum that was handed now does not stand."""
+        self._quorum = None
+
+    def committed(self, quorum_id: int, step: int) -> None:
+        """All ranks of the group."""
+        if self._quorum is not None and self._quorum.quorum_id == quorum_id:
+            self._committed = max(self._committed, step)
+
+    def renew(self, until: float) -> None:
+        self.lease_until = max(self.lease_until, until)
+
+    def obey(self, order: Order) -> bool:
+        """Whether the ranks are to be told that the quorum is revoked."""
+        if self._quorum is None or order.quorum_id != self._quorum.quorum_id or not self.grants:
+            return False
+        match order.phase:
+            case Phase.RECALLED:
+                self.mode = HoldMode.FROZEN
+            case Phase.RESUMED:
+                self.mode, self._upto = HoldMode.RESUMED, order.upto
+            case Phase.REVOKED:
+                self.mode = HoldMode.REVOKED
+                return True
+            case Phase.NONE | Phase.RETURNING | Phase.STANDING:
+                pass
+        return False
+
+    def give_up(self) -> bool:
+        """A step failed, or a rank was lost. Whether that changes anything."""
+        changes = self.grants
+        if changes:
+            self.mode = HoldMode.REVOKED
+        return changes
+
+    def decide(self, ask: Ask, now: float) -> Granted | Wait | Join:
+        if self._quorum is None or self.mode is HoldMode.JOINING:
+            return Join()
+        is_repeated = ask.step == self.granted and self._committed < ask.step and ask.commit_failures == 0
+        if is_repeated:
+            return self._grant(ask, is_first=False)
+        if self.mode is HoldMode.REVOKED:
+            return Join()
+        if ask.commit_failures or ask.step != self.granted + 1 or self._committed != self.granted:
+            self.mode = HoldMode.REVOKED
+            return Join()
+        if self.mode is HoldMode.FROZEN:
+            return Wait()
+        if self.mode is HoldMode.RESUMED and ask.step > self._upto:
+            self.mode = HoldMode.JOINING
+            return Join()
+        if now >= self.lease_until:
+            return Wait()
+        self.granted = ask.step
+        return self._grant(ask, is_first=True)
+
+    def offer(self, now: float) -> bool:
+        """All ranks have committed the highest granted step: whether they may go on to the next at once."""
+        is_free = self.mode is HoldMode.STANDING or (self.mode is HoldMode.RESUMED and self.granted < self._upto)
+        if self._quorum is None or not is_free or self._committed != self.granted or now >= self.lease_until:
+            return False
+        self.granted += 1
+        return True
+
+    def assignment(self, group_rank: int, init_sync: bool) -> Assignment:
+        """What the highest granted step means for a rank: after the step it was formed for, nobody heals."""
+        assert self._quorum is not None
+        formed = assign(self._quorum, self._wire_id, group_rank, init_sync)
+        assert formed is not None
+        revoked = self.mode is HoldMode.REVOKED
+        if self.granted == self._formed_for:
+            return replace(formed, revoked=revoked)
+        return replace(
+            formed,
+            max_step=self.granted,
+            max_rank=formed.replica_rank,
+            max_world_size=formed.replica_world_size,
+            contributors=formed.replica_world_size,
+            heal_from_rank=None,
+            heal_from_address="",
+            serve_to=(),
+            commit_failures=0,
+            revoked=revoked,
+        )
+
+    def _grant(self, ask: Ask, *, is_first: bool) -> Granted:
+        return Granted(self.assignment(ask.group_rank, ask.init_sync), is_first)

@@ -1,0 +1,430 @@
+"""One replica group's manager as one machine: its ranks on one side, the lighthouse on the other. No I/O.
+
+gather.py, grants.py, commit.py, watches.py and lighthouse_session.py hold the rules; here they meet:
+
+1. A rank's request for a quorum is granted here, waits here, or goes to gather and from there to the lighthouse.
+2. A decision of all ranks is what the next grant is built on; where all ranks want it, it carries that grant. A discard
+   ends the quorum for this group, and the lighthouse is told at once.
+3. A rank that is lost takes the group down: the lighthouse hears of it in the same moment, the other ranks are told
+   that the quorum is revoked.
+4. A group that drains does the steps that it has promised, and leaves where it would join.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from manager import commit, gather
+from manager.grants import LEASE_SHARE, GrantMachine, Join, Wait
+from manager.lighthouse_session import SessionMachine
+from manager.watches import Watches
+from protos.membership import Assignment, Participant, Quorum
+from protos.refusals import Drained, LighthouseError, WrongState
+from protos.session import (
+    STARTING,
+    DrainRequest,
+    Echo,
+    Goodbye,
+    Handed,
+    Held,
+    KillRequest,
+    Levels,
+    Order,
+    Phase,
+    Refused,
+    Revoked,
+    ToLighthouse,
+    ToManager,
+    ToRank,
+    Welcome,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VoteCast:
+    """`wants_next`: the rank can use a grant that comes with the decision."""
+
+    voted: commit.Voted
+    wants_next: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """A waiting call of a rank is over, without an answer."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOpened:
+    watch: int
+    group_rank: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEnded:
+    """The stream, or the process that it is of, has ended."""
+
+    watch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    message: ToManager
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumAnswered:
+    """A rank's request: `quorum` is None for a grant."""
+
+    call: int
+    assignment: Assignment
+    quorum: Quorum | None
+
+
+@dataclass(frozen=True, slots=True)
+class VoteAnswered:
+    call: int
+    commit: bool
+    next: Assignment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallRefused:
+    call: int
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    message: ToLighthouse
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """To the ranks of `watches`."""
+
+    message: ToRank
+    watches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGivenUp:
+    """Close the connection and make a new one."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HasLeft:
+    """The leave was said, and nobody needs this group any more."""
+
+    reason: str
+
+
+Event = (
+    gather.Ask | VoteCast | CallEnded | WatchOpened | WatchEnded | SessionOpened | SessionClosed | Received | DrainAsked
+)
+Effect = QuorumAnswered | VoteAnswered | CallRefused | Sent | Pushed | SessionGivenUp | Killed | HasLeft
+
+
+class GroupMachine:
+    """`me` is this group's participant but for what changes from join to join; `life` names the manager's start.
+
+    Time is the caller's monotonic clock and never goes back.
+    """
+
+    def __init__(
+        self, me: Participant, life: str, show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b""
+    ) -> None:
+        """`show_handles`: how torchft's handles of the ranks are relayed to the peers."""
+        self.me = me
+        self._life = life
+        self._show_handles = show_handles
+        self.gather = gather.GatherMachine(me.wire_id, me.group_world_size)
+        self.commit = commit.CommitMachine(me.group_world_size)
+        self.grants = GrantMachine(me.wire_id)
+        self.watches = Watches(me.group_world_size)
+        self.session = SessionMachine(lambda: self.levels)
+        self._waiting: dict[int, gather.Ask] = {}
+        self._wants_next: dict[int, bool] = {}
+        self._draining = ""
+        self._has_left = False
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self._life}.{self.gather.incarnation}"
+
+    @property
+    def levels(self) -> Levels:
+        return Levels(self.held, bool(self._draining), self.down)
+
+    @property
+    def held(self) -> Held | None:
+        return self.grants.held
+
+    @property
+    def down(self) -> str:
+        """Why the group cannot take part now; empty: its ranks are there."""
+        if self.watches.lost:
+            return f"rank {self.watches.lost[0]} has ended"
+        return STARTING if self.watches.is_starting else ""
+
+    @property
+    def ranks_waiting(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.gather.waiting, *self._waiting}))
+
+    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        effects = self._dispatch(event, now)
+        return effects + self._send(self.session.tick(now))
+
+    def tick(self, now: float) -> Sequence[Effect]:
+        if self.session.is_given_up(now):
+            self.session.closed()
+            return [SessionGivenUp(f"the lighthouse has echoed nothing for {self.session.lease_s:g} s")]
+        return self._send(self.session.tick(now))
+
+    def deadline(self) -> float | None:
+        """When to call tick next."""
+        return self.session.deadline()
+
+    def _dispatch(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case gather.Ask():
+                self.watches.asked(event.group_rank)
+                return self._ask(event, now)
+            case VoteCast(voted, wants_next):
+                self._wants_next[voted.group_rank] = wants_next
+                return self._perform_commit(self.commit.handle(voted), now)
+            case CallEnded(call):
+                return self._end_call(call, now)
+            case WatchOpened(watch, group_rank, worker):
+                is_other = self.watches.opened(watch, group_rank, worker)
+                return self._give_up(f"rank {group_rank} has restarted", now) if is_other else []
+            case WatchEnded(watch):
+                rank = self.watches.ended(watch)
+                return [] if rank is None else self._lose(rank, now)
+            case SessionOpened():
+                return [] if self._has_left else self._send(self.session.opened(self._participant(), now))
+            case SessionClosed():
+                self.session.closed()
+                return [HasLeft("the lighthouse is away")] if self._has_left else []
+            case Received(message):
+                return self._receive(message, now)
+            case DrainAsked(reason):
+                self._draining = self._draining or reason
+                return self._leave_if_idle(now)
+
+    # -- ranks
+
+    def _lose(self, group_rank: int, now: float) -> list[Effect]:
+        """What it still asks for is void: it would stand for a rank that is not there."""
+        gone = WrongState(f"rank {group_rank} of the group has ended")
+        effects: list[Effect] = []
+        if (ask := self._waiting.pop(group_rank, None)) is not None:
+            effects.append(CallRefused(ask.call, gone))
+        if (call := self.gather.call_of(group_rank)) is not None:
+            effects += self._perform_gather(self.gather.handle(gather.Withdrawn(call)), now)
+            effects.append(CallRefused(call, gone))
+        return effects + self._give_up(str(gone), now)
+
+    def _ask(self, ask: gather.Ask, now: float) -> list[Effect]:
+        decision = self.grants.decide(ask, now)
+        if isinstance(decision, Wait):
+            older = self._waiting.get(ask.group_rank)
+            self._waiting[ask.group_rank] = ask
+            return [] if older is None else [CallRefused(older.call, gather.superseded(ask.group_rank))]
+        if isinstance(decision, Join):
+            if self._draining:
+                return [CallRefused(ask.call, self._drained()), *self._leave()]
+            return self._perform_gather(self.gather.handle(ask), now)
+        effects = self._open_step() if decision.is_first else []
+        return [*effects, QuorumAnswered(ask.call, decision.assignment, None)]
+
+    def _open_step(self) -> list[Effect]:
+        held = self.grants.held
+        assert held is not None
+        self._wants_next = {}
+        return self._refusals(self.commit.handle(commit.Opened(held.quorum_id, held.granted)))
+
+    def _end_call(self, call: int, now: float) -> list[Effect]:
+        self._waiting = {rank: ask for rank, ask in self._waiting.items() if ask.call != call}
+        effects = self._perform_gather(self.gather.handle(gather.Withdrawn(call)), now)
+        self.commit.handle(commit.Withdrawn(call))
+        return effects
+
+    def _perform_gather(self, effects: Sequence[gather.Effect], now: float) -> list[Effect]:
+        performed: list[Effect] = []
+        for effect in effects:
+            match effect:
+                case gather.GroupJoined():
+                    participant = self._participant(effect)
+                    performed += self._send(self.session.join(participant, effect.deadline_at, now))
+                case gather.JoinTakenBack():
+                    performed += self._send(self.session.withdraw())
+                case gather.RoundAnswered(quorum_id, step):
+                    self._wants_next = {}
+                    performed += self._refusals(self.commit.handle(commit.Opened(quorum_id, step)))
+                case gather.RankAnswered(call, assignment, quorum):
+                    performed.append(QuorumAnswered(call, assignment, quorum))
+                case gather.RankRefused(call, error):
+                    performed.append(CallRefused(call, error))
+        return performed
+
+    def _perform_commit(self, effects: Sequence[commit.Effect], now: float) -> list[Effect]:
+        decided = [effect for effect in effects if isinstance(effect, commit.Decided)]
+        performed = self._refusals(effects)
+        if not decided:
+            return performed
+        fresh = self.commit.take_fresh()
+        offers = False
+        if fresh is not None and fresh.commit:
+            offers = self._committed(fresh, now)
+            performed += self._open_step() if offers else []
+        elif fresh is not None and self.grants.held is not None and self.grants.held.quorum_id == fresh.quorum_id:
+            performed += self._give_up("a step was discarded", now)
+        for effect in decided:
+            grant = self.grants.assignment(effect.group_rank, True) if offers else None
+            performed.append(VoteAnswered(effect.call, effect.commit, grant))
+        return performed
+
+    def _committed(self, decision: commit.Decision, now: float) -> bool:
+        """Whether the ranks are let into the next step with the same answer."""
+        self.grants.committed(decision.quorum_id, decision.step)
+        wants = len(self._wants_next) == self.me.group_world_size and all(self._wants_next.values())
+        return wants and not self._draining and self.grants.offer(now)
+
+    def _refusals(self, effects: Sequence[commit.Effect]) -> list[Effect]:
+        return [CallRefused(e.call, e.error) for e in effects if isinstance(e, commit.VoteRefused)]
+
+    def _give_up(self, reason: str, now: float) -> list[Effect]:
+        """This group ends the quorum that it holds: the other ranks are to abort what has not completed."""
+        held = self.grants.held
+        if held is None or not self.grants.give_up():
+            return []
+        return self._revoked(held.quorum_id, reason, now)
+
+    def _revoked(self, quorum_id: int, reason: str, now: float) -> list[Effect]:
+        return [Pushed(Revoked(quorum_id, reason), self.watches.all()), *self._decide_again(now)]
+
+    # -- the lighthouse
+
+    def _receive(self, message: ToManager, now: float) -> list[Effect]:
+        match message:
+            case Welcome(_, _, order):
+                self.session.welcomed(message, now)
+                return self._obey(order, now)
+            case Echo(_, _, order):
+                sent_at = self.session.echoed(message, now)
+                effects = self._obey(order, now)
+                if sent_at is not None and not (order is not None and order.phase is Phase.REVOKED):
+                    self.grants.renew(sent_at + LEASE_SHARE * self.session.lease_s)
+                return effects + self._decide_again(now)
+            case Handed(join, quorum, stands):
+                return self._take(join, quorum, stands, now)
+            case Refused(join, error):
+                is_ours = self.session.answered(join) if join else self.gather.is_joined
+                return self._refuse_join(error, now) if is_ours else []
+            case Order():
+                return self._obey(message, now)
+            case DrainRequest(reason):
+                return self._dispatch(DrainAsked(reason or "the lighthouse was asked to drain it"), now)
+            case KillRequest(reason):
+                return [Killed(reason)]
+            case Goodbye(reason):
+                return [HasLeft(reason)] if self._has_left else []
+
+    def _obey(self, order: Order | None, now: float) -> list[Effect]:
+        if order is None:
+            return []
+        if self.grants.obey(order):
+            return self._revoked(order.quorum_id, order.reason, now)
+        return self._decide_again(now)
+
+    def _decide_again(self, now: float) -> list[Effect]:
+        """The first rank's request decides for the step; so all that wait are looked at again."""
+        if not self._waiting:
+            return []
+        waiting, self._waiting = self._waiting, {}
+        effects: list[Effect] = []
+        for ask in waiting.values():
+            effects += self._ask(ask, now)
+        return effects
+
+    def _take(self, join: int, quorum: Quorum, stands: bool, now: float) -> list[Effect]:
+        if not self.session.answered(join):
+            return []
+        answered = self.gather.handle(gather.QuorumReceived(self.gather.round, quorum))
+        is_taken = any(isinstance(effect, gather.RoundAnswered) for effect in answered)
+        if is_taken and stands:
+            self.grants.take(quorum, self.gather.max_step)
+        elif is_taken:
+            self.grants.drop()
+        return self._perform_gather(answered, now)
+
+    def _refuse_join(self, error: LighthouseError, now: float) -> list[Effect]:
+        return self._perform_gather(self.gather.handle(gather.JoinFailed(self.gather.round, error)), now)
+
+    def _participant(self, joined: gather.GroupJoined | None = None) -> Participant:
+        me = replace(
+            self.me,
+            incarnation=self.incarnation,
+            step=self.gather.step,
+            seen_quorum_id=self.gather.quorum_id,
+            watched=self.watches.is_complete,
+        )
+        if joined is None:
+            return me
+        return replace(
+            me,
+            step=joined.step,
+            shrink_only=joined.shrink_only,
+            commit_failures=joined.commit_failures,
+            tag_quorum_id=joined.tag_quorum_id,
+            ranks_disagree=joined.ranks_disagree,
+            wire=self._show_handles(joined.handles),
+        )
+
+    # -- leaving
+
+    def _drained(self) -> Drained:
+        return Drained(f"{self.me.replica_id} leaves: {self._draining}")
+
+    def _leave_if_idle(self, now: float) -> list[Effect]:
+        """A group without ranks, or one that waits for a quorum, has nothing to finish."""
+        if self.gather.waiting:
+            return [*self._perform_gather(self.gather.refuse_all(self._drained()), now), *self._leave()]
+        return [] if self.watches.all() else self._leave()
+
+    def _leave(self) -> list[Effect]:
+        if self._has_left:
+            return []
+        self._has_left = True
+        if not self.session.is_open:
+            return [HasLeft("the lighthouse is away")]
+        messages = self.session.leave(self._draining)
+        self.session.closed()
+        return self._send(messages)
+
+    def _send(self, messages: Sequence[ToLighthouse]) -> list[Effect]:
+        return [Sent(message) for message in messages]

@@ -1,0 +1,111 @@
+"""The manager's side of its session: hello, beats, joins, and when to give the connection up. No I/O.
+
+What is under way outlives a connection: a join is asked again on the next session, and everything else is a level that
+hello and beats repeat. The lease is reckoned from when the echoed beat was sent. A session without an echo for a whole
+lease is given up: the lighthouse or the way to it is gone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protos.membership import Participant
+from protos.session import Beat, Echo, Hello, JoinRequest, Leave, Levels, ToLighthouse, Welcome, WithdrawRequest
+
+FIRST_BEAT_INTERVAL_S = 1.0
+FIRST_LEASE_S = 5.0
+
+
+@dataclass(slots=True)
+class _Join:
+    number: int
+    participant: Participant
+    deadline_at: float
+
+
+class SessionMachine:
+    """`levels` are read whenever something is sent."""
+
+    def __init__(self, levels: Callable[[], Levels]) -> None:
+        self._levels = levels
+        self.is_open = False
+        self.lease_s = FIRST_LEASE_S
+        self._interval_s = FIRST_BEAT_INTERVAL_S
+        self._beats = 0
+        self._joins = 0
+        self._sent_at: dict[int, float] = {}
+        self._next_beat_at = 0.0
+        self._heard_at = 0.0
+        self._told: Levels | None = None
+        self._join: _Join | None = None
+
+    def opened(self, me: Participant, now: float) -> list[ToLighthouse]:
+        self.is_open = True
+        self._sent_at = {}
+        self._heard_at = now
+        self._told = self._levels()
+        messages: list[ToLighthouse] = [Hello(me, self._told), self._beat(now)]
+        if self._join is not None:
+            messages.append(self._ask(self._join, now))
+        return messages
+
+    def closed(self) -> None:
+        self.is_open = False
+
+    def tick(self, now: float) -> list[ToLighthouse]:
+        """A beat, if one is due or a level has changed."""
+        if not self.is_open or (now < self._next_beat_at and self._levels() == self._told):
+            return []
+        return [self._beat(now)]
+
+    def is_given_up(self, now: float) -> bool:
+        return self.is_open and now >= self._heard_at + self.lease_s
+
+    def deadline(self) -> float | None:
+        return min(self._next_beat_at, self._heard_at + self.lease_s) if self.is_open else None
+
+    def welcomed(self, welcome: Welcome, now: float) -> None:
+        self._heard_at = now
+        self._interval_s, self.lease_s = welcome.heartbeat_interval_s, welcome.lease_s
+        self._next_beat_at = min(self._next_beat_at, now + self._interval_s)
+
+    def echoed(self, echo: Echo, now: float) -> float | None:
+        """When the newest echoed beat was sent; None for an echo of nothing that was sent on this connection."""
+        self._heard_at = now
+        self._interval_s = echo.heartbeat_interval_s
+        sent_at = self._sent_at.pop(echo.number, None)
+        for number in [number for number in self._sent_at if number < echo.number]:
+            del self._sent_at[number]
+        return sent_at
+
+    # -- joins
+
+    def join(self, participant: Participant, deadline_at: float, now: float) -> list[ToLighthouse]:
+        self._joins += 1
+        self._join = _Join(self._joins, participant, deadline_at)
+        return [self._ask(self._join, now)] if self.is_open else []
+
+    def withdraw(self) -> list[ToLighthouse]:
+        join, self._join = self._join, None
+        return [WithdrawRequest(join.number)] if join is not None and self.is_open else []
+
+    def answered(self, number: int) -> bool:
+        """Whether that join is the one that waits; it waits no more."""
+        if self._join is None or self._join.number != number:
+            return False
+        self._join = None
+        return True
+
+    def leave(self, reason: str) -> list[ToLighthouse]:
+        return [Leave(reason)] if self.is_open else []
+
+    # -- within
+
+    def _beat(self, now: float) -> Beat:
+        self._beats += 1
+        self._sent_at[self._beats] = now
+        self._next_beat_at = now + self._interval_s
+        self._told = self._levels()
+        return Beat(self._beats, self._told)
+
+    def _ask(self, join: _Join, now: float) -> JoinRequest:
+        return JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now))

@@ -1,0 +1,68 @@
+"""Which ranks of the group are there, as their watches tell.
+
+A rank is lost when its watch or its process ends, never by a missing beat. The end of an old watch never touches a
+newer one of the same rank.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    group_rank: int
+    worker: str
+
+
+class Watches:
+    def __init__(self, group_world_size: int) -> None:
+        self._size = group_world_size
+        self._open: dict[int, _Watch] = {}
+        self._newest: dict[int, int] = {}
+        self._asked: set[int] = set()
+        self._lost: set[int] = set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Every rank is watched."""
+        return len(self._newest) == self._size
+
+    @property
+    def is_starting(self) -> bool:
+        """Some rank has never come."""
+        return len(self._asked | self._newest.keys() | self._lost) < self._size
+
+    @property
+    def lost(self) -> list[int]:
+        """The ranks that have gone and not come back."""
+        return sorted(self._lost)
+
+    def all(self) -> tuple[int, ...]:
+        return tuple(self._open)
+
+    def is_watched(self, group_rank: int, worker: str) -> bool:
+        number = self._newest.get(group_rank)
+        return number is not None and self._open[number].worker == worker
+
+    def asked(self, group_rank: int) -> None:
+        """A rank has asked for a quorum, watched or not: it is there."""
+        if 0 <= group_rank < self._size:
+            self._asked.add(group_rank)
+            self._lost.discard(group_rank)
+
+    def opened(self, watch: int, group_rank: int, worker: str) -> bool:
+        """Whether another process of that rank was watched, which is lost by that."""
+        old = self._newest.get(group_rank)
+        self._open[watch] = _Watch(group_rank, worker)
+        self._newest[group_rank] = watch
+        self._lost.discard(group_rank)
+        return old is not None and self._open[old].worker != worker
+
+    def ended(self, watch: int) -> int | None:
+        """The rank that is lost by that."""
+        entry = self._open.pop(watch, None)
+        if entry is None or self._newest.get(entry.group_rank) != watch:
+            return None
+        del self._newest[entry.group_rank]
+        self._asked.discard(entry.group_rank)
+        self._lost.add(entry.group_rank)
+        return entry.group_rank

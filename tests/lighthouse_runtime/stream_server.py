@@ -1,0 +1,111 @@
+"""A server of sessions, watches, votes and drains that does what it is told; also a program, which prints its port."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import uvloop
+
+from lighthouse_runtime.server import Call, Ending, Feed, GrpcServer, Method, Sender, Stream
+from protos import lighthouse_pb2, manager_pb2, wire
+from protos.membership import Assignment
+from protos.refusals import Drained, Superseded, UnknownName, WrongState
+from protos.session import Beat, Echo, Goodbye, Hello, Leave, Revoked, ToLighthouse, ToManager, WatchOpened, Welcome
+from protos.session_wire import (
+    session_request_from_wire,
+    session_response_to_wire,
+    watch_request_from_wire,
+    watch_response_to_wire,
+)
+
+LIGHTHOUSE = "lighthouse.v1.LighthouseService"
+MANAGER = "manager.v1.ManagerService"
+WELCOME = Welcome(1.0, 5.0)
+NEXT = Assignment(7, 0, 1, ("a",), "h:2", 4, 0, 1, 1, "h:1")
+
+
+class StreamServer:
+    """What a session does is told by its leave. `senders`, `heard` and `endings` are of all streams so far.
+
+    `port` is for the one who starts it.
+    """
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.senders: list[Sender] = []
+        self.heard: list[ToLighthouse] = []
+        self.endings: asyncio.Queue[Ending | None] = asyncio.Queue()
+        self.observed: list[tuple[str, str]] = []
+        lighthouse = {
+            "Session": Stream(lighthouse_pb2.SessionRequest, self.session),
+            "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
+        }
+        manager = {
+            "Watch": Feed(manager_pb2.WatchRequest, self.watch),
+            "ShouldCommit": Method(manager_pb2.ShouldCommitRequest, self.should_commit),
+        }
+        self.server = GrpcServer(
+            {LIGHTHOUSE: lighthouse, MANAGER: manager},
+            [],
+            lambda method, status: self.observed.append((method, status.name)),
+        )
+
+    async def session(self, requests: AsyncIterator[lighthouse_pb2.SessionRequest], _: Call, sender: Sender) -> None:
+        self.senders.append(sender)
+        try:
+            async for request in requests:
+                if (message := session_request_from_wire(request)) is not None:
+                    self.heard.append(message)
+                    await self._answer(message, lambda answer: sender.send(session_response_to_wire(answer)))
+        finally:
+            self.endings.put_nowait(sender.ending)
+
+    async def _answer(self, message: ToLighthouse, send: Callable[[ToManager], None]) -> None:
+        match message:
+            case Hello():
+                send(WELCOME)
+            case Beat(number):
+                send(Echo(number, 1.0))
+            case Leave("refuse"):
+                send(Goodbye("first"))
+                raise Superseded("a newer session has taken its place")
+            case Leave("fail"):
+                raise ZeroDivisionError("oops")
+            case Leave("wait"):
+                await asyncio.sleep(60)
+            case _:
+                send(Goodbye("bye"))
+
+    async def watch(self, request: manager_pb2.WatchRequest, _: Call, sender: Sender) -> None:
+        self.senders.append(sender)
+        try:
+            rank = watch_request_from_wire(request).group_rank
+            if rank == 9:
+                raise WrongState("rank: 9 is not of this group")
+            sender.send(watch_response_to_wire(WatchOpened()))
+            sender.send(manager_pb2.WatchResponse())  # of a kind that only a newer manager knows
+            sender.send(watch_response_to_wire(Revoked(7, f"of rank {rank}")))
+            await sender.wait_ended()
+        finally:
+            self.endings.put_nowait(sender.ending)
+
+    async def drain(
+        self, request: lighthouse_pb2.LighthouseDrainRequest, _: Call
+    ) -> lighthouse_pb2.LighthouseDrainResponse:
+        if request.replica_id != "a":
+            raise UnknownName(f"{request.job} {request.replica_id} {request.msg}")
+        return lighthouse_pb2.LighthouseDrainResponse()
+
+    async def should_commit(self, request: manager_pb2.ShouldCommitRequest, _: Call) -> bytes:
+        if request.rank == 9:
+            raise Drained("this was the last step")
+        next_ = NEXT if request.wants_next else None
+        return wire.vote_to_native(request.should_commit, next_).SerializeToString()
+
+
+async def serve() -> None:
+    print("port", await StreamServer().server.start("127.0.0.1:0"), flush=True)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    uvloop.run(serve())

@@ -1,0 +1,479 @@
+"""Sessions and watches over real connections: what is said arrives, and each end learns how the stream ended."""
+
+import asyncio
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from lighthouse_runtime import serving
+from lighthouse_runtime.calls import SESSION
+from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
+from lighthouse_runtime.server import Ending, Sender
+from lighthouse_runtime.streams import Session
+from protos import lighthouse_pb2
+from protos.limits import MAX_REQUEST_BYTES
+from protos.membership import Participant, Vote
+from protos.refusals import (
+    Drained,
+    InternalError,
+    InvalidRequest,
+    LighthouseError,
+    LimitReached,
+    Superseded,
+    UnknownName,
+    Unreachable,
+    WrongState,
+)
+from protos.session import Beat, Echo, Goodbye, Hello, Leave, Revoked, ToRank, WatchOpened, WatchRequest
+from protos.session_wire import session_response_to_wire
+from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, StreamServer
+from tests.processes import LOCALHOST, PATIENCE_S, Process, eventually, free_port
+
+NOWHERE = f"{LOCALHOST}:1"
+HELLO = Hello(Participant("a", "1"))
+# Either is what the end of a peer without a word looks like.
+GONE = (Ending.PEER, Ending.BROKEN)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[StreamServer]:
+    running = StreamServer()
+    running.port = await running.server.start(f"{LOCALHOST}:0")
+    yield running
+    await running.server.stop(0)
+
+
+@pytest.fixture
+async def client(server: StreamServer) -> AsyncIterator[AsyncLighthouseClient]:
+    async with AsyncLighthouseClient(f"{LOCALHOST}:{server.port}") as connected:
+        yield connected
+
+
+async def ending(server: StreamServer) -> Ending | None:
+    return await asyncio.wait_for(server.endings.get(), PATIENCE_S)
+
+
+async def greeted(session: Session, server: StreamServer) -> Sender:
+    """The server's side of a session that is under way."""
+    session.send(HELLO)
+    assert await anext(session) == WELCOME
+    return server.senders[-1]
+
+
+class TestSession:
+    async def test_what_is_said_arrives_in_order(self, server: StreamServer, client: AsyncLighthouseClient):
+        async with client.session() as session:
+            session.send(HELLO)
+            for number in range(100):
+                session.send(Beat(number))
+            session.send(Leave())
+            session.end()
+            heard = [message async for message in session]
+            assert not session.is_open
+        assert heard == [WELCOME, *(Echo(number, 1.0) for number in range(100)), Goodbye("bye")]
+        assert server.heard == [HELLO, *map(Beat, range(100)), Leave()]
+        assert await ending(server) is Ending.PEER
+        assert server.observed == [("Session", "OK")]
+
+    async def test_what_a_newer_peer_says_is_skipped(self, server: StreamServer, client: AsyncLighthouseClient):
+        async with client.session() as session:
+            sender = await greeted(session, server)
+            sender.send(lighthouse_pb2.SessionResponse())
+            sender.send(session_response_to_wire(Goodbye("known")).SerializeToString())
+            assert await anext(session) == Goodbye("known")
+
+    async def test_the_handler_refuses(self, server: StreamServer, client: AsyncLighthouseClient):
+        """Once all that was queued before has been sent."""
+        async with client.session() as session:
+            await greeted(session, server)
+            session.send(Leave("refuse"))
+            assert await anext(session) == Goodbye("first")
+            with pytest.raises(Superseded, match=r"^a newer session has taken its place$"):
+                await anext(session)
+        assert server.observed == [("Session", "ABORTED")]
+
+    async def test_the_handler_fails(
+        self, server: StreamServer, client: AsyncLighthouseClient, caplog: pytest.LogCaptureFixture
+    ):
+        async with client.session() as session:
+            await greeted(session, server)
+            session.send(Leave("fail"))
+            with pytest.raises(InternalError, match=r"^ZeroDivisionError: oops; see the daemon's log$"):
+                await anext(session)
+        assert [r.getMessage() for r in caplog.records if r.name == serving.log.name] == [SESSION[1:] + " failed"]
+        assert server.observed == [("Session", "INTERNAL")]
+
+    async def test_the_server_ends_it_from_outside(self, server: StreamServer, client: AsyncLighthouseClient):
+        async with client.session() as session:
+            sender = await greeted(session, server)
+            for number in range(50):
+                sender.send(session_response_to_wire(Echo(number, 1.0)))
+            sender.end()
+            assert sender.ending is Ending.OURS
+            assert not sender.is_open
+            sender.send(session_response_to_wire(Goodbye("too late")))
+            sender.end(Superseded("too late"))
+            assert [message async for message in session] == [Echo(number, 1.0) for number in range(50)]
+        assert await ending(server) is Ending.OURS
+        assert server.observed == [("Session", "OK")]
+
+    async def test_the_server_ends_it_from_outside_with_a_refusal(
+        self, server: StreamServer, client: AsyncLighthouseClient
+    ):
+        async with client.session() as session:
+            sender = await greeted(session, server)
+            sender.send(session_response_to_wire(Goodbye("first")))
+            sender.end(Superseded("a newer one"))
+            assert await anext(session) == Goodbye("first")
+            with pytest.raises(Superseded, match=r"^a newer one$"):
+                await anext(session)
+        assert await ending(server) is Ending.OURS
+        await asyncio.wait_for(sender.wait_ended(), PATIENCE_S)
+
+    async def test_the_client_gives_it_up(self, server: StreamServer, client: AsyncLighthouseClient):
+        async with client.session() as session:
+            await greeted(session, server)
+        assert await ending(server) in GONE
+        assert not session.is_open
+        assert [message async for message in session] == []
+        session.send(Beat(1))
+
+    async def test_the_client_gives_it_up_with_a_reason(self, server: StreamServer, client: AsyncLighthouseClient):
+        async with client.session() as session:
+            await greeted(session, server)
+            asyncio.get_running_loop().call_later(0.05, session.cancel, Unreachable("no echo"))
+            for _ in range(2):
+                with pytest.raises(Unreachable, match=r"^no echo$"):
+                    await anext(session)
+            session.cancel()
+        assert await ending(server) in GONE
+
+    async def test_a_cancelled_reader_is_cancelled(self, server: StreamServer, client: AsyncLighthouseClient):
+        async with client.session() as session:
+            await greeted(session, server)
+            with pytest.raises(TimeoutError) as e:
+                async with asyncio.timeout(0.05):
+                    await anext(session)
+            assert not isinstance(e.value, LighthouseError)
+        assert await ending(server) in GONE
+
+    async def test_a_handler_that_waits_elsewhere_is_cancelled_there(
+        self, server: StreamServer, client: AsyncLighthouseClient
+    ):
+        async with client.session() as session:
+            sender = await greeted(session, server)
+            session.send(Leave("wait"))
+            await asyncio.sleep(0.05)
+        await ending(server)
+        await asyncio.wait_for(sender.wait_ended(), PATIENCE_S)
+        assert sender.ending is Ending.BROKEN
+
+    async def test_a_stop_tells_all_and_does_not_wait(self, server: StreamServer, client: AsyncLighthouseClient):
+        async with client.session() as one, client.session() as other:
+            sender = await greeted(one, server)
+            await greeted(other, server)
+            sender.send(session_response_to_wire(Goodbye("bye")))
+            began_at = time.monotonic()
+            await server.server.stop(PATIENCE_S)
+            assert time.monotonic() - began_at < PATIENCE_S / 2
+            assert await anext(one) == Goodbye("bye")
+            for session in (one, other):
+                with pytest.raises(Unreachable, match="the server is stopping"):
+                    await anext(session)
+        assert [await ending(server), await ending(server)] == [Ending.OURS, Ending.OURS]
+
+
+class TestLimits:
+    async def test_a_peer_that_does_not_read_is_sent_away(self, server: StreamServer, client: AsyncLighthouseClient):
+        message = session_response_to_wire(Goodbye("x" * 900)).SerializeToString() * 1000
+        async with client.session() as session:
+            sender = await greeted(session, server)
+            sent_bytes = 0
+            while sender.is_open:
+                sender.send(message)
+                sent_bytes += len(message)
+                assert sent_bytes < 256 * 1024 * 1024
+                await asyncio.sleep(0)
+            assert sender.ending is Ending.SLOW
+            assert await ending(server) is Ending.SLOW
+            with pytest.raises(LimitReached, match=r"64 MiB wait to be read; read faster"):
+                async for _ in session:
+                    pass
+        assert sent_bytes > 64 * 1024 * 1024
+        assert server.observed == [("Session", "RESOURCE_EXHAUSTED")]
+
+    async def test_so_is_one_that_is_sent_too_many(self, server: StreamServer, client: AsyncLighthouseClient):
+        async with client.session() as session:
+            sender = await greeted(session, server)
+            for number in range(10_002):
+                sender.send(session_response_to_wire(Echo(number, 1.0)))
+            assert sender.ending is Ending.SLOW
+            with pytest.raises(LimitReached, match=r"more than 10000 messages"):
+                async for _ in session:
+                    pass
+
+    async def test_a_server_that_does_not_read_is_given_up(self, server: StreamServer, client: AsyncLighthouseClient):
+        async with client.session() as session:
+            await greeted(session, server)
+            for number in range(10_002):
+                session.send(Beat(number))
+            with pytest.raises(Unreachable, match="does not read what it is sent"):
+                async for _ in session:
+                    pass
+
+    async def test_a_request_that_is_too_big_is_not_sent(self, server: StreamServer, client: AsyncLighthouseClient):
+        async with client.session() as session:
+            await greeted(session, server)
+            with pytest.raises(LimitReached, match=rf"Hello has \d+ bytes; at most {MAX_REQUEST_BYTES}"):
+                session.send(Hello(Participant("a", data="x" * MAX_REQUEST_BYTES)))
+            session.send(Beat(1))
+            assert await anext(session) == Echo(1, 1.0)
+
+    @pytest.mark.parametrize(
+        ("body", "status"),
+        [
+            (b"x" * (MAX_REQUEST_BYTES + 1), grpc.StatusCode.RESOURCE_EXHAUSTED),
+            (b"\xff", grpc.StatusCode.INVALID_ARGUMENT),
+        ],
+    )
+    async def test_what_a_server_does_not_take(self, server: StreamServer, body: bytes, status: grpc.StatusCode):
+        async with grpc.aio.insecure_channel(f"{LOCALHOST}:{server.port}") as channel:
+            call: Any = channel.stream_stream(SESSION)()
+            await call.write(body)
+            assert await call.code() is status
+        await ending(server)
+
+
+SESSION_CLIENT = """
+import asyncio, sys
+from lighthouse_runtime.clients import AsyncLighthouseClient
+from protos.membership import Participant
+from protos.session import Hello
+
+async def main():
+    async with AsyncLighthouseClient(sys.argv[1]) as client, client.session() as session:
+        session.send(Hello(Participant("a")))
+        print(await anext(session), flush=True)
+        await anext(session)
+
+asyncio.run(main())
+"""
+SERVER = "from tests.lighthouse_runtime.stream_server import main; main()"
+
+
+class Server(Process):
+    """A StreamServer as a process of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(SERVER)
+
+    def ready(self) -> None:
+        port = self.wait_for_log(r"^port (\d+)")[1]
+        self.address = f"{LOCALHOST}:{port}"
+
+
+@pytest.fixture
+def remote() -> Iterator[Server]:
+    with Server() as process:
+        yield process
+
+
+class TestDeath:
+    @pytest.mark.parametrize(("how", "within_s"), [(signal.SIGKILL, 1.0), (signal.SIGSTOP, 5.0)])
+    async def test_of_the_client_is_seen_at_once_and_its_silence_soon(
+        self, server: StreamServer, how: signal.Signals, within_s: float
+    ):
+        process = Process(SESSION_CLIENT, [f"{LOCALHOST}:{server.port}"])
+        try:
+            await asyncio.to_thread(process.__enter__)
+            await asyncio.to_thread(process.wait_for_log, "Welcome")
+            began_at = time.monotonic()
+            os.kill(process.pid, how)
+            assert await ending(server) in GONE
+            assert time.monotonic() - began_at < within_s
+        finally:
+            process.close()
+
+    async def test_of_the_server_is_unreachable(self, remote: Server):
+        async with AsyncLighthouseClient(remote.address) as client, client.session() as session:
+            session.send(HELLO)
+            assert await anext(session) == WELCOME
+            remote.popen.kill()
+            with pytest.raises(Unreachable, match=re.escape(f"{remote.address} is unreachable")):
+                await asyncio.wait_for(anext(session), PATIENCE_S)
+            session.send(Beat(1))
+            assert not session.is_open
+
+    async def test_nobody_is_there(self):
+        async with AsyncLighthouseClient(NOWHERE) as client, client.session() as session:
+            session.send(HELLO)
+            with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1 is unreachable"):
+                await asyncio.wait_for(anext(session), PATIENCE_S)
+
+    async def test_a_server_that_comes_late(self):
+        late, port = StreamServer(), free_port()
+        async with (
+            AsyncLighthouseClient(f"{LOCALHOST}:{port}") as client,
+            client.session(wait_for_ready=True) as session,
+        ):
+            session.send(HELLO)
+            await asyncio.sleep(0.2)
+            await late.server.start(f"{LOCALHOST}:{port}")
+            assert await asyncio.wait_for(anext(session), PATIENCE_S) == WELCOME
+        await late.server.stop(0)
+
+
+REQUEST = WatchRequest(1, "w")
+OPENED = [WatchOpened(), Revoked(7, "of rank 1")]
+
+
+class TestAsyncWatch:
+    async def test_what_a_rank_hears(self, server: StreamServer):
+        async with AsyncManagerClient(f"{LOCALHOST}:{server.port}") as client:
+            async with client.watch(REQUEST) as watch:
+                assert [await anext(watch), await anext(watch)] == OPENED
+                server.senders[-1].end(WrongState("why"))
+                with pytest.raises(WrongState, match=r"^why$"):
+                    await anext(watch)
+            assert await ending(server) is Ending.OURS
+            async with client.watch(REQUEST) as watch:
+                assert await anext(watch) == WatchOpened()
+            assert await ending(server) is Ending.BROKEN
+            async with client.watch(WatchRequest(9, "w")) as watch:
+                with pytest.raises(WrongState, match="9 is not of this group"):
+                    await anext(watch)
+            async with client.watch(WatchRequest(1, "")) as watch:
+                with pytest.raises(InvalidRequest, match=r"^worker: "):
+                    await anext(watch)
+
+    async def test_the_managers_death_is_unreachable(self, remote: Server):
+        async with AsyncManagerClient(remote.address) as client, client.watch(REQUEST) as watch:
+            assert [await anext(watch), await anext(watch)] == OPENED
+            remote.popen.kill()
+            with pytest.raises(Unreachable):
+                await asyncio.wait_for(anext(watch), PATIENCE_S)
+
+
+class Listening(threading.Thread):
+    """Reads a watch to its end."""
+
+    def __init__(self, watch: Iterator[ToRank]) -> None:
+        super().__init__(daemon=True)
+        self._watch = watch
+        self.heard: list[ToRank] = []
+        self.error: LighthouseError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for message in self._watch:
+                self.heard.append(message)
+        except LighthouseError as e:
+            self.error = e
+
+
+class TestWatch:
+    def test_another_thread_cancels_it(self, remote: Server):
+        with ManagerClient(remote.address) as client, client.watch(REQUEST) as watch:
+            listening = Listening(watch)
+            eventually(lambda: listening.heard == OPENED)
+            watch.cancel()
+            listening.join(PATIENCE_S)
+            assert (listening.is_alive(), listening.error) == (False, None)
+            watch.cancel()
+            assert list(watch) == []
+
+    def test_a_refusal_and_a_death_are_raised(self, remote: Server):
+        with ManagerClient(remote.address) as client:
+            with client.watch(WatchRequest(9, "w")) as watch, pytest.raises(WrongState, match="9 is not of this"):
+                next(watch)
+            with client.watch(REQUEST) as watch:
+                listening = Listening(watch)
+                eventually(lambda: listening.heard == OPENED)
+                remote.popen.kill()
+                listening.join(PATIENCE_S)
+                assert isinstance(listening.error, Unreachable)
+            with client.watch(REQUEST) as watch, pytest.raises(Unreachable):
+                next(watch)
+
+    @pytest.mark.parametrize("child", ["opens", "cancels", "closes", "drops"])
+    def test_a_fork_harms_neither_side(self, remote: Server, child: str):
+        with Process(FORKING, [remote.address, child]) as process:
+            assert process.wait() == 0, process.log()
+            assert "child ended with 0" in process.log()
+            assert "parent heard on: []" in process.log()
+
+
+FORKING = """
+import gc, os, sys, threading, time
+from lighthouse_runtime.clients import ManagerClient
+from protos.session import WatchRequest
+
+client = ManagerClient(sys.argv[1])
+watch = client.watch(WatchRequest(1, "w"))
+next(watch), next(watch)
+heard = []
+
+def listen():
+    try:
+        heard.extend(watch)
+    except Exception as e:
+        heard.append(e)
+
+threading.Thread(target=listen, daemon=True).start()
+child = os.fork()
+if child == 0:
+    match sys.argv[2]:
+        case "opens":
+            with client, client.watch(WatchRequest(2, "w")) as other:
+                next(other), print(next(other))
+        case "cancels":
+            watch.cancel()
+        case "closes":
+            client.close()
+        case "drops":
+            del client, watch
+            gc.collect()
+    sys.stdout.flush()
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+print("child ended with", status)
+time.sleep(0.3)
+print("parent heard on:", heard)
+watch.cancel()
+"""
+
+
+class TestClients:
+    """What the service behind them does is tested with it; here what the clients say and understand."""
+
+    def test_synchronous(self, remote: Server):
+        with LighthouseClient(remote.address, job="j") as client:
+            client.drain("a", "enough", timeout_s=PATIENCE_S)
+            with pytest.raises(UnknownName, match=r"^j b enough$"):
+                client.drain("b", "enough", timeout_s=PATIENCE_S)
+        with ManagerClient(remote.address) as client:
+            assert client.vote(0, 3, True, timeout_s=PATIENCE_S, wants_next=True) == Vote(True, NEXT)
+            assert client.vote(0, 3, False, timeout_s=PATIENCE_S) == Vote(False)
+            assert client.should_commit(0, 3, True, timeout_s=PATIENCE_S) is True
+            with pytest.raises(Drained, match=r"^this was the last step$"):
+                client.vote(9, 3, True, timeout_s=PATIENCE_S)
+
+    async def test_asyncio(self, server: StreamServer):
+        address = f"{LOCALHOST}:{server.port}"
+        async with AsyncLighthouseClient(address, job="j") as client:
+            await client.drain("a", "enough", timeout_s=PATIENCE_S)
+            with pytest.raises(UnknownName, match=r"^j b enough$"):
+                await client.drain("b", "enough", timeout_s=PATIENCE_S)
+        async with AsyncManagerClient(address) as client:
+            assert await client.vote(0, 3, True, timeout_s=PATIENCE_S, wants_next=True) == Vote(True, NEXT)
+            assert await client.vote(0, 3, False, timeout_s=PATIENCE_S) == Vote(False)
+            assert await client.should_commit(0, 3, True, timeout_s=PATIENCE_S) is True
