@@ -193,7 +193,8 @@ class LocalCluster:
         self._train_arguments = train_arguments
         self._port = free_port()
         self.lighthouse_address = f"{LOOPBACK}:{self._port}"
-        arguments = ["serve", "--bind", self.lighthouse_address, "--http", f"{LOOPBACK}:0", *lighthouse_arguments]
+        arguments = ["serve", "--bind", self.lighthouse_address, "--http", f"{LOOPBACK}:0"]
+        arguments += ["--journal", str(folder / "journal.sqlite"), *lighthouse_arguments]
         self.lighthouse = Daemon("lighthouse", _command("lighthouse", arguments), folder / "lighthouse.log")
         self.groups = [self._group(f"group-{number}") for number in range(groups)]
         self.forks = ForkServer(folder / "fork-server.log")

@@ -79,7 +79,7 @@ class QuorumMachine:
         self.formed_at = 0.0
         self.quorums_formed = 0
         self.rounds = 0
-        self._next_id = max(config.first_quorum_id, record.quorum_id + 1 if record else 0)
+        self._next_id = max(config.first_quorum_id, record.quorum_id + (record.quorum is None) if record else 0)
         self._composition: tuple[tuple[int, tuple[str, ...]], ...] = ()
         self._previous: frozenset[str] = frozenset()
         self._now = 0.0
@@ -130,10 +130,10 @@ class QuorumMachine:
                 effects += self.attendance.leave(event, now)
             case WasLate():
                 pass
-        return effects + self._review() + self._form(now)
+        return effects + self._settle(now)
 
     def tick(self, now: float) -> Sequence[Effect]:
-        return self._pass_time(now) + self._review() + self._form(now)
+        return self._pass_time(now) + self._settle(now)
 
     def deadline(self, now: float) -> float | None:
         """When to call tick next; after `now`, once handle or tick was called for `now`."""
@@ -155,12 +155,12 @@ class QuorumMachine:
             return Verdict.WAITING_FOR_RETURN
         if self.standing.phase is Phase.RECALLED:
             return Verdict.WAITING_FOR_RECALL
+        if self.standing.phase is Phase.STANDING:  # those who ask would change nothing
+            return Verdict.FORMED
         if candidates < self.config.min_replicas:
             return Verdict.TOO_FEW_PARTICIPANTS
         if self._size(candidates) < self.config.min_replicas:
             return Verdict.NO_ALLOWED_SIZE
-        if self.standing.phase is Phase.STANDING:  # those who ask would change nothing
-            return Verdict.FORMED
         if not (self.joins.has_all_members or not self._has_stragglers()):
             return Verdict.WAITING_FOR_MEMBERS if self.missed_at() is None else Verdict.WAITING_FOR_STRAGGLERS
         return Verdict.READY if self._is_free() else Verdict.WAITING_FOR_LEASES
@@ -216,6 +216,11 @@ class QuorumMachine:
         if self.standing.phase is Phase.NONE or self._now >= self.standing.free_at():
             return not self.standing.holds_back
         return self.standing.may_form((m.participant for m in self._choose() if m.participant), self._now)
+
+    def _settle(self, now: float) -> list[Effect]:
+        effects = self._review()
+        formed = self._form(now)
+        return effects + formed + (self._review() if formed else [])
 
     # -- a standing quorum
 

@@ -3,8 +3,9 @@
 An attempt is (quorum_id, step). It commits when every rank of the group has voted yes; one no discards it at once. A
 yes that names its quorum is bound: it counts also when its call is over, and its rank repeats it until it has the
 decision. A yes that names none lives as long as its call: who withdraws has not voted, and may vote again. A late or
-repeated voter gets the decision that was made. A vote for another step than the one in flight is refused with both
-numbers. A quorum answered for a step opens a new attempt at it, so a discard does not stick to the retry.
+repeated voter gets the decision that was made; but who says no, whatever it means by that, is never told to commit. A
+vote for another step than the one in flight is refused with both numbers. A quorum answered for a step opens a new
+attempt at it, so a discard does not stick to the retry.
 
 Callers of the bare RPC who ask for no quorum open an attempt by their first vote.
 """
@@ -128,10 +129,10 @@ class CommitMachine:
         except LighthouseError as e:
             return [VoteRefused(voted.call, e)]
         if isinstance(attempt, bool):
-            return [Decided(voted.call, attempt, voted.group_rank)]
+            return [Decided(voted.call, attempt and voted.vote, voted.group_rank)]
         if attempt.decision is not None:
             attempt.told.add(voted.group_rank)
-            return [Decided(voted.call, attempt.decision, voted.group_rank)]
+            return [Decided(voted.call, attempt.decision and voted.vote, voted.group_rank)]
         return self._count(attempt, voted)
 
     def _find(self, voted: Voted) -> _Attempt | bool:

@@ -43,7 +43,8 @@ class LighthouseLink:
 
     @property
     def is_reachable(self) -> bool:
-        return not self.error
+        """It answers, if only to refuse this group; `error` says why."""
+        return self._was_reachable is True
 
     async def run(
         self, opened: Callable[[], None], received: Callable[[ToManager], None], closed: Callable[[], None]
@@ -62,8 +63,9 @@ class LighthouseLink:
                         received(message)
                     self._note(f"{self.address} has ended the session")
                 except LighthouseError as e:
-                    self._note(str(e))
-                    if not isinstance(e, Unreachable | Superseded):
+                    is_refused = not isinstance(e, Unreachable | Superseded)
+                    self._note(str(e), is_reachable=is_refused)
+                    if is_refused:
                         received(Refused(0, e))
                 finally:
                     self._session = None
@@ -79,11 +81,10 @@ class LighthouseLink:
         if self._session is not None:
             self._session.cancel(Unreachable(f"{self.address} is unreachable: {reason}"))
 
-    def _note(self, error: str) -> None:
-        if self._was_reachable is not (not error):
-            self._was_reachable = not error
-            if error:
-                log.warning("lighthouse lost: %s", error)
-            else:
-                log.info("lighthouse at %s answers", self.address)
+    def _note(self, error: str, *, is_reachable: bool = False) -> None:
+        if error and error != self.error:
+            log.warning("%s: %s", "the lighthouse refuses" if is_reachable else "lighthouse lost", error)
+        elif not error and self.error:
+            log.info("lighthouse at %s answers", self.address)
+        self._was_reachable = is_reachable or not error
         self.error = error

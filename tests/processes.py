@@ -204,7 +204,9 @@ class Lighthouse(Process):
         self, *options: str, env: Mapping[str, str] | None = None, code: str = LIGHTHOUSE_CODE, **more: Any
     ) -> None:
         verb = ["serve"] if code == LIGHTHOUSE_CODE else []
-        chosen = _with_defaults(options, env or {}, "LIGHTHOUSE", bind=f"{LOCALHOST}:0", http=f"{LOCALHOST}:0")
+        chosen = _with_defaults(
+            options, env or {}, "LIGHTHOUSE", bind=f"{LOCALHOST}:0", http=f"{LOCALHOST}:0", journal="none"
+        )
         super().__init__(code, [*verb, *chosen], env=env, **more)
         self.host = LOCALHOST
 

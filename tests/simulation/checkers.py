@@ -1,0 +1,145 @@
+"""S1 to S5 and S7 of quorum.md, section 1, watched from outside: nothing here looks into a machine.
+
+What the lighthouse forms and tells, what managers are handed and grant, and what ranks commit is noted here, and every
+rule that can be broken in a moment is checked in that moment. S5, S6, S8 and S9 are about a whole run: simulation.py.
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from lighthouse.memory import Record
+from protos.membership import Assignment, Quorum
+from tests.simulation.world import Violation, World
+
+if TYPE_CHECKING:
+    from tests.simulation.collectives import Collectives
+    from tests.simulation.manager_process import ManagerProcess
+    from tests.simulation.rank import Rank
+    from tests.simulation.torchft_manager import TorchftManager
+
+    Manager = ManagerProcess | TorchftManager
+
+Identity = tuple[str, str, str, str]
+
+
+class Checkers:
+    def __init__(self, world: World, collectives: "Collectives") -> None:
+        self._world = world
+        self._collectives = collectives
+        self._lists: dict[int, tuple[Identity, ...]] = {}
+        self._names: dict[int, tuple[str, ...]] = {}
+        self._told: dict[int, int] = {}
+        self._members: list[frozenset[tuple[str, str]]] = []
+        self._granted: dict[int, tuple[int, int]] = {}
+        self._states: dict[tuple[int, int, int], int | None] = {}
+        self._decisions: dict[tuple[int, int, str], bool] = {}
+        self.commits: Counter[str] = Counter()
+        self.discards: Counter[str] = Counter()
+        self.last_commit_at: dict[str, float] = {}
+        self.longest_gap_s: dict[str, float] = {}
+        self.newest_id = 0
+
+    # -- the lighthouse
+
+    def formed(self, quorum: Quorum, *, is_new: bool) -> None:
+        if is_new:
+            self._world.counts["quorums"] += 1
+        self._name(quorum)
+
+    def told(self, quorum: Quorum, record: Record | None) -> None:
+        """Somebody is about to be told; `record` is what the journal says then."""
+        written = record.quorum if record else None
+        self._name(quorum)
+        if written is None or identities(written) != identities(quorum) or written.quorum_id != quorum.quorum_id:
+            raise Violation(
+                f"S1 quorum {quorum.quorum_id} is told, and the journal has {written and written.quorum_id}"
+            )
+        self.newest_id = quorum.quorum_id
+        if quorum.quorum_id not in self._told:
+            self._told[quorum.quorum_id] = len(self._members)
+            self._members.append(frozenset((p.replica_id, p.incarnation) for p in quorum.participants))
+
+    def _name(self, quorum: Quorum) -> None:
+        named = self._lists.setdefault(quorum.quorum_id, identities(quorum))
+        if named != identities(quorum):
+            raise Violation(f"S1 quorum_id {quorum.quorum_id} names {_show(named)} and {_show(identities(quorum))}")
+        if quorum.quorum_id not in self._names:
+            self._names[quorum.quorum_id] = tuple(p.wire_id for p in quorum.participants)
+
+    # -- managers
+
+    def handed(self, manager: "Manager", quorum: Quorum) -> None:
+        if quorum.quorum_id < manager.seen_id:
+            raise Violation(f"S2 {manager.name} has seen quorum {manager.seen_id} and is handed {quorum.quorum_id}")
+        manager.seen_id = quorum.quorum_id
+        self._name(quorum)
+
+    def answered(self, manager: "Manager", assignment: Assignment, *, is_grant: bool) -> None:
+        """A rank is let into a step."""
+        quorum_id, step = assignment.quorum_id, assignment.max_step
+        if quorum_id < manager.told_id:
+            raise Violation(f"S2 {manager.name} has answered quorum {manager.told_id} and answers {quorum_id}")
+        is_first = manager.told_id != quorum_id or manager.granted < step
+        manager.told_id = quorum_id
+        if is_first:
+            manager.granted = step
+        if is_grant and is_first and not assignment.revoked:
+            self._check_alone(manager, quorum_id, step)
+
+    def _check_alone(self, manager: "Manager", quorum_id: int, step: int) -> None:
+        place = self._told[quorum_id]
+        for later in range(place + 1, len(self._members)):
+            if not self._members[place] & self._members[later]:
+                other = next(q for q, index in self._told.items() if index == later)
+                raise Violation(f"S7 {manager.name} grants step {step} of quorum {quorum_id} beside quorum {other}")
+
+    # -- ranks
+
+    def begun(self, rank: "Rank", assignment: Assignment) -> None:
+        if assignment.replica_ids != self._names[assignment.quorum_id]:
+            raise Violation(f"S1 {rank.name}: quorum {assignment.quorum_id} is of {assignment.replica_ids}")
+
+    def contributes(self, rank: "Rank") -> None:
+        if rank.state is None:
+            raise Violation(f"S3 {rank.name} contributes from a state that was installed in part")
+
+    def forced_commit(self, rank: "Rank") -> None:
+        raise Violation(f"S4 {rank.name} voted no for step {rank.machine.step} and is told to commit it")
+
+    def committed(self, rank: "Rank", assignment: Assignment) -> None:
+        quorum_id, step = assignment.quorum_id, assignment.max_step
+        where = f"step {step} of quorum {quorum_id}"
+        took_part = self._collectives.completed.get((quorum_id, step, rank.group_rank))
+        if took_part != self._names[quorum_id]:
+            raise Violation(f"S4 {rank.name} commits {where} of {self._names[quorum_id]}; took part: {took_part}")
+        self._decide(rank, assignment, commit=True)
+        was = self._states.setdefault((step + 1, quorum_id, rank.group_rank), rank.state)
+        if was != rank.state:
+            raise Violation(f"S3 after {where} the tag names two states; {rank.name} has another than one before it")
+        self.commits[rank.name] += 1
+        now = self._world.now
+        gap_s = now - self.last_commit_at.get(rank.name, now)
+        self.longest_gap_s[rank.name] = max(gap_s, self.longest_gap_s.get(rank.name, 0.0))
+        self.last_commit_at[rank.name] = now
+        self._world.counts["commits"] += 1
+
+    def discarded(self, rank: "Rank", assignment: Assignment) -> None:
+        self._decide(rank, assignment, commit=False)
+        self.discards[rank.name] += 1
+        self._world.counts["discards"] += 1
+
+    def _decide(self, rank: "Rank", assignment: Assignment, *, commit: bool) -> None:
+        """All ranks of a group decide alike, as long as they live."""
+        key = (assignment.quorum_id, assignment.max_step, rank.manager.life)
+        was = self._decisions.setdefault(key, commit)
+        if was != commit:
+            ours, theirs = ("commits", "discarded") if commit else ("discards", "committed")
+            raise Violation(f"S4 {rank.name} {ours} step {key[1]} of quorum {key[0]}, another rank of it {theirs} it")
+
+
+def identities(quorum: Quorum) -> tuple[Identity, ...]:
+    return tuple(p.identity for p in quorum.participants)
+
+
+def _show(named: tuple[Identity, ...]) -> str:
+    return "[" + ", ".join(f"{replica_id}/{incarnation}" for replica_id, incarnation, _, _ in named) + "]"

@@ -1,0 +1,185 @@
+"""A replica group's host: its manager, its ranks, the supervisor that starts them again, its checkpoints on disk."""
+
+from typing import TYPE_CHECKING
+
+from agent_client.step import Phase
+from tests.simulation.manager_process import ManagerProcess
+from tests.simulation.rank import Rank, Snapshot
+from tests.simulation.torchft_manager import TorchftManager
+from tests.simulation.world import World
+
+if TYPE_CHECKING:
+    from tests.simulation.checkers import Checkers
+    from tests.simulation.collectives import Collectives
+    from tests.simulation.lighthouse_process import Lighthouse
+    from tests.simulation.network import Network
+    from tests.simulation.plan import Plan
+
+KILLS_TAKE_S = 0.05
+CHECKPOINTS_KEPT = 3
+LOADS_APART = 0.2
+
+
+class Group:
+    def __init__(self, system: "System", replica_id: str, number: int, *, is_torchft: bool = False) -> None:
+        self.world: World = system.world
+        self.plan: Plan = system.plan
+        self.network: Network = system.network
+        self.lighthouse: Lighthouse = system.lighthouse
+        self.checkers: Checkers = system.checkers
+        self.collectives: Collectives = system.collectives
+        self._system = system
+        self.replica_id = replica_id
+        self.name = replica_id
+        self.host = f"host-{number}"
+        self.address = f"10.0.{number // 250}.{number % 250 + 1}:29511"
+        self.store_address = f"10.0.{number // 250}.{number % 250 + 1}:29600"
+        self.size = system.plan.group_world_size
+        self.is_torchft = is_torchft
+        self.manager: ManagerProcess | TorchftManager = None  # type: ignore[assignment]
+        self.ranks: list[Rank] = []
+        self.shrinks = False
+        self.is_leaving = False
+        self.has_gone = False
+        self._lives = 0
+        self._restart_at: float | None = None
+        self.must_agree = False
+        self.cancels: list[Phase] = []
+        self._saved: list[dict[int, Snapshot]] = [{} for _ in range(self.size)]  # by step
+
+    @property
+    def is_up(self) -> bool:
+        return self.manager is not None and self.manager.is_up and all(rank.is_up for rank in self.ranks)
+
+    @property
+    def wire_id(self) -> str:
+        return self.manager.wire_id if isinstance(self.manager, TorchftManager) else self.replica_id
+
+    @property
+    def is_training(self) -> bool:
+        return self.is_up and not self.is_leaving and not self.has_gone
+
+    # -- starts
+
+    def start(self) -> None:
+        """A manager and its ranks, new, unless they live."""
+        self._restart_at = None
+        if self.has_gone:
+            return
+        if self.manager is None or not self.manager.is_up:
+            self._end_ranks()
+            self._lives += 1
+            life = f"{self.name}-{self._number()}"
+            self.manager = TorchftManager(self, life) if self.is_torchft else ManagerProcess(self, life)
+            self.manager.say("starts")
+        self._start_ranks()
+
+    def _start_ranks(self) -> None:
+        self._end_ranks()
+        loads = self.world.random.random() < self.plan.from_checkpoint
+        found = self._load() if loads else [None] * self.size
+        self.ranks = [self._start_rank(rank, snapshot) for rank, snapshot in enumerate(found)]
+
+    def _load(self) -> list[Snapshot | None]:
+        """The newest checkpoint that all ranks have; or, as scripts do it too, each rank its own newest."""
+        if not self.must_agree and self.world.random.random() < LOADS_APART:
+            return [saved[max(saved)] if saved else None for saved in self._saved]
+        self.must_agree = False
+        steps = set.intersection(*(set(saved) for saved in self._saved))
+        for step in sorted(steps, reverse=True):
+            found = [saved[step] for saved in self._saved]
+            if len({snapshot.tag_quorum_id for snapshot in found}) == 1:
+                return list(found)
+        return [None] * self.size
+
+    def _start_rank(self, group_rank: int, found: Snapshot | None) -> Rank:
+        initial = 1 if not self.plan.init_sync else self.world.random.getrandbits(32)
+        snapshot = found or Snapshot(initial, 0, 0)
+        rank = Rank(self, group_rank, f"w{self._number()}", snapshot)
+        rank.say(f"starts at step {snapshot.step} of quorum {snapshot.tag_quorum_id}")
+        return rank
+
+    def _number(self) -> int:
+        return self._system.next_number()
+
+    # -- ends
+
+    def kill(self) -> None:
+        """The manager and all ranks at once; the supervisor starts them again."""
+        self._restart_later()
+        if self.manager.is_up:
+            self.manager.kill()
+        self._end_ranks()
+
+    def vanish(self) -> None:
+        """The host loses its power."""
+        for process in (self.manager, *self.ranks):
+            self.network.vanish(process)
+        self.kill()
+
+    def rank_died(self, rank: Rank) -> None:
+        if self.manager.is_up:
+            self.manager.on_rank_death(rank)
+        if rank in self.ranks:
+            self._restart_later()
+
+    def _end_ranks(self) -> None:
+        ranks, self.ranks = self.ranks, []
+        for rank in ranks:
+            rank.kill()
+
+    def _restart_later(self) -> None:
+        if self._restart_at is None and not self.has_gone and not self.is_leaving:
+            delay_s = self.plan.restart_s * self.world.random.uniform(0.5, 1.5) + KILLS_TAKE_S
+            self._restart_at = self.world.now + delay_s
+            self.world.after(delay_s, self.start)
+
+    # -- leaving
+
+    def drain(self) -> None:
+        self.is_leaving = True
+        self.manager.drain("drained")
+
+    def has_left(self, manager: ManagerProcess | TorchftManager) -> None:
+        if manager is self.manager:
+            self.has_gone = True
+            self.manager.kill()
+            self._end_ranks()
+
+    def come_back(self) -> None:
+        """A group that has left is started again."""
+        if self.manager.is_up:
+            self.manager.kill()
+        self._end_ranks()
+        self.is_leaving = self.has_gone = False
+        self.start()
+
+    # -- what ranks need
+
+    def find_rank(self, address: str, group_rank: int) -> Rank | None:
+        return self._system.find_rank(address, group_rank)
+
+    def save(self, rank: Rank) -> None:
+        step = rank.machine.step
+        if step % self.plan.checkpoint_every == 0:
+            saved = self._saved[rank.group_rank]
+            saved[step] = rank.snapshot()
+            for old in sorted(saved)[:-CHECKPOINTS_KEPT]:
+                del saved[old]
+
+
+class System:
+    """What a group needs of everything around it."""
+
+    world: World
+    plan: "Plan"
+    network: "Network"
+    lighthouse: "Lighthouse"
+    checkers: "Checkers"
+    collectives: "Collectives"
+
+    def next_number(self) -> int:
+        raise NotImplementedError
+
+    def find_rank(self, address: str, group_rank: int) -> Rank | None:
+        raise NotImplementedError

@@ -1,0 +1,200 @@
+"""Hosts, the ways between them, and connections: delay, order, silence, and ends.
+
+A connection keeps the order both ways. A cut between two hosts is silence: what is sent waits, and comes when the cut
+is over. A broken connection loses what is under way and ends at both sides, each when the news arrives; a killed
+process's ends are closed by its host, a vanished host's by nobody.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation.world import Process, World
+
+LOCAL_DELAY_S = 0.0003
+CONNECT_TIMEOUT_S = 5.0
+LATE_SHARE, LATE_FACTOR = 0.02, 20
+_END = object()
+
+
+class End:
+    """One end of a connection; what is sent here arrives at `peer`."""
+
+    def __init__(
+        self, network: "Network", process: Process, on_message: Callable[[Any], None], on_end: Callable[[], None]
+    ) -> None:
+        self._network = network
+        self.process = process
+        self.on_message = on_message
+        self.on_end = on_end
+        self.peer: End = self
+        self.is_open = True
+        self.silent_since: float | None = None
+        self._arrives_at = 0.0
+        self._stalled: deque[Any] = deque()
+        self._losses = 0
+
+    def send(self, message: Any) -> None:
+        if self.is_open:
+            self._transmit(message)
+
+    def close(self) -> None:
+        """In good order: what was sent arrives, then the end."""
+        if self.is_open:
+            self.is_open = False
+            self.finish()
+
+    def finish(self) -> None:
+        self._transmit(_END)
+
+    def cease(self) -> None:
+        """Nothing more arrives, not even the end."""
+        self._losses += 1
+        self._stalled.clear()
+
+    def lose(self) -> None:
+        """What is under way is lost, then comes the end."""
+        self.cease()
+        self._transmit(_END)
+
+    def resume(self) -> None:
+        """The way is free again."""
+        stalled, self._stalled = self._stalled, deque()
+        for item in stalled:
+            self._transmit(item)
+
+    def is_silent(self) -> bool:
+        """Whether a probe from the peer would go without an answer."""
+        process, network = self.process, self._network
+        is_cut = network.is_cut(process.host, self.peer.process.host) or network.is_cut(
+            self.peer.process.host, process.host
+        )
+        return is_cut or process.is_paused or not process.is_up
+
+    def _transmit(self, item: Any) -> None:
+        network, to = self._network, self.peer.process
+        if self._stalled:
+            self._stalled.append(item)
+            return
+        world = network.world
+        self._arrives_at = max(self._arrives_at, world.now + network.delay_s())
+        world.at(self._arrives_at, to, self._arrive, item, self._losses)
+
+    def _arrive(self, item: Any, losses: int) -> None:
+        peer = self.peer
+        if losses != self._losses or not peer.is_open:
+            return
+        if self._stalled or self._network.is_cut(self.process.host, peer.process.host):
+            self._stalled.append(item)
+            return
+        if item is not _END:
+            peer.on_message(item)
+            return
+        self._network.forget(self)
+        self._network.forget(peer)
+        peer.is_open = False
+        peer.on_end()
+
+
+class Network:
+    def __init__(self, world: World, delay_s: float) -> None:
+        self.world = world
+        self._delay_s = delay_s
+        self._cuts: dict[tuple[str, str], int] = {}
+        self._ends: dict[End, None] = {}
+        self._ends_of: dict[Process, dict[End, None]] = {}
+
+    def delay_s(self) -> float:
+        draw = self.world.random.random()
+        return self._delay_s * (0.5 + draw) * (LATE_FACTOR if draw < LATE_SHARE else 1)
+
+    # -- cuts
+
+    def is_cut(self, source: str, target: str) -> bool:
+        return bool(self._cuts) and (source, target) in self._cuts
+
+    def cut(self, source: str, target: str) -> None:
+        self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
+
+    def mend(self, source: str, target: str) -> None:
+        left = self._cuts[source, target] - 1
+        if left:
+            self._cuts[source, target] = left
+            return
+        del self._cuts[source, target]
+        for end in list(self._ends):
+            if (end.process.host, end.peer.process.host) == (source, target):
+                end.resume()
+
+    # -- connections
+
+    def connect(
+        self,
+        client: Process,
+        server: Process | None,
+        accept: Callable[[End], None],
+        connected: Callable[[End], None],
+        failed: Callable[[], None],
+    ) -> None:
+        """`accept` gives the server's end its callbacks; `connected` the client's."""
+        there = client.world.now + self.delay_s()
+        if server is None or not server.is_up:
+            return client.world.at(there + self.delay_s(), client, failed)
+        if self.is_cut(client.host, server.host) or self.is_cut(server.host, client.host):
+            return client.after(CONNECT_TIMEOUT_S * self.world.random.uniform(0.2, 1), failed)
+        is_done: list[bool] = []
+
+        def time_out() -> None:
+            if not is_done:
+                is_done.append(False)
+                failed()
+
+        def take() -> None:
+            if is_done:
+                return
+            mine, theirs = self._pair(client, server)
+            accept(theirs)
+            client.world.at(client.world.now + self.delay_s(), client, hand, mine)
+
+        def hand(mine: End) -> None:
+            if is_done:
+                return mine.close()
+            is_done.append(True)
+            return connected(mine)
+
+        client.world.at(there, server, take)
+        client.after(CONNECT_TIMEOUT_S, time_out)
+        return None
+
+    def break_(self, end: End) -> None:
+        """Both sides learn that the connection is gone; what is under way is lost."""
+        end.lose()
+        end.peer.lose()
+
+    def end_all(self, process: Process) -> None:
+        """`process` was killed: its host closes its connections."""
+        for end in list(self._ends_of.pop(process, ())):
+            if end.is_open:
+                end.is_open = False
+                end.lose() if self.world.random.random() < 0.5 else end.finish()
+
+    def vanish(self, process: Process) -> None:
+        """The host is gone with it: nobody is told."""
+        for end in list(self._ends_of.pop(process, ())):
+            end.is_open = False
+            end.cease()
+
+    def forget(self, end: End) -> None:
+        self._ends.pop(end, None)
+        self._ends_of.get(end.process, {}).pop(end, None)
+
+    def _pair(self, client: Process, server: Process) -> tuple[End, End]:
+        def nothing(*_: Any) -> None:
+            pass
+
+        ends = End(self, client, nothing, nothing), End(self, server, nothing, nothing)
+        ends[0].peer, ends[1].peer = ends[1], ends[0]
+        for end in ends:
+            self._ends[end] = None
+            self._ends_of.setdefault(end.process, {})[end] = None
+        return ends

@@ -1,0 +1,386 @@
+"""One rank: the Agent's step around the pure StepMachine, with a hash for a model.
+
+ask -> (serve, heal) -> compute -> all-reduce over all participants -> install -> vote -> commit or discard. The model
+is a hash folded over (state, step, sum of the contributions, divisor): who diverges or skips a contribution is seen.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agent_client.step import Phase, StepMachine
+from protos.membership import Assignment
+from protos.refusals import Drained, InvalidRequest, LighthouseError, NotServed, Superseded
+from tests.simulation.collectives import Arrival
+from tests.simulation.network import LOCAL_DELAY_S
+from tests.simulation.world import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.group_process import Group
+    from tests.simulation.manager_process import ManagerProcess
+    from tests.simulation.torchft_manager import TorchftManager
+
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 5.0
+CANCELLED_AFTER_S = (0.0001, 0.0005, 0.02, 0.3)
+FETCH_RETRY_S = 0.05
+REVOKED_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    state: int | None
+    step: int
+    tag_quorum_id: int | None
+    batches: int = 0
+
+
+class Rank(Process):
+    def __init__(self, site: "Group", group_rank: int, worker: str, snapshot: Snapshot) -> None:
+        super().__init__(site.world, f"{site.name}.{group_rank}", site.host)
+        self.site = site
+        self.plan = site.plan
+        self.group_rank = group_rank
+        self.worker = worker
+        self.wire_id = site.wire_id
+        self.machine = StepMachine(step=snapshot.step, tag_quorum_id=snapshot.tag_quorum_id)
+        self.state: int | None = snapshot.state
+        self.watch = 0
+        self.commits = self.discards = 0
+        self.served: tuple[tuple[int, int], Snapshot] | None = None
+        self._received: Snapshot | None = None
+        self._sum = 0
+        self._entered: int | None = None
+        self._revoked: dict[int, None] = {}
+        self._token = 0
+        self._round = 0
+        self._unanswered = 0
+        self._has_started = False
+        self._is_leaving = False
+        self.on_death.append(self._die)
+        self.after(LOCAL_DELAY_S, self._watch)
+
+    @property
+    def manager(self) -> "ManagerProcess | TorchftManager":
+        return self.site.manager
+
+    @property
+    def quorum_id(self) -> int:
+        return self._entered or 0
+
+    @property
+    def _max_step(self) -> int:
+        return self.machine.assignment.max_step if self.machine.assignment else self.machine.step
+
+    # -- the watch
+
+    def _watch(self) -> None:
+        self.world.at(self.world.now + LOCAL_DELAY_S, self.manager, self.manager.on_watch, self)
+
+    def on_watched(self, manager: "ManagerProcess | TorchftManager") -> None:
+        if not self._has_started:
+            self._has_started = True
+            self._ask()
+
+    def on_watch_end(self) -> None:
+        """It revokes what this rank holds; the next one is opened a little later."""
+        self.on_revoked(self.quorum_id)
+        self.after(self.world.random.uniform(0.05, 0.5), self._watch)
+
+    def on_manager_gone(self, manager: "ManagerProcess | TorchftManager") -> None:
+        if manager is self.manager:
+            self._exit("its manager is gone")
+
+    def on_revoked(self, quorum_id: int) -> None:
+        self._revoked[quorum_id] = None
+        while len(self._revoked) > REVOKED_KEPT:
+            del self._revoked[next(iter(self._revoked))]
+        machine = self.machine
+        if quorum_id == self._entered and machine.phase in (Phase.ASKED, Phase.COMPUTING) and not machine.has_reduced:
+            if machine.phase is Phase.COMPUTING:
+                machine.failed("revoked")
+            self._drop()
+
+    # -- the quorum
+
+    def _ask(self) -> None:
+        machine = self.machine
+        machine.ask()
+        self._sum, self._received = 0, None
+        fields = {
+            "group_rank": self.group_rank,
+            "step": machine.step,
+            "checkpoint_address": f"{self.site.address}/{self.group_rank}",
+            "tag_quorum_id": machine.tag_quorum_id,
+            "worker": self.worker,
+            "shrink_only": self.site.shrinks,
+            "init_sync": self.plan.init_sync,
+            "commit_failures": machine.discards,
+        }
+        self._call("on_ask", self.plan.quorum_timeout_s, fields)
+
+    def _call(self, method: str, timeout_s: float, *args: Any) -> None:
+        self._token += 1
+        manager = self.manager
+        at = self.world.now + LOCAL_DELAY_S * self.world.random.uniform(0.3, 3)
+        self.world.at(at, manager, getattr(manager, method), self, self._token, timeout_s, *args)
+        self.after(timeout_s + 1, self._lost_call, self._token)
+        if self.machine.phase in self.site.cancels:
+            self.site.cancels.remove(self.machine.phase)
+            self.after(self.world.random.choice(CANCELLED_AFTER_S), self._cancel_if_waiting, self._token)
+
+    def _cancel_if_waiting(self, token: int) -> None:
+        if token == self._token:
+            self.world.counts["calls cancelled"] += 1
+            self.cancel("cancelled")
+
+    def _lost_call(self, token: int) -> None:
+        """The manager answers in time, unless it is paused or gone."""
+        if token == self._token and self.machine.phase in (Phase.ASKED, Phase.VOTED):
+            self.cancel("no answer in time")
+
+    def cancel(self, reason: str) -> None:
+        """The call that waits ends without an answer."""
+        token = self._token
+        manager = self.manager
+        self.world.at(self.world.now + LOCAL_DELAY_S, manager, manager.on_cancel, self, token)
+        self.on_refused(token, TimeoutError(reason))
+
+    def on_quorum(self, token: int, assignment: Assignment) -> None:
+        if token != self._token or self.machine.phase is not Phase.ASKED:
+            return
+        self._token += 1
+        self._begin(assignment)
+
+    def on_refused(self, token: int, error: Exception) -> None:
+        if token != self._token:
+            return
+        self._token += 1
+        if self.machine.phase is Phase.VOTED:
+            return self._vote_refused(error)
+        if self.machine.phase is not Phase.ASKED:
+            return None
+        if isinstance(error, Drained):
+            return self._stay()
+        if isinstance(error, InvalidRequest | NotServed) or "restart the group" in str(error):
+            self.site.must_agree = True
+            return self._exit(f"refused: {error}")
+        self.world.counts["steps without a quorum"] += 1
+        self.say(f"has no quorum for step {self.machine.step}: {error}")
+        self.machine.unanswered(str(error))
+        backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self._unanswered, 10))
+        self._unanswered += 1
+        self.after(backoff_s, self._vote, self._next_round())
+        return None
+
+    def _stay(self) -> None:
+        """Drained: the process group stays until the manager has left."""
+        self._is_leaving = True
+
+    # -- the step
+
+    def _next_round(self) -> int:
+        self._round += 1
+        return self._round
+
+    def _begin(self, assignment: Assignment) -> None:
+        machine = self.machine
+        machine.answered(assignment)
+        self._unanswered = 0
+        self.site.checkers.begun(self, assignment)
+        if assignment.quorum_id != self._entered:
+            self._drop()
+            self._entered = assignment.quorum_id
+            self.site.collectives.enter(assignment.quorum_id, self.group_rank, assignment.replica_ids)
+        if assignment.revoked or assignment.quorum_id in self._revoked:
+            machine.failed("revoked")
+        self._serve(assignment)
+        this_round = self._next_round()
+        if assignment.heals and machine.failure is None:
+            give_up_at = self.world.now + self.plan.heal_timeout_s
+            return self._fetch(this_round, assignment, give_up_at)
+        return self._compute(this_round)
+
+    def _serve(self, assignment: Assignment) -> None:
+        self.served = None
+        if assignment.serve_to:
+            machine = self.machine
+            snapshot = Snapshot(self.state, machine.step, machine.tag_quorum_id, machine.batches_committed)
+            self.served = (assignment.quorum_id, assignment.max_step), snapshot
+
+    def _fetch(self, this_round: int, assignment: Assignment, give_up_at: float) -> None:
+        """A transfer takes its time, and ends with its source, a cut, or the revoke."""
+        if this_round != self._round:
+            return None
+        machine = self.machine
+        source = self.site.find_rank(assignment.heal_from_address, self.group_rank)
+        if self.world.now >= give_up_at or machine.failure is not None:
+            return self._fail(this_round, machine.failure or "no peer's state in time")
+        key = assignment.quorum_id, assignment.max_step
+        network = self.site.network
+        if source is None or not source.is_up or source.served is None or source.served[0] != key:
+            return self.after(FETCH_RETRY_S, self._fetch, this_round, assignment, give_up_at)
+        if network.is_cut(source.host, self.host) or network.is_cut(self.host, source.host):
+            return self.after(FETCH_RETRY_S, self._fetch, this_round, assignment, give_up_at)
+        took_s = self.plan.heal_s * self.world.random.uniform(0.5, 1.5)
+        return self.after(took_s, self._fetched, this_round, source, source.served[1], give_up_at, assignment)
+
+    def _fetched(
+        self, this_round: int, source: "Rank", snapshot: Snapshot, give_up_at: float, assignment: Assignment
+    ) -> None:
+        if this_round != self._round:
+            return None
+        network = self.site.network
+        if not source.is_up or self.machine.failure is not None or self._happens("a transfer broke", self.plan.breaks):
+            return self._fail(this_round, "the transfer broke")
+        if network.is_cut(source.host, self.host) or source.is_paused:
+            return self._fetch(this_round, assignment, give_up_at)
+        self._received = snapshot
+        self.say(f"has received step {snapshot.step} of quorum {snapshot.tag_quorum_id} from {source.name}")
+        return self._compute(this_round)
+
+    def _compute(self, this_round: int) -> None:
+        spread = self.plan.step_spread * self.plan.step_s
+        step_s = self.plan.step_s + spread * (2 * self.world.random.random() - 1)
+        self.after(step_s, self._reduce, this_round)
+
+    def _reduce(self, this_round: int) -> None:
+        machine = self.machine
+        assignment = machine.assignment
+        if this_round != self._round or assignment is None:
+            return
+        if machine.failure is None and assignment.quorum_id in self._revoked:
+            machine.failed("revoked")
+        if machine.failure is not None:
+            return self._fail(this_round, machine.failure)
+        state = self.state if machine.contributes else None
+        if machine.contributes:
+            self.site.checkers.contributes(self)
+        arrival = Arrival(self, state, assignment.contributors, lambda ok, total: self._on_sum(this_round, ok, total))
+        key = assignment.quorum_id, self.group_rank
+        self.site.collectives.arrive(*key, assignment.max_step, arrival, self.wire_id)
+        limit_s = self.plan.collective_timeout_s
+        if assignment.contributors < assignment.replica_world_size:
+            limit_s += self.plan.heal_timeout_s
+        self.after(limit_s, self._collective_over, this_round, limit_s)
+
+    def _collective_over(self, this_round: int, limit_s: float) -> None:
+        if this_round == self._round and self.machine.phase is Phase.COMPUTING and not self.machine.has_reduced:
+            self.machine.failed(f"no sum within {limit_s:.1f} s")
+            self._drop()
+
+    def _on_sum(self, this_round: int, is_ok: bool, total: int) -> None:
+        if this_round != self._round:
+            return
+        if not is_ok:
+            return self._fail(this_round, "the all-reduce failed")
+        self._sum = total
+        self.machine.reduced()
+        if self._received is None:
+            return self._vote(this_round)
+        if self._received.step != self._max_step:
+            return self._fail(this_round, f"the state received is of step {self._received.step}")
+        self.machine.installing()
+        self.state = None
+        return self.after(self.world.random.uniform(0, 0.02), self._install, this_round)
+
+    def _install(self, this_round: int) -> None:
+        received = self._received
+        if this_round != self._round or received is None:
+            return None
+        if self._happens("an install broke", self.plan.breaks):
+            return self._exit("the install of a peer's state broke")
+        self.state = received.state
+        self.machine.installed(received.step, received.tag_quorum_id, received.batches)
+        return self._vote(this_round)
+
+    def report_error(self, reason: str) -> None:
+        self.machine.failed(reason)
+
+    def _happens(self, what: str, share: float) -> bool:
+        happens = share > 0 and not self.world.is_calm and self.world.random.random() < share
+        self.world.counts[what] += happens
+        return happens
+
+    def _fail(self, this_round: int, reason: str) -> None:
+        """The step is marked, and ended for the peers too."""
+        self.machine.failed(reason)
+        self._drop()
+        self.after(LOCAL_DELAY_S, self._vote, this_round)
+
+    def _drop(self) -> None:
+        if self._entered is not None:
+            self.site.collectives.drop(self._entered, self.group_rank, self.wire_id)
+
+    # -- the vote
+
+    def _vote(self, this_round: int) -> None:
+        if this_round != self._round or self.machine.phase is not Phase.COMPUTING:
+            return
+        self.machine.vote()
+        self._cast()
+
+    def _cast(self) -> None:
+        machine = self.machine
+        assignment = machine.assignment
+        fields = {
+            "group_rank": self.group_rank,
+            "step": self._max_step,
+            "vote": machine.failure is None,
+            "quorum_id": assignment.quorum_id if assignment else None,
+        }
+        wants_next = self.plan.wants_next == 1 or self.world.random.random() < self.plan.wants_next
+        self._call("on_vote", self.plan.vote_timeout_s, wants_next, fields)
+
+    def _vote_refused(self, error: Exception) -> None:
+        """A no needs no decision; a yes is bound, and repeated."""
+        if self.machine.failure is not None:
+            return self._decide(False, None)
+        if isinstance(error, LighthouseError) and not isinstance(error, TimeoutError | Superseded):
+            return self._exit(f"voted yes and cannot learn the decision: {error}")
+        self.world.counts["votes repeated"] += 1
+        return self._cast()
+
+    def on_decision(self, token: int, commit: bool, granted: Assignment | None) -> None:
+        if token == self._token and self.machine.phase is Phase.VOTED:
+            self._token += 1
+            self._decide(commit, granted)
+
+    def _decide(self, commit: bool, granted: Assignment | None) -> None:
+        machine = self.machine
+        assignment = machine.assignment
+        if commit and machine.failure is not None:
+            self.site.checkers.forced_commit(self)
+        if commit and assignment is not None:
+            self.state = hash((self.state, assignment.max_step, self._sum, assignment.contributors))
+        reason = machine.failure
+        machine.decided(commit)
+        if assignment is not None:
+            self._count(commit, assignment, reason)
+        if granted is None:
+            return self._ask()
+        machine.ask()
+        self._sum, self._received = 0, None
+        return self._begin(granted)
+
+    def _count(self, commit: bool, assignment: Assignment, reason: str | None) -> None:
+        if commit:
+            self.commits += 1
+            self.site.checkers.committed(self, assignment)
+            self.site.save(self)
+            return
+        self.discards += 1
+        self.say(f"discards step {assignment.max_step} of quorum {assignment.quorum_id}: {reason or 'another rank'}")
+        self.site.checkers.discarded(self, assignment)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.state, self.machine.step, self.machine.tag_quorum_id, self.machine.batches_committed)
+
+    # -- its end
+
+    def _exit(self, reason: str) -> None:
+        self.say(f"ends: {reason}")
+        self.world.counts["ranks that ended by themselves"] += 1
+        self.kill()
+
+    def _die(self) -> None:
+        self._drop()
+        self.site.rank_died(self)

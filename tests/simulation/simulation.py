@@ -1,0 +1,136 @@
+"""One run: everything that a plan asks for, the faults, and what must hold at the end."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lighthouse.selection import size_for
+from tests.simulation.checkers import Checkers
+from tests.simulation.collectives import Collectives
+from tests.simulation.faults import Fault, draw_faults, schedule
+from tests.simulation.group_process import Group, System
+from tests.simulation.lighthouse_process import Lighthouse
+from tests.simulation.network import Network
+from tests.simulation.plan import NAMES, Plan, draw_plan
+from tests.simulation.rank import Rank
+from tests.simulation.world import Violation, World
+
+BOOT_S = 3.0
+LOOK_EVERY_S = 0.5
+STEPS_TOGETHER = 5
+SHOWN_FAULTS = 8
+
+
+@dataclass(slots=True)
+class Result:
+    seed: int
+    violation: str = ""
+    simulated_s: float = 0.0
+    events: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class Simulation(System):
+    def __init__(self, plan: Plan, trace: Callable[[str], None] | None = None) -> None:
+        self.plan = plan
+        self.world = World(plan.seed, trace)
+        self.network = Network(self.world, plan.delay_s)
+        self.collectives = Collectives(self.world, self.network)
+        self.checkers = Checkers(self.world, self.collectives)
+        self.lighthouse = Lighthouse(self.world, self.network, plan.config, self.checkers)
+        self._numbers = 0
+        self._by_address: dict[str, Group] = {}
+        self._groups_made = 0
+        self.groups = [self.add_group(NAMES[i], is_torchft=i < plan.torchft) for i in range(plan.groups)]
+        self.twins: list[Group] = []
+        self.faults = draw_faults(self)
+        self.unfired: list[Fault] = []
+        self.pending = 0
+        self.last_fault_ends_at = 0.0
+
+    def add_group(self, replica_id: str, *, is_torchft: bool = False) -> Group:
+        """On a host of its own."""
+        group = Group(self, replica_id, self._groups_made, is_torchft=is_torchft)
+        self._groups_made += 1
+        self._by_address[group.address] = group
+        return group
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def find_rank(self, address: str, group_rank: int) -> Rank | None:
+        group = self._by_address.get(address)
+        ranks = group.ranks if group is not None else []
+        return ranks[group_rank] if group_rank < len(ranks) else None
+
+    def run(self) -> None:
+        world = self.world
+        world.after(world.random.random(), self.lighthouse.start)
+        for group in self.groups:
+            world.after(world.random.random() * BOOT_S, group.start)
+        for fault in self.faults:
+            schedule(self, fault)
+        world.run(self.plan.faults_s)
+        while self.pending or world.now < self.last_fault_ends_at + 0.1:
+            world.run(world.now + LOOK_EVERY_S)
+        world.say("", "no more faults")
+        world.is_calm = True
+        self._settle()
+        if self.unfired:
+            raise Violation(f"faults that did not fire: {', '.join(map(str, self.unfired[:SHOWN_FAULTS]))}")
+
+    # -- S5
+
+    def _settle(self) -> None:
+        """All living groups are in one quorum, and make steps there without a discard."""
+        world = self.world
+        ends_at = world.now + self.plan.settle_s
+        mark: dict[Rank, int] = {}
+        discards = -1
+        while world.now < ends_at:
+            world.run(world.now + LOOK_EVERY_S)
+            together = self._together()
+            if not together or discards != world.counts["discards"] or mark.keys() != set(together):
+                mark = {rank: rank.commits for rank in together}
+                discards = world.counts["discards"]
+            elif all(rank.commits >= mark[rank] + STEPS_TOGETHER for rank in together):
+                return
+        raise Violation(f"S5 {self.plan.settle_s:.0f} s after the last fault: {self.describe()}")
+
+    def _together(self) -> list[Rank]:
+        """The ranks of as many groups as can be in a quorum, if they are in the newest one."""
+        config = self.plan.config
+        living = [group for group in self.groups if not group.has_gone]
+        newest = self.checkers.newest_id
+        inside = [g for g in living if g.ranks and all(rank.quorum_id == newest for rank in g.ranks)]
+        expected = size_for(len(living), config.allowed_sizes, config.active)
+        return [rank for group in inside for rank in group.ranks] if len(inside) == expected else []
+
+    def describe(self) -> str:
+        """Where everybody is, for a reader of a failure."""
+        process = self.lighthouse.process
+        parts: list[str] = []
+        if process is not None:
+            standing = process.machine.standing
+            parts.append(f"lighthouse {standing.phase} {standing.quorum and standing.quorum.quorum_id}"
+                         f" verdict {process.machine.verdict()} joined {[m.replica_id for m in process.machine.joins]}")
+        for group in self.groups:
+            ranks = [f"{r.machine.phase}@{r.machine.step}/{r.quorum_id}+{r.commits}-{r.discards}" for r in group.ranks]
+            parts.append(f"{group.name}: {group.manager.describe()} {' '.join(ranks)}{'' if group.is_up else ' (down)'}")
+        return "; ".join(parts)
+
+
+def run_seed(
+    seed: int, *, seconds: float = 75.0, scenario: str | None = None, trace: Callable[[str], None] | None = None
+) -> Result:
+    simulation = Simulation(draw_plan(seed, seconds=seconds, scenario=scenario), trace)
+    world = simulation.world
+    result = Result(seed)
+    try:
+        simulation.run()
+    except Violation as violation:
+        result.violation = str(violation)
+        world.say("VIOLATION", result.violation)
+    result.simulated_s, result.events, result.counts = world.now, world.events, world.counts
+    return result

@@ -1,0 +1,155 @@
+"""The virtual clock and what runs on it. Nothing here knows what a quorum is.
+
+Everything that happens is a callback of a process at a moment. A killed process gets none, a paused one gets them all
+when it wakes, in their order; a slow one takes its time over each. Each process has a clock of its own, with a rate of
+its own: the moments that its machine is handed.
+"""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+MIN_RATE, MAX_RATE = 0.9, 1.1
+TIMER_SLACK_S = 1e-6
+# A machine whose deadline does not move on is asked so often before that is called a defect.
+MAX_IDLE_TICKS = 200
+
+
+class Violation(Exception):  # noqa: N818  the name that a reader looks for
+    """A rule of quorum.md, section 1, is broken. The text begins with its number."""
+
+
+class Died(Exception):  # noqa: N818
+    """Unwinds the callback in which its process was killed."""
+
+
+class World:
+    def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.counts: Counter[str] = Counter()
+        self.events = 0
+        self.is_calm = False  # no more faults
+        self.is_traced = trace is not None
+        self._trace = trace
+        self._heap: list[tuple[float, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
+        self._pushed = 0
+        self._is_stopped = False
+
+    def say(self, who: str, text: str) -> None:
+        if self._trace is not None:
+            self._trace(f"{self.now:9.4f}  {who:<12} {text}")
+
+    def at(self, moment: float, process: "Process | None", act: Callable[..., None], *args: Any) -> None:
+        self._pushed += 1
+        heapq.heappush(self._heap, (moment, self._pushed, process, act, args))
+
+    def after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
+        """Of nobody: faults and checks."""
+        self.at(self.now + delay_s, None, act, *args)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    def run(self, until: float) -> None:
+        self._is_stopped = False
+        heap = self._heap
+        while heap and heap[0][0] <= until and not self._is_stopped:
+            self.now, _, process, act, args = heapq.heappop(heap)
+            self.events += 1
+            if process is not None:
+                if not process.is_up:
+                    continue
+                if process.held_until > self.now:
+                    self.at(process.held_until, process, act, *args)
+                    continue
+                if process.slow_s:
+                    process.held_until = self.now + process.slow_s
+            try:
+                act(*args)
+            except Died:
+                continue
+        if not self._is_stopped:
+            self.now = until
+
+
+class Process:
+    """One life of something that runs on `host`. A restart makes a new one."""
+
+    def __init__(self, world: World, name: str, host: str) -> None:
+        self.world = world
+        self.name = name
+        self.host = host
+        self.is_up = True
+        self.held_until = 0.0
+        self.slow_s = 0.0
+        self.rate = world.random.uniform(MIN_RATE, MAX_RATE)
+        self._offset = world.random.uniform(0, 1000)
+        self.on_death: list[Callable[[], None]] = []
+
+    @property
+    def is_paused(self) -> bool:
+        return self.held_until > self.world.now
+
+    def clock(self) -> float:
+        return self._offset + self.world.now * self.rate
+
+    def moment(self, clock: float) -> float:
+        """The world's time of a reading of this process's clock."""
+        return (clock - self._offset) / self.rate
+
+    def after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
+        """`delay_s` of the world's time from now."""
+        self.world.at(self.world.now + delay_s, self, act, *args)
+
+    def pause(self, for_s: float) -> None:
+        self.held_until = max(self.held_until, self.world.now + for_s)
+
+    def slow(self, by_s: float, for_s: float) -> None:
+        """Everything that it does takes `by_s` more, for a while."""
+        self.slow_s = by_s
+        self.world.after(for_s, self._recover)
+
+    def _recover(self) -> None:
+        self.slow_s = 0.0
+
+    def kill(self) -> None:
+        if not self.is_up:
+            return
+        self.is_up = False
+        for act in self.on_death:
+            act()
+
+    def say(self, text: str) -> None:
+        self.world.say(self.name, text)
+
+
+class Timer:
+    """One timer of a process, set to the moment at which its machine wants to be called."""
+
+    def __init__(self, process: Process, act: Callable[[], None]) -> None:
+        self._process = process
+        self._act = act
+        self._set_to: float | None = None
+        self._idle = 0
+
+    def set(self, deadline: float | None) -> None:
+        """By the process's clock. An earlier setting that still runs is kept if it comes first."""
+        if deadline is None:
+            return
+        process = self._process
+        moment = max(process.world.now, process.moment(deadline)) + TIMER_SLACK_S
+        if self._set_to is not None and process.world.now <= self._set_to <= moment:
+            return
+        self._set_to = moment
+        self._idle = self._idle + 1 if moment <= process.world.now + 2 * TIMER_SLACK_S else 0
+        if self._idle > MAX_IDLE_TICKS:
+            raise Violation(f"deadline: {process.name} wants to be called again and again at {process.world.now:.6f}")
+        process.world.at(moment, process, self._fire, moment)
+
+    def _fire(self, moment: float) -> None:
+        if self._set_to == moment:
+            self._set_to = None
+            self._act()
