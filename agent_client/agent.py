@@ -207,6 +207,8 @@ class Agent:
         commit = self._vote()
         failure = self._machine.failure
         self._machine.decided(commit)
+        if self._machine.tag_quorum_id is None and not commit:
+            raise AgentError(f"a peer's state was installed in part: {failure}; restart the group")
         if not commit:
             self._note_discard(failure or "another rank of the group voted no")
         return commit

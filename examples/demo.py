@@ -25,7 +25,7 @@ from examples.local_cluster import ClusterError, Group, LocalCluster
 POLL_S = 0.1
 # While its manager lives a group counts as alive, and is waited for: it comes back at once. The one that lost its
 # manager too stays away until the others have gone on without it.
-RESTART_AFTER_S = {False: 0.5, True: 5.0}
+RESTART_AFTER_S = {False: 0.5, True: 2.0}
 STOPPED_AFTER_S = 60.0
 LIGHTHOUSE = ("--min-replicas", "2", "--heartbeat-timeout", "2s")
 

@@ -233,7 +233,7 @@ class QuorumMachine:
         if draining:
             return self.attendance.recall(f"{draining[0]} drains")
         newcomers = self.joins.newcomers
-        if newcomers and not self.standing.shrinks and self._size(members + newcomers) > members:
+        if newcomers and self._size(members + newcomers) > members:
             return self.attendance.recall(f"{newcomers} ask to come in")
         return []
 
@@ -251,7 +251,7 @@ class QuorumMachine:
         participants = [member.participant for member in chosen if member.participant]
         tags = [tag_of(member.participant, member.handed) for member in chosen if member.participant]
         lineage = hand_out(participants, tags)
-        stands = self.config.stands and all(m.is_connected and m.participant and m.participant.watched for m in chosen)
+        stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
         is_new = self._next_composition(chosen, stands or self.standing.phase is not Phase.NONE)
         for member in chosen:
             member.handed = Handed(self._next_id, lineage.max_step, lineage.tag_quorum_id)
@@ -299,3 +299,8 @@ class QuorumMachine:
         self._next_id = max(self._next_id + (self.quorum is not None), self.attendance.seen_id + 1)
         self._composition = composition
         return True
+
+
+def _can_stand(participant: Participant | None) -> bool:
+    """Its collectives can be aborted, and its wish to shrink is not to be asked for at each step."""
+    return participant is not None and participant.watched and not participant.shrink_only

@@ -74,11 +74,6 @@ class Standing:
     def entries(self) -> Mapping[str, Entry]:
         return {name: holder.entry for name, holder in self._holders.items()}
 
-    @property
-    def shrinks(self) -> bool:
-        """A member asked to admit no newcomer."""
-        return self.quorum is not None and any(member.shrink_only for member in self.quorum.participants)
-
     def is_member(self, replica_id: str) -> bool:
         return replica_id in self._holders
 

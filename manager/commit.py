@@ -45,6 +45,23 @@ class Withdrawn:
 
 
 @dataclass(frozen=True, slots=True)
+class RankLost:
+    """It will not vote any more: what it has not voted for is discarded."""
+
+    group_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A rank asks for the quorum of `step`: it will not vote for an earlier one any more."""
+
+    group_rank: int
+    step: int
+    tag_quorum_id: int | None
+    has_failed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     call: int
     commit: bool
@@ -64,7 +81,7 @@ class VoteRefused:
     error: LighthouseError
 
 
-Event = Opened | Voted | Withdrawn
+Event = Opened | Voted | Withdrawn | RankLost | Asked
 Effect = Decided | VoteRefused
 
 
@@ -112,6 +129,22 @@ class CommitMachine:
             case Withdrawn(call):
                 self._withdraw(call)
                 return []
+            case Asked():
+                return self._note_ask(event)
+            case RankLost(group_rank):
+                attempt = self._attempt
+                is_missed = attempt is not None and attempt.decision is None and group_rank not in attempt.yes
+                return self._decide(attempt, False) if attempt is not None and is_missed else []
+
+    def _note_ask(self, asked: Asked) -> list[Effect]:
+        """The bound yes of another rank may wait for this one's, under a manager that has restarted: what it holds
+        tells what was decided."""
+        attempt = self._attempt
+        if attempt is None or attempt.decision is not None or not attempt.bound or asked.group_rank in attempt.yes:
+            return []
+        if asked.step == attempt.step and not asked.has_failed:
+            return []
+        return self._decide(attempt, (asked.step, asked.tag_quorum_id) == (attempt.step + 1, attempt.quorum_id))
 
     def _open(self, attempt: _Attempt) -> list[Effect]:
         """An attempt that was not decided is over; whoever still waits in it learns so."""
@@ -143,7 +176,7 @@ class CommitMachine:
         quorum_id = voted.quorum_id if voted.quorum_id is not None else attempt.quorum_id if attempt else 0
         key = (quorum_id, voted.step)
         if attempt is not None and key == attempt.key:
-            return self._reopened(attempt) if self._is_over(attempt) else attempt
+            return self._reopened(attempt) if voted.quorum_id is None and self._is_over(attempt) else attempt
         if key in self._decided:
             return self._decided[key]
         if attempt is not None and quorum_id != attempt.quorum_id:

@@ -118,6 +118,11 @@ class GatherMachine:
         return tuple(sorted(self._asks))
 
     @property
+    def asks(self) -> tuple[Ask, ...]:
+        """Those that wait."""
+        return tuple(self._asks.values())
+
+    @property
     def is_joined(self) -> bool:
         return self._is_joined
 

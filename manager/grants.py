@@ -35,8 +35,11 @@ class Wait:
     """Until the lighthouse has said more."""
 
 
+@dataclass(frozen=True, slots=True)
 class Join:
-    """The lighthouse is to be asked."""
+    """The lighthouse is to be asked. `gives_up`: the quorum is over by this, for all ranks of the group."""
+
+    gives_up: bool = False
 
 
 class GrantMachine:
@@ -110,7 +113,7 @@ class GrantMachine:
             return Join()
         if ask.commit_failures or ask.step != self.granted + 1 or self._committed != self.granted:
             self.mode = HoldMode.REVOKED
-            return Join()
+            return Join(gives_up=True)
         if self.mode is HoldMode.FROZEN:
             return Wait()
         if self.mode is HoldMode.RESUMED and ask.step > self._upto:

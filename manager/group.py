@@ -168,6 +168,7 @@ class GroupMachine:
         self.session = SessionMachine(lambda: self.levels)
         self._waiting: dict[int, gather.Ask] = {}
         self._wants_next: dict[int, bool] = {}
+        self._unopened: Handed | None = None
         self._draining = ""
         self._has_left = False
 
@@ -212,10 +213,13 @@ class GroupMachine:
         match event:
             case gather.Ask():
                 self.watches.asked(event.group_rank)
-                return self._ask(event, now)
+                return self._perform_commit(self.commit.handle(_asked(event)), now) + self._ask(event, now)
             case VoteCast(voted, wants_next):
                 self._wants_next[voted.group_rank] = wants_next
-                return self._perform_commit(self.commit.handle(voted), now)
+                effects = self._perform_commit(self.commit.handle(voted), now)
+                for ask in self.gather.asks:
+                    effects += self._perform_commit(self.commit.handle(_asked(ask)), now)
+                return effects
             case CallEnded(call):
                 return self._end_call(call, now)
             case WatchOpened(watch, group_rank, worker):
@@ -228,6 +232,7 @@ class GroupMachine:
                 return [] if self._has_left else self._send(self.session.opened(self._participant(), now))
             case SessionClosed():
                 self.session.closed()
+                self._unopened = None  # asked for again on the next session
                 return [HasLeft("the lighthouse is away")] if self._has_left else []
             case Received(message):
                 return self._receive(message, now)
@@ -246,6 +251,7 @@ class GroupMachine:
         if (call := self.gather.call_of(group_rank)) is not None:
             effects += self._perform_gather(self.gather.handle(gather.Withdrawn(call)), now)
             effects.append(CallRefused(call, gone))
+        effects += self._perform_commit(self.commit.handle(commit.RankLost(group_rank)), now)
         return effects + self._give_up(str(gone), now)
 
     def _ask(self, ask: gather.Ask, now: float) -> list[Effect]:
@@ -257,7 +263,8 @@ class GroupMachine:
         if isinstance(decision, Join):
             if self._draining:
                 return [CallRefused(ask.call, self._drained()), *self._leave()]
-            return self._perform_gather(self.gather.handle(ask), now)
+            effects = self._push_revoked(f"rank {ask.group_rank} cannot go on with it") if decision.gives_up else []
+            return effects + self._perform_gather(self.gather.handle(ask), now)
         effects = self._open_step() if decision.is_first else []
         return [*effects, QuorumAnswered(ask.call, decision.assignment, None)]
 
@@ -319,13 +326,13 @@ class GroupMachine:
 
     def _give_up(self, reason: str, now: float) -> list[Effect]:
         """This group ends the quorum that it holds: the other ranks are to abort what has not completed."""
-        held = self.grants.held
-        if held is None or not self.grants.give_up():
+        if self.grants.held is None or not self.grants.give_up():
             return []
-        return self._revoked(held.quorum_id, reason, now)
+        return self._push_revoked(reason) + self._decide_again(now)
 
-    def _revoked(self, quorum_id: int, reason: str, now: float) -> list[Effect]:
-        return [Pushed(Revoked(quorum_id, reason), self.watches.all()), *self._decide_again(now)]
+    def _push_revoked(self, reason: str) -> list[Effect]:
+        held = self.grants.held
+        return [] if held is None else [Pushed(Revoked(held.quorum_id, reason), self.watches.all())]
 
     # -- the lighthouse
 
@@ -339,9 +346,12 @@ class GroupMachine:
                 effects = self._obey(order, now)
                 if sent_at is not None and not (order is not None and order.phase is Phase.REVOKED):
                     self.grants.renew(sent_at + LEASE_SHARE * self.session.lease_s)
-                return effects + self._decide_again(now)
-            case Handed(join, quorum, stands):
-                return self._take(join, quorum, stands, now)
+                return effects + self._open(now) + self._decide_again(now)
+            case Handed(join):
+                if not self.session.is_waiting(join):
+                    return []
+                self._unopened = message
+                return self._open(now)
             case Refused(join, error):
                 is_ours = self.session.answered(join) if join else self.gather.is_joined
                 return self._refuse_join(error, now) if is_ours else []
@@ -358,7 +368,13 @@ class GroupMachine:
         if order is None:
             return []
         if self.grants.obey(order):
-            return self._revoked(order.quorum_id, order.reason, now)
+            return self._push_revoked(order.reason) + self._decide_again(now)
+        if (
+            self._unopened is not None
+            and order.phase is Phase.REVOKED
+            and order.quorum_id == self._unopened.quorum.quorum_id
+        ):
+            return self._drop_unopened(order.reason, now)
         return self._decide_again(now)
 
     def _decide_again(self, now: float) -> list[Effect]:
@@ -371,16 +387,26 @@ class GroupMachine:
             effects += self._ask(ask, now)
         return effects
 
-    def _take(self, join: int, quorum: Quorum, stands: bool, now: float) -> list[Effect]:
-        if not self.session.answered(join):
+    def _open(self, now: float) -> list[Effect]:
+        """Let the ranks into the step that a quorum was formed for: a grant like any other, under a valid lease."""
+        handed = self._unopened
+        if handed is None or (handed.stands and now >= self.grants.lease_until):
             return []
-        answered = self.gather.handle(gather.QuorumReceived(self.gather.round, quorum))
+        self._unopened = None
+        self.session.answered(handed.join)
+        answered = self.gather.handle(gather.QuorumReceived(self.gather.round, handed.quorum))
         is_taken = any(isinstance(effect, gather.RoundAnswered) for effect in answered)
-        if is_taken and stands:
-            self.grants.take(quorum, self.gather.max_step)
+        if is_taken and handed.stands:
+            self.grants.take(handed.quorum, self.gather.max_step)
         elif is_taken:
             self.grants.drop()
         return self._perform_gather(answered, now)
+
+    def _drop_unopened(self, reason: str, now: float) -> list[Effect]:
+        handed, self._unopened = self._unopened, None
+        assert handed is not None
+        self.session.answered(handed.join)
+        return self._refuse_join(WrongState(f"quorum {handed.quorum.quorum_id} was revoked: {reason}; ask again"), now)
 
     def _refuse_join(self, error: LighthouseError, now: float) -> list[Effect]:
         return self._perform_gather(self.gather.handle(gather.JoinFailed(self.gather.round, error)), now)
@@ -414,7 +440,7 @@ class GroupMachine:
         """A group without ranks, or one that waits for a quorum, has nothing to finish."""
         if self.gather.waiting:
             return [*self._perform_gather(self.gather.refuse_all(self._drained()), now), *self._leave()]
-        return [] if self.watches.all() else self._leave()
+        return [] if self.watches.has_ranks else self._leave()
 
     def _leave(self) -> list[Effect]:
         if self._has_left:
@@ -428,3 +454,7 @@ class GroupMachine:
 
     def _send(self, messages: Sequence[ToLighthouse]) -> list[Effect]:
         return [Sent(message) for message in messages]
+
+
+def _asked(ask: gather.Ask) -> commit.Asked:
+    return commit.Asked(ask.group_rank, ask.step, ask.tag_quorum_id, ask.commit_failures > 0)

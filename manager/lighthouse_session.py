@@ -88,12 +88,15 @@ class SessionMachine:
         join, self._join = self._join, None
         return [WithdrawRequest(join.number)] if join is not None and self.is_open else []
 
+    def is_waiting(self, number: int) -> bool:
+        return self._join is not None and self._join.number == number
+
     def answered(self, number: int) -> bool:
         """Whether that join is the one that waits; it waits no more."""
-        if self._join is None or self._join.number != number:
-            return False
-        self._join = None
-        return True
+        is_ours = self.is_waiting(number)
+        if is_ours:
+            self._join = None
+        return is_ours
 
     def leave(self, reason: str) -> list[ToLighthouse]:
         return [Leave(reason)] if self.is_open else []

@@ -32,6 +32,11 @@ class Watches:
         return len(self._asked | self._newest.keys() | self._lost) < self._size
 
     @property
+    def has_ranks(self) -> bool:
+        """Some rank is there, watched or not, for all that is known."""
+        return bool(self._asked or self._newest)
+
+    @property
     def lost(self) -> list[int]:
         """The ranks that have gone and not come back."""
         return sorted(self._lost)
