@@ -12,14 +12,12 @@ from typing import Any
 from lighthouse_runtime.server import Sender
 from lighthouse_runtime.timer import DeadlineTimer
 from manager import commit, gather
-from manager.gather import check_rank
-from manager.group import (
+from manager.events import (
     CallEnded,
     CallRefused,
     DrainAsked,
     Effect,
     Event,
-    GroupMachine,
     HasLeft,
     Killed,
     Pushed,
@@ -33,7 +31,9 @@ from manager.group import (
     VoteCast,
     WatchEnded,
 )
-from manager.group import WatchOpened as RankWatched
+from manager.events import WatchOpened as RankWatched
+from manager.gather import check_rank
+from manager.group import GroupMachine
 from manager.lighthouse_link import LighthouseLink
 from protos import session_wire, torchft_pb2
 from protos.membership import Assignment, Participant, Quorum, Vote

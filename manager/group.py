@@ -11,13 +11,33 @@ gather.py, grants.py, commit.py, watches.py and lighthouse_session.py hold the r
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from manager import commit, gather
+from manager.events import (
+    CallEnded,
+    CallRefused,
+    DrainAsked,
+    Effect,
+    Event,
+    HasLeft,
+    Killed,
+    Pushed,
+    QuorumAnswered,
+    Received,
+    Sent,
+    SessionClosed,
+    SessionGivenUp,
+    SessionOpened,
+    VoteAnswered,
+    VoteCast,
+    WatchEnded,
+    WatchOpened,
+)
 from manager.grants import LEASE_SHARE, GrantMachine, Join, Wait
 from manager.lighthouse_session import SessionMachine
 from manager.watches import Watches
-from protos.membership import Assignment, Participant, Quorum
+from protos.membership import Participant
 from protos.refusals import Drained, LighthouseError, WrongState
 from protos.session import (
     STARTING,
@@ -34,118 +54,8 @@ from protos.session import (
     Revoked,
     ToLighthouse,
     ToManager,
-    ToRank,
     Welcome,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class VoteCast:
-    """`wants_next`: the rank can use a grant that comes with the decision."""
-
-    voted: commit.Voted
-    wants_next: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CallEnded:
-    """A waiting call of a rank is over, without an answer."""
-
-    call: int
-
-
-@dataclass(frozen=True, slots=True)
-class WatchOpened:
-    watch: int
-    group_rank: int
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class WatchEnded:
-    """The stream, or the process that it is of, has ended."""
-
-    watch: int
-
-
-@dataclass(frozen=True, slots=True)
-class SessionOpened:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class SessionClosed:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    message: ToManager
-
-
-@dataclass(frozen=True, slots=True)
-class DrainAsked:
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class QuorumAnswered:
-    """A rank's request: `quorum` is None for a grant."""
-
-    call: int
-    assignment: Assignment
-    quorum: Quorum | None
-
-
-@dataclass(frozen=True, slots=True)
-class VoteAnswered:
-    call: int
-    commit: bool
-    next: Assignment | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CallRefused:
-    call: int
-    error: LighthouseError
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    message: ToLighthouse
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """To the ranks of `watches`."""
-
-    message: ToRank
-    watches: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionGivenUp:
-    """Close the connection and make a new one."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Killed:
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class HasLeft:
-    """The leave was said, and nobody needs this group any more."""
-
-    reason: str
-
-
-Event = (
-    gather.Ask | VoteCast | CallEnded | WatchOpened | WatchEnded | SessionOpened | SessionClosed | Received | DrainAsked
-)
-Effect = QuorumAnswered | VoteAnswered | CallRefused | Sent | Pushed | SessionGivenUp | Killed | HasLeft
 
 
 class GroupMachine:

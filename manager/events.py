@@ -1,0 +1,117 @@
+"""What happens to a replica group's machine, and what it answers with. Requests for a quorum are gather.Ask."""
+
+from dataclasses import dataclass
+
+from manager import commit, gather
+from protos.membership import Assignment, Quorum
+from protos.refusals import LighthouseError
+from protos.session import ToLighthouse, ToManager, ToRank
+
+
+@dataclass(frozen=True, slots=True)
+class VoteCast:
+    """`wants_next`: the rank can use a grant that comes with the decision."""
+
+    voted: commit.Voted
+    wants_next: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """A waiting call of a rank is over, without an answer."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOpened:
+    watch: int
+    group_rank: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEnded:
+    """The stream, or the process that it is of, has ended."""
+
+    watch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    message: ToManager
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumAnswered:
+    """A rank's request: `quorum` is None for a grant."""
+
+    call: int
+    assignment: Assignment
+    quorum: Quorum | None
+
+
+@dataclass(frozen=True, slots=True)
+class VoteAnswered:
+    call: int
+    commit: bool
+    next: Assignment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallRefused:
+    call: int
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    message: ToLighthouse
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """To the ranks of `watches`."""
+
+    message: ToRank
+    watches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGivenUp:
+    """Close the connection and make a new one."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HasLeft:
+    """The leave was said, and nobody needs this group any more."""
+
+    reason: str
+
+
+Event = (
+    gather.Ask | VoteCast | CallEnded | WatchOpened | WatchEnded | SessionOpened | SessionClosed | Received | DrainAsked
+)
+Effect = QuorumAnswered | VoteAnswered | CallRefused | Sent | Pushed | SessionGivenUp | Killed | HasLeft
