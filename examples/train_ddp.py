@@ -18,7 +18,14 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, StepSampler, TrainState
+from agent_client import (
+    Agent,
+    DistributedDataParallel,
+    FaultTolerantOptimizer,
+    GroupDrained,
+    StepSampler,
+    TrainState,
+)
 
 TEST_EVERY = 5
 
@@ -98,4 +105,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except GroupDrained as e:
+        print(f"ends in good order: {e}", flush=True)

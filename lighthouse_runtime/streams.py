@@ -13,16 +13,18 @@ from typing import Any, Generic, Self, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
 from lighthouse_runtime.channel import refusal
 from lighthouse_runtime.outbox import Outbox
 from protos import lighthouse_pb2, manager_pb2
 from protos.limits import MAX_REQUEST_BYTES
-from protos.refusals import LighthouseError, LimitReached, Unreachable
+from protos.refusals import InternalError, LighthouseError, LimitReached, Unreachable
 from protos.session import ToLighthouse, ToManager, ToRank
 from protos.session_wire import session_request_to_wire, session_response_from_wire, watch_response_from_wire
 
 M = TypeVar("M")
+P = TypeVar("P", bound=Message)
 
 
 class _AsyncStream(Generic[M]):
@@ -31,7 +33,6 @@ class _AsyncStream(Generic[M]):
     def __init__(self, call: Any, address: str, read: Callable[[bytes], M | None]) -> None:
         self.address = address
         self._call = call
-        self._messages = aiter(call)  # call.read() forgets what is unread when the status arrives; this does not
         self._read = read
         self._is_cancelled = False
         self._error: LighthouseError | None = None
@@ -66,10 +67,9 @@ class _AsyncStream(Generic[M]):
 
     async def _next(self) -> bytes:
         try:
-            if not self._is_cancelled:
-                return await anext(self._messages)
-        except StopAsyncIteration:
-            pass
+            body = None if self._is_cancelled else await self._call.read()
+            if isinstance(body, bytes) and not self._is_cancelled:
+                return body
         except grpc.RpcError as e:
             if not self._is_cancelled:
                 self._error = refusal(e, self.address, math.inf)
@@ -86,9 +86,7 @@ class Session(_AsyncStream[ToManager]):
     """One session of a manager. A task cancelled inside the iteration ends it, too."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
-        super().__init__(
-            call, address, lambda body: session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(body))
-        )
+        super().__init__(call, address, _read_session)
         self._outbox = Outbox(call.write)
         self._writer = asyncio.create_task(self._write())
 
@@ -131,7 +129,12 @@ class AsyncWatch(_AsyncStream[ToRank]):
 
 
 class Watch:
-    """A rank's watch: a context manager and an iterator that blocks. cancel() is for any thread, at any time."""
+    """A rank's watch: a context manager and an iterator that blocks. cancel() is for any thread, at any time.
+
+    A fork does it no harm. gRPC is never at rest while a watch is open, so that it says so on standard error at each
+    fork, and a forked child that uses gRPC itself crashes at times. GRPC_ENABLE_FORK_SUPPORT=1, set before grpc is
+    imported, cures both, and makes each fork take a second.
+    """
 
     def __init__(self, call: Any, address: str) -> None:
         self.address = address
@@ -166,5 +169,16 @@ class Watch:
                 return message
 
 
+def _read_session(body: bytes) -> ToManager | None:
+    return session_response_from_wire(_parse(lighthouse_pb2.SessionResponse, body))
+
+
 def _read_watch(body: bytes) -> ToRank | None:
-    return watch_response_from_wire(manager_pb2.WatchResponse.FromString(body))
+    return watch_response_from_wire(_parse(manager_pb2.WatchResponse, body))
+
+
+def _parse(kind: type[P], body: bytes) -> P:
+    try:
+        return kind.FromString(body)
+    except DecodeError as e:
+        raise InternalError(f"was sent {len(body)} bytes that are no {kind.DESCRIPTOR.full_name}") from e

@@ -114,6 +114,8 @@ class ManagerDaemon:
             ranks_waiting=driver.machine.ranks_waiting,
             commits=driver.machine.commit.commits,
             discards=driver.machine.commit.discards,
+            mode=held.mode.value if (held := driver.machine.held) is not None else "none",
+            grants=driver.machine.grants.given,
         )
 
     async def _start_store(self) -> str:

@@ -207,6 +207,7 @@ class ManagerDriver:
                 case HasLeft(reason):
                     log.info("has left: %s", reason)
                     self._left.set()
+                    self._end(0)
         self._timer.set(self.machine.deadline())
 
     def _push(self, message: ToRank, watches: Sequence[int]) -> None:

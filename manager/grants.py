@@ -52,6 +52,7 @@ class GrantMachine:
         self.mode = HoldMode.REVOKED
         self.granted = 0
         self.lease_until = 0.0
+        self.given = 0  # steps let in without asking, under any quorum
 
     @property
     def held(self) -> Held | None:
@@ -122,6 +123,7 @@ class GrantMachine:
         if now >= self.lease_until:
             return Wait()
         self.granted = ask.step
+        self.given += 1
         return self._grant(ask, is_first=True)
 
     def offer(self, now: float) -> bool:
@@ -130,6 +132,7 @@ class GrantMachine:
         if self._quorum is None or not is_free or self._committed != self.granted or now >= self.lease_until:
             return False
         self.granted += 1
+        self.given += 1
         return True
 
     def assignment(self, group_rank: int, init_sync: bool) -> Assignment:

@@ -6,6 +6,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from protos.session import HoldMode
 from protos.status import ManagerStatus
 
 _GAUGES: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
@@ -18,7 +19,9 @@ _GAUGES: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
 _COUNTERS: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
     "commits": ("Steps committed.", lambda s: float(s.commits)),
     "discards": ("Steps discarded.", lambda s: float(s.discards)),
+    "grants": ("Steps that the ranks were let into without asking the lighthouse.", lambda s: float(s.grants)),
 }
+_MODES = (*(mode.value for mode in HoldMode), "none")
 
 
 class _Snapshot(Collector):
@@ -30,6 +33,12 @@ class _Snapshot(Collector):
             yield GaugeMetricFamily(f"lighthouse_manager_{name}", text, value=read(self._status))
         for name, (text, read) in _COUNTERS.items():
             yield CounterMetricFamily(f"lighthouse_manager_{name}", text, value=read(self._status))
+        modes = GaugeMetricFamily(
+            "lighthouse_manager_mode", "1 for how the quorum is held, 0 for the others.", labels=["mode"]
+        )
+        for mode in _MODES:
+            modes.add_metric([mode], self._status.mode == mode)
+        yield modes
 
 
 def render(status: ManagerStatus) -> tuple[bytes, str]:

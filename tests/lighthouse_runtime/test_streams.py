@@ -90,6 +90,14 @@ class TestSession:
             sender.send(session_response_to_wire(Goodbye("known")).SerializeToString())
             assert await anext(session) == Goodbye("known")
 
+    async def test_what_is_no_message_is_a_defect_of_the_other_side(
+        self, server: StreamServer, client: AsyncLighthouseClient
+    ):
+        async with client.session() as session:
+            (await greeted(session, server)).send(b"\xff")
+            with pytest.raises(InternalError, match=r"1 bytes that are no lighthouse\.v1\.SessionResponse"):
+                await anext(session)
+
     async def test_the_handler_refuses(self, server: StreamServer, client: AsyncLighthouseClient):
         """Once all that was queued before has been sent."""
         async with client.session() as session:
@@ -177,17 +185,18 @@ class TestSession:
         assert sender.ending is Ending.BROKEN
 
     async def test_a_stop_tells_all_and_does_not_wait(self, server: StreamServer, client: AsyncLighthouseClient):
-        async with client.session() as one, client.session() as other:
+        async with client.session() as one:
             sender = await greeted(one, server)
-            await greeted(other, server)
-            sender.send(session_response_to_wire(Goodbye("bye")))
-            began_at = time.monotonic()
-            await server.server.stop(PATIENCE_S)
-            assert time.monotonic() - began_at < PATIENCE_S / 2
-            assert await anext(one) == Goodbye("bye")
-            for session in (one, other):
-                with pytest.raises(Unreachable, match="the server is stopping"):
-                    await anext(session)
+            async with client.session() as other:
+                await greeted(other, server)
+                sender.send(session_response_to_wire(Goodbye("bye")))
+                began_at = time.monotonic()
+                await server.server.stop(PATIENCE_S)
+                assert time.monotonic() - began_at < PATIENCE_S / 2
+                assert await anext(one) == Goodbye("bye")
+                for session in (one, other):
+                    with pytest.raises(Unreachable, match="the server is stopping"):
+                        await anext(session)
         assert [await ending(server), await ending(server)] == [Ending.OURS, Ending.OURS]
 
 
@@ -404,9 +413,12 @@ class TestWatch:
             with client.watch(REQUEST) as watch, pytest.raises(Unreachable):
                 next(watch)
 
-    @pytest.mark.parametrize("child", ["opens", "cancels", "closes", "drops"])
-    def test_a_fork_harms_neither_side(self, remote: Server, child: str):
-        with Process(FORKING, [remote.address, child]) as process:
+    @pytest.mark.parametrize(
+        ("child", "env"),
+        [("cancels", {}), ("closes", {}), ("drops", {}), ("opens", {"GRPC_ENABLE_FORK_SUPPORT": "1"})],
+    )
+    def test_a_fork_harms_neither_side(self, remote: Server, child: str, env: dict[str, str]):
+        with Process(FORKING, [remote.address, child], env=env) as process:
             assert process.wait() == 0, process.log()
             assert "child ended with 0" in process.log()
             assert "parent heard on: []" in process.log()
