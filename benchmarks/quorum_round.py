@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from benchmarks.children import Child, Children
-from benchmarks.daemons import OURS, TORCHFT, Daemon, start_lighthouse
-from benchmarks.figures import Spread, machine, machine_text, ratios, spread, table, write_json
-from benchmarks.torchft_native import MISSING, released_version
+from benchmarks.support.children import Child, Children
+from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse
+from benchmarks.support.figures import Spread, machine, machine_text, ratios, spread, table, write_json
+from benchmarks.support.torchft_native import MISSING, released_version
 
 SETTLE_S = 0.1
 CALLS_PER_BLOCK = 2000
@@ -59,7 +59,7 @@ class Arena:
     @classmethod
     def open(cls, children: Children, contender: Contender, size: int) -> "Arena":
         server = start_lighthouse(children, contender.product, size)
-        arguments = ["-m", "benchmarks.crowd", contender.wire, server.address, str(size)]
+        arguments = ["-m", "benchmarks.support.crowd", contender.wire, server.address, str(size)]
         crowd = children.start(f"the crowd of {contender.name}", *arguments)
         crowd.read_line()
         return cls(contender, server, crowd, server.child.memory_mb())

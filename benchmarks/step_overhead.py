@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from benchmarks.children import Child, Children
-from benchmarks.daemons import OURS, TORCHFT, Daemon, start_lighthouse, start_manager
-from benchmarks.figures import machine, machine_text, percentile, ratios, spread, table, write_json
-from benchmarks.torchft_native import MISSING, released_version
+from benchmarks.support.children import Child, Children
+from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse, start_manager
+from benchmarks.support.figures import machine, machine_text, percentile, ratios, spread, table, write_json
+from benchmarks.support.torchft_native import MISSING, released_version
 
 GROUPS = 3
 CALLS = ("quorum_s", "should_commit_s", "both_s")
@@ -59,7 +59,9 @@ class Arena:
         lighthouse = start_lighthouse(children, contender.product, GROUPS)
         names = [f"group_{i}" for i in range(GROUPS)]
         managers = [start_manager(children, contender.product, lighthouse, name) for name in names]
-        ranks = [children.start("a rank", "-m", "benchmarks.rank", contender.client, m.address) for m in managers]
+        ranks = [
+            children.start("a rank", "-m", "benchmarks.support.rank", contender.client, m.address) for m in managers
+        ]
         for rank in ranks:
             rank.read_line()
         return cls(contender, [lighthouse, *managers], ranks)

@@ -53,6 +53,11 @@ class Attendance:
         self._held_until = 0.0
 
     @property
+    def sessions(self) -> int:
+        """How many are open."""
+        return len(self._sessions)
+
+    @property
     def beat_interval_s(self) -> float:
         """Beats get rarer where many beat, as far as the lease allows."""
         return min(self._config.lease_s / 4, max(MAX_BEAT_INTERVAL_S, len(self._sessions) / SESSIONS_PER_BEAT_S))

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from lighthouse.quorum import Verdict
 from protos.lighthouse_pb2 import DESCRIPTOR
 from protos.refusals import LighthouseError
+from protos.session import Phase
 from protos.status import JobStatus, LighthouseStatus, MemberState
 
 METHODS = frozenset(DESCRIPTOR.services_by_name["LighthouseService"].methods_by_name)
@@ -107,6 +108,7 @@ class LighthouseCollector(Collector):
         yield InfoMetricFamily("lighthouse", "The lighthouse's version", {"version": status.version})
         yield GaugeMetricFamily("lighthouse_uptime_seconds", "Since the lighthouse was started", status.uptime_s)
         yield from _quorum_families(status.jobs)
+        yield from _standing_families(status.jobs)
         yield from _member_families(status.jobs)
         yield from self._counters.collect()
 
@@ -115,7 +117,9 @@ def _quorum_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
     ids = _gauge("lighthouse_quorum_id", "The current quorum; 0 before the first")
     ages = _gauge("lighthouse_quorum_age_seconds", "Since the current quorum's membership formed")
     formed = CounterMetricFamily("lighthouse_quorums_formed", "Changes of quorum_id", labels=["job"])
-    rounds = CounterMetricFamily("lighthouse_rounds", "Quorums handed out, one a step in a steady job", labels=["job"])
+    rounds = CounterMetricFamily(
+        "lighthouse_rounds", "Quorums handed out; one a step where none stands", labels=["job"]
+    )
     verdicts = _gauge("lighthouse_verdict", "1 for why there is or is not a quorum, 0 for the others", "verdict")
     for job in jobs:
         ids.add_metric([job.job], job.quorum_id)
@@ -126,6 +130,24 @@ def _quorum_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
         for verdict in Verdict:
             verdicts.add_metric([job.job, verdict.value], job.verdict == verdict)
     return iter((ids, ages, formed, rounds, verdicts))
+
+
+def _standing_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
+    phases = _gauge("lighthouse_standing_phase", "1 for the phase of the standing quorum, 0 for the others", "phase")
+    sessions = _gauge("lighthouse_sessions", "Managers' sessions that are open")
+    recalls = CounterMetricFamily(
+        "lighthouse_recalls", "Standing quorums called back for a newcomer or a leaver", labels=["job"]
+    )
+    revokes = CounterMetricFamily(
+        "lighthouse_revokes", "Standing quorums ended by a loss or a failed step", labels=["job"]
+    )
+    for job in jobs:
+        for phase in Phase:
+            phases.add_metric([job.job, phase.value], job.phase == phase)
+        sessions.add_metric([job.job], job.sessions)
+        recalls.add_metric([job.job], job.recalls)
+        revokes.add_metric([job.job], job.revokes)
+    return iter((phases, sessions, recalls, revokes))
 
 
 def _member_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:

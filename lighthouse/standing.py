@@ -59,6 +59,8 @@ class Standing:
         self.phase = Phase.NONE
         self.upto = 0
         self.reason = ""
+        self.recalls = 0
+        self.revokes = 0
         self._holders: dict[str, _Holder] = {}
         self._returns_until = 0.0
         self._is_odd = False
@@ -198,12 +200,14 @@ class Standing:
         if self.phase is not Phase.STANDING:
             return None
         self.phase, self.reason = Phase.RECALLED, reason
+        self.recalls += 1
         return self.order()
 
     def revoke(self, reason: str) -> Order | None:
         if self.phase in (Phase.NONE, Phase.REVOKED):
             return None
         self.phase, self.reason = Phase.REVOKED, reason
+        self.revokes += 1
         return self.order()
 
     def pass_time(self, now: float) -> Order | None:

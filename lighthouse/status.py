@@ -18,6 +18,10 @@ def job_status(job: str, machine: QuorumMachine, now: float) -> JobStatus:
         quorums_formed=machine.quorums_formed,
         rounds=machine.rounds,
         members=tuple(_member_status(m, machine, now) for m in sorted(machine.roster, key=lambda m: m.replica_id)),
+        phase=machine.standing.phase.value,
+        sessions=machine.attendance.sessions,
+        recalls=machine.standing.recalls,
+        revokes=machine.standing.revokes,
     )
 
 
@@ -83,7 +87,9 @@ def _state(member: Member, machine: QuorumMachine) -> MemberState:
         return MemberState.LAPSED
     if member.call is not None:
         return MemberState.JOINED
-    if member.has_missed or member.down:
+    if member.down:
+        return MemberState.DOWN
+    if member.has_missed:
         return MemberState.MISSED
     if len(machine.joins) and machine.missed_at() is not None:
         return MemberState.STRAGGLER

@@ -296,6 +296,10 @@ class JobStatus(google.protobuf.message.Message):
     QUORUMS_FORMED_FIELD_NUMBER: builtins.int
     ROUNDS_FIELD_NUMBER: builtins.int
     MEMBERS_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    SESSIONS_FIELD_NUMBER: builtins.int
+    RECALLS_FIELD_NUMBER: builtins.int
+    REVOKES_FIELD_NUMBER: builtins.int
     job: builtins.str
     quorum_id: builtins.int
     """0: no quorum was formed yet"""
@@ -308,6 +312,14 @@ class JobStatus(google.protobuf.message.Message):
     """changes of quorum_id"""
     rounds: builtins.int
     """answers handed out, one a step where nothing changes"""
+    phase: builtins.str
+    """of the standing quorum: none, returning, standing, recalled, resumed or revoked"""
+    sessions: builtins.int
+    """open ones"""
+    recalls: builtins.int
+    """standing quorums called back for a newcomer or a leaver"""
+    revokes: builtins.int
+    """standing quorums ended by a loss or a failed step"""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MemberStatus]: ...
     def __init__(
@@ -321,8 +333,12 @@ class JobStatus(google.protobuf.message.Message):
         quorums_formed: builtins.int = ...,
         rounds: builtins.int = ...,
         members: collections.abc.Iterable[global___MemberStatus] | None = ...,
+        phase: builtins.str = ...,
+        sessions: builtins.int = ...,
+        recalls: builtins.int = ...,
+        revokes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "job", b"job", "members", b"members", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "rounds", b"rounds", "verdict", b"verdict"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "verdict", b"verdict"]) -> None: ...
 
 global___JobStatus = JobStatus
 
@@ -343,7 +359,7 @@ class MemberStatus(google.protobuf.message.Message):
     replica_id: builtins.str
     incarnation: builtins.str
     state: builtins.str
-    """participant, joined, straggler, missed, idle or lapsed"""
+    """participant, joined, straggler, missed, down, idle or lapsed"""
     is_participant: builtins.bool
     step: builtins.int
     world_size: builtins.int

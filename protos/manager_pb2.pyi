@@ -278,6 +278,8 @@ class ManagerStatusResponse(google.protobuf.message.Message):
     RANKS_WAITING_FIELD_NUMBER: builtins.int
     COMMITS_FIELD_NUMBER: builtins.int
     DISCARDS_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    GRANTS_FIELD_NUMBER: builtins.int
     version: builtins.str
     uptime_s: builtins.float
     replica_id: builtins.str
@@ -296,6 +298,10 @@ class ManagerStatusResponse(google.protobuf.message.Message):
     """idle, gathering, joined, voting"""
     commits: builtins.int
     discards: builtins.int
+    mode: builtins.str
+    """how it holds its quorum: standing, frozen, resumed, joining, revoked or none"""
+    grants: builtins.int
+    """steps that it let its ranks into by itself"""
     @property
     def ranks_waiting(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
@@ -318,8 +324,10 @@ class ManagerStatusResponse(google.protobuf.message.Message):
         ranks_waiting: collections.abc.Iterable[builtins.int] | None = ...,
         commits: builtins.int = ...,
         discards: builtins.int = ...,
+        mode: builtins.str = ...,
+        grants: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "commits", b"commits", "discards", b"discards", "group_world_size", b"group_world_size", "incarnation", b"incarnation", "job", b"job", "lighthouse", b"lighthouse", "lighthouse_error", b"lighthouse_error", "lighthouse_reachable", b"lighthouse_reachable", "phase", b"phase", "quorum_id", b"quorum_id", "ranks_waiting", b"ranks_waiting", "replica_id", b"replica_id", "step", b"step", "store_address", b"store_address", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "commits", b"commits", "discards", b"discards", "grants", b"grants", "group_world_size", b"group_world_size", "incarnation", b"incarnation", "job", b"job", "lighthouse", b"lighthouse", "lighthouse_error", b"lighthouse_error", "lighthouse_reachable", b"lighthouse_reachable", "mode", b"mode", "phase", b"phase", "quorum_id", b"quorum_id", "ranks_waiting", b"ranks_waiting", "replica_id", b"replica_id", "step", b"step", "store_address", b"store_address", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
 
 global___ManagerStatusResponse = ManagerStatusResponse
 

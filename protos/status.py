@@ -9,6 +9,7 @@ class MemberState(StrEnum):
     JOINED = "joined"  # asks for the next quorum
     STRAGGLER = "straggler"  # alive, not joined, and waited for
     MISSED = "missed"  # alive, missed a join_timeout: not waited for until it joins
+    DOWN = "down"  # its manager is alive, its ranks are not all there: not waited for until it joins
     IDLE = "idle"  # alive, never joined
     LAPSED = "lapsed"  # no sign of life for heartbeat_timeout
 
@@ -37,6 +38,10 @@ class JobStatus:
     quorums_formed: int
     rounds: int
     members: tuple[MemberStatus, ...]
+    phase: str = "none"
+    sessions: int = 0
+    recalls: int = 0
+    revokes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +70,5 @@ class ManagerStatus:
     ranks_waiting: tuple[int, ...]
     commits: int
     discards: int
+    mode: str = "none"
+    grants: int = 0

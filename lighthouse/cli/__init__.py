@@ -2,6 +2,7 @@
 
 import click
 
+from lighthouse.cli.drain import drain
 from lighthouse.cli.kill import kill
 from lighthouse.cli.members import members
 from lighthouse.cli.serve import serve
@@ -17,5 +18,5 @@ def main() -> None:
     """The coordinator of fault-tolerant training: it decides who trains together."""
 
 
-for command in (serve, status, members, watch, kill):
+for command in (serve, status, members, watch, drain, kill):
     main.add_command(command)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from lighthouse.cli.options import client_options, connect
+from lighthouse.cli.options import client_options, connect, token_option
 from lighthouse_runtime.settings import read_token
 from lighthouse_runtime.terminal import reports_errors
 from protos.limits import DEFAULT_JOB
@@ -14,14 +14,7 @@ from protos.limits import DEFAULT_JOB
 @click.command()
 @click.argument("replica_id")
 @click.option("--message", metavar="TEXT", default="", help="The reason; it goes to the replica group's log.")
-@click.option(
-    "--control-token-file",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="LIGHTHOUSE_CONTROL_TOKEN_FILE",
-    show_envvar=True,
-    help="The token that a lighthouse on another host asks for.",
-)
+@token_option
 @client_options(job_help=f"The replica group's job.  [default: {DEFAULT_JOB}]", timeout="10s")
 @reports_errors
 def kill(

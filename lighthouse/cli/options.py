@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
@@ -17,6 +18,16 @@ P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 
 EXAMPLE = f"write HOST:PORT, for example coordinator:{LIGHTHOUSE_PORT}"
+
+
+token_option = click.option(
+    "--control-token-file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="LIGHTHOUSE_CONTROL_TOKEN_FILE",
+    show_envvar=True,
+    help="The token that a lighthouse on another host asks for.",
+)
 
 
 def connect(address: str, *, job: str = "", token: str | None = None) -> LighthouseClient:

@@ -10,6 +10,7 @@ from lighthouse.cli.layout import Column, table
 from lighthouse.quorum import Verdict
 from lighthouse_runtime.durations import format_duration
 from lighthouse_runtime.terminal import printable
+from protos.session import Phase
 from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 
 Row = tuple[str, MemberStatus]
@@ -17,12 +18,13 @@ Row = tuple[str, MemberStatus]
 SHORT_INCARNATION = 8
 LATE_BEAT_S = 2.0
 # A member that needs a look comes first where not all can be shown.
-_STATES = [MemberState.LAPSED, MemberState.MISSED, MemberState.STRAGGLER, MemberState.IDLE]
+_STATES = [MemberState.LAPSED, MemberState.DOWN, MemberState.MISSED, MemberState.STRAGGLER, MemberState.IDLE]
 _STATE_STYLES = {
     MemberState.PARTICIPANT: "green",
     MemberState.JOINED: "cyan",
     MemberState.STRAGGLER: "yellow",
     MemberState.MISSED: "yellow",
+    MemberState.DOWN: "red",
     MemberState.LAPSED: "red",
 }
 _VERDICT_STYLES = {
@@ -35,6 +37,13 @@ _VERDICT_STYLES = {
     Verdict.WAITING_FOR_LEASES: "yellow",
     Verdict.TOO_FEW_PARTICIPANTS: "red",
     Verdict.NO_ALLOWED_SIZE: "red",
+}
+_PHASE_STYLES = {
+    Phase.STANDING: "green",
+    Phase.RECALLED: "cyan",
+    Phase.RESUMED: "cyan",
+    Phase.RETURNING: "yellow",
+    Phase.REVOKED: "yellow",
 }
 
 
@@ -69,7 +78,11 @@ def job_summary(job: JobStatus) -> list[Text]:
             (printable(job.job), "bold"),
             f"  {quorum}, {counted(participants(job), 'participant')}, step {max_step(job)}",
         ),
-        Text.assemble((printable(job.verdict), _verdict_style(job)), f": {printable(job.explanation)}"),
+        Text.assemble(
+            (printable(job.verdict), _verdict_style(job)),
+            *((", ", (printable(job.phase), _phase_style(job))) if job.phase not in ("", Phase.NONE) else ()),
+            f": {printable(job.explanation)}",
+        ),
         Text(state_counts(job)),
     ]
 
@@ -112,6 +125,10 @@ def _verdict_style(job: JobStatus) -> str:
     return next((style for verdict, style in _VERDICT_STYLES.items() if verdict == job.verdict), "")
 
 
+def _phase_style(job: JobStatus) -> str:
+    return next((style for phase, style in _PHASE_STYLES.items() if phase == job.phase), "")
+
+
 def _beat_style(row: Row) -> str:
     return "yellow" if row[1].heartbeat_age_s > LATE_BEAT_S else ""
 
@@ -123,6 +140,7 @@ _JOB_COLUMNS: Sequence[Column[JobStatus]] = (
     Column("PARTICIPANTS", lambda job: str(participants(job)), is_number=True, keep=4),
     Column("MEMBERS", lambda job: str(len(job.members)), is_number=True, keep=1),
     Column("STEP", lambda job: str(max_step(job)), is_number=True, keep=2),
+    Column("PHASE", lambda job: job.phase or "-", _phase_style, keep=5),
     Column("VERDICT", lambda job: job.verdict, _verdict_style),
 )
 

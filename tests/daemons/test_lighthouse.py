@@ -104,7 +104,14 @@ def test_reflection_lists_the_services_and_their_methods(lighthouse: Lighthouse)
             reflected.get_services()
         )
         service = DescriptorPool(reflected).FindServiceByName("lighthouse.v1.LighthouseService")
-        assert [method.name for method in service.methods] == ["Quorum", "Heartbeat", "Status", "Kill", "Drain", "Session"]
+        assert [method.name for method in service.methods] == [
+            "Quorum",
+            "Heartbeat",
+            "Status",
+            "Kill",
+            "Drain",
+            "Session",
+        ]
 
 
 # -- the HTTP side

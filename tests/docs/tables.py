@@ -1,6 +1,7 @@
 """The tables of docs/reference.md, from the settings, the commands and the metrics themselves."""
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -63,7 +64,7 @@ def _setting(field: dataclasses.Field[Any], prefix: str) -> Sequence[str]:
     words = " ".join(filter(None, (option_name(field), _value_name(field))))
     in_ms = f" In milliseconds: {_code(option_name(field) + '-ms')}." if field.metadata["ms"] else ""
     environment = ", ".join(map(_code, variables(field, prefix)))
-    return _code(words), _default(field), environment, field.metadata["text"] + in_ms
+    return _code(words), _default(field), environment, _DEFAULT_IN_WORDS.sub("", field.metadata["text"]) + in_ms
 
 
 def _value_name(field: dataclasses.Field[Any]) -> str:
@@ -87,6 +88,10 @@ def _kind_name(kind: object) -> str:
             return "TEXT"
 
 
+# Where a default is no value: "How long ...; default: the heartbeat timeout."
+_DEFAULT_IN_WORDS = re.compile(r"[;.] [Dd]efault: ([^;.]+)")
+
+
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is dataclasses.MISSING:
         return "required"
@@ -94,6 +99,9 @@ def _default(field: dataclasses.Field[Any]) -> str:
         return "off"
     if field.default == sys.executable:
         return "its own"
+    if field.default is None:
+        in_words = _DEFAULT_IN_WORDS.search(field.metadata["text"])
+        return in_words[1] if in_words else ""
     if isinstance(field.metadata["kind"], Duration):
         return _code(f"{field.default:g}s")
     return _code(str(field.default)) if field.default else ""

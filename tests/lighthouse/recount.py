@@ -2,6 +2,7 @@
 
 from lighthouse.admission import is_loopback
 from lighthouse.quorum import QuorumMachine
+from protos.session import Phase
 
 
 def recount(machine: QuorumMachine, now: float) -> None:
@@ -9,7 +10,8 @@ def recount(machine: QuorumMachine, now: float) -> None:
     roster, joins = machine.roster, machine.joins
     members = list(roster)
     alive = [m for m in members if m.is_alive]
-    assert roster.healthy == {m.replica_id for m in alive if not m.has_missed}
+    assert roster.healthy == {m.replica_id for m in alive if not m.has_missed and not m.down}
+    assert roster.working == {m.replica_id for m in members if m.in_quorum} & roster.healthy
     assert roster.loopback == {m.replica_id for m in alive if m.is_loopback}
     assert roster.routable == {m.replica_id for m in alive if m.is_loopback is False}
     for m in members:
@@ -23,7 +25,7 @@ def recount(machine: QuorumMachine, now: float) -> None:
     joined = list(joins)
     assert len(joins) == len(joined)
     assert {m.replica_id for m in joined} == {m.replica_id for m in members if m.call is not None}
-    assert all(roster.get(m.replica_id) is m and m.is_alive and not m.has_missed for m in joined)
+    assert all(roster.get(m.replica_id) is m and m.is_alive and not m.has_missed and not m.down for m in joined)
     assert joins._calls == {m.call: m for m in joined}
     assert joins.earliest_deadline_at == min((m.deadline_at for m in joined), default=None)
     assert joins.anyone.asking == len(joined)
@@ -35,3 +37,23 @@ def recount(machine: QuorumMachine, now: float) -> None:
     tracked = {id(entry[2]) for entry in roster._due}
     assert all(id(m) in tracked for m in members), "nobody would notice its death"
     assert all(at > now for at, _, _ in roster._due)
+
+    recount_sessions(machine)
+
+
+def recount_sessions(machine: QuorumMachine) -> None:
+    attendance, standing, roster = machine.attendance, machine.standing, machine.roster
+    connected = {m.session: m for m in roster if m.is_connected}
+    assert attendance._sessions == connected
+    assert all(m.is_alive for m in connected.values())
+    assert attendance._draining <= {m.replica_id for m in connected.values()}
+    assert not set(attendance._leaving) & set(attendance._sessions)
+    holders = {name: holder.incarnation for name, holder in standing._holders.items()}
+    quorum = standing.quorum
+    assert holders == ({p.replica_id: p.incarnation for p in quorum.participants} if quorum else {})
+    if quorum is not None:
+        assert machine.quorum is not None
+        assert machine.quorum.quorum_id == quorum.quorum_id
+        assert {m.replica_id for m in roster if m.in_quorum} <= machine._previous
+    assert (standing.phase is Phase.NONE) <= (quorum is None)
+    assert standing.upto == 0 or standing.phase in (Phase.RESUMED, Phase.REVOKED)

@@ -34,6 +34,7 @@ def job(
     quorum_id: int = 42,
     verdict: str = "formed",
     explanation: str = "all train",
+    phase: str = "standing",
 ) -> JobStatus:
     return JobStatus(
         job=name,
@@ -44,6 +45,10 @@ def job(
         quorums_formed=3,
         rounds=1234,
         members=members,
+        phase=phase,
+        sessions=len(members),
+        recalls=5,
+        revokes=6,
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from lighthouse import dashboard
 from lighthouse.quorum import Verdict
+from protos.session import Phase
 from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 from tests.lighthouse.statuses import job, many, member, status
 
@@ -59,7 +60,7 @@ def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else():
 
 
 def test_knows_every_state_verdict_and_field():
-    for word in (*MemberState, *Verdict):
+    for word in (*MemberState, *Verdict, *Phase):
         assert re.search(rf"\b{word.value}\b", PAGE), word
     for cls in (LighthouseStatus, JobStatus, MemberStatus):
         unknown = [f.name for f in dataclasses.fields(cls) if not re.search(rf"\.{f.name}\b", PAGE)]
@@ -127,8 +128,11 @@ def test_a_browser_shows_the_status(browse):
     dom = browse(status(job(*members, name="<img src=x>", verdict=stragglers, explanation="waiting <b>for</b> late")))
     seen = text(dom)
     assert "0.1.0 · up 1 h 06 m" in seen
-    assert "<img src=x> waiting for stragglers waiting <b>for</b> late" in seen
-    assert "Quorum 42 Age 3 m 13 s Participants 2 of 2 Step 9 Quorums formed 3 Rounds 1234" in seen
+    assert "<img src=x> waiting for stragglers standing waiting <b>for</b> late" in seen
+    assert (
+        "Quorum 42 Age 3 m 13 s Participants 2 of 2 Step 9 Quorums formed 3 Rounds 1234 Sessions 2 Recalls 5 Revokes 6"
+        in seen
+    )
     assert "late 3f2b8c1e · in the quorum straggler −2 7 8 3.5 s 2 host:29512" in seen
     assert 'class="beat number warn"' in dom
     assert "<img" not in dom

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lighthouse.metrics import MAX_JOBS, METHODS, OTHER, REFUSALS, Counters, LighthouseCollector, render
 from lighthouse.quorum import Verdict
+from protos.session import Phase
 from protos.status import LighthouseStatus, MemberState
 from tests.lighthouse.statuses import job, member, status
 
@@ -19,7 +20,7 @@ BUSY = status(
         quorum_id=1763719200123,
         verdict="waiting_for_stragglers",
     ),
-    job(name='odd "job"\n\\', quorum_id=0, verdict="nobody_asks"),
+    job(name='odd "job"\n\\', quorum_id=0, verdict="nobody_asks", phase="none"),
 )
 
 
@@ -60,6 +61,15 @@ def test_every_state_and_every_verdict_is_there():
     assert [verdict for verdict, value in verdicts.items() if value] == [Verdict.WAITING_FOR_STRAGGLERS]
 
 
+def test_the_standing_quorum():
+    seen = samples(scrape(BUSY))
+    phases = {phase: seen["lighthouse_standing_phase", "default", phase.value] for phase in Phase}
+    assert [phase for phase, value in phases.items() if value] == [Phase.STANDING]
+    assert seen["lighthouse_sessions", "default"] == 3
+    assert seen["lighthouse_recalls_total", "default"] == 5
+    assert seen["lighthouse_revokes_total", "default"] == 6
+
+
 def test_a_job_without_a_quorum_has_no_age():
     seen = samples(scrape(BUSY))
     odd = 'odd "job"\n\\'
@@ -80,7 +90,7 @@ def test_counts_refusals_and_calls_from_closed_sets():
     assert seen["lighthouse_rpcs_total", "Quorum", "ok"] == 1
     assert seen["lighthouse_rpcs_total", "Quorum", "deadline_exceeded"] == 1
     assert seen["lighthouse_rpcs_total", OTHER, "unimplemented"] == 1
-    assert {"Quorum", "Heartbeat", "Status", "Kill"} == METHODS
+    assert {"Quorum", "Heartbeat", "Status", "Kill", "Drain", "Session"} == METHODS
 
 
 def test_the_wait_is_a_histogram():

@@ -62,8 +62,18 @@ class TestDecision:
         m.handle(yes(1, 0))
         m.handle(yes(2, 1))
         for call in range(3, 9):
-            assert m.handle(no(call, call % 2)) == [Decided(call, True)]
+            assert m.handle(yes(call, call % 2)) == [Decided(call, True)]
         assert m.commits == 1
+
+    def test_who_says_no_is_never_told_to_commit(self):
+        m = opened(2)
+        m.handle(yes(1, 0))
+        m.handle(yes(2, 1))
+        assert m.handle(no(3, 0)) == [Decided(3, False)]
+        m.handle(Opened(1, 6))
+        assert m.handle(no(4, 0, step=5)) == [Decided(4, False)]
+        assert m.handle(yes(5, 0, step=5)) == [Decided(5, True)]
+        assert (m.commits, m.discards) == (1, 0)
 
     def test_of_an_earlier_step_is_still_known(self):
         m = opened(1, quorum_id=1, step=5)
@@ -83,7 +93,7 @@ class TestDecision:
 
 
 class TestCalls:
-    """A vote lives as long as its call."""
+    """A vote that names no quorum lives as long as its call."""
 
     def test_who_withdraws_has_not_voted(self):
         m = opened(2)
@@ -114,6 +124,52 @@ class TestCalls:
         assert m.handle(yes(2, rank)) == [refused(2, InvalidRequest, "rank:", str(rank), "0 to 1")]
         assert m.handle(no(3, rank)) == [refused(3, InvalidRequest, "rank:")]
         assert m.handle(yes(4, 1)) == [Decided(1, True), Decided(4, True)]
+
+
+class TestBoundVotes:
+    """A yes that names its quorum: its rank repeats it until it has the decision, and asks for nothing else before."""
+
+    def test_counts_after_its_call_has_ended(self):
+        m = opened(2)
+        m.handle(yes(1, 0, quorum_id=1))
+        assert m.handle(Withdrawn(1)) == []
+        assert m.is_voting
+        assert Decided(2, True) in m.handle(yes(2, 1, quorum_id=1))
+        assert m.handle(yes(3, 0, quorum_id=1)) == [Decided(3, True)]
+
+    def test_repeated_it_counts_once(self):
+        m = opened(3)
+        m.handle(yes(1, 0, quorum_id=1))
+        m.handle(Withdrawn(1))
+        m.handle(yes(2, 0, quorum_id=1))
+        assert m.handle(yes(3, 1, quorum_id=1)) == []
+        assert Decided(4, True) in m.handle(yes(4, 2, quorum_id=1))
+
+    def test_only_what_names_its_quorum_is_bound(self):
+        m = opened(2)
+        m.handle(yes(1, 0, quorum_id=1))
+        m.handle(Withdrawn(1))
+        m.handle(yes(2, 0))
+        m.handle(Withdrawn(2))
+        assert not m.is_voting
+
+    def test_is_over_with_its_attempt(self):
+        m = opened(2)
+        m.handle(yes(1, 0, quorum_id=1))
+        m.handle(Withdrawn(1))
+        m.handle(Opened(2, 5))
+        assert not m.is_voting
+        assert m.handle(yes(2, 1, quorum_id=2)) == []
+
+    @pytest.mark.parametrize("told", [1, 2])
+    def test_a_discard_is_repeated_to_it_whoever_was_told(self, told: int):
+        """Each (quorum_id, step) is tried once."""
+        m = opened(2)
+        m.handle(yes(1, 0, quorum_id=1))
+        m.handle(no(2, 1, quorum_id=1))
+        for call in range(3, 3 + told):
+            assert m.handle(yes(call, 0, quorum_id=1)) == [Decided(call, False)]
+        assert m.handle(yes(9, 1, quorum_id=1)) == [Decided(9, False)]
 
 
 class TestSteps:
@@ -216,15 +272,16 @@ events = st.lists(
 
 @dataclass(frozen=True)
 class Cast:
-    """A vote whose call is open; (quorum_id, step) is what it is for."""
+    """A vote that counts: its call is open, or it is bound. (quorum_id, step) is what it is for."""
 
     key: tuple[int, int]
     rank: int
     vote: bool
+    is_bound: bool = False
 
 
 class Witness:
-    """Knows the open calls and what was decided, and judges every decision by them."""
+    """Knows the votes that count and what was decided, and judges every decision by them."""
 
     def __init__(self) -> None:
         self.machine = CommitMachine(SIZE)
@@ -258,21 +315,30 @@ class Witness:
         waiting = [self.open[call] for call in decided]
         assert {cast.key for cast in waiting} == {last.key}
         known = self.decisions.get(last.key)
-        if known is None or (commit and not known and len(self.told[last.key]) == SIZE):
-            self._check_first(last, waiting, commit)  # of the next try, where all were told of a discard
+        is_next_try = commit and not known and len(self.told.get(last.key, ())) == SIZE and not last.is_bound
+        if known is None or is_next_try:
+            self._check_first(last, waiting, commit)  # the next try is made where all were told of a discard
             self.told[last.key] = set()
         else:
-            assert commit == known, "a late or repeated voter gets the decision that was made"
+            assert commit == (known and last.vote), "a late or repeated voter gets the decision that was made"
+            commit = known
         self.decisions[last.key] = commit
         self.told[last.key] |= {cast.rank for cast in waiting}
 
     def _check_first(self, last: Cast, waiting: list[Cast], commit: bool) -> None:
         if commit:
-            assert sorted(cast.rank for cast in waiting) == list(range(SIZE)), "every rank, in calls open together"
+            assert sorted(cast.rank for cast in waiting) == list(range(SIZE)), "every rank"
             assert all(cast.vote for cast in waiting)
         else:
             assert not last.vote, "only a no discards"
             assert len(self.open) == len(waiting), "and everybody who waits hears it"
+
+    def ends(self, rank: int) -> None:
+        """The newest call of that rank. What is bound goes on to count."""
+        gone = max((call for call, cast in self.open.items() if cast.rank == rank), default=10_000)
+        if gone in self.open and not self.open[gone].is_bound:
+            del self.open[gone]
+        self.feed(Withdrawn(gone))
 
     def opens(self, quorum_id: int, step: int) -> None:
         self.quorum_id, self.step = quorum_id, step
@@ -291,12 +357,10 @@ def run(drawn: list[tuple], witness: Witness) -> None:
                 quorum_id = None if older is None else witness.quorum_id + older
                 step = witness.step + ahead
                 key = (witness.quorum_id if quorum_id is None else quorum_id, step)
-                witness.open[call] = Cast(key, rank, vote)
+                witness.open[call] = Cast(key, rank, vote, vote and quorum_id is not None)
                 witness.feed(Voted(call, rank, step, vote, quorum_id))
             case "withdraw":
-                gone = next((c for c, cast in witness.open.items() if cast.rank == details[0]), 10_000)
-                witness.open.pop(gone, None)
-                witness.feed(Withdrawn(gone))
+                witness.ends(details[0])
 
 
 @settings(max_examples=300, deadline=None)
@@ -309,6 +373,11 @@ def keeps_the_votes_of_ended_calls(self: CommitMachine, call: int) -> None:
     pass
 
 
+def forgets_bound_votes(self: CommitMachine, call: int) -> None:
+    if self._attempt is not None:
+        self._attempt.yes = {rank: other for rank, other in self._attempt.yes.items() if other != call}
+
+
 def commits_by_all_but_one(self: CommitMachine, attempt, voted: Voted) -> list[Effect]:
     attempt.yes[voted.group_rank] = voted.call
     if not voted.vote:
@@ -317,7 +386,12 @@ def commits_by_all_but_one(self: CommitMachine, attempt, voted: Voted) -> list[E
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong"), [("_withdraw", keeps_the_votes_of_ended_calls), ("_count", commits_by_all_but_one)]
+    ("name", "wrong"),
+    [
+        ("_withdraw", keeps_the_votes_of_ended_calls),
+        ("_withdraw", forgets_bound_votes),
+        ("_count", commits_by_all_but_one),
+    ],
 )
 def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, wrong: object):
     @settings(max_examples=2000, deadline=None, database=None, derandomize=True, report_multiple_bugs=False)

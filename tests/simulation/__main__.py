@@ -38,7 +38,9 @@ def guarded(run: "partial[Result]", seed: int) -> Result:
         return run(seed)
     except Exception as error:  # noqa: BLE001
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return Result(seed, violation=f"{type(error).__name__}: {error} ({where.filename.split('/')[-1]}:{where.lineno})")
+        return Result(
+            seed, violation=f"{type(error).__name__}: {error} ({where.filename.split('/')[-1]}:{where.lineno})"
+        )
 
 
 def _results(run: "partial[Result]", seeds: range, jobs: int) -> Iterator[Result]:

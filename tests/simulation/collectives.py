@@ -76,7 +76,7 @@ class Collectives:
 
     def _complete(self, quorum_id: int, group_rank: int, meeting: _Meeting, collective: _Collective) -> None:
         if meeting.dropped:
-            return
+            return None
         if not self._is_connected(collective):
             return self._world.after(POLL_S, self._complete, quorum_id, group_rank, meeting, collective)
         collective.total = self._sum(quorum_id, collective)

@@ -160,7 +160,7 @@ class Network:
             if is_done:
                 return mine.close()
             is_done.append(True)
-            return connected(mine)
+            return connected(mine) if mine.is_open else failed()
 
         client.world.at(there, server, take)
         client.after(CONNECT_TIMEOUT_S, time_out)

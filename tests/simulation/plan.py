@@ -75,7 +75,7 @@ def draw_plan(seed: int, *, seconds: float = 75.0, scenario: str | None = None) 
         collective_timeout_s=timeout_s,
         heal_timeout_s=timeout_s,
         vote_timeout_s=timeout_s,
-        quorum_timeout_s=r.choice((5.0, 20.0, 60.0)),
+        quorum_timeout_s=3 * step_s + r.choice((5.0, 20.0, 60.0)),
         restart_s=r.choice((0.05, 0.3, 1.0, 4.0)),
         checkpoint_every=r.choice((1, 5, 20)),
         from_checkpoint=r.choice((0.0, 0.5, 0.9)),

@@ -152,7 +152,7 @@ class Rank(Process):
 
     def on_refused(self, token: int, error: Exception) -> None:
         if token != self._token:
-            return
+            return None
         self._token += 1
         if self.machine.phase is Phase.VOTED:
             return self._vote_refused(error)
@@ -246,7 +246,7 @@ class Rank(Process):
         machine = self.machine
         assignment = machine.assignment
         if this_round != self._round or assignment is None:
-            return
+            return None
         if machine.failure is None and assignment.quorum_id in self._revoked:
             machine.failed("revoked")
         if machine.failure is not None:
@@ -269,7 +269,7 @@ class Rank(Process):
 
     def _on_sum(self, this_round: int, is_ok: bool, total: int) -> None:
         if this_round != self._round:
-            return
+            return None
         if not is_ok:
             return self._fail(this_round, "the all-reduce failed")
         self._sum = total

@@ -113,11 +113,15 @@ class Simulation(System):
         parts: list[str] = []
         if process is not None:
             standing = process.machine.standing
-            parts.append(f"lighthouse {standing.phase} {standing.quorum and standing.quorum.quorum_id}"
-                         f" verdict {process.machine.verdict()} joined {[m.replica_id for m in process.machine.joins]}")
+            parts.append(
+                f"lighthouse {standing.phase} {standing.quorum and standing.quorum.quorum_id}"
+                f" verdict {process.machine.verdict()} joined {[m.replica_id for m in process.machine.joins]}"
+            )
         for group in self.groups:
             ranks = [f"{r.machine.phase}@{r.machine.step}/{r.quorum_id}+{r.commits}-{r.discards}" for r in group.ranks]
-            parts.append(f"{group.name}: {group.manager.describe()} {' '.join(ranks)}{'' if group.is_up else ' (down)'}")
+            parts.append(
+                f"{group.name}: {group.manager.describe()} {' '.join(ranks)}{'' if group.is_up else ' (down)'}"
+            )
         return "; ".join(parts)
 
 

@@ -98,7 +98,7 @@ class TorchftManager(Process):
 
     def _receive(self, answer: UnaryAnswer) -> None:
         if self._asked is None or answer.number != self._number:
-            return
+            return None
         if isinstance(answer.outcome, Exception):
             return self._refuse(answer.outcome)
         quorum = answer.outcome

@@ -45,6 +45,9 @@ class FakeClient:
     def kill(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
         self._fake.answer(**self._who, replica_id=replica_id, msg=msg, timeout_s=timeout_s)
 
+    def drain(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
+        self._fake.answer(**self._who, verb="drain", replica_id=replica_id, msg=msg, timeout_s=timeout_s)
+
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLighthouse:

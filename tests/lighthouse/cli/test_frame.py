@@ -22,12 +22,16 @@ def test_shows_the_quorum_the_reason_and_the_members():
         "lighthouse 0.1.0 at host:1, up 1h06m",
         "",
         "default  quorum 42, 3m13s old, 2 participants, step 7",
-        "formed: all train",
+        "formed, standing: all train",
         "2 members: 1 participant, 1 lapsed",
         "REPLICA  STATE        IN   STEP  RANKS  BEAT  FAILED  ADDRESS     INCARNATION",
         "a        participant  yes     7      8  0.4s       0  host:29512  3f2b8c1e",
         "b        lapsed       yes     7      8  0.4s       0  host:29512  3f2b8c1e",
     ]
+
+
+def test_a_quorum_that_does_not_stand_has_no_word_for_it():
+    assert "formed: all train" in text(view(status(job(phase="none"))))
 
 
 def test_shows_what_fits_and_says_how_many_more():

@@ -10,6 +10,7 @@ FEW = job(
     member("a", MemberState.JOINED, heartbeat_age_s=0.0),
     member("b", MemberState.LAPSED, heartbeat_age_s=75.0, commit_failures=2, address="[::1]:29512"),
     member("c", MemberState.IDLE, is_participant=False, step=0, address="", incarnation=""),
+    member("d", MemberState.DOWN, is_participant=False),
 )
 
 
@@ -20,6 +21,7 @@ def test_a_row_per_replica_group(fake, run):
         "a        joined  yes     7      8   0.0s       0  host:29512   3f2b8c1e\n"
         "b        lapsed  yes     7      8  1m15s       2  [::1]:29512  3f2b8c1e\n"
         "c        idle    no      0      8   0.4s       0  -            -\n"
+        "d        down    no      7      8   0.4s       0  host:29512   3f2b8c1e\n"
     )
 
 

@@ -10,7 +10,13 @@ from tests.lighthouse.statuses import job, member, status
 
 TWO_JOBS = status(
     job(member("a"), member("b", MemberState.JOINED, is_participant=False, step=9)),
-    job(member("c"), name="other", verdict="waiting_for_stragglers", explanation="1 of 2 joined; waiting for d"),
+    job(
+        member("c"),
+        name="other",
+        verdict="waiting_for_stragglers",
+        explanation="1 of 2 joined; waiting for d",
+        phase="none",
+    ),
 )
 
 
@@ -18,10 +24,10 @@ def test_shows_a_row_and_the_explanation_of_each_job(fake, run):
     fake.answers = [TWO_JOBS]
     assert run(command).output == (
         "lighthouse 0.1.0 at localhost:29510, up 1h06m\n"
-        "JOB      QUORUM    AGE  PARTICIPANTS  MEMBERS  STEP  VERDICT\n"
-        "default      42  3m13s             1        2     7  formed\n"
+        "JOB      QUORUM    AGE  PARTICIPANTS  MEMBERS  STEP  PHASE     VERDICT\n"
+        "default      42  3m13s             1        2     7  standing  formed\n"
         "  all train\n"
-        "other        42  3m13s             1        1     7  waiting_for_stragglers\n"
+        "other        42  3m13s             1        1     7  none      waiting_for_stragglers\n"
         "  1 of 2 joined; waiting for d\n"
     )
 
@@ -34,8 +40,13 @@ def test_json_is_the_status(fake, run):
 
 
 def test_a_job_without_a_quorum_has_no_id_and_no_age(fake, run):
-    fake.answers = [status(job(quorum_id=0, verdict="nobody_asks", explanation="nobody asks"))]
-    assert "default       -    -             0        0     0  nobody_asks" in run(command).output
+    fake.answers = [status(job(quorum_id=0, verdict="nobody_asks", explanation="nobody asks", phase="none"))]
+    assert "default       -    -             0        0     0  none   nobody_asks" in run(command).output
+
+
+def test_a_lighthouse_that_tells_no_phase(fake, run):
+    fake.answers = [status(job(phase=""))]
+    assert "-      formed" in run(command).output
 
 
 def test_says_that_nobody_has_joined(fake, run):

@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import ROOT
-from benchmarks.torchft_native import released_version
+from benchmarks.support.children import ROOT
+from benchmarks.support.torchft_native import released_version
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 import grpc.aio
 import uvloop
 
-from benchmarks.line_protocol import answer_orders
+from benchmarks.support.line_protocol import answer_orders
 from protos import lighthouse_pb2, torchft_pb2
 from protos.limits import MAX_RESPONSE_BYTES
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.children import Child, Children, free_port
+from benchmarks.support.children import Child, Children, free_port
 
 OURS = "lighthouse-ft"
 TORCHFT = "torchft"
@@ -44,5 +44,5 @@ def _start_ours(children: Children, package: str, options: Sequence[str]) -> Dae
 
 
 def _start_torchft(children: Children, kind: str, *arguments: str) -> Daemon:
-    child = children.start(f"torchft's {kind}", "-m", "benchmarks.torchft_native", kind, *arguments)
+    child = children.start(f"torchft's {kind}", "-m", "benchmarks.support.torchft_native", kind, *arguments)
     return Daemon(child, int(child.read_line()))

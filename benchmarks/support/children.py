@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from lighthouse_runtime.process import die_with_parent
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 30.0
 
 

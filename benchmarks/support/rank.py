@@ -10,8 +10,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from benchmarks.line_protocol import answer_orders
-from benchmarks.torchft_native import native
+from benchmarks.support.line_protocol import answer_orders
+from benchmarks.support.torchft_native import native
 from lighthouse_runtime.clients import ManagerClient
 
 TIMEOUT_S = 30.0

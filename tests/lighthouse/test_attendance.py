@@ -1,0 +1,292 @@
+"""Sessions at the lighthouse: who is there, who is lost, and what each means for the standing quorum."""
+
+import pytest
+
+from lighthouse.events import WasLate
+from lighthouse.quorum import QuorumMachine
+from lighthouse.verdict import Verdict
+from protos.refusals import DuplicateReplica, LimitReached, Superseded, WrongState
+from protos.session import STARTING, Order, Phase
+from tests.lighthouse.builders import join, refused
+from tests.lighthouse.sessions import (
+    asks,
+    closed,
+    connected,
+    echoed,
+    ended,
+    held,
+    left,
+    native,
+    opened,
+    pulse,
+    recalled,
+    resumed,
+    standing,
+    stands,
+    told,
+    welcomed,
+)
+
+
+def alive(machine: QuorumMachine) -> str:
+    return "".join(sorted(m.replica_id for m in machine.roster if m.is_alive))
+
+
+HOLDS = {"held": held(1)}
+
+
+class TestSessions:
+    def test_a_hello_is_welcomed_with_the_intervals(self):
+        m = QuorumMachine(connected("").config)
+        assert m.handle(opened(1, "a"), 0) == [welcomed(1)]
+        assert alive(m) == "a"
+
+    def test_a_hello_is_no_join(self):
+        m = connected("a")
+        assert (len(m.joins), m.verdict()) == (0, Verdict.NOBODY_ASKS)
+
+    def test_a_beat_is_echoed_with_its_number(self):
+        m = connected("a")
+        assert m.handle(pulse(1, number=17), 1) == [echoed(1, 17)]
+
+    def test_a_beat_of_a_session_that_is_not_there_is_not(self):
+        m = connected("a")
+        m.handle(ended(1), 1)
+        assert m.handle(pulse(1), 1) == []
+        assert m.handle(pulse(5), 1) == []
+        assert alive(m) == ""
+
+    def test_all_with_watches_and_sessions_stand(self):
+        m = connected("ab")
+        assert m.handle(asks(1, 1, "a"), 0) == []
+        assert m.handle(asks(2, 2, "b"), 0) == [stands(1, (1, 2), native("a"), native("b"))]
+
+    @pytest.mark.parametrize("why", ["unwatched", "no session", "held closing", "switched off"])
+    def test_one_without_does_not(self, why: str):
+        m = connected("ab", stands=why != "switched off", min_replicas=2)
+        if why == "held closing":
+            m.handle(WasLate(1), 0)
+        m.handle(asks(1, 1, "a", watched=why != "unwatched"), 0)
+        session = None if why == "no session" else 2
+        if why in ("no session", "held closing"):
+            m.handle(ended(2), 0)
+        [effect] = m.handle(asks(2, session if why != "held closing" else None, "b"), 0)
+        assert (effect.quorum.quorum_id, effect.stands) == (1, False)
+        assert m.standing.phase is Phase.NONE
+
+    def test_what_stands_asks_nobody_and_has_a_new_id_every_time(self):
+        m = standing("a")
+        for n in range(2, 5):
+            quorum_id = n - 1
+            again = native("a", n, seen_quorum_id=quorum_id)
+            effects = m.handle(asks(n, 1, again), 1)
+            assert effects[0] == told("resumed", (1,), quorum_id=quorum_id, upto=n - 1)
+            assert effects[1:] == [stands(n, (n,), again)]
+
+    def test_the_same_incarnations_new_session_takes_the_olds_place(self):
+        m = standing("ab")
+        order = Order(1, Phase.STANDING)
+        assert m.handle(opened(7, "a", **HOLDS), 1) == [closed(1, Superseded, "newer session"), welcomed(7, order)]
+        assert m.handle(pulse(1), 1) == []
+        assert m.handle(ended(1), 1) == []
+        assert m.handle(left(1), 1) == []
+        assert m.handle(pulse(7, **HOLDS), 1) == [echoed(7, order=order)]
+        assert m.handle(ended(7), 1) == [told("revoked", (2,), "a", "connection")]
+
+    def test_its_waiting_join_goes_with_the_old_session(self):
+        m = connected("ab", min_replicas=2)
+        m.handle(asks(1, 1, "a"), 0)
+        assert m.handle(opened(7, "a"), 1) == [
+            refused(1, Superseded, "a"),
+            closed(1, Superseded),
+            welcomed(7),
+        ]
+        m.handle(asks(2, 2, "b"), 1)
+        assert len(m.joins) == 1
+        [effect] = m.handle(asks(3, 7, "a"), 1)
+        assert effect.calls == (3, 2)
+
+    def test_more_sessions_beat_more_rarely_as_far_as_the_lease_allows(self):
+        m = QuorumMachine(connected("", max_replicas=2000, lease_s=8).config)
+        for n in range(1000):
+            [effect] = m.handle(opened(n, f"g{n}"), 0)
+            assert effect.welcome.heartbeat_interval_s == min(2.0, max(1.0, (n + 1) / 500))
+        for n in range(1000, 1500):
+            [effect] = m.handle(opened(n, f"g{n}"), 0)
+        assert effect.welcome.heartbeat_interval_s == 2.0
+        assert effect.welcome.lease_s == 8
+
+
+class TestDuplicates:
+    """One id, one incarnation, where a session is open or a call waits."""
+
+    def test_another_incarnation_beside_an_open_session_is_refused_and_changes_nothing(self):
+        m = standing("ab")
+        thief = native("a", incarnation="i2", address="thief.example:1")
+        words = ("a.example:29512 holds a session", "thief.example:1")
+        assert m.handle(opened(7, thief), 1) == [closed(7, DuplicateReplica, *words)]
+        assert m.handle(asks(7, 7, thief), 1) == [refused(7, Superseded, "session has ended")]
+        assert m.handle(join(8, thief), 1) == [refused(8, DuplicateReplica, *words)]
+        assert m.handle(pulse(7), 1) == []
+        assert m.handle(ended(7), 1) == []
+        assert m.handle(pulse(1, **HOLDS), 1) == [echoed(1, order=Order(1, Phase.STANDING))]
+
+    def test_and_taken_when_the_old_session_has_ended(self):
+        m = standing("ab")
+        m.handle(ended(1), 1)
+        assert m.handle(opened(7, native("a", incarnation="i2")), 1) == [welcomed(7)]
+
+    def test_its_own_session_may_take_another_incarnation(self):
+        """The ranks have restarted under a manager that lives on: that is the loss of the old ones."""
+        m = standing("ab")
+        assert m.handle(asks(7, 1, "a", incarnation="i2"), 1) == [told("revoked", (1, 2), "a", "ranks have restarted")]
+        b = native("b", 3, seen_quorum_id=1)
+        assert m.handle(asks(8, 2, b), 1) == [stands(2, (7, 8), native("a", 0, "i2"), b)]
+
+    def test_a_hello_beyond_the_limit_is_refused(self):
+        m = connected("ab", max_replicas=2)
+        assert m.handle(opened(3, "c"), 0) == [closed(3, LimitReached, "max-replicas")]
+        assert alive(m) == "ab"
+
+    def test_a_hello_that_misfits_is_refused(self):
+        m = connected("a")
+        assert m.handle(opened(3, native("c", group_world_size=2)), 0) == [closed(3, WrongState, "world_size")]
+
+    def test_a_loopback_that_came_first_is_sent_away_with_its_session(self):
+        m = connected("")
+        m.handle(opened(1, native("a", address="127.0.0.1:1", store_address="127.0.0.1:2")), 0)
+        m.handle(opened(2, native("b", address="127.0.0.1:1", store_address="127.0.0.1:2")), 0)
+        m.handle(asks(1, 1, native("a", address="127.0.0.1:1", store_address="127.0.0.1:2")), 0)
+        assert m.handle(opened(3, "c"), 0) == [
+            refused(1, WrongState, "loopback"),
+            closed(1, WrongState, "loopback"),
+            closed(2, WrongState, "loopback"),
+            welcomed(3),
+        ]
+        assert m.handle(pulse(1), 0) == []
+        assert alive(m) == "c"
+
+
+class TestLoss:
+    def test_an_end_without_a_leave_is_a_loss_at_once(self):
+        m = standing("abc")
+        assert m.handle(ended(2), 1) == [told("revoked", (1, 3), "b", "connection has ended")]
+        assert alive(m) == "ac"
+
+    def test_of_one_that_waits_takes_its_join_along(self):
+        m = connected("abc", min_replicas=2)
+        m.handle(asks(1, 1, "a"), 0)
+        m.handle(ended(1), 0)
+        m.handle(asks(2, 2, "b"), 0)
+        [effect] = m.handle(asks(3, 3, "c"), 0)
+        assert effect.calls == (2, 3)
+
+    def test_of_one_that_is_no_member_is_nothing(self):
+        m = standing("ab")
+        m.handle(opened(3, "c"), 1)
+        assert m.handle(ended(3), 1) == []
+
+    @pytest.mark.parametrize("make", [recalled, resumed])
+    def test_in_the_middle_of_a_recall_makes_it_a_revoke(self, make):
+        m = make("ab")
+        assert m.handle(ended(1), 0.1) == [told("revoked", (2,), "a", upto=m.standing.upto)]
+
+    def test_a_leave_is_a_loss_too_while_it_stands(self):
+        m = standing("ab")
+        assert m.handle(left(1), 1) == [told("revoked", (1, 2), "a", "left"), closed(1)]
+        assert (alive(m), len(m.roster)) == ("b", 1)
+
+    def test_a_leave_after_the_resume_costs_nothing_and_its_session_stays_until_the_next_quorum(self):
+        m = resumed("abc", upto=4)
+        assert m.handle(left(1), 1) == []
+        assert m.handle(asks(10, 2, "b", step=5, seen_quorum_id=1), 1) == []
+        [formed, goodbye] = m.handle(asks(11, 3, "c", step=5, seen_quorum_id=1), 1)
+        assert [p.replica_id for p in formed.quorum.participants] == ["b", "c", "x"]
+        assert goodbye == closed(1)
+
+    def test_one_that_left_and_then_ended_is_not_said_goodbye(self):
+        m = resumed("ab")
+        m.handle(left(1), 1)
+        assert m.handle(ended(1), 1) == []
+        assert m.attendance._leaving == []
+
+    def test_the_last_to_leave_is_said_goodbye(self):
+        m = standing("a")
+        m.handle(pulse(1, drains=True, held=held(1, granted=3)), 1)
+        m.handle(pulse(1, drains=True, held=held(1, "frozen", granted=3)), 1)
+        assert m.handle(left(1), 1) == [closed(1)]
+
+    def test_nor_is_one_left_waiting_where_all_leave(self):
+        m = standing("ab")
+        for session in (1, 2):
+            m.handle(pulse(session, drains=True, held=held(1, granted=3)), 1)
+        for session in (1, 2):
+            m.handle(pulse(session, drains=True, held=held(1, "frozen", granted=3)), 1)
+        goodbyes = [*m.handle(left(1), 1), *m.handle(left(2), 1)]
+        assert goodbyes in ([closed(1), closed(2)], [closed(2), closed(1)])
+
+
+class TestDown:
+    def test_a_group_whose_ranks_restart_is_lost_and_not_waited_for(self):
+        m = standing("ab")
+        assert m.handle(pulse(1, down="rank 1 has ended", **HOLDS), 1) == [
+            told("revoked", (1, 2), "a", "rank 1 has ended"),
+            echoed(1, order=Order(1, Phase.REVOKED, reason="a: rank 1 has ended")),
+        ]
+        assert alive(m) == "ab"
+        b = native("b", 1, seen_quorum_id=1)
+        assert m.handle(asks(3, 2, b), 1) == [stands(2, (3,), b)]
+
+    def test_it_is_said_once(self):
+        m = standing("ab")
+        m.handle(pulse(1, down="x"), 1)
+        assert m.handle(pulse(1, down="x"), 1) == [echoed(1)]
+
+    def test_its_waiting_join_is_dropped_and_the_next_heals_it(self):
+        m = connected("ab", min_replicas=2)
+        m.handle(asks(1, 1, "a"), 0)
+        m.handle(opened(9, "x", down="x"), 0)
+        m.handle(ended(9), 0)
+        m.handle(pulse(1, down="rank 0 has ended"), 0)
+        assert (len(m.joins), m.roster.healthy) == (0, {"b"})
+        m.handle(asks(2, 2, "b"), 0)
+        [effect] = m.handle(asks(3, 1, "a"), 0)
+        assert effect.calls == (3, 2)
+
+    def test_one_that_starts_is_waited_for_by_the_first_quorum_only(self):
+        m = connected("a")
+        m.handle(opened(2, "b", down=STARTING), 0)
+        assert m.handle(asks(1, 1, "a"), 0) == []
+        assert m.verdict() is Verdict.WAITING_FOR_STRAGGLERS
+        m.handle(asks(2, 2, "b"), 1)
+        m.handle(opened(3, "c", down=STARTING), 2)
+        m.handle(ended(2), 2)
+        assert len(m.handle(asks(3, 1, native("a", 1, seen_quorum_id=1)), 2)) == 1
+
+
+class TestDrain:
+    def test_recalls_names_the_leaver_and_is_repeated_by_every_beat(self):
+        m = standing("ab")
+        assert m.handle(pulse(1, drains=True, **HOLDS), 1) == [
+            echoed(1, order=Order(1, Phase.STANDING)),
+            told("recalled", (1, 2), "a drains"),
+        ]
+        assert m.handle(pulse(1, drains=True, **HOLDS), 1) == [echoed(1, order=m.standing.order())]
+
+    def test_of_one_outside_the_quorum_recalls_nothing(self):
+        m = standing("ab")
+        m.handle(opened(3, "c", drains=True), 1)
+        assert m.standing.phase is Phase.STANDING
+
+    def test_that_was_said_before_the_quorum_formed_recalls_it_then(self):
+        m = connected("ab")
+        m.handle(pulse(1, drains=True), 0)
+        m.handle(asks(1, 1, "a"), 0)
+        m.handle(asks(2, 2, "b"), 0)
+        assert m.tick(0) == [told("recalled", (1, 2), "a drains")]
+
+    def test_is_over_with_its_session(self):
+        m = standing("ab")
+        m.handle(opened(3, "c", drains=True), 1)
+        m.handle(ended(3), 1)
+        assert m.attendance._draining == set()

@@ -1,0 +1,244 @@
+"""From one standing quorum to the next: when it is recalled, who is taken into the change, and when it may form."""
+
+import pytest
+
+from lighthouse.events import QuorumFormed, Withdrawn
+from lighthouse.verdict import Verdict
+from protos.session import Order, Phase
+from tests.lighthouse.builders import ticked
+from tests.lighthouse.sessions import (
+    asks,
+    connected,
+    ended,
+    held,
+    left,
+    native,
+    opened,
+    pulse,
+    pulsing,
+    recalled,
+    resumed,
+    standing,
+    stands,
+    told,
+    welcomed,
+)
+
+HOLDS = {"held": held(1)}
+
+
+def past(name: str, step: int = 5, **fields: object):
+    """A member of quorum 1 that is past its last step asks for the next quorum."""
+    return native(name, step, seen_quorum_id=1, tag_quorum_id=1, **fields)
+
+
+def names_of(effects: list[object]) -> list[str]:
+    return ["".join(p.replica_id for p in e.quorum.participants) for e in effects if isinstance(e, QuorumFormed)]
+
+
+class TestNewcomer:
+    def test_from_its_join_to_the_next_quorum(self):
+        m = standing("ab")
+        assert m.handle(opened(9, "x"), 1) == [welcomed(9)]
+        assert m.handle(asks(9, 9, "x"), 1) == [told("recalled", (1, 2), "1 ask")]
+        assert m.verdict() is Verdict.WAITING_FOR_RECALL
+        recalled_order = Order(1, Phase.RECALLED, 0, "1 ask to come in")
+        [echo] = m.handle(pulse(1, held=held(1, "frozen", 3)), 1.1)
+        assert echo.order == recalled_order
+        assert m.handle(pulse(2, held=held(1, "frozen", 4)), 1.2)[0] == told("resumed", (1, 2), upto=4)
+        assert m.verdict() is Verdict.WAITING_FOR_MEMBERS
+        assert m.handle(asks(10, 1, past("a")), 2) == []
+        assert m.handle(asks(11, 2, past("b")), 3) == [stands(2, (10, 11, 9), past("a"), past("b"), native("x"))]
+
+    def test_joins_that_arrive_meanwhile_are_taken_into_the_same_change(self):
+        m = resumed("ab")
+        for session, name in ((7, "v"), (8, "w")):
+            m.handle(opened(session, name), 1)
+            assert m.handle(asks(session, session, name), 1) == []
+        m.handle(asks(10, 1, past("a")), 2)
+        assert names_of(m.handle(asks(11, 2, past("b")), 2)) == ["abvwx"]
+
+    @pytest.mark.parametrize("config", [{"active": 2}, {"allowed_sizes": frozenset({2, 4}), "min_replicas": 2}])
+    def test_for_whom_there_is_no_place_recalls_nothing(self, config: dict[str, object]):
+        """Forming with those who wait would give the same list."""
+        m = standing("ab", **config)
+        m.handle(opened(3, "x"), 1)
+        assert m.handle(asks(3, 3, "x"), 1) == []
+        assert m.verdict() is Verdict.FORMED
+        assert pulsing(m, {1: HOLDS, 2: HOLDS, 3: {}}, 1, 100) == []
+
+    def test_a_second_one_makes_an_allowed_size(self):
+        m = standing("ab", allowed_sizes=frozenset({2, 4}), min_replicas=2)
+        for session, name in ((3, "x"), (4, "y")):
+            m.handle(opened(session, name), 1)
+        assert m.handle(asks(3, 3, "x"), 1) == []
+        assert m.handle(asks(4, 4, "y"), 1) == [told("recalled", (1, 2), "2 ask")]
+
+    def test_waits_while_a_member_asked_for_no_newcomers(self):
+        m = connected("ab")
+        m.handle(asks(1, 1, "a", shrink_only=True), 0)
+        m.handle(asks(2, 2, "b"), 0)
+        m.handle(opened(3, "x"), 1)
+        assert m.handle(asks(3, 3, "x"), 1) == []
+        assert m.standing.phase is Phase.STANDING
+
+    def test_that_goes_again_leaves_the_recall_behind(self):
+        """Whoever has stopped granting must be let on; it costs one change and no step."""
+        m = recalled("ab")
+        m.handle(Withdrawn(9), 0.5)
+        for n in (1, 2):
+            m.handle(pulse(n, held=held(1, "frozen", 4)), 1)
+        m.handle(asks(10, 1, past("a")), 2)
+        m.handle(ended(9), 2)
+        assert names_of(m.handle(asks(11, 2, past("b")), 2)) == ["ab"]
+
+
+class TestLongSteps:
+    def test_join_timeout_is_counted_from_a_recalled_members_join(self):
+        m = resumed("ab", join_timeout_s=60)
+        levels = {n: {"held": held(1, "resumed", 4)} for n in (1, 2)} | {9: {}}
+        assert pulsing(m, levels, 1, 100) == []
+        m.handle(asks(10, 1, past("a")), 100)
+        assert pulsing(m, levels, 100, 159) == []
+        assert names_of(pulsing(m, levels, 159, 161)) == ["ax"]
+
+    def test_and_cut_short_before_the_first_waiting_call_would_end(self):
+        m = resumed("ab", join_timeout_s=60)
+        levels = {n: {"held": held(1, "resumed", 4)} for n in (1, 2)} | {9: {}}
+        early = asks(10, 1, past("a"))
+        m.handle(type(early)(10, early.participant, 31, 1), 1)
+        assert pulsing(m, levels, 1, 29) == []
+        assert names_of(pulsing(m, levels, 29, 31)) == ["ax"]
+
+
+class TestBursts:
+    def test_a_hundred_joins_are_one_change(self):
+        m = standing("ab")
+        said: list[object] = []
+        for n in range(10, 110):
+            m.handle(opened(n, f"x{n}"), 1)
+            said += m.handle(asks(n, n, f"x{n}"), 1)
+        for n in (1, 2):
+            said += m.handle(pulse(n, held=held(1, "frozen", 4)), 1)[:1]
+        said += [*m.handle(asks(1000, 1, past("a")), 2), *m.handle(asks(1001, 2, past("b")), 2)]
+        said = [effect for effect in said if not isinstance(effect, type(m)) and not hasattr(effect, "number")]
+        assert said[:2] == [told("recalled", (1, 2)), told("resumed", (1, 2), upto=4)]
+        [formed] = said[2:]
+        assert (formed.quorum.quorum_id, len(formed.quorum.participants)) == (2, 102)
+
+    def test_thirty_deaths_are_one_change(self):
+        names = [chr(ord("A") + n) for n in range(26)] + [chr(ord("a") + n) for n in range(14)]
+        m = standing("".join(names))
+        pulsing(m, dict.fromkeys(range(1, 41), HOLDS), 0, 1)
+        said = [effect for n in range(1, 31) for effect in m.handle(ended(n), 1)]
+        assert said == [told("revoked", tuple(range(2, 41)), "A")]
+        for n in range(31, 41):
+            said = m.handle(asks(100 + n, n, past(names[n - 1])), 1.5)
+        assert (said[0].quorum.quorum_id, len(said[0].quorum.participants)) == (2, 10)
+
+
+class TestWhenItMayForm:
+    def test_at_once_with_one_member(self):
+        m = standing("abc")
+        m.handle(ended(3), 1)
+        m.handle(ended(2), 1)
+        assert names_of(m.handle(asks(10, 1, past("a")), 1)) == ["a"]
+
+    def test_with_none_when_the_leases_of_all_have_run_out(self):
+        m = standing("ab", lease_s=5)
+        m.handle(opened(3, "x"), 0)
+        m.handle(pulse(1, **HOLDS), 2)
+        m.handle(pulse(2, **HOLDS), 3)
+        for n in (1, 2):
+            m.handle(ended(n), 3.5)
+        assert m.handle(asks(3, 3, "x"), 3.5) == []
+        assert m.verdict() is Verdict.WAITING_FOR_LEASES
+        assert m.deadline(3.5) == 5
+        m.handle(pulse(3), 4)
+        assert ticked(m, 4, 7.99) == []
+        assert names_of(ticked(m, 7.99, 8)) == ["x"]
+
+    def test_a_lease_is_as_long_as_configured_whatever_the_timeout(self):
+        m = standing("a", lease_s=20, heartbeat_timeout_s=5)
+        m.handle(opened(3, "x"), 0)
+        m.handle(ended(1), 1)
+        m.handle(asks(3, 3, "x"), 1)
+        assert pulsing(m, {3: {}}, 1, 19.9) == []
+        assert names_of(pulsing(m, {3: {}}, 19.9, 20)) == ["x"]
+
+    def test_another_incarnation_of_a_member_is_none_of_them(self):
+        m = standing("ab")
+        for n in (1, 2):
+            m.handle(ended(n), 1)
+        for n, name in enumerate("ab", start=3):
+            m.handle(opened(n, native(name, incarnation="i2")), 1)
+            assert m.handle(asks(n, n, name, incarnation="i2"), 1) == []
+        assert names_of(pulsing(m, {3: {}, 4: {}}, 1, 6)) == ["ab"]
+
+    def test_a_lease_from_before_the_quorum_counts_too(self):
+        """The manager's newest echoed beat may be older than the quorum that it was handed then."""
+        m = connected("ab")
+        m.handle(opened(3, "x"), 0)
+        for n in (1, 2):
+            m.handle(pulse(n), 2)
+        m.handle(ended(3), 2)
+        for n, name in enumerate("ab", start=1):
+            m.handle(asks(n, n, name), 2.5)
+        m.handle(opened(3, "x"), 2.6)
+        for n in (1, 2):
+            m.handle(ended(n), 2.6)
+        assert m.standing.free_at() == 7
+        m.handle(asks(3, 3, "x"), 2.6)
+        assert pulsing(m, {3: {}}, 2.6, 6.9) == []
+        assert names_of(pulsing(m, {3: {}}, 6.9, 7.1)) == ["x"]
+
+    def test_also_where_its_ranks_restarted_meanwhile(self):
+        """The lease is the manager's, and lives on in its next incarnation."""
+        m = connected("a")
+        m.handle(pulse(1), 3)
+        m.handle(asks(1, 1, "a", incarnation="i2"), 3.5)
+        assert m.standing.free_at() == 8
+        m.handle(opened(2, "x"), 3.6)
+        m.handle(ended(1), 3.6)
+        assert m.handle(asks(2, 2, "x"), 3.6) == []
+
+    def test_a_revoked_quorum_is_not_renewed(self):
+        m = standing("abc")
+        m.handle(opened(9, "x"), 0)
+        m.handle(ended(1), 1)
+        assert pulsing(m, {2: HOLDS, 3: HOLDS, 9: {}}, 1, 4) == []
+        assert m.standing.free_at() == 5
+
+
+class TestDrain:
+    def test_costs_no_step_and_lets_the_leaver_go_when_the_next_quorum_is_there(self):
+        m = standing("abc")
+        assert told("recalled", (1, 2, 3), "b drains") in m.handle(pulse(2, drains=True, held=held(1, granted=7)), 1)
+        for n in (1, 2, 3):
+            effects = m.handle(pulse(n, drains=n == 2, held=held(1, "frozen", 6 + (n == 3))), 1)
+        assert effects[0] == told("resumed", (1, 2, 3), "b drains", upto=7)
+        assert m.handle(left(2), 2) == []
+        m.handle(asks(10, 1, past("a", 8)), 2)
+        effects = m.handle(asks(11, 3, past("c", 8)), 2)
+        assert names_of(effects) == ["ac"]
+        assert (effects[1].session, effects[1].error) == (2, None)
+
+    def test_two_that_drain_are_one_change(self):
+        m = standing("abc")
+        m.handle(pulse(2, drains=True, held=held(1, granted=7)), 1)
+        m.handle(pulse(3, drains=True, held=held(1, granted=7)), 1)
+        for n in (1, 2, 3):
+            m.handle(pulse(n, drains=n > 1, held=held(1, "frozen", 7)), 1)
+        for n in (2, 3):
+            m.handle(left(n), 2)
+        assert names_of(m.handle(asks(10, 1, past("a", 8)), 2)) == ["a"]
+
+    def test_and_a_newcomer_beside_it_are_one_change(self):
+        m = standing("ab")
+        m.handle(pulse(2, drains=True, held=held(1, granted=7)), 1)
+        m.handle(opened(3, "x"), 1)
+        assert m.handle(asks(3, 3, "x"), 1) == []
+        for n in (1, 2):
+            m.handle(pulse(n, drains=n == 2, held=held(1, "frozen", 7)), 1)
+        m.handle(left(2), 2)
+        assert names_of(m.handle(asks(10, 1, past("a", 8)), 2)) == ["ax"]

@@ -1,0 +1,298 @@
+"""The standing quorum's phases, one by one: what its members say, and what follows."""
+
+import pytest
+
+from lighthouse.memory import Entry, Record
+from lighthouse.standing import Standing, entry_of
+from protos.membership import Participant, Quorum
+from protos.session import Held, Order, Phase
+from tests.lighthouse.sessions import held, native
+
+QUORUM_ID = 7
+ENTRY = Entry(step=3, tag_quorum_id=5, commit_failures=0)
+
+
+def member(name: str, **fields: object) -> Participant:
+    return native(name, 3, **({"tag_quorum_id": 5} | fields))
+
+
+def holds(name: str, step: int = 6, **fields: object) -> Participant:
+    """A member that was handed the quorum asks for the next one."""
+    return native(name, step, **({"tag_quorum_id": QUORUM_ID, "seen_quorum_id": QUORUM_ID} | fields))
+
+
+def quorum(names: str = "abc", **fields: object) -> Quorum:
+    return Quorum(QUORUM_ID, tuple(member(name, **fields) for name in names))
+
+
+def formed(names: str = "abc", lease_until: float = 5.0, **fields: object) -> Standing:
+    standing = Standing()
+    standing.form(quorum(names, **fields), dict.fromkeys(names, ENTRY), dict.fromkeys(names, lease_until))
+    return standing
+
+
+def unsettled(phase: Phase) -> Standing:
+    """In RETURNING, or else formed and standing."""
+    standing = formed()
+    if phase is Phase.RETURNING:
+        standing.restore(Record(QUORUM_ID, quorum(), True, dict.fromkeys("abc", ENTRY)), until=5)
+    return standing
+
+
+def says(standing: Standing, name: str, mode: str, granted: int = 0, quorum_id: int = QUORUM_ID) -> Order | None:
+    return standing.observe(name, "i1", held(quorum_id, mode, granted))
+
+
+def phase_of(order: Order | None) -> Phase | None:
+    if order is not None:
+        assert order.quorum_id == QUORUM_ID
+    return order.phase if order is not None else None
+
+
+class TestForming:
+    def test_stands_at_once_and_holds_everybody_back(self):
+        standing = formed()
+        assert standing.order() == Order(QUORUM_ID, Phase.STANDING)
+        assert standing.holds_back
+        assert standing.entries == dict.fromkeys("abc", ENTRY)
+
+    def test_holders_are_incarnations(self):
+        standing = formed("ab")
+        assert standing.is_holder("a", "i1")
+        assert not standing.is_holder("a", "i2")
+        assert not standing.is_holder("x", "i1")
+        assert standing.is_member("a")
+        assert not standing.is_member("x")
+
+    def test_what_does_not_stand_takes_its_place(self):
+        standing = formed()
+        standing.revoke("x")
+        standing.replace()
+        assert (standing.phase, standing.quorum, standing.holds_back) == (Phase.NONE, None, False)
+        assert standing.may_form([member("x")], now=0)
+
+    @pytest.mark.parametrize("shrinks", [True, False])
+    def test_admits_no_newcomer_where_a_member_asked_for_that(self, shrinks: bool):
+        standing = Standing()
+        members = (member("a"), member("b", shrink_only=shrinks))
+        standing.form(Quorum(QUORUM_ID, members), dict.fromkeys("ab", ENTRY), dict.fromkeys("ab", 0.0))
+        assert standing.shrinks is shrinks
+
+
+class TestRecall:
+    def test_resumes_up_to_the_highest_when_all_have_said_what_they_granted(self):
+        standing = formed()
+        assert standing.recall("x asks") == Order(QUORUM_ID, Phase.RECALLED, reason="x asks")
+        assert says(standing, "a", "frozen", 8) is None
+        assert says(standing, "b", "frozen", 9) is None
+        assert standing.holds_back
+        assert says(standing, "c", "frozen", 7) == Order(QUORUM_ID, Phase.RESUMED, 9, "x asks")
+        assert not standing.holds_back
+
+    def test_one_who_says_it_twice_is_one(self):
+        standing = formed()
+        standing.recall("x")
+        assert [says(standing, "a", "frozen", 8) for _ in range(3)] == [None] * 3
+
+    def test_who_still_grants_has_not_answered(self):
+        standing = formed("ab")
+        standing.recall("x")
+        says(standing, "a", "frozen", 8)
+        assert says(standing, "b", "standing", 8) is None
+        assert says(standing, "b", "resumed", 8) is None
+        assert standing.phase is Phase.RECALLED
+        assert phase_of(says(standing, "b", "frozen", 9)) is Phase.RESUMED
+
+    def test_a_join_says_it_too(self):
+        standing = formed("ab")
+        assert phase_of(standing.joined(holds("a", 6))) is Phase.RECALLED
+        assert says(standing, "b", "frozen", 5) == Order(QUORUM_ID, Phase.RESUMED, 5, "a asks for a quorum")
+
+    def test_a_sole_member_that_asks_is_resumed_at_once(self):
+        assert formed("a").joined(holds("a", 6)) == Order(QUORUM_ID, Phase.RESUMED, 5, "a asks for a quorum")
+
+    @pytest.mark.parametrize("is_last", [True, False])
+    def test_one_who_joined_below_the_highest_cannot_do_that_step_any_more(self, is_last: bool):
+        standing = formed("ab")
+        standing.recall("x")
+        if is_last:
+            says(standing, "b", "frozen", 6)
+            order = standing.joined(holds("a", 6))
+        else:
+            standing.joined(holds("a", 6))
+            order = says(standing, "b", "frozen", 6)
+        assert order is not None
+        assert (order.phase, "a cannot do step 6" in order.reason) == (Phase.REVOKED, True)
+
+    def test_one_who_froze_below_the_highest_does_the_step(self):
+        standing = formed("ab")
+        standing.recall("x")
+        says(standing, "a", "frozen", 5)
+        assert phase_of(standing.joined(holds("b", 7))) is Phase.RESUMED
+        assert standing.upto == 6
+
+    @pytest.mark.parametrize("mode", ["frozen", "resumed", "joining"])
+    def test_a_member_that_has_stopped_granting_is_a_recall(self, mode: str):
+        """Levels, not edges: whatever brought it there, the others must not wait for it."""
+        standing = formed()
+        assert phase_of(says(standing, "a", mode, 5)) is Phase.RECALLED
+
+    def test_is_said_once(self):
+        standing = formed()
+        standing.recall("x")
+        assert standing.recall("y") is None
+        for name in "abc":
+            says(standing, name, "frozen", 3)
+        assert standing.recall("y") is None
+        assert standing.revoke("z") is not None
+        assert standing.recall("y") is None
+
+    def test_of_another_quorum_says_nothing_about_this_one(self):
+        standing = formed("a")
+        standing.recall("x")
+        assert says(standing, "a", "frozen", 5, quorum_id=6) is None
+        assert says(standing, "a", "revoked", 5, quorum_id=6) is None
+        assert standing.observe("a", "i1", None) is None
+        assert standing.observe("a", "i2", held(QUORUM_ID, "revoked")) is None
+        assert standing.observe("x", "i1", held(QUORUM_ID, "revoked")) is None
+        assert standing.phase is Phase.RECALLED
+
+
+class TestRevoke:
+    @pytest.mark.parametrize("before", ["standing", "recalled", "resumed"])
+    @pytest.mark.parametrize("why", ["lost", "given up", "failed"])
+    def test_in_every_phase(self, before: str, why: str):
+        standing = formed()
+        if before != "standing":
+            standing.recall("x")
+        if before == "resumed":
+            for name in "abc":
+                says(standing, name, "frozen", 5)
+        assert standing.phase == before
+        match why:
+            case "lost":
+                order = standing.lose("a", "i1", "its connection has ended")
+            case "given up":
+                order = says(standing, "a", "revoked", 5)
+            case _:
+                order = standing.joined(holds("a", 6, commit_failures=1))
+        assert order is not None
+        assert (order.phase, order.reason[0]) == (Phase.REVOKED, "a")
+        assert not standing.holds_back
+
+    def test_a_join_at_or_below_the_last_step(self):
+        standing = formed("ab")
+        standing.recall("x")
+        for name in "ab":
+            says(standing, name, "frozen", 5)
+        assert standing.joined(holds("a", 6)) is None
+        assert phase_of(standing.joined(holds("b", 5))) is Phase.REVOKED
+
+    def test_a_member_that_has_lost_it(self):
+        """It does not know the quorum and does not come with the join that it was formed from."""
+        standing = formed()
+        assert phase_of(standing.joined(native("a", 4, tag_quorum_id=5))) is Phase.REVOKED
+
+    def test_the_loss_of_another_incarnation_or_of_a_stranger_is_nothing(self):
+        standing = formed()
+        assert standing.lose("a", "i2", "x") is None
+        assert standing.lose("x", "i1", "x") is None
+        assert standing.phase is Phase.STANDING
+
+    def test_is_said_once_and_stays(self):
+        standing = formed()
+        assert standing.lose("a", "i1", "first") is not None
+        assert standing.lose("b", "i1", "x") is None
+        assert standing.revoke("x") is None
+        assert standing.joined(holds("b", 6, commit_failures=1)) is None
+        assert says(standing, "b", "frozen", 5) is None
+        assert standing.order() == Order(QUORUM_ID, Phase.REVOKED, reason="a: first")
+
+    def test_a_leave_after_the_resume_is_none(self):
+        standing = formed("ab")
+        standing.recall("b drains")
+        for name in "ab":
+            says(standing, name, "frozen", 5)
+        assert standing.left("b", "i1") is None
+        assert standing.phase is Phase.RESUMED
+
+    @pytest.mark.parametrize("before", ["standing", "recalled"])
+    def test_a_leave_before_the_resume_is_one(self, before: str):
+        standing = formed("ab")
+        if before == "recalled":
+            standing.recall("b drains")
+        assert phase_of(standing.left("b", "i1")) is Phase.REVOKED
+
+
+class TestLeases:
+    """When the next quorum may form."""
+
+    @pytest.mark.parametrize("phase", [Phase.STANDING, Phase.RECALLED, Phase.RETURNING])
+    def test_never_while_it_stands_or_is_asked_back(self, phase: Phase):
+        standing = unsettled(phase)
+        if phase is Phase.RECALLED:
+            standing.recall("x")
+        assert standing.phase is phase
+        assert not standing.may_form([holds("a")], now=1e6)
+
+    def test_at_once_with_one_of_its_participants(self):
+        standing = formed(lease_until=100)
+        standing.revoke("x")
+        assert standing.may_form([native("x"), holds("a")], now=0)
+
+    @pytest.mark.parametrize("names", ["x", "xy"])
+    def test_without_any_of_them_when_the_leases_of_all_have_run_out(self, names: str):
+        standing = formed(lease_until=5)
+        standing.renew("b", "i1", 9)
+        standing.revoke("x")
+        strangers = [native(name) for name in names] + [native("a", incarnation="i2")]
+        assert not standing.may_form(strangers, now=8.99)
+        assert standing.may_form(strangers, now=9)
+        assert standing.free_at() == 9
+
+    def test_an_echo_renews_until_it_is_revoked(self):
+        standing = formed(lease_until=5)
+        standing.renew("a", "i1", 7)
+        standing.renew("a", "i1", 6)
+        assert standing.free_at() == 7
+        standing.recall("x")
+        standing.renew("a", "i1", 8)
+        assert standing.free_at() == 8
+        standing.revoke("x")
+        standing.renew("a", "i1", 20)
+        assert standing.free_at() == 8
+
+    def test_another_incarnation_renews_nothing(self):
+        standing = formed(lease_until=5)
+        standing.renew("a", "i2", 9)
+        standing.renew("x", "i1", 9)
+        assert standing.free_at() == 5
+
+
+class TestOrderFor:
+    """What every welcome and every echo names."""
+
+    def test_the_present_one(self):
+        standing = formed()
+        standing.recall("x")
+        assert standing.order_for("a", "i1", held(QUORUM_ID)) == Order(QUORUM_ID, Phase.RECALLED, reason="x")
+
+    def test_none_for_one_that_holds_none(self):
+        assert formed().order_for("a", "i1", None) is None
+
+    @pytest.mark.parametrize(
+        ("name", "incarnation", "quorum_id"), [("a", "i1", 6), ("a", "i2", QUORUM_ID), ("x", "i1", QUORUM_ID)]
+    )
+    def test_any_other_is_over(self, name: str, incarnation: str, quorum_id: int):
+        order = formed().order_for(name, incarnation, held(quorum_id))
+        assert order is not None
+        assert (order.quorum_id, order.phase) == (quorum_id, Phase.REVOKED)
+
+    def test_without_any_quorum(self):
+        order = Standing().order_for("a", "i1", Held(QUORUM_ID, held(1).mode, 0))
+        assert order is not None
+        assert order.phase is Phase.REVOKED
+
+
+def test_an_entry_is_what_the_lighthouse_compares_a_repeated_join_by():
+    assert entry_of(native("a", 3, tag_quorum_id=5, commit_failures=2)) == Entry(3, 5, 2)

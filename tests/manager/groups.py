@@ -1,0 +1,185 @@
+"""Short words for what happens to a manager's machine and what it says."""
+
+from dataclasses import dataclass
+
+from manager.commit import Voted
+from manager.group import (
+    CallRefused,
+    Effect,
+    Event,
+    GroupMachine,
+    Pushed,
+    QuorumAnswered,
+    Received,
+    Sent,
+    SessionOpened,
+    VoteCast,
+    WatchOpened,
+)
+from protos.membership import Assignment, Participant, Quorum
+from protos.refusals import LighthouseError
+from protos.session import (
+    Beat,
+    Echo,
+    Handed,
+    Held,
+    HoldMode,
+    JoinRequest,
+    Levels,
+    Order,
+    Phase,
+    Revoked,
+    ToManager,
+    Welcome,
+)
+from tests.manager.builders import ask, member
+
+LEASE_UNTIL = 4.0
+"""Of a group that was made by `holding`: 0.8 of the 5 s since its first beat was sent at 0."""
+
+
+IDENTITY = ("replica_id", "incarnation", "wire_id", "address", "store_address", "group_world_size")
+
+
+def request(machine: GroupMachine, number: int, time_left_s: float, **fields: object) -> Sent:
+    """A join of the group, with `fields` of the participant."""
+    me = Participant("a", "L.0", address="a:1", store_address="a:2", group_world_size=machine.me.group_world_size)
+    return Sent(JoinRequest(number, Participant(**({f: getattr(me, f) for f in IDENTITY} | fields)), time_left_s))
+
+
+def vote(call: int, rank: int, step: int, yes: bool = True, quorum_id: int | None = 1, wants: bool = False) -> VoteCast:
+    return VoteCast(Voted(call, rank, step, yes, quorum_id), wants)
+
+
+def order(phase: str, upto: int = 0, quorum_id: int = 1, reason: str = "") -> Order:
+    return Order(quorum_id, Phase(phase), upto, reason)
+
+
+def told(message: ToManager) -> Received:
+    return Received(message)
+
+
+def echo(number: int, order: Order | None = None) -> Received:
+    return Received(Echo(number, 1.0, order))
+
+
+def handed(join: int, quorum: Quorum, stands: bool = True) -> Received:
+    return Received(Handed(join, quorum, stands))
+
+
+def formed(quorum_id: int = 1, step: int = 0, names: str = "ab", **fields: object) -> Quorum:
+    return Quorum(quorum_id, tuple(member(name, step, tag_quorum_id=0, **fields) for name in names))
+
+
+def held(mode: str = "standing", granted: int = 0, quorum_id: int = 1) -> Held:
+    return Held(quorum_id, HoldMode(mode), granted)
+
+
+def beat(number: int, levels_held: Held | None = None, drains: bool = False, down: str = "") -> Sent:
+    return Sent(Beat(number, Levels(levels_held, drains, down)))
+
+
+def revoked(reason: str, *watches: int, quorum_id: int = 1) -> Pushed:
+    return Pushed(Revoked(quorum_id, reason), watches)
+
+
+def unwatched(size: int = 2, name: str = "a") -> GroupMachine:
+    """Its session is open and welcomed at 0; beat 1 was sent."""
+    machine = GroupMachine(
+        Participant(name, address=f"{name}:1", store_address=f"{name}:2", group_world_size=size), "L"
+    )
+    machine.handle(SessionOpened(), 0)
+    machine.handle(told(Welcome(1.0, 5.0)), 0)
+    return machine
+
+
+def watched(size: int = 2, name: str = "a") -> GroupMachine:
+    """And its ranks' watches 1, 2, ... are open; beat 2 said that they are there."""
+    machine = unwatched(size, name)
+    for rank in range(size):
+        machine.handle(WatchOpened(rank + 1, rank, f"w{rank}"), 0)
+    return machine
+
+
+def joined(size: int = 2, step: int = 0, **fields: object) -> GroupMachine:
+    """And all ranks have asked by calls 1, 2, ...: join 1 was sent."""
+    machine = watched(size)
+    for rank in range(size):
+        machine.handle(ask(rank + 1, rank, step, **({"tag_quorum_id": 0} | fields)), 0)
+    assert machine.gather.is_joined
+    return machine
+
+
+def holding(size: int = 2, step: int = 0, names: str = "ab") -> GroupMachine:
+    """And were handed quorum 1, which stands and was formed for `step`. The lease is valid until LEASE_UNTIL; the beats
+    so far are 1 to 3."""
+    machine = joined(size, step)
+    answers = machine.handle(handed(1, formed(1, step, names)), 0)
+    assert sum(isinstance(effect, QuorumAnswered) for effect in answers) == size
+    machine.handle(echo(1), 0)
+    assert (machine.held, machine.session._beats) == (held(granted=step), 3)
+    return machine
+
+
+def committed(machine: GroupMachine, step: int, now: float, first_call: int = 50, quorum_id: int = 1) -> None:
+    """All ranks vote yes for `step`."""
+    size = machine.me.group_world_size
+    for rank in range(size):
+        effects = machine.handle(vote(first_call + rank, rank, step, quorum_id=quorum_id), now)
+    assert [effect.commit for effect in effects if hasattr(effect, "commit")] == [True] * size
+
+
+def said(machine: GroupMachine, event: Event, now: float) -> list[Effect]:
+    """What follows, but for the beats."""
+    effects = machine.handle(event, now)
+    return [effect for effect in effects if not (isinstance(effect, Sent) and isinstance(effect.message, Beat))]
+
+
+@dataclass(frozen=True, eq=False)
+class Granted:
+    """Equal to a grant of that call, with those fields."""
+
+    call: int
+    fields: dict[str, object]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, QuorumAnswered)
+            and (other.call, other.quorum) == (self.call, None)
+            and self.fields.items() <= {name: getattr(other.assignment, name) for name in self.fields}.items()
+        )
+
+
+def granted(call: int, step: int, quorum_id: int = 1, revoked: bool = False, **fields: object) -> Granted:
+    return Granted(call, {"max_step": step, "quorum_id": quorum_id, "revoked": revoked} | fields)
+
+
+@dataclass(frozen=True, eq=False)
+class Refused:
+    """Equal to a CallRefused of that call, of that kind, whose message has all `words`."""
+
+    call: int
+    kind: type[LighthouseError]
+    words: tuple[str, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, CallRefused)
+            and (other.call, type(other.error)) == (self.call, self.kind)
+            and all(word in str(other.error) for word in self.words)
+        )
+
+
+def refused(call: int, kind: type[LighthouseError], *words: str) -> Refused:
+    return Refused(call, kind, words)
+
+
+def steps_of(effects: list[Effect]) -> list[tuple[int, int, bool]]:
+    """(call, step, revoked) of the answers."""
+    answers = [effect for effect in effects if isinstance(effect, QuorumAnswered)]
+    return [(effect.call, effect.assignment.max_step, effect.assignment.revoked) for effect in answers]
+
+
+def next_of(effects: list[Effect]) -> list[Assignment | None]:
+    """The grants that came with decisions."""
+    return [effect.next for effect in effects if hasattr(effect, "next")]

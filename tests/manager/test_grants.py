@@ -1,0 +1,278 @@
+"""When a manager lets its ranks into the next step by itself: conditions 1 to 3 of manager/grants.py, one by one."""
+
+import pytest
+
+from manager.gather import Ask
+from manager.grants import LEASE_SHARE, Granted, GrantMachine, Join, Wait
+from protos.membership import Quorum
+from protos.session import Held, HoldMode
+from tests.manager.builders import ask, member
+from tests.manager.groups import formed, held, order
+
+UNTIL = 4.0
+
+
+def holds(step: int = 5, quorum: Quorum | None = None) -> GrantMachine:
+    """Quorum 1, formed for `step`, whose lease is valid until UNTIL."""
+    machine = GrantMachine("a")
+    machine.take(quorum or formed(1, step), step)
+    machine.renew(UNTIL)
+    return machine
+
+
+def past(step: int = 5) -> GrantMachine:
+    """All ranks have committed that step."""
+    machine = holds(step)
+    machine.committed(1, step)
+    return machine
+
+
+def decided(machine: GrantMachine, what: Ask, now: float = 1.0) -> object:
+    """True: granted first; False: granted again; or Wait, or Join."""
+    decision = machine.decide(what, now)
+    if not isinstance(decision, Granted):
+        return type(decision)
+    assert decision.assignment.max_step == machine.granted == what.step
+    return decision.is_first
+
+
+class TestHolding:
+    def test_nothing_is_held_at_first(self):
+        machine = GrantMachine("a")
+        assert (machine.held, machine.grants, machine.give_up()) == (None, False, False)
+        assert decided(machine, ask(1, 0, 5)) is Join
+        assert not machine.offer(0)
+        assert not machine.obey(order("revoked"))
+
+    def test_the_step_it_was_formed_for_is_granted(self):
+        machine = holds(5)
+        assert machine.held == held("standing", 5)
+        assert decided(machine, ask(1, 0, 5)) is False
+
+    def test_one_that_does_not_stand_is_not_held(self):
+        machine = past()
+        machine.drop()
+        assert machine.held is None
+        assert decided(machine, ask(1, 0, 6)) is Join
+
+    def test_a_new_one_forgets_the_old(self):
+        machine = past(5)
+        machine.obey(order("resumed", upto=9))
+        machine.take(formed(2, 7), 7)
+        assert machine.held == Held(2, HoldMode.STANDING, 7)
+        assert decided(machine, ask(1, 0, 8)) is Join, "7 is not committed under it"
+
+
+class TestCommitted:
+    """Condition 2: all ranks have committed the step before."""
+
+    def test_the_next_step_after_the_commit(self):
+        machine = past(5)
+        assert decided(machine, ask(1, 0, 6)) is True
+        assert decided(machine, ask(2, 1, 6)) is False
+        assert machine.held == held("standing", 6)
+
+    def test_not_without_the_commit(self):
+        machine = holds(5)
+        assert decided(machine, ask(1, 0, 6)) is Join
+        assert machine.mode is HoldMode.REVOKED, "and never again under it"
+
+    def test_not_by_the_commit_of_another_quorum(self):
+        machine = holds(5)
+        machine.committed(2, 5)
+        assert not machine.offer(1)
+        assert decided(machine, ask(1, 0, 6)) is Join
+
+    @pytest.mark.parametrize("step", [3, 4, 7, 8])
+    def test_not_another_than_the_next(self, step: int):
+        machine = past(5)
+        assert decided(machine, ask(1, 0, step)) is Join
+        assert decided(machine, ask(2, 0, 6)) is Join
+
+    def test_not_the_same_one_again_once_it_is_committed(self):
+        machine = past(5)
+        assert decided(machine, ask(1, 0, 5)) is Join
+
+    def test_not_after_a_failure(self):
+        machine = past(5)
+        assert decided(machine, ask(1, 0, 6, commit_failures=1)) is Join
+        assert machine.held == held("revoked", 5)
+
+    def test_nor_the_same_step_after_a_failure(self):
+        machine = holds(5)
+        assert decided(machine, ask(1, 0, 5, commit_failures=1)) is Join
+
+
+class TestLease:
+    """Condition 3, looked at for every grant."""
+
+    def test_until_it_runs_out(self):
+        assert decided(past(), ask(1, 0, 6), UNTIL - 0.01) is True
+        assert decided(past(), ask(1, 0, 6), UNTIL) is Wait
+
+    def test_then_the_ranks_wait_and_go_on_when_it_is_renewed(self):
+        machine = past()
+        assert decided(machine, ask(1, 0, 6), 9) is Wait
+        assert machine.held == held("standing", 5)
+        machine.renew(10)
+        assert decided(machine, ask(1, 0, 6), 9) is True
+
+    def test_an_older_echo_shortens_nothing(self):
+        machine = past()
+        machine.renew(2)
+        assert machine.lease_until == UNTIL
+
+    def test_the_other_ranks_follow_the_first_without_one(self):
+        """Else they would leave it alone in a collective."""
+        machine = past()
+        assert decided(machine, ask(1, 0, 6), 3.9) is True
+        assert decided(machine, ask(2, 1, 6), 9) is False
+
+    def test_under_a_resume_too(self):
+        machine = past()
+        machine.obey(order("resumed", upto=9))
+        assert decided(machine, ask(1, 0, 6), UNTIL) is Wait
+        assert decided(machine, ask(1, 0, 6), 3) is True
+
+    def test_an_offer_needs_one(self):
+        assert past().offer(UNTIL - 0.01)
+        assert not past().offer(UNTIL)
+
+    def test_clocks_may_differ_by_a_tenth(self):
+        assert LEASE_SHARE / 0.9 < 0.9, "a manager's slow clock against the lighthouse's fast one"
+
+
+class TestRecall:
+    """Condition 1."""
+
+    def test_frozen_ranks_wait_with_the_highest_grant_kept(self):
+        machine = past()
+        assert not machine.obey(order("recalled"))
+        assert machine.held == held("frozen", 5)
+        assert decided(machine, ask(1, 0, 6)) is Wait
+        assert not machine.offer(1)
+
+    def test_a_step_that_was_granted_is_granted_to_the_other_ranks(self):
+        machine = past()
+        machine.decide(ask(1, 0, 6), 1)
+        machine.obey(order("recalled"))
+        assert decided(machine, ask(2, 1, 6)) is False
+
+    def test_resumed_up_to_the_last_step_and_not_beyond(self):
+        machine = past(5)
+        machine.obey(order("recalled"))
+        assert not machine.obey(order("resumed", upto=6))
+        assert decided(machine, ask(1, 0, 6)) is True
+        machine.committed(1, 6)
+        assert not machine.offer(1)
+        assert decided(machine, ask(2, 0, 7)) is Join
+        assert machine.held == held("joining", 6)
+
+    def test_an_offer_goes_up_to_the_last_step_too(self):
+        machine = past(5)
+        machine.obey(order("resumed", upto=6))
+        assert machine.offer(1)
+        assert machine.held == held("resumed", 6)
+        machine.committed(1, 6)
+        assert not machine.offer(1)
+
+    def test_after_the_join_it_never_grants_again(self):
+        """Whatever becomes of the join, and whatever is said then."""
+        machine = past(5)
+        machine.obey(order("resumed", upto=5))
+        assert decided(machine, ask(1, 0, 6)) is Join
+        for phase in ("standing", "recalled", "resumed", "returning"):
+            assert not machine.obey(order(phase, upto=9))
+            assert decided(machine, ask(2, 0, 6)) is Join
+            assert not machine.offer(1)
+        assert machine.held == held("joining", 5)
+
+    def test_a_second_recall_freezes_again(self):
+        """Of a lighthouse that has restarted in the middle of the first."""
+        machine = past(5)
+        machine.obey(order("resumed", upto=9))
+        machine.obey(order("recalled"))
+        assert decided(machine, ask(1, 0, 6)) is Wait
+
+    @pytest.mark.parametrize("phase", ["none", "standing", "returning"])
+    def test_other_orders_change_nothing(self, phase: str):
+        machine = past(5)
+        assert not machine.obey(order(phase))
+        assert decided(machine, ask(1, 0, 6)) is True
+
+    @pytest.mark.parametrize("phase", ["recalled", "resumed", "revoked"])
+    def test_orders_about_another_quorum_change_nothing(self, phase: str):
+        machine = past(5)
+        assert not machine.obey(order(phase, quorum_id=2))
+        assert machine.held == held("standing", 5)
+
+
+class TestRevoke:
+    def test_is_to_be_told_to_the_ranks_once(self):
+        machine = past()
+        assert machine.obey(order("revoked"))
+        assert not machine.obey(order("revoked"))
+        assert not machine.give_up()
+        assert machine.held == held("revoked", 5)
+
+    @pytest.mark.parametrize("before", ["recalled", "resumed"])
+    def test_in_the_middle_of_a_recall(self, before: str):
+        machine = past()
+        machine.obey(order(before, upto=9))
+        assert machine.obey(order("revoked"))
+        assert decided(machine, ask(1, 0, 6)) is Join
+
+    def test_by_itself(self):
+        machine = past()
+        assert machine.give_up()
+        assert not machine.grants
+        assert decided(machine, ask(1, 0, 6)) is Join
+        assert not machine.offer(1)
+
+    def test_a_rank_late_for_the_running_step_runs_it_and_votes_no(self):
+        """The first rank is in it: it must not be left alone."""
+        machine = past(5)
+        machine.decide(ask(1, 0, 6), 1)
+        machine.obey(order("revoked"))
+        late = machine.decide(ask(2, 1, 6), 1)
+        assert isinstance(late, Granted)
+        assert (late.is_first, late.assignment.revoked, late.assignment.max_step) == (False, True, 6)
+
+    def test_no_order_brings_it_back(self):
+        machine = past()
+        machine.give_up()
+        for phase in ("standing", "resumed", "recalled"):
+            machine.obey(order(phase, upto=9))
+            assert decided(machine, ask(1, 0, 6)) is Join
+
+
+class TestAssignment:
+    def test_of_the_step_it_was_formed_for_is_the_quorums(self):
+        quorum = Quorum(1, (member("a", 4), member("b", 5)))
+        machine = holds(5, quorum)
+        decision = machine.decide(ask(1, 0, 5), 0)
+        assert isinstance(decision, Granted)
+        assignment = decision.assignment
+        assert (assignment.heals, assignment.heal_from_rank, assignment.contributors) == (True, 1, 1)
+        assert (assignment.max_rank, assignment.max_world_size) == (None, 1)
+
+    def test_after_it_nobody_heals_and_all_contribute(self):
+        quorum = Quorum(1, (member("a", 4), member("b", 5, commit_failures=2), member("c", 5)))
+        machine = holds(5, quorum)
+        before = machine.assignment(0, True)
+        machine.committed(1, 5)
+        decision = machine.decide(ask(1, 0, 6), 0)
+        assert isinstance(decision, Granted)
+        after = decision.assignment
+        assert (after.heals, after.heal_from_address, after.serve_to) == (False, "", ())
+        assert (after.max_step, after.max_rank, after.max_world_size, after.contributors) == (6, 0, 3, 3)
+        assert (after.commit_failures, before.commit_failures) == (0, 2)
+        assert (after.store_address, after.primary_address) == (before.store_address, before.primary_address)
+        assert (after.replica_rank, after.replica_ids) == (0, ("a", "b", "c"))
+
+    def test_who_served_serves_no_more(self):
+        machine = holds(5, Quorum(1, (member("a", 5), member("b", 4))))
+        assert machine.assignment(0, True).serve_to == (1,)
+        machine.committed(1, 5)
+        assert machine.offer(0)
+        assert machine.assignment(0, True).serve_to == ()

@@ -1,0 +1,272 @@
+"""One replica group's manager: events in, the whole list of what follows; time is a number."""
+
+import pytest
+
+from manager.group import (
+    CallEnded,
+    DrainAsked,
+    GroupMachine,
+    Sent,
+    SessionClosed,
+    SessionGivenUp,
+    SessionOpened,
+    VoteAnswered,
+    WatchOpened,
+)
+from protos.membership import Participant
+from protos.refusals import LimitReached, Superseded
+from protos.session import (
+    STARTING,
+    Beat,
+    Hello,
+    JoinRequest,
+    Levels,
+    Refused,
+    WithdrawRequest,
+)
+from tests.manager.builders import ask
+from tests.manager.groups import (
+    LEASE_UNTIL,
+    beat,
+    committed,
+    echo,
+    formed,
+    granted,
+    handed,
+    held,
+    holding,
+    joined,
+    next_of,
+    order,
+    refused,
+    request,
+    revoked,
+    said,
+    steps_of,
+    told,
+    unwatched,
+    vote,
+    watched,
+)
+
+
+class TestStarting:
+    def test_the_hello_says_who_it_is_and_that_its_ranks_have_not_come(self):
+        me = Participant("a", address="a:1", group_world_size=2)
+        m = GroupMachine(me, "life")
+        levels = Levels(down=STARTING)
+        hello = Hello(Participant("a", "life.0", address="a:1", group_world_size=2), levels)
+        assert m.handle(SessionOpened(), 0) == [Sent(hello), Sent(Beat(1, levels))]
+
+    def test_when_all_are_watched_it_is_up(self):
+        m = unwatched()
+        assert m.handle(WatchOpened(1, 0, "w0"), 0) == []
+        assert m.handle(WatchOpened(2, 1, "w1"), 0) == [beat(2)]
+
+    def test_a_rank_that_is_none_of_the_group_completes_nothing(self):
+        m = unwatched()
+        m.handle(WatchOpened(1, 0, "w0"), 0)
+        m.handle(WatchOpened(2, 7, "w7"), 0)
+        assert (m.watches.is_complete, m.down) == (False, STARTING)
+
+    def test_the_group_joins_when_every_rank_has_asked(self):
+        m = watched()
+        assert said(m, ask(1, 1, 3, deadline_at=30, tag_quorum_id=9), 1) == []
+        assert said(m, ask(2, 0, 3, deadline_at=20, tag_quorum_id=9), 2) == [
+            request(m, 1, 18, step=3, tag_quorum_id=9, watched=True)
+        ]
+
+    def test_a_group_without_watches_joins_as_one_that_cannot_be_aborted(self):
+        m = unwatched(size=1)
+        join, said_up = m.handle(ask(1, 0), 0)
+        assert join == request(m, 1, 100)
+        assert said_up == beat(2)
+
+    def test_asked_while_the_lighthouse_is_away_it_joins_when_it_is_back(self):
+        m = GroupMachine(Participant("a", address="a:1", store_address="a:2"), "L")
+        assert m.handle(ask(1, 0, deadline_at=30), 0) == []
+        assert m.handle(SessionOpened(), 4)[2:] == [request(m, 1, 26)]
+
+
+class TestQuorum:
+    def test_its_ranks_are_answered_and_it_says_that_it_holds_it(self):
+        m = joined(2)
+        quorum = formed(1)
+        *answers, said_so = m.handle(handed(1, quorum), 0.5)
+        assert [(e.call, e.quorum, e.assignment.heals) for e in answers] == [(1, quorum, False), (2, quorum, False)]
+        assert said_so == beat(3, held("standing", 0))
+
+    def test_one_that_does_not_stand_is_not_held(self):
+        m = joined(2)
+        assert len(m.handle(handed(1, formed(1), stands=False), 0.5)) == 2
+        assert m.held is None
+        committed(m, 0, 1)
+        m.handle(ask(10, 0, 1, deadline_at=30, tag_quorum_id=1), 1)
+        join = m.handle(ask(11, 1, 1, deadline_at=30, tag_quorum_id=1), 1)
+        assert join == [request(m, 2, 29, step=1, tag_quorum_id=1, seen_quorum_id=1, watched=True)]
+
+    def test_an_answer_to_an_older_join_is_nothing(self):
+        m = joined(1)
+        assert said(m, ask(2, 0), 0.1) == [
+            Sent(WithdrawRequest(1)),
+            refused(1, Superseded, "rank 0"),
+            request(m, 2, 99.9, watched=True, tag_quorum_id=None),
+        ]
+        assert m.handle(handed(1, formed(1)), 0.2) == []
+        assert steps_of(m.handle(handed(2, formed(1)), 0.3)) == [(2, 0, False)]
+
+    def test_the_lighthouses_refusal_reaches_every_waiting_rank(self):
+        m = joined(2)
+        full = LimitReached("full")
+        assert m.handle(told(Refused(1, full)), 0.5) == [refused(1, LimitReached, "full"), refused(2, LimitReached)]
+        assert m.handle(told(Refused(1, full)), 0.5) == []
+        assert m.ranks_waiting == ()
+
+    def test_also_that_of_the_hello(self):
+        m = joined(2)
+        effects = said(m, told(Refused(0, LimitReached("full"))), 1)
+        assert effects[1:] == [refused(1, LimitReached, "full"), refused(2, LimitReached, "full")]
+        m.handle(SessionClosed(), 1)
+        assert not any(isinstance(e.message, JoinRequest) for e in m.handle(SessionOpened(), 2))
+
+    def test_a_join_is_asked_again_after_a_broken_connection(self):
+        m = joined(1)
+        m.handle(SessionClosed(), 1)
+        hello, first_beat, again = m.handle(SessionOpened(), 5)
+        assert isinstance(hello.message, Hello)
+        assert first_beat == beat(3)
+        assert again == request(m, 1, 95, watched=True, tag_quorum_id=0)
+
+    def test_a_call_that_ends_takes_the_join_back(self):
+        m = joined(2)
+        assert m.handle(CallEnded(2), 0.5) == [Sent(WithdrawRequest(1))]
+        assert m.handle(CallEnded(2), 0.5) == []
+        assert said(m, ask(3, 1, tag_quorum_id=0), 2) == [request(m, 2, 98, watched=True, tag_quorum_id=0)]
+
+    def test_the_lease_counts_at_formation_too(self):
+        """The answer was read late: meanwhile another quorum may have formed without this group."""
+        m = joined(1)
+        assert steps_of(m.handle(handed(1, formed(1, names="a")), 20)) == []
+        assert m.ranks_waiting == (0,)
+        m.tick(20)
+        assert steps_of(m.handle(echo(m.session._beats), 20.1)) == [(1, 0, False)]
+
+
+class TestGrants:
+    def test_the_next_step_is_granted_by_itself(self):
+        m = holding(2)
+        committed(m, 0, 0.5)
+        assert m.handle(ask(10, 1, 1), 0.5) == [
+            granted(10, 1, contributors=2, heal_from_rank=None),
+            beat(4, held("standing", 1)),
+        ]
+        assert m.handle(ask(11, 0, 1), 0.5) == [granted(11, 1)]
+
+    def test_when_the_lease_has_run_out_ranks_wait_for_the_echo(self):
+        m = holding(2)
+        committed(m, 0, 1)
+        m.tick(1)
+        assert said(m, ask(10, 0, 1), LEASE_UNTIL) == []
+        assert said(m, ask(11, 1, 1), LEASE_UNTIL) == []
+        assert m.ranks_waiting == (0, 1)
+        assert said(m, echo(3), 4.5) == [], "sent at 0: it renews nothing"
+        assert said(m, echo(4), 4.6) == [granted(10, 1), granted(11, 1)]
+
+    def test_the_lease_is_counted_from_when_the_beat_was_sent(self):
+        m = holding(1)
+        m.tick(1)
+        m.handle(echo(4), 3)
+        assert m.grants.lease_until == 5
+
+    def test_an_echo_that_says_revoked_renews_nothing(self):
+        m = holding(1)
+        m.tick(1)
+        m.handle(echo(4, order("revoked")), 1.1)
+        assert m.grants.lease_until == LEASE_UNTIL
+
+    def test_a_rank_that_asks_again_while_it_waits_supersedes_itself(self):
+        m = holding(1)
+        m.handle(told(order("recalled")), 0.1)
+        committed(m, 0, 0.2)
+        assert said(m, ask(10, 0, 1), 0.3) == []
+        assert said(m, ask(11, 0, 1), 0.4) == [refused(10, Superseded, "rank 0")]
+        assert said(m, CallEnded(11), 0.5) == []
+        assert m.ranks_waiting == ()
+        assert said(m, told(order("resumed", upto=5)), 0.6) == []
+
+    def test_an_odd_request_ends_the_quorum_for_all_ranks(self):
+        m = holding(2)
+        assert revoked("", 1, 2).watches == said(m, ask(10, 1, 5), 1)[0].watches
+
+
+class TestNextWithTheVote:
+    def test_a_decision_carries_the_grant_where_all_ranks_want_it(self):
+        m = holding(2)
+        assert m.handle(vote(10, 0, 0, wants=True), 1) == [beat(4, held("standing", 0))]
+        effects = m.handle(vote(11, 1, 0, wants=True), 1)
+        assert [(e.call, e.commit, e.next.max_step) for e in effects[:2]] == [(10, True, 1), (11, True, 1)]
+        assert effects[2:] == [beat(5, held("standing", 1))]
+        assert said(m, ask(12, 0, 1), 1) == [granted(12, 1)], "and who did not get it may ask"
+
+    def test_and_the_next_decision_the_next(self):
+        m = holding(1)
+        for step in range(5):
+            assert [n.max_step for n in next_of(said(m, vote(10 + step, 0, step, wants=True), 1))] == [step + 1]
+
+    @pytest.mark.parametrize("wants", [(True, False), (False, True), (False, False)])
+    def test_and_not_where_one_does_not(self, wants: tuple[bool, bool]):
+        m = holding(2)
+        m.handle(vote(10, 0, 0, wants=wants[0]), 1)
+        assert said(m, vote(11, 1, 0, wants=wants[1]), 1) == [VoteAnswered(10, True), VoteAnswered(11, True)]
+        assert m.held == held("standing", 0)
+
+    @pytest.mark.parametrize("why", ["lease", "recalled", "draining", "no quorum"])
+    def test_nor_where_it_may_not_grant(self, why: str):
+        m = holding(1)
+        if why == "recalled":
+            m.handle(told(order("recalled")), 0.5)
+        if why == "draining":
+            m.handle(DrainAsked("x"), 0.5)
+        if why == "no quorum":
+            m = joined(1)
+            m.handle(handed(1, formed(1), stands=False), 0)
+        now = LEASE_UNTIL if why == "lease" else 1
+        assert said(m, vote(10, 0, 0, wants=True), now) == [VoteAnswered(10, True)]
+
+    def test_under_a_resume_up_to_its_last_step(self):
+        m = holding(1)
+        m.handle(told(order("resumed", upto=1)), 0.5)
+        assert [n.max_step for n in next_of(said(m, vote(10, 0, 0, wants=True), 1))] == [1]
+        assert said(m, vote(11, 0, 1, wants=True), 1) == [VoteAnswered(11, True)]
+
+    def test_who_wanted_it_for_an_earlier_step_has_not_said_so_for_this(self):
+        m = holding(2)
+        for rank in (0, 1):
+            m.handle(vote(10 + rank, rank, 0, wants=True), 1)
+        m.handle(vote(12, 0, 1, wants=True), 1)
+        assert next_of(said(m, vote(13, 1, 1, wants=False), 1)) == [None, None]
+
+
+class TestSession:
+    def test_beats_are_due_at_its_deadline(self):
+        m = unwatched()
+        assert m.deadline() == 1
+        assert m.tick(1) == [Sent(Beat(2, Levels(down=STARTING)))]
+        assert m.deadline() == 2
+
+    def test_without_an_echo_it_is_given_up_once(self):
+        m = unwatched()
+        for now in (1, 2, 3, 4):
+            m.tick(now)
+        assert m.tick(5) == [SessionGivenUp("the lighthouse has echoed nothing for 5 s")]
+        assert m.deadline() is None
+
+    def test_the_quorum_is_held_through_it(self):
+        m = holding(1)
+        m.handle(SessionClosed(), 1)
+        committed(m, 0, 2)
+        assert m.handle(ask(10, 0, 1), 3) == [granted(10, 1)]
+        committed(m, 1, 3, first_call=60)
+        assert m.handle(ask(11, 0, 2), LEASE_UNTIL) == []
+        hello, *_ = m.handle(SessionOpened(), 5)
+        assert hello.message.levels.held == held("standing", 1)

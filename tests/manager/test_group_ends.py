@@ -1,0 +1,282 @@
+"""How a manager's quorum ends: recalled, revoked, a rank lost, the manager restarted, the group drained."""
+
+import pytest
+
+from manager.commit import Voted
+from manager.group import (
+    CallEnded,
+    DrainAsked,
+    HasLeft,
+    Killed,
+    Sent,
+    SessionClosed,
+    SessionOpened,
+    VoteAnswered,
+    VoteCast,
+    WatchEnded,
+    WatchOpened,
+)
+from protos.refusals import Drained, InvalidRequest, Superseded, WrongState
+from protos.session import (
+    DrainRequest,
+    Goodbye,
+    KillRequest,
+    Leave,
+    Welcome,
+    WithdrawRequest,
+)
+from tests.manager.builders import ask
+from tests.manager.groups import (
+    beat,
+    committed,
+    echo,
+    formed,
+    granted,
+    handed,
+    held,
+    holding,
+    joined,
+    order,
+    refused,
+    request,
+    revoked,
+    said,
+    told,
+    unwatched,
+    vote,
+    watched,
+)
+
+
+class TestRecall:
+    def test_from_the_recall_to_the_join(self):
+        m = holding(2)
+        committed(m, 0, 0.1)
+        m.handle(ask(10, 0, 1), 0.2)
+        m.handle(ask(11, 1, 1), 0.2)
+        assert m.handle(told(order("recalled")), 0.3) == [beat(5, held("frozen", 1))]
+        committed(m, 1, 0.4)
+        assert m.handle(ask(12, 0, 2), 0.5) == []
+        assert m.handle(told(order("resumed", upto=2)), 0.6) == [granted(12, 2), beat(6, held("resumed", 2))]
+        assert m.handle(ask(13, 1, 2), 0.6) == [granted(13, 2)]
+        committed(m, 2, 0.7)
+        assert m.handle(ask(14, 0, 3), 0.8) == [beat(7, held("joining", 2))]
+        assert m.handle(ask(15, 1, 3), 0.8) == [request(m, 2, 99.2, step=3, seen_quorum_id=1, watched=True)]
+
+    def test_one_that_has_reached_the_last_step_joins_at_the_resume(self):
+        m = holding(1)
+        m.handle(told(order("recalled")), 0.1)
+        committed(m, 0, 0.2)
+        m.handle(ask(10, 0, 1), 0.3)
+        assert said(m, told(order("resumed", upto=0)), 0.4) == [
+            request(m, 2, 99.6, step=1, seen_quorum_id=1, watched=True)
+        ]
+
+    def test_an_echo_says_it_as_well_as_an_order(self):
+        m = holding(1)
+        assert m.handle(echo(3, order("recalled")), 0.1) == [beat(4, held("frozen", 0))]
+        m.handle(SessionClosed(), 1)
+        m.handle(SessionOpened(), 2)
+        assert m.handle(told(Welcome(1.0, 5.0, order("resumed", upto=3))), 2)[-1] == beat(6, held("resumed", 0))
+
+
+class TestRevoke:
+    def test_is_pushed_to_the_ranks_and_those_that_wait_join(self):
+        m = holding(2)
+        m.handle(told(order("recalled")), 0.1)
+        committed(m, 0, 0.2)
+        m.handle(ask(10, 0, 1), 0.3)
+        m.handle(ask(11, 1, 1), 0.3)
+        assert m.handle(told(order("revoked", reason="b: gone")), 0.4) == [
+            revoked("b: gone", 1, 2),
+            request(m, 2, 99.6, step=1, seen_quorum_id=1, watched=True),
+            beat(5, held("revoked", 0)),
+        ]
+        assert m.handle(told(order("revoked")), 0.5) == []
+
+    def test_a_rank_late_for_the_running_step_is_told_so_with_it(self):
+        m = holding(2)
+        committed(m, 0, 0.1)
+        m.handle(ask(10, 0, 1), 0.2)
+        m.handle(told(order("revoked")), 0.3)
+        assert said(m, ask(11, 1, 1), 0.4) == [granted(11, 1, revoked=True)]
+
+    def test_a_completed_step_still_commits(self):
+        m = holding(2)
+        m.handle(vote(10, 0, 0), 0.1)
+        m.handle(told(order("revoked")), 0.2)
+        assert said(m, vote(11, 1, 0), 0.3) == [VoteAnswered(10, True), VoteAnswered(11, True)]
+
+    def test_a_discard_ends_the_quorum_and_the_lighthouse_is_told_at_once(self):
+        m = holding(2)
+        m.handle(vote(10, 0, 0), 0.1)
+        assert m.handle(vote(11, 1, 0, yes=False), 0.2) == [
+            revoked("a step was discarded", 1, 2),
+            VoteAnswered(10, False),
+            VoteAnswered(11, False),
+            beat(4, held("revoked", 0)),
+        ]
+        assert said(m, vote(12, 0, 0), 0.3) == [VoteAnswered(12, False)]
+
+    def test_of_another_quorum_it_ends_nothing(self):
+        m = holding(1)
+        assert said(m, vote(10, 0, 9, yes=False, quorum_id=7), 0.1) == [refused(10, WrongState, "7", "1")]
+        assert m.held == held("standing", 0)
+
+    def test_votes_out_of_range_are_refused(self):
+        m = holding(2)
+        assert said(m, VoteCast(Voted(10, 2, 0, True, 1)), 0.1) == [refused(10, InvalidRequest, "rank")]
+
+
+class TestLostRank:
+    def test_takes_the_group_down_in_the_same_moment(self):
+        m = holding(2)
+        assert m.handle(WatchEnded(2), 0.1) == [
+            revoked("rank 1 of the group has ended", 1),
+            beat(4, held("revoked", 0), down="rank 1 has ended"),
+        ]
+
+    def test_the_end_of_its_old_watch_is_nothing(self):
+        m = holding(2)
+        assert said(m, WatchOpened(3, 1, "w1"), 0.1) == []
+        assert said(m, WatchEnded(2), 0.2) == []
+        assert m.held == held("standing", 0)
+
+    def test_another_process_of_it_is_a_loss_too(self):
+        m = holding(2)
+        assert said(m, WatchOpened(3, 1, "w1-again"), 0.1) == [revoked("rank 1 has restarted", 1, 2, 3)]
+        assert m.down == ""
+
+    def test_its_waiting_request_goes_with_it(self):
+        """Else it would stand for a rank that is not there."""
+        m = holding(2)
+        committed(m, 0, 0.1)
+        m.handle(told(order("recalled")), 0.2)
+        m.handle(ask(10, 1, 1), 0.3)
+        m.handle(ask(11, 0, 1), 0.3)
+        assert m.handle(WatchEnded(2), 0.4) == [
+            refused(10, WrongState, "rank 1"),
+            revoked("rank 1 of the group has ended", 1),
+            beat(5, held("revoked", 0), down="rank 1 has ended"),
+        ]
+        assert m.gather.waiting == (0,)
+
+    def test_its_join_too(self):
+        m = joined(2)
+        assert m.handle(WatchEnded(2), 0.1) == [
+            Sent(WithdrawRequest(1)),
+            refused(2, WrongState, "rank 1"),
+            beat(3, down="rank 1 has ended"),
+        ]
+        assert said(m, ask(3, 0), 0.2) == [refused(1, Superseded)]
+
+    def test_back_again_it_joins_as_another_incarnation(self):
+        m = holding(2)
+        m.handle(WatchEnded(2), 0.1)
+        assert m.handle(WatchOpened(3, 1, "w1-again"), 0.2) == [beat(5, held("revoked", 0))]
+        m.handle(ask(10, 1, 7, worker="w1-again"), 0.3)
+        [join] = said(m, ask(11, 0, 1, commit_failures=1), 0.3)
+        fields = {"step": 1, "ranks_disagree": True, "commit_failures": 1, "incarnation": "L.1", "seen_quorum_id": 1}
+        assert join == request(m, 2, 99.7, watched=True, **fields)
+
+    def test_one_that_has_not_voted_has_voted_no(self):
+        """The others are bound by their yes, and wait for the decision."""
+        m = holding(2)
+        m.handle(vote(10, 0, 0), 0.1)
+        assert VoteAnswered(10, False) in m.handle(WatchEnded(2), 0.2)
+
+    def test_one_that_has_voted_yes_is_counted(self):
+        m = holding(2)
+        m.handle(vote(10, 1, 0), 0.1)
+        m.handle(CallEnded(10), 0.1)
+        assert VoteAnswered(11, True) not in m.handle(WatchEnded(2), 0.2)
+        assert VoteAnswered(11, True) in m.handle(vote(11, 0, 0), 0.3)
+
+
+class TestRestartedManager:
+    """Its ranks repeat their votes: nobody else knows what was decided."""
+
+    def test_all_repeat_their_yes(self):
+        m = watched(2)
+        assert said(m, vote(1, 0, 5, quorum_id=3), 0) == []
+        assert said(m, vote(2, 1, 5, quorum_id=3), 0) == [VoteAnswered(1, True), VoteAnswered(2, True)]
+
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_one_holds_the_next_step_of_that_quorum(self, is_first: bool):
+        m = watched(2)
+        events = [vote(1, 1, 5, quorum_id=3), ask(2, 0, 6, tag_quorum_id=3)]
+        effects = [effect for event in (events if is_first else events[::-1]) for effect in said(m, event, 0)]
+        assert VoteAnswered(1, True) in effects
+
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_one_has_discarded(self, is_first: bool):
+        m = watched(2)
+        events = [vote(1, 1, 5, quorum_id=3), ask(2, 0, 5, tag_quorum_id=2, commit_failures=1)]
+        effects = [effect for event in (events if is_first else events[::-1]) for effect in said(m, event, 0)]
+        assert VoteAnswered(1, False) in effects
+
+
+class TestLeaving:
+    def test_it_does_the_steps_that_it_has_promised_and_leaves_where_it_would_join(self):
+        m = holding(2)
+        assert m.handle(DrainAsked("maintenance"), 0.1) == [beat(4, held("standing", 0), drains=True)]
+        committed(m, 0, 0.2)
+        assert said(m, ask(10, 0, 1), 0.3) == [granted(10, 1)]
+        assert said(m, ask(11, 1, 1), 0.3) == [granted(11, 1)]
+        m.handle(told(order("recalled")), 0.4)
+        m.handle(told(order("resumed", upto=1)), 0.5)
+        committed(m, 1, 0.6)
+        words = ("a leaves", "maintenance")
+        assert said(m, ask(12, 0, 2), 0.7) == [refused(12, Drained, *words), Sent(Leave("maintenance"))]
+        assert said(m, ask(13, 1, 2), 0.8) == [refused(13, Drained, *words)]
+        assert m.handle(told(Goodbye("the group has left")), 0.9) == [HasLeft("the group has left")]
+
+    def test_the_lighthouse_may_ask_for_it_and_the_first_reason_stays(self):
+        m = holding(1)
+        assert m.handle(told(DrainRequest("x")), 0.1) == [beat(4, held("standing", 0), drains=True)]
+        assert m.handle(told(DrainRequest("y")), 0.1) == []
+        m.handle(told(order("revoked")), 0.2)
+        assert refused(9, Drained, "x") in m.handle(ask(9, 0, 0, commit_failures=1), 0.3)
+
+    def test_ranks_that_wait_to_join_are_told_at_once(self):
+        m = joined(2)
+        assert m.handle(DrainAsked("x"), 1) == [
+            Sent(WithdrawRequest(1)),
+            refused(1, Drained, "x"),
+            refused(2, Drained, "x"),
+            Sent(Leave("x")),
+        ]
+
+    def test_a_group_that_no_rank_has_come_to_leaves_at_once(self):
+        assert unwatched().handle(DrainAsked("x"), 1) == [Sent(Leave("x"))]
+
+    def test_ranks_without_watches_end_their_step_first(self):
+        m = unwatched(size=1)
+        m.handle(ask(1, 0), 0)
+        m.handle(handed(1, formed(1), stands=False), 0)
+        assert said(m, DrainAsked("x"), 0.1) == []
+        assert said(m, vote(2, 0, 0), 0.2) == [VoteAnswered(2, True)]
+        assert said(m, ask(3, 0, 1), 0.3) == [refused(3, Drained, "x"), Sent(Leave("x"))]
+
+    def test_while_the_lighthouse_is_away_nobody_is_waited_for(self):
+        m = joined(1)
+        m.handle(SessionClosed(), 1)
+        assert m.handle(DrainAsked("x"), 2)[-1] == HasLeft("the lighthouse is away")
+
+    def test_nor_where_it_goes_after_the_leave(self):
+        m = unwatched()
+        m.handle(DrainAsked("x"), 1)
+        [effect] = m.handle(SessionClosed(), 2)
+        assert isinstance(effect, HasLeft)
+
+    def test_after_the_leave_it_is_silent(self):
+        m = unwatched()
+        m.handle(DrainAsked("x"), 1)
+        assert m.tick(2) == []
+        assert m.handle(WatchOpened(1, 0, "w0"), 3) == []
+
+    def test_a_goodbye_without_a_leave_is_a_closed_session(self):
+        assert holding(1).handle(told(Goodbye("it stops")), 1) == [beat(4, held("standing", 0))]
+
+    def test_a_kill_ends_it(self):
+        assert said(holding(1), told(KillRequest("x")), 0.5) == [Killed("x")]

@@ -1,0 +1,217 @@
+"""The manager's side of its session: what it says when, and when it gives the connection up."""
+
+from dataclasses import replace
+
+import pytest
+
+from manager.lighthouse_session import FIRST_LEASE_S, SessionMachine
+from protos.session import (
+    Beat,
+    Echo,
+    Held,
+    Hello,
+    HoldMode,
+    JoinRequest,
+    Leave,
+    Levels,
+    Welcome,
+    WithdrawRequest,
+)
+from tests.manager.builders import member
+
+ME = member("a")
+
+
+class Fixture:
+    def __init__(self) -> None:
+        self.levels = Levels()
+        self.session = SessionMachine(lambda: self.levels)
+
+
+@pytest.fixture
+def made() -> Fixture:
+    return Fixture()
+
+
+def opened(now: float = 0.0) -> Fixture:
+    made = Fixture()
+    assert made.session.opened(ME, now) == [Hello(ME, Levels()), Beat(1, Levels())]
+    made.session.welcomed(Welcome(1.0, 5.0), now)
+    return made
+
+
+class TestBeats:
+    def test_the_hello_comes_first_then_a_beat(self, made: Fixture):
+        made.levels = Levels(drains=True, down="x")
+        assert made.session.opened(ME, 0) == [Hello(ME, made.levels), Beat(1, made.levels)]
+        assert made.session.is_open
+
+    def test_one_per_interval(self):
+        m = opened().session
+        assert m.tick(0.99) == []
+        assert m.tick(1) == [Beat(2)]
+        assert m.tick(1) == []
+        assert m.tick(1.99) == []
+        assert m.tick(2) == [Beat(3)]
+
+    def test_at_once_when_a_level_has_changed(self):
+        made = opened()
+        made.levels = Levels(held=Held(1, HoldMode.FROZEN, 3))
+        assert made.session.tick(0.1) == [Beat(2, made.levels)]
+        assert made.session.tick(0.1) == []
+        assert made.session.tick(1.09) == [], "the next interval begins with it"
+        assert made.session.tick(1.1) == [Beat(3, made.levels)]
+
+    def test_the_lighthouse_says_how_often(self):
+        m = opened().session
+        m.welcomed(Welcome(0.25, 5.0), 0)
+        assert m.deadline() == 0.25
+        assert m.tick(0.25) == [Beat(2)]
+        m.echoed(Echo(2, 2.0), 0.3)
+        assert m.tick(0.5) == [Beat(3)]
+        assert m.tick(2.4) == []
+        assert m.tick(2.5) == [Beat(4)]
+
+    def test_none_while_closed(self):
+        made = opened()
+        made.session.closed()
+        made.levels = Levels(drains=True)
+        assert made.session.tick(9) == []
+        assert made.session.deadline() is None
+
+    def test_the_deadline_is_the_next_beat_or_the_end_of_patience(self):
+        m = opened().session
+        assert m.deadline() == 1
+        for now in (1, 2, 3, 4):
+            m.tick(now)
+            assert m.deadline() == now + 1
+        m.echoed(Echo(1, 3.0), 4.2)
+        m.tick(5)
+        assert m.deadline() == 8
+        m.tick(8)
+        assert m.deadline() == 9.2, "five seconds after the echo"
+
+
+class TestEchoes:
+    def test_says_when_the_echoed_beat_was_sent(self):
+        m = opened(3).session
+        m.tick(4)
+        assert m.echoed(Echo(1, 1.0), 4.5) == 3
+        assert m.echoed(Echo(2, 1.0), 4.6) == 4
+
+    def test_once(self):
+        m = opened().session
+        assert m.echoed(Echo(1, 1.0), 0.5) == 0
+        assert m.echoed(Echo(1, 1.0), 0.6) is None
+
+    def test_a_newer_one_outdates_the_older(self):
+        m = opened().session
+        for now in (1, 2):
+            m.tick(now)
+        assert m.echoed(Echo(2, 1.0), 2.1) == 1
+        assert m.echoed(Echo(1, 1.0), 2.2) is None
+        assert m.echoed(Echo(3, 1.0), 2.3) == 2
+        assert m._sent_at == {}
+
+    def test_of_the_connection_before_is_none(self):
+        """A beat that was lost with its connection renewed nothing."""
+        m = opened().session
+        m.closed()
+        m.opened(ME, 2)
+        assert m.echoed(Echo(1, 1.0), 2.1) is None
+        assert m.echoed(Echo(2, 1.0), 2.2) == 2
+
+    def test_of_nothing_that_was_sent_is_none(self):
+        assert opened().session.echoed(Echo(77, 1.0), 0.5) is None
+
+    def test_what_is_never_echoed_is_bounded_by_the_patience(self):
+        m = opened().session
+        now = 0.0
+        while not m.is_given_up(now):
+            m.tick(now)
+            now = m.deadline()
+        assert len(m._sent_at) <= 6
+
+
+class TestGivingUp:
+    def test_without_an_echo_for_a_whole_lease(self):
+        m = opened().session
+        m.echoed(Echo(1, 1.0), 2)
+        assert not m.is_given_up(6.99)
+        assert m.is_given_up(7)
+
+    def test_by_the_lease_that_the_lighthouse_named(self):
+        m = opened().session
+        m.welcomed(Welcome(1.0, 30.0), 1)
+        assert not m.is_given_up(30.9)
+        assert m.is_given_up(31)
+
+    def test_also_without_a_welcome(self, made: Fixture):
+        made.session.opened(ME, 10)
+        assert not made.session.is_given_up(10 + FIRST_LEASE_S - 0.01)
+        assert made.session.is_given_up(10 + FIRST_LEASE_S)
+
+    def test_a_closed_one_is_not_given_up_again_and_a_new_one_begins_anew(self):
+        m = opened().session
+        m.closed()
+        assert not m.is_given_up(100)
+        m.opened(ME, 100)
+        assert not m.is_given_up(104)
+
+
+class TestJoins:
+    def test_is_asked_with_the_time_that_is_left(self):
+        m = opened().session
+        assert m.join(ME, deadline_at=30, now=2) == [JoinRequest(1, ME, 28)]
+
+    def test_numbers_grow_and_only_the_newest_is_answered(self):
+        m = opened().session
+        m.join(ME, 30, 0)
+        assert m.join(replace(ME, step=1), 30, 1) == [JoinRequest(2, replace(ME, step=1), 29)]
+        assert not m.answered(1)
+        assert m.answered(2)
+        assert not m.answered(2), "once"
+
+    def test_is_asked_again_on_the_next_connection_with_the_same_number(self):
+        m = opened().session
+        m.join(ME, 30, 0)
+        m.closed()
+        hello, beat, again = m.opened(ME, 4)
+        assert (hello, beat, again) == (Hello(ME), Beat(2), JoinRequest(1, ME, 26))
+        assert m.answered(1)
+
+    def test_asked_while_away_waits_for_the_connection(self, made: Fixture):
+        assert made.session.join(ME, 30, 0) == []
+        assert made.session.opened(ME, 1)[2:] == [JoinRequest(1, ME, 29)]
+
+    def test_one_whose_time_is_over_still_has_some(self, made: Fixture):
+        made.session.join(ME, 3, 0)
+        [request] = made.session.opened(ME, 5)[2:]
+        assert request.time_left_s > 0
+
+    def test_taken_back(self):
+        m = opened().session
+        m.join(ME, 30, 0)
+        assert m.withdraw() == [WithdrawRequest(1)]
+        assert m.withdraw() == []
+        assert not m.answered(1)
+        m.closed()
+        assert m.opened(ME, 1)[2:] == []
+
+    @pytest.mark.parametrize("is_away", [True, False])
+    def test_an_answered_one_is_not_asked_again(self, is_away: bool):
+        m = opened().session
+        m.join(ME, 30, 0)
+        if is_away:
+            m.closed()
+            assert m.withdraw() == [], "nobody is there to be told"
+        else:
+            m.answered(1)
+            assert m.withdraw() == []
+        assert m.opened(ME, 1)[2:] == []
+
+    def test_a_leave_is_said_where_somebody_hears_it(self):
+        m = opened().session
+        assert m.leave("done") == [Leave("done")]
+        m.closed()
+        assert m.leave("done") == []

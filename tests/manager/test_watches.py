@@ -1,0 +1,100 @@
+"""Which ranks are there."""
+
+from manager.watches import Watches
+
+
+def watched(size: int = 2) -> Watches:
+    watches = Watches(size)
+    for rank in range(size):
+        assert not watches.opened(rank + 1, rank, f"w{rank}")
+    return watches
+
+
+def test_all_ranks_watched_is_complete_and_started():
+    watches = Watches(2)
+    assert (watches.is_complete, watches.is_starting) == (False, True)
+    watches.opened(1, 0, "w0")
+    assert (watches.is_complete, watches.is_starting) == (False, True)
+    watches.opened(2, 1, "w1")
+    assert (watches.is_complete, watches.is_starting, watches.lost) == (True, False, [])
+    assert watches.all() == (1, 2)
+
+
+def test_one_rank_twice_is_one_rank():
+    watches = Watches(2)
+    watches.opened(1, 0, "w0")
+    assert not watches.opened(2, 0, "w0")
+    assert (watches.is_complete, watches.is_starting) == (False, True)
+
+
+def test_the_end_of_its_watch_is_the_loss_of_the_rank():
+    watches = watched()
+    assert watches.ended(2) == 1
+    assert (watches.lost, watches.is_complete, watches.all()) == ([1], False, (1,))
+    assert not watches.is_starting, "it has been there"
+    assert watches.ended(2) is None
+
+
+def test_all_that_are_lost_are_named_in_order():
+    watches = watched(3)
+    for watch in (3, 1):
+        watches.ended(watch)
+    assert watches.lost == [0, 2]
+
+
+def test_the_end_of_an_old_watch_never_touches_the_newer_one():
+    watches = watched()
+    assert not watches.opened(3, 1, "w1")
+    assert watches.all() == (1, 2, 3), "both are told what is pushed"
+    assert watches.ended(2) is None
+    assert (watches.lost, watches.is_complete) == ([], True)
+    assert watches.ended(3) == 1
+
+
+def test_another_process_of_a_watched_rank_is_the_loss_of_the_old_one():
+    watches = watched()
+    assert watches.opened(3, 1, "w1-again")
+    assert watches.ended(2) is None
+    assert watches.lost == []
+
+
+def test_a_rank_that_came_back_is_not_lost():
+    watches = watched()
+    watches.ended(2)
+    assert not watches.opened(3, 1, "w1-again"), "the old one was lost before"
+    assert (watches.lost, watches.is_complete) == ([], True)
+
+
+def test_a_rank_without_a_watch_is_there_when_it_asks_and_is_not_complete():
+    watches = Watches(2)
+    watches.asked(0)
+    assert watches.is_starting
+    watches.asked(1)
+    assert (watches.is_starting, watches.is_complete, watches.all()) == (False, False, ())
+
+
+def test_a_lost_rank_that_asks_is_there():
+    watches = watched()
+    watches.ended(2)
+    watches.asked(1)
+    assert (watches.lost, watches.is_complete) == ([], False)
+
+
+def test_ranks_out_of_range_are_nobody():
+    watches = Watches(2)
+    for rank in (-1, 2, 0):
+        watches.asked(rank)
+    assert watches.is_starting
+
+
+def test_an_unknown_watch_is_nothing():
+    assert watched().ended(99) is None
+
+
+def test_coming_and_going_leaves_nothing_behind():
+    watches = Watches(2)
+    for n in range(100):
+        watches.opened(n, n % 2, f"w{n}")
+        if n > 1:
+            watches.ended(n - 2)
+    assert len(watches._open) == len(watches._newest) == 2
