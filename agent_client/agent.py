@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 
 class Agent:
     """`timeout_s` bounds each collective and each vote, `connect_timeout_s` meeting the peers of a new quorum,
-    `quorum_timeout_s` each quorum, `heal_timeout_s` a transfer of state.
+    `quorum_timeout_s` each quorum, `heal_timeout_s` a transfer of state; `manager_returns_within_s` is how long a
+    manager that has ended is waited for, unless this rank has started it.
 
     Several ranks of one group pass `group`, which connects them. Use `from_env`.
     """
@@ -55,6 +56,7 @@ class Agent:
         quorum_timeout_s: float = 60.0,
         heal_timeout_s: float = 300.0,
         max_consecutive_discards: int = 30,
+        manager_returns_within_s: float = 10.0,
         advertise: str | None = None,
     ) -> None:
         if (group_world_size > 1) != (group is not None):
@@ -73,7 +75,13 @@ class Agent:
         self._healing = Healing(state, group_rank, self._host, heal_timeout_s)
         self._thread = BackgroundThread(f"lighthouse agent {group_rank}")
         self._machine = StepMachine()
-        self._manager = ManagerLink(manager_address, group_rank, secrets.token_hex(6), self._peers.revoke)
+        self._manager = ManagerLink(
+            manager_address,
+            group_rank,
+            secrets.token_hex(6),
+            self._peers.revoke,
+            returns_within_s=0.0 if manager_process else manager_returns_within_s,
+        )
         self._groups_for_torch = itertools.count()
         self._round: Future[None] | None = None
         self._last: Assignment | None = None

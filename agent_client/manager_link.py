@@ -2,7 +2,7 @@
 
 The watch is a stream on a thread of its own: by it the manager knows that this rank lives, and tells it at once when
 its quorum is revoked. A grant and its revoke travel on different streams, so revoked ids are remembered. The end of
-the watch is a revoke of whatever is held.
+the watch is a revoke of whatever is held. A manager that has ended may be started again: for a while it is waited for.
 """
 
 import logging
@@ -32,10 +32,19 @@ STAYS_AFTER_DRAIN_S = 10.0
 
 
 class ManagerLink:
-    """`on_revoked(quorum_id, reason)` is called on the watch's thread; None stands for every quorum of before."""
+    """`on_revoked(quorum_id, reason)` is called on the watch's thread; None stands for every quorum of before.
+
+    `returns_within_s`: how long a manager that has ended is waited for.
+    """
 
     def __init__(
-        self, address: str, group_rank: int, worker: str, on_revoked: Callable[[int | None, str], None]
+        self,
+        address: str,
+        group_rank: int,
+        worker: str,
+        on_revoked: Callable[[int | None, str], None],
+        *,
+        returns_within_s: float,
     ) -> None:
         self.address = address
         self._group_rank = group_rank
@@ -45,6 +54,8 @@ class ManagerLink:
         self._watch: Watch | None = None
         self._is_watched = threading.Event()
         self._has_ended = threading.Event()
+        self._returns_within_s = returns_within_s
+        self._gone_since: float | None = None
         self._is_served = True
         self._is_closed = False
         self._revoked: dict[int, str] = {}
@@ -86,7 +97,7 @@ class ManagerLink:
         except Drained as e:
             self._has_ended.wait(STAYS_AFTER_DRAIN_S)
             raise GroupDrained(str(e)) from None
-        self._has_answered = True
+        self._has_answered, self._gone_since = True, None
         return answer
 
     def vote(self, step: int, vote: bool, *, quorum_id: int | None, timeout_s: float) -> bool:
@@ -103,23 +114,32 @@ class ManagerLink:
                     self._group_rank, step, vote, timeout_s=left_s, quorum_id=quorum_id, wants_next=self._is_served
                 )
             except (Unreachable, DeadlinePassed) as e:
-                if not vote or time.monotonic() + backoff_s >= ends_at or self._has_ended.is_set():
+                is_over = time.monotonic() + backoff_s >= ends_at
+                if not vote or is_over or (isinstance(e, Unreachable) and self._is_given_up()):
                     raise
                 log.warning("step %d: the vote is repeated: %s", step, e)
                 time.sleep(backoff_s)
                 backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
+                self._ensure_watched()
             else:
-                self._granted = answer.next
+                self._granted, self._gone_since = answer.next, None
                 return answer.commit
 
     def check_alive(self, error: LighthouseError) -> None:
-        """Raises AgentError if the manager is gone; one that answers has only had no quorum."""
+        """Raises AgentError if the manager is gone for good; one that answers has only had no quorum."""
         if not isinstance(error, Unreachable):
             return
         try:
             self._client.status(timeout_s=ALIVE_TIMEOUT_S)
         except Unreachable as e:
-            raise AgentError(f"the group's manager is gone: {e}; restart the group") from error
+            if self._is_given_up():
+                raise AgentError(f"the group's manager is gone: {e}; restart the group") from error
+
+    def _is_given_up(self) -> bool:
+        now = time.monotonic()
+        if self._gone_since is None:
+            self._gone_since = now
+        return now - self._gone_since >= self._returns_within_s
 
     # -- the watch
 

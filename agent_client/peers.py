@@ -1,6 +1,8 @@
 """The same rank of the other replica groups: one process group, made anew for every quorum."""
 
+import contextlib
 import threading
+from concurrent.futures import Future, InvalidStateError
 
 from torch import Tensor
 from torch.distributed import PrefixStore
@@ -23,47 +25,63 @@ class Peers:
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._group: GlooGroup | None = None
         self._quorum_id: int | None = None
-        self._ended: str | None = None
+        self._met: Future[GlooGroup | None] = Future()
 
     def configure(self, assignment: Assignment) -> None:
         """Meet the participants; an unchanged quorum_id costs nothing. Raises RuntimeError if one does not come."""
         if assignment.quorum_id == self._quorum_id:
             return
         self.drop()
+        met: Future[GlooGroup | None] = Future()
         with self._lock:
-            self._quorum_id, self._ended = assignment.quorum_id, None
-        group = self._connect(assignment) if assignment.replica_world_size > 1 else None
-        with self._lock:
-            self._group = group
-            if self._ended is None or group is None:
-                return
-        group.abort()
+            self._quorum_id, self._met = assignment.quorum_id, met
+        threading.Thread(target=self._meet, args=(assignment, met), name="lighthouse peers", daemon=True).start()
+        met.result()
 
     def all_reduce(self, tensor: Tensor, timeout_s: float) -> None:
         """The sum over the participants, in place. Raises RuntimeError when a peer is lost."""
-        if self._quorum_id is None or self._ended is not None:
-            raise RuntimeError(self._ended or "the process group of this quorum was given up")
-        if self._group is not None:
-            self._group.all_reduce(tensor, timeout_s)
+        if self._quorum_id is None:
+            raise RuntimeError("the process group of this quorum was given up")
+        if (group := self._met.result()) is not None:
+            group.all_reduce(tensor, timeout_s)
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
         """End what is under way in that quorum, or in any; what has completed has completed."""
         with self._lock:
-            if self._quorum_id is None or quorum_id not in (None, self._quorum_id):
-                return
-            self._ended = f"quorum {self._quorum_id} was revoked: {reason}"
-            group = self._group
-        if group is not None:
-            group.abort()
+            if self._quorum_id is not None and quorum_id in (None, self._quorum_id):
+                self._end(f"quorum {self._quorum_id} was revoked: {reason}")
 
     def drop(self) -> None:
         """End what is under way, for the peers too; the next quorum meets anew."""
         with self._lock:
-            group, self._group, self._quorum_id = self._group, None, None
-        if group is not None:
-            group.abort()
+            if self._quorum_id is not None:
+                self._end("the process group of this quorum was given up")
+                self._quorum_id = None
+
+    def _end(self, reason: str) -> None:
+        ended: Future[GlooGroup | None] = Future()
+        ended.set_exception(RuntimeError(reason))
+        met, self._met = self._met, ended
+        try:
+            met.set_exception(RuntimeError(reason))  # they are still meeting: nobody waits for that any more
+        except InvalidStateError:
+            if met.exception() is None and (group := met.result()) is not None:
+                group.abort()
+
+    def _meet(self, assignment: Assignment, met: "Future[GlooGroup | None]") -> None:
+        """On a thread of its own: gloo cannot be told that a peer will never come, so it is left to find out."""
+        try:
+            group = self._connect(assignment) if assignment.replica_world_size > 1 else None
+        except Exception as e:  # noqa: BLE001  it belongs to who waits for the peers
+            with contextlib.suppress(InvalidStateError):
+                met.set_exception(e)
+            return
+        try:
+            met.set_result(group)
+        except InvalidStateError:
+            if group is not None:
+                group.abort()
 
     def _connect(self, assignment: Assignment) -> GlooGroup:
         store = connect_store(assignment.store_address, self._connect_timeout_s)

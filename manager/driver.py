@@ -14,6 +14,7 @@ from lighthouse_runtime.timer import DeadlineTimer
 from manager import commit, gather
 from manager.events import (
     CallEnded,
+    CallExpired,
     CallRefused,
     DrainAsked,
     Effect,
@@ -156,7 +157,10 @@ class ManagerDriver:
         except TimeoutError:
             if not limit.expired():  # a refusal of that kind, with its own reason
                 raise
-            raise why(time_left_s) from None
+            error = why(time_left_s)
+            if self._waiting.pop(call, None) is not None:
+                self._feed(CallExpired(call, error))
+            raise error from None
         finally:
             if self._waiting.pop(call, None) is not None:
                 self._feed(CallEnded(call))

@@ -24,6 +24,14 @@ class CallEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class CallExpired:
+    """The time of a waiting call was over; its rank was told `error`."""
+
+    call: int
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
 class WatchOpened:
     watch: int
     group_rank: int
@@ -112,6 +120,15 @@ class HasLeft:
 
 
 Event = (
-    gather.Ask | VoteCast | CallEnded | WatchOpened | WatchEnded | SessionOpened | SessionClosed | Received | DrainAsked
+    gather.Ask
+    | VoteCast
+    | CallEnded
+    | CallExpired
+    | WatchOpened
+    | WatchEnded
+    | SessionOpened
+    | SessionClosed
+    | Received
+    | DrainAsked
 )
 Effect = QuorumAnswered | VoteAnswered | CallRefused | Sent | Pushed | SessionGivenUp | Killed | HasLeft

@@ -19,11 +19,13 @@ import agent_client.healing as healing_module
 from agent_client.agent import Agent
 from agent_client.checkpoint.fetch import fetch
 from agent_client.checkpoint.format import encode
+from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup, connect_store
 from agent_client.train_state import TrainState
 from lighthouse_runtime.loop import StopRequest
 from manager import daemon
 from manager.config import ManagerConfig
+from protos.membership import Assignment
 
 LOOPBACK = "127.0.0.1"
 
@@ -155,6 +157,42 @@ class GlooActor:
     def held(self) -> tuple[int, int]:
         """How many (descriptors, threads) this process has."""
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+class PeersActor:
+    """The same rank of one of several replica groups."""
+
+    def build(self, connect_timeout_s: float) -> None:
+        torch.set_num_threads(1)
+        self.peers = Peers(0, LOOPBACK, connect_timeout_s=connect_timeout_s, timeout_s=100.0)
+
+    def configure(self, store: str, quorum_id: int, rank: int, size: int) -> None:
+        names = tuple(f"group-{place}" for place in range(size))
+        assignment = Assignment(
+            quorum_id=quorum_id,
+            replica_ids=names,
+            replica_rank=rank,
+            replica_world_size=size,
+            max_step=0,
+            max_rank=rank,
+            max_world_size=size,
+            contributors=size,
+            store_address=store,
+            primary_address="",
+        )
+        self.peers.configure(assignment)
+
+    def all_reduce(self) -> float:
+        """Of ones."""
+        tensor = torch.ones(1)
+        self.peers.all_reduce(tensor, 100.0)
+        return float(tensor)
+
+    def revoke(self, quorum_id: int | None) -> None:
+        self.peers.revoke(quorum_id, "a test says so")
+
+    def drop(self) -> None:
+        self.peers.drop()
 
 
 class AgentActor:

@@ -390,7 +390,7 @@ def test_a_stopped_group_costs_a_step_and_heals_when_it_goes_on(job: Job) -> Non
 
 
 def test_a_manager_that_is_gone_ends_the_rank(job: Job) -> None:
-    [a] = job.groups("a", quorum_timeout_s=1.0, timeout_s=5.0)
+    [a] = job.groups("a", quorum_timeout_s=1.0, timeout_s=5.0, manager_returns_within_s=0.5)
     assert a.call("step")["committed"]
     job.managers["a"].kill()
     with pytest.raises(RankError, match=r"the group's manager is gone: .* restart the group") as raised:

@@ -1,0 +1,109 @@
+"""The peers of a quorum are met anew for each, and given up at any moment, also while they still meet."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.agent_client.ranks import Rank, RankError, RankServer
+
+ENDS_WITHIN_S = 5.0
+PATIENT_S = 60.0
+
+Start = Callable[[int], list[Rank]]
+
+
+@pytest.fixture(scope="module")
+def store(rank_server: RankServer) -> Iterator[str]:
+    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
+        yield host.call("serve")
+
+
+@pytest.fixture
+def start(rank_server: RankServer) -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def ranks(count: int) -> list[Rank]:
+            made = [
+                stack.enter_context(rank_server.start("tests.agent_client.actors:PeersActor")) for _ in range(count)
+            ]
+            for rank in made:
+                rank.call("build", PATIENT_S)
+            return made
+
+        yield ranks
+
+
+def meet(store: str, quorum_id: int, *ranks: Rank) -> None:
+    places = enumerate(ranks)
+    pending = [rank.begin("configure", store, quorum_id, place, len(ranks)) for place, rank in places]
+    for each in pending:
+        each.result()
+
+
+def sums(*ranks: Rank) -> list[float]:
+    return [each.result() for each in [rank.begin("all_reduce") for rank in ranks]]
+
+
+def test_quorum_after_quorum(store: str, start: Start) -> None:
+    a, b, c = start(3)
+    meet(store, 1, a, b)
+    assert sums(a, b) == [2, 2]
+    meet(store, 2, a, b, c)
+    assert sums(a, b, c) == [3, 3, 3]
+    meet(store, 2, a, b, c)  # nothing new
+    meet(store, 3, c)
+    assert sums(c) == [1]
+
+
+@pytest.mark.parametrize("quorum_id", [10, None])
+def test_a_meeting_to_which_a_peer_does_not_come_ends_with_the_revoke(
+    store: str, start: Start, quorum_id: int | None
+) -> None:
+    a, b = start(2)
+    meeting = a.begin("configure", store, 10, 0, 2)
+    assert not meeting.is_done(within_s=0.3)
+    a.call("revoke", quorum_id)
+    with pytest.raises(RankError, match="quorum 10 was revoked: a test says so"):
+        meeting.result(ENDS_WITHIN_S)
+    with pytest.raises(RankError, match="quorum 10 was revoked: a test says so"):
+        a.call("all_reduce")
+    meet(store, 11, a, b)
+    assert sums(a, b) == [2, 2]
+
+
+def test_one_that_stops_while_they_meet_holds_nobody(store: str, start: Start) -> None:
+    a, b, c = start(3)
+    of_c = c.begin("configure", store, 20, 2, 3)
+    assert not of_c.is_done(within_s=0.3)
+    c.stop()
+    meetings = [rank.begin("configure", store, 20, place, 3) for place, rank in enumerate((a, b))]
+    assert not any(meeting.is_done(within_s=0.3) for meeting in meetings)
+    for rank, meeting in zip((a, b), meetings, strict=True):
+        rank.call("revoke", 20)
+        with pytest.raises(RankError, match="revoked"):
+            meeting.result(ENDS_WITHIN_S)
+    meet(store, 21, a, b)
+    assert sums(a, b) == [2, 2]
+
+
+def test_the_revoke_of_another_quorum_ends_nothing(store: str, start: Start) -> None:
+    a, b = start(2)
+    meeting = a.begin("configure", store, 30, 0, 2)
+    a.call("revoke", 29)
+    b.call("configure", store, 30, 1, 2)
+    meeting.result()
+    assert sums(a, b) == [2, 2]
+
+
+def test_a_late_comer_to_a_meeting_that_was_given_up_is_left_alone(store: str, start: Start) -> None:
+    """And what the abandoned thread still makes is ended by it."""
+    a, b = start(2)
+    meeting = a.begin("configure", store, 40, 0, 2)
+    assert not meeting.is_done(within_s=0.3)
+    a.call("drop")
+    with pytest.raises(RankError, match="given up"):
+        meeting.result(ENDS_WITHIN_S)
+    b.begin("configure", store, 40, 1, 2).is_done(within_s=ENDS_WITHIN_S)
+    with pytest.raises(RankError):
+        b.begin("all_reduce").result(ENDS_WITHIN_S)
