@@ -57,6 +57,7 @@ class ManagerLink:
         self._returns_within_s = returns_within_s
         self._gone_since: float | None = None
         self._is_served = True
+        self.asks_ahead = True  # a vote asks for the next step's grant
         self._is_closed = False
         self._revoked: dict[int, str] = {}
         self._granted: Assignment | None = None
@@ -110,8 +111,9 @@ class ManagerLink:
         while True:
             try:
                 left_s = max(0.001, ends_at - time.monotonic())
+                wants_next = self.asks_ahead and self._is_served
                 answer = self._client.vote(
-                    self._group_rank, step, vote, timeout_s=left_s, quorum_id=quorum_id, wants_next=self._is_served
+                    self._group_rank, step, vote, timeout_s=left_s, quorum_id=quorum_id, wants_next=wants_next
                 )
             except (Unreachable, DeadlinePassed) as e:
                 is_over = time.monotonic() + backoff_s >= ends_at
@@ -124,6 +126,13 @@ class ManagerLink:
             else:
                 self._granted, self._gone_since = answer.next, None
                 return answer.commit
+
+    def report(self, reason: str) -> None:
+        """This rank is about to end."""
+        try:
+            self._client.report(self._group_rank, self._worker, reason)
+        except LighthouseError as e:
+            log.info("the manager was not told why this rank ends: %s", e)
 
     def check_alive(self, error: LighthouseError) -> None:
         """Raises AgentError if the manager is gone for good; one that answers has only had no quorum."""

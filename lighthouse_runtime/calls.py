@@ -103,6 +103,11 @@ def vote(group_rank: int, step: int, vote: bool, quorum_id: int | None, wants_ne
     return Rpc(MANAGER + "ShouldCommit", request, manager_pb2.ShouldCommitResponse, wire.vote_from_native)
 
 
+def report(group_rank: int, worker: str, reason: str) -> Rpc[None]:
+    request = manager_pb2.ReportRequest(rank=group_rank, worker=worker, reason=reason)
+    return Rpc(MANAGER + "Report", request, manager_pb2.ReportResponse, _nothing)
+
+
 def manager_kill(msg: str) -> Rpc[None]:
     return Rpc(MANAGER + "Kill", manager_pb2.KillRequest(msg=msg), manager_pb2.KillResponse, _nothing)
 

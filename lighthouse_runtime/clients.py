@@ -35,7 +35,7 @@ def _metadata(job: str, token: str | None) -> _Metadata:
     return tuple(entries)
 
 
-class _SyncClient:
+class SyncClient:
     """A channel that is never used in a forked child: there it is made anew."""
 
     def __init__(self, address: str, metadata: _Metadata) -> None:
@@ -54,6 +54,15 @@ class _SyncClient:
         """In a forked child that has not used it, the channel is its parent's: closing it there would not return."""
         if os.getpid() == self._pid:
             self._channel.close()
+
+    def connect(self, timeout_s: float) -> None:
+        """Raises Unreachable if there is no connection in time."""
+        ready = grpc.channel_ready_future(self._live_channel())
+        try:
+            ready.result(timeout_s)
+        except grpc.FutureTimeoutError:
+            ready.cancel()
+            raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
 
     def _live_channel(self) -> grpc.Channel:
         if os.getpid() != self._pid:
@@ -119,7 +128,7 @@ def _lighthouse(address: str) -> str:
     return str(parsed) if parsed.port is not None else f"{parsed}:{LIGHTHOUSE_PORT}"
 
 
-class LighthouseClient(_SyncClient):
+class LighthouseClient(SyncClient):
     def __init__(self, address: str, *, job: str = DEFAULT_JOB, token: str | None = None) -> None:
         self.job = job
         super().__init__(_lighthouse(address), _metadata(job, token))
@@ -175,7 +184,7 @@ class AsyncLighthouseClient(_AsyncClient):
         return Session(open_(metadata=self._metadata, wait_for_ready=wait_for_ready), self.address)
 
 
-class ManagerClient(_SyncClient):
+class ManagerClient(SyncClient):
     def __init__(self, address: str, *, token: str | None = None) -> None:
         super().__init__(address, _metadata(DEFAULT_JOB, token))
 
@@ -239,6 +248,10 @@ class ManagerClient(_SyncClient):
         open_ = self._live_channel().unary_stream(calls.WATCH)
         body = watch_request_to_wire(request).SerializeToString()
         return Watch(open_(body, metadata=self._metadata, wait_for_ready=wait_for_ready), self.address)
+
+    def report(self, group_rank: int, worker: str, reason: str, *, timeout_s: float = 1.0) -> None:
+        """Say why this rank is about to end. `worker` is that of its watch."""
+        self._run(calls.report(group_rank, worker, reason), timeout_s, wait_for_ready=False)
 
     def kill(self, msg: str = "", *, timeout_s: float = 10.0) -> None:
         self._run(calls.manager_kill(msg), timeout_s, wait_for_ready=False)
@@ -309,6 +322,10 @@ class AsyncManagerClient(_AsyncClient):
         open_ = self._channel.unary_stream(calls.WATCH)
         body = watch_request_to_wire(request).SerializeToString()
         return AsyncWatch(open_(body, metadata=self._metadata, wait_for_ready=wait_for_ready), self.address)
+
+    async def report(self, group_rank: int, worker: str, reason: str, *, timeout_s: float = 1.0) -> None:
+        """Say why this rank is about to end. `worker` is that of its watch."""
+        await self._run(calls.report(group_rank, worker, reason), timeout_s, wait_for_ready=False)
 
     async def kill(self, msg: str = "", *, timeout_s: float = 10.0) -> None:
         await self._run(calls.manager_kill(msg), timeout_s, wait_for_ready=False)

@@ -96,6 +96,7 @@ class ManagerDaemon:
         driver, link, config = self._driver, self._link, self._config
         assert driver is not None
         assert link is not None
+        held = driver.machine.held
         return ManagerStatus(
             version=VERSION,
             uptime_s=time.monotonic() - self._started_at,
@@ -109,12 +110,12 @@ class ManagerDaemon:
             lighthouse_reachable=link.is_reachable,
             lighthouse_error=link.error,
             quorum_id=driver.gather.quorum_id,
-            step=driver.gather.step,
+            step=max(driver.gather.step, held.granted if held is not None else 0),
             phase=driver.phase,
             ranks_waiting=driver.machine.ranks_waiting,
             commits=driver.machine.commit.commits,
             discards=driver.machine.commit.discards,
-            mode=held.mode.value if (held := driver.machine.held) is not None else "none",
+            mode=held.mode.value if held is not None else "none",
             grants=driver.machine.grants.given,
         )
 

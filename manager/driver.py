@@ -23,6 +23,7 @@ from manager.events import (
     Killed,
     Pushed,
     QuorumAnswered,
+    RankFailed,
     Received,
     Sent,
     SessionClosed,
@@ -116,6 +117,12 @@ class ManagerDriver:
         if (sender := self._watchers.pop(watch, None)) is not None:
             sender.end()
             self._feed(WatchEnded(watch))
+
+    def report(self, group_rank: int, worker: str, reason: str) -> None:
+        """A rank is about to end. Raises InvalidRequest for one that the group does not have."""
+        check_rank(group_rank, self.machine.me.group_world_size)
+        log.error("rank %d has failed: %s", group_rank, reason)
+        self._feed(RankFailed(group_rank, worker, reason))
 
     # -- the end
 

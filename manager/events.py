@@ -46,6 +46,15 @@ class WatchEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RankFailed:
+    """It says so itself, and ends."""
+
+    group_rank: int
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionOpened:
     pass
 
@@ -126,6 +135,7 @@ Event = (
     | CallExpired
     | WatchOpened
     | WatchEnded
+    | RankFailed
     | SessionOpened
     | SessionClosed
     | Received

@@ -177,8 +177,8 @@ class GatherMachine:
             ]
         self._note_worker(ask)
         self._asks[ask.group_rank] = self._last[ask.group_rank] = ask
-        odd = next((other for other in self._asks.values() if other.step != ask.step), None)
-        if odd is not None and not (odd.worker and ask.worker):
+        odd = next((other for other in self._asks.values() if _cannot_meet(ask, other)), None)
+        if odd is not None:
             return effects + self.refuse_all(_steps_differ(ask, odd))
         return effects + (self._join() if len(self._asks) == self._size else [])
 
@@ -266,6 +266,11 @@ class GatherMachine:
         self._asks = {}
         self._is_joined = False
         return taken_back + refused
+
+
+def _cannot_meet(ask: Ask, other: Ask) -> bool:
+    """At different steps; and one of them, being no Agent, could not heal inside its group's step."""
+    return ask.step != other.step and not (ask.worker and other.worker)
 
 
 def check_rank(group_rank: int, group_world_size: int) -> None:

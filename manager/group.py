@@ -16,6 +16,7 @@ from dataclasses import replace
 from manager import commit, gather
 from manager.events import (
     CallEnded,
+    CallExpired,
     CallRefused,
     DrainAsked,
     Effect,
@@ -24,6 +25,7 @@ from manager.events import (
     Killed,
     Pushed,
     QuorumAnswered,
+    RankFailed,
     Received,
     Sent,
     SessionClosed,
@@ -98,7 +100,7 @@ class GroupMachine:
     def down(self) -> str:
         """Why the group cannot take part now; empty: its ranks are there."""
         if self.watches.lost:
-            return f"rank {self.watches.lost[0]} has ended"
+            return self.watches.why_lost(self.watches.lost[0])
         return STARTING if self.watches.is_starting else ""
 
     @property
@@ -132,12 +134,16 @@ class GroupMachine:
                 return effects
             case CallEnded(call):
                 return self._end_call(call, now)
+            case CallExpired(call, error):
+                return self._expire_call(call, error, now)
             case WatchOpened(watch, group_rank, worker):
                 is_other = self.watches.opened(watch, group_rank, worker)
                 return self._give_up(f"rank {group_rank} has restarted", now) if is_other else []
             case WatchEnded(watch):
                 rank = self.watches.ended(watch)
                 return [] if rank is None else self._lose(rank, now)
+            case RankFailed(group_rank, worker, reason):
+                return self._lose(group_rank, now) if self.watches.failed(group_rank, worker, reason) else []
             case SessionOpened():
                 return [] if self._has_left else self._send(self.session.opened(self._participant(), now))
             case SessionClosed():
@@ -154,7 +160,7 @@ class GroupMachine:
 
     def _lose(self, group_rank: int, now: float) -> list[Effect]:
         """What it still asks for is void: it would stand for a rank that is not there."""
-        gone = WrongState(f"rank {group_rank} of the group has ended")
+        gone = WrongState(self.watches.why_lost(group_rank))
         effects: list[Effect] = []
         if (ask := self._waiting.pop(group_rank, None)) is not None:
             effects.append(CallRefused(ask.call, gone))
@@ -188,6 +194,14 @@ class GroupMachine:
         self._waiting = {rank: ask for rank, ask in self._waiting.items() if ask.call != call}
         effects = self._perform_gather(self.gather.handle(gather.Withdrawn(call)), now)
         self.commit.handle(commit.Withdrawn(call))
+        return effects
+
+    def _expire_call(self, call: int, error: LighthouseError, now: float) -> list[Effect]:
+        """A join is over for all ranks with the first one's time, and for the same reason."""
+        was_joined = self.gather.is_joined
+        effects = self._end_call(call, now)
+        if was_joined and not self.gather.is_joined:
+            effects += self._perform_gather(self.gather.refuse_all(error), now)
         return effects
 
     def _perform_gather(self, effects: Sequence[gather.Effect], now: float) -> list[Effect]:
@@ -254,7 +268,7 @@ class GroupMachine:
             case Echo(_, _, order):
                 sent_at = self.session.echoed(message, now)
                 effects = self._obey(order, now)
-                if sent_at is not None and not (order is not None and order.phase is Phase.REVOKED):
+                if sent_at is not None:
                     self.grants.renew(sent_at + LEASE_SHARE * self.session.lease_s)
                 return effects + self._open(now) + self._decide_again(now)
             case Handed(join):
@@ -303,7 +317,8 @@ class GroupMachine:
         if handed is None or (handed.stands and now >= self.grants.lease_until):
             return []
         self._unopened = None
-        self.session.answered(handed.join)
+        if not self.session.answered(handed.join):  # taken back since
+            return []
         answered = self.gather.handle(gather.QuorumReceived(self.gather.round, handed.quorum))
         is_taken = any(isinstance(effect, gather.RoundAnswered) for effect in answered)
         if is_taken and handed.stands:
@@ -314,8 +329,8 @@ class GroupMachine:
 
     def _drop_unopened(self, reason: str, now: float) -> list[Effect]:
         handed, self._unopened = self._unopened, None
-        assert handed is not None
-        self.session.answered(handed.join)
+        if handed is None or not self.session.answered(handed.join):
+            return []
         return self._refuse_join(WrongState(f"quorum {handed.quorum.quorum_id} was revoked: {reason}; ask again"), now)
 
     def _refuse_join(self, error: LighthouseError, now: float) -> list[Effect]:

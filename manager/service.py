@@ -7,7 +7,7 @@ from lighthouse_runtime.process import ended_process, host_id
 from lighthouse_runtime.server import Call, ControlPolicy, Entry, Feed, Method, Sender
 from manager.driver import ManagerDriver
 from protos import manager_pb2, session_wire, torchft_pb2, wire
-from protos.limits import MAX_QUORUM_ID, answer_margin_s
+from protos.limits import MAX_QUORUM_ID, answer_margin_s, cut_reason
 from protos.membership import Quorum
 from protos.refusals import InvalidRequest
 from protos.status import ManagerStatus
@@ -32,6 +32,7 @@ class ManagerService:
             "ShouldCommit": Method(manager_pb2.ShouldCommitRequest, self.should_commit),
             "Kill": Method(manager_pb2.KillRequest, self.kill),
             "Status": Method(manager_pb2.ManagerStatusRequest, self.status),
+            "Report": Method(manager_pb2.ReportRequest, self.report),
             "Watch": Feed(manager_pb2.WatchRequest, self.watch),
         }
         torchft: dict[str, Entry] = {
@@ -119,6 +120,11 @@ class ManagerService:
 
     async def status(self, _: manager_pb2.ManagerStatusRequest, __: Call) -> manager_pb2.ManagerStatusResponse:
         return wire.manager_status_to_wire(self._status())
+
+    async def report(self, request: manager_pb2.ReportRequest, _: Call) -> manager_pb2.ReportResponse:
+        reason = cut_reason(" ".join(request.reason.split()))
+        self._driver.report(request.rank, _checked(request.worker, "worker"), reason or "no reason given")
+        return manager_pb2.ReportResponse()
 
     async def watch(self, request: manager_pb2.WatchRequest, call: Call, sender: Sender) -> None:
         """One rank's watch, until its stream or its process ends."""

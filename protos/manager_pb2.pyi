@@ -434,3 +434,35 @@ class Killed(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
 
 global___Killed = Killed
+
+@typing.final
+class ReportRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    worker: builtins.str
+    """as in WatchRequest"""
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        worker: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rank", b"rank", "reason", b"reason", "worker", b"worker"]) -> None: ...
+
+global___ReportRequest = ReportRequest
+
+@typing.final
+class ReportResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReportResponse = ReportResponse

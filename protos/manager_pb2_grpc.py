@@ -64,6 +64,11 @@ class ManagerServiceStub(object):
                 request_serializer=protos_dot_manager__pb2.WatchRequest.SerializeToString,
                 response_deserializer=protos_dot_manager__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Report = channel.unary_unary(
+                '/manager.v1.ManagerService/Report',
+                request_serializer=protos_dot_manager__pb2.ReportRequest.SerializeToString,
+                response_deserializer=protos_dot_manager__pb2.ReportResponse.FromString,
+                _registered_method=True)
 
 
 class ManagerServiceServicer(object):
@@ -106,6 +111,13 @@ class ManagerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Report(self, request, context):
+        """A rank that is about to end says why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ManagerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -138,6 +150,11 @@ def add_ManagerServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=protos_dot_manager__pb2.WatchRequest.FromString,
                     response_serializer=protos_dot_manager__pb2.WatchResponse.SerializeToString,
+            ),
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=protos_dot_manager__pb2.ReportRequest.FromString,
+                    response_serializer=protos_dot_manager__pb2.ReportResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -302,6 +319,33 @@ class ManagerService(object):
             '/manager.v1.ManagerService/Watch',
             protos_dot_manager__pb2.WatchRequest.SerializeToString,
             protos_dot_manager__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/manager.v1.ManagerService/Report',
+            protos_dot_manager__pb2.ReportRequest.SerializeToString,
+            protos_dot_manager__pb2.ReportResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,12 @@ class ManagerServiceStub:
     ]
     """Held open by each rank: its end is the rank's end for the manager, and the manager's for the rank."""
 
+    Report: grpc.UnaryUnaryMultiCallable[
+        protos.manager_pb2.ReportRequest,
+        protos.manager_pb2.ReportResponse,
+    ]
+    """A rank that is about to end says why."""
+
 class ManagerServiceAsyncStub:
     Quorum: grpc.aio.UnaryUnaryMultiCallable[
         protos.manager_pb2.ManagerQuorumRequest,
@@ -81,6 +87,12 @@ class ManagerServiceAsyncStub:
         protos.manager_pb2.WatchResponse,
     ]
     """Held open by each rank: its end is the rank's end for the manager, and the manager's for the rank."""
+
+    Report: grpc.aio.UnaryUnaryMultiCallable[
+        protos.manager_pb2.ReportRequest,
+        protos.manager_pb2.ReportResponse,
+    ]
+    """A rank that is about to end says why."""
 
 class ManagerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -125,5 +137,13 @@ class ManagerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[protos.manager_pb2.WatchResponse], collections.abc.AsyncIterator[protos.manager_pb2.WatchResponse]]:
         """Held open by each rank: its end is the rank's end for the manager, and the manager's for the rank."""
+
+    @abc.abstractmethod
+    def Report(
+        self,
+        request: protos.manager_pb2.ReportRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.manager_pb2.ReportResponse, collections.abc.Awaitable[protos.manager_pb2.ReportResponse]]:
+        """A rank that is about to end says why."""
 
 def add_ManagerServiceServicer_to_server(servicer: ManagerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,6 +1,7 @@
 """What runs inside the ranks of ranks.py: a store, a gloo group, an Agent that is told each of its steps."""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -310,6 +311,11 @@ class AgentActor:
         server = self.agent._healing._server
         before, server.address = server.address, address
         return before
+
+    def fail(self, text: str) -> None:
+        """An exception leaves the agent's block."""
+        with contextlib.suppress(ValueError), self.agent:
+            raise ValueError(text)
 
     def close(self) -> None:
         self.agent.close()

@@ -398,6 +398,13 @@ def test_a_manager_that_is_gone_ends_the_rank(job: Job) -> None:
     assert raised.value.kind == "AgentError"
 
 
+def test_a_rank_that_raises_says_why_before_it_dies(job: Job) -> None:
+    [a] = job.groups("a")
+    assert a.call("step")["committed"]
+    a.call("fail", "the loss is not a number")
+    assert "rank 0 has failed: ValueError: the loss is not a number" in job.log("a-manager")
+
+
 def test_a_rank_that_the_manager_does_not_know_ends(job: Job) -> None:
     job.start_managers("a")
     a = job.rank("a", rank=0)

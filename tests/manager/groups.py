@@ -35,7 +35,7 @@ from protos.session import (
 from tests.manager.builders import ask, member
 
 LEASE_UNTIL = 4.0
-"""Of a group that was made by `holding`: 0.8 of the 5 s since its first beat was sent at 0."""
+"""0.8 of the 5 s since the first beat was sent at 0."""
 
 
 IDENTITY = ("replica_id", "incarnation", "wire_id", "address", "store_address", "group_world_size")
@@ -84,12 +84,13 @@ def revoked(reason: str, *watches: int, quorum_id: int = 1) -> Pushed:
 
 
 def unwatched(size: int = 2, name: str = "a") -> GroupMachine:
-    """Its session is open and welcomed at 0; beat 1 was sent."""
+    """Its session is open and welcomed at 0; beat 1 was sent and echoed: the lease is valid until LEASE_UNTIL."""
     machine = GroupMachine(
         Participant(name, address=f"{name}:1", store_address=f"{name}:2", group_world_size=size), "L"
     )
     machine.handle(SessionOpened(), 0)
     machine.handle(told(Welcome(1.0, 5.0)), 0)
+    machine.handle(echo(1), 0)
     return machine
 
 
@@ -111,12 +112,10 @@ def joined(size: int = 2, step: int = 0, **fields: object) -> GroupMachine:
 
 
 def holding(size: int = 2, step: int = 0, names: str = "ab") -> GroupMachine:
-    """And were handed quorum 1, which stands and was formed for `step`. The lease is valid until LEASE_UNTIL; the beats
-    so far are 1 to 3."""
+    """And were handed quorum 1, which stands and was formed for `step`; the beats so far are 1 to 3."""
     machine = joined(size, step)
     answers = machine.handle(handed(1, formed(1, step, names)), 0)
     assert sum(isinstance(effect, QuorumAnswered) for effect in answers) == size
-    machine.handle(echo(1), 0)
     assert (machine.held, machine.session._beats) == (held(granted=step), 3)
     return machine
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from manager.assignment import assign
@@ -398,6 +398,7 @@ def run(drawn: list[tuple[Any, ...]]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(happenings)
+@example([("all ask", [0, 1, 2]), ("ask", 0, 0, "", None), ("ask", 1, 1, "w", None)])
 def test_rounds_never_mix(drawn: list[tuple[Any, ...]]):
     run(drawn)
 

@@ -6,11 +6,13 @@ from manager.group import (
     CallEnded,
     DrainAsked,
     GroupMachine,
+    Received,
     Sent,
     SessionClosed,
     SessionGivenUp,
     SessionOpened,
     VoteAnswered,
+    WatchEnded,
     WatchOpened,
 )
 from protos.membership import Participant
@@ -62,12 +64,6 @@ class TestStarting:
         m = unwatched()
         assert m.handle(WatchOpened(1, 0, "w0"), 0) == []
         assert m.handle(WatchOpened(2, 1, "w1"), 0) == [beat(2)]
-
-    def test_a_rank_that_is_none_of_the_group_completes_nothing(self):
-        m = unwatched()
-        m.handle(WatchOpened(1, 0, "w0"), 0)
-        m.handle(WatchOpened(2, 7, "w7"), 0)
-        assert (m.watches.is_complete, m.down) == (False, STARTING)
 
     def test_the_group_joins_when_every_rank_has_asked(self):
         m = watched()
@@ -148,8 +144,19 @@ class TestQuorum:
         m = joined(1)
         assert steps_of(m.handle(handed(1, formed(1, names="a")), 20)) == []
         assert m.ranks_waiting == (0,)
-        m.tick(20)
         assert steps_of(m.handle(echo(m.session._beats), 20.1)) == [(1, 0, False)]
+
+    @pytest.mark.parametrize("what", [echo(5), told(order("revoked"))], ids=["the lease is valid", "it is revoked"])
+    def test_one_that_waits_for_the_lease_is_not_for_a_later_request(self, what: Received):
+        """Else a rank that has lost its state would be told that it is up to date."""
+        m = joined(1)
+        m.handle(handed(1, formed(1, names="a")), 20)
+        m.handle(WatchEnded(1), 20.1)
+        m.handle(WatchOpened(2, 0, "w0-again"), 20.2)
+        m.handle(ask(2, 0, worker="w0-again"), 20.3)
+        assert said(m, what, 20.4) == []
+        assert m.ranks_waiting == (0,)
+        assert steps_of(m.handle(handed(2, formed(2, names="a")), 20.5)) == ([(2, 0, False)] if what == echo(5) else [])
 
 
 class TestGrants:
@@ -178,11 +185,13 @@ class TestGrants:
         m.handle(echo(4), 3)
         assert m.grants.lease_until == 5
 
-    def test_an_echo_that_says_revoked_renews_nothing(self):
+    def test_an_echo_that_says_revoked_lets_nobody_on_and_counts_for_the_next_quorum(self):
         m = holding(1)
+        committed(m, 0, 0.5)
         m.tick(1)
         m.handle(echo(4, order("revoked")), 1.1)
-        assert m.grants.lease_until == LEASE_UNTIL
+        assert m.handle(ask(10, 0, 1), 1.2) == [request(m, 2, 98.8, step=1, seen_quorum_id=1, watched=True)]
+        assert steps_of(m.handle(handed(2, formed(2, 1)), 4.9)) == [(10, 1, False)]
 
     def test_a_rank_that_asks_again_while_it_waits_supersedes_itself(self):
         m = holding(1)

@@ -132,7 +132,7 @@ class TestLostRank:
     def test_takes_the_group_down_in_the_same_moment(self):
         m = holding(2)
         assert m.handle(WatchEnded(2), 0.1) == [
-            revoked("rank 1 of the group has ended", 1),
+            revoked("rank 1 has ended", 1),
             beat(4, held("revoked", 0), down="rank 1 has ended"),
         ]
 
@@ -156,7 +156,7 @@ class TestLostRank:
         m.handle(ask(11, 0, 1), 0.3)
         assert m.handle(WatchEnded(2), 0.4) == [
             refused(10, WrongState, "rank 1"),
-            revoked("rank 1 of the group has ended", 1),
+            revoked("rank 1 has ended", 1),
             beat(5, held("revoked", 0), down="rank 1 has ended"),
         ]
         assert m.gather.waiting == (0,)

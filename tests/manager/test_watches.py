@@ -98,3 +98,19 @@ def test_coming_and_going_leaves_nothing_behind():
         if n > 1:
             watches.ended(n - 2)
     assert len(watches._open) == len(watches._newest) == 2
+
+
+def test_a_rank_that_says_why_it_ends_is_lost_at_once():
+    watches = watched()
+    assert watches.failed(1, "w1", "ValueError: x")
+    assert (watches.lost, watches.is_complete) == ([1], False)
+    assert watches.why_lost(1) == "rank 1 has failed: ValueError: x"
+    assert watches.ended(2) is None, "it is lost once"
+    assert watches.why_lost(1) == "rank 1 has failed: ValueError: x"
+
+
+def test_what_an_older_process_says_is_nothing():
+    watches = watched()
+    assert not watches.failed(1, "w1-before", "x")
+    assert not watches.failed(7, "w1", "x")
+    assert watches.lost == []
