@@ -22,8 +22,11 @@ RUN /build/bin/pip --python /opt/lighthouse/bin/python install \
 
 FROM ${PYTHON_IMAGE} AS runtime
 RUN groupadd --gid 65532 lighthouse \
-    && useradd --uid 65532 --gid 65532 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin lighthouse
+    && useradd --uid 65532 --gid 65532 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin lighthouse \
+    && install -d -o 65532 -g 65532 -m 0700 /var/lib/lighthouse
 ENV PATH=/opt/lighthouse/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# What a lighthouse must remember when its container is replaced: mount a volume there.
+ENV LIGHTHOUSE_JOURNAL=/var/lib/lighthouse/journal.sqlite
 USER 65532:65532
 WORKDIR /
 EXPOSE 29510 29511

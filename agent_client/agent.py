@@ -4,6 +4,7 @@ Everything of a step but the vote runs on one background thread, in order: the q
 of state, the collectives. So the quorum overlaps the forward pass, and the first collective waits for it.
 """
 
+import functools
 import itertools
 import logging
 import secrets
@@ -18,15 +19,18 @@ from torch.distributed import HashStore, ProcessGroup
 
 from agent_client.environment import Environment
 from agent_client.errors import AgentError, ConfigurationError
-from agent_client.healing import Healing
+from agent_client.healing import Healing, ServeMode, Transport
+from agent_client.last_words import LastWords
 from agent_client.manager_link import FIRST_BACKOFF_S, MAX_BACKOFF_S, ManagerLink
 from agent_client.manager_process import ManagerProcess
 from agent_client.meeting import meet
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
 from agent_client.step import Phase, StepMachine
+from agent_client.streams import in_stream_order
 from agent_client.train_state import TrainState
 from agent_client.worker import BackgroundThread
+from agent_client.world_size import WorldSize, WorldSizeMode
 from lighthouse_runtime.address import advertised_host
 from protos.membership import Assignment
 from protos.refusals import InvalidRequest, LighthouseError, NotServed
@@ -36,8 +40,11 @@ log = logging.getLogger(__name__)
 
 class Agent:
     """`timeout_s` bounds each collective and each vote, `connect_timeout_s` meeting the peers of a new quorum,
-    `quorum_timeout_s` each quorum, `heal_timeout_s` a transfer of state; `manager_returns_within_s` is how long a
-    manager that has ended is waited for, unless this rank has started it.
+    `quorum_timeout_s` each quorum, `heal_timeout_s` a transfer of state. `serve` says how this rank's state is given to
+    a peer: "snapshot" copies it, "hold" delays its next write until it is read, "auto" copies where memory allows.
+    `heal_over`: http or process_group. `manager_returns_within_s` is how long a manager that has ended is waited for,
+    unless this rank has started it. `world_size_mode` says what counts in a step,
+    and `world_size` how much of it (world_size.py). `process_group`: gloo, isolated or nccl (process_group/choice.py).
 
     Several ranks of one group pass `group`, which connects them. Use `from_env`.
     """
@@ -55,12 +62,18 @@ class Agent:
         connect_timeout_s: float = 10.0,
         quorum_timeout_s: float = 60.0,
         heal_timeout_s: float = 300.0,
+        serve: str = "auto",
+        heal_over: str = "http",
         max_consecutive_discards: int = 30,
         manager_returns_within_s: float = 10.0,
+        world_size_mode: str = WorldSizeMode.DYNAMIC,
+        world_size: int = 0,
+        process_group: str = "gloo",
         advertise: str | None = None,
     ) -> None:
         if (group_world_size > 1) != (group is not None):
             raise ConfigurationError("group: a group of several ranks, and only such a one, needs its process group")
+        machine = StepMachine(world_size=WorldSize(WorldSizeMode(world_size_mode), world_size))
         self.state = state
         self.group_rank = group_rank
         self.group_world_size = group_world_size
@@ -71,19 +84,31 @@ class Agent:
         self._max_discards = max_consecutive_discards
         self._manager_process = manager_process
         self._host = advertised_host(manager_address, advertise)
-        self._peers = Peers(group_rank, self._host, connect_timeout_s=connect_timeout_s, timeout_s=timeout_s)
-        self._healing = Healing(state, group_rank, self._host, heal_timeout_s)
+        self._peers = Peers(
+            group_rank,
+            self._host,
+            connect_timeout_s=connect_timeout_s,
+            timeout_s=timeout_s,
+            process_group=process_group,
+        )
+        self._healing = Healing(
+            state, group_rank, self._host, heal_timeout_s, serve=ServeMode(serve), transport=Transport(heal_over)
+        )
         self._thread = BackgroundThread(f"lighthouse agent {group_rank}")
-        self._machine = StepMachine()
+        self._machine = machine
         self._manager = ManagerLink(
             manager_address,
             group_rank,
             secrets.token_hex(6),
-            self._peers.revoke,
+            self._revoke,
             returns_within_s=0.0 if manager_process else manager_returns_within_s,
         )
+        self._last_words = LastWords(self._manager.report)
+        self._last_words.listen()
         self._groups_for_torch = itertools.count()
         self._round: Future[None] | None = None
+        self._reduce_again: Callable[[], None] | None = None
+        self._began_with: tuple[int, int | None] | None = None
         self._last: Assignment | None = None
         self._unanswered = 0
 
@@ -111,13 +136,16 @@ class Agent:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self._last_words.speak(e)
         self.close()
 
     def close(self) -> None:
         """Leave: end the collectives, the connections and, if this rank started it, the manager."""
+        self._last_words.fall_silent()
         self._manager.close()
         self._peers.drop()
         self._thread.close(5.0)
+        self._peers.close()
         self._healing.close()
         if self._group is not None:
             self._group.abort()
@@ -147,6 +175,11 @@ class Agent:
         return self._last.replica_ids if self._last else ()
 
     @property
+    def last_reconfiguration_s(self) -> float:
+        """How long it took to give up the last quorum's process group and to make the present one."""
+        return self._peers.last_reconfiguration_s
+
+    @property
     def num_participants(self) -> int:
         return len(self.participants)
 
@@ -156,7 +189,42 @@ class Agent:
         self.wait_quorum()
         return self._machine.contributes
 
+    @property
+    def quorum_step(self) -> int | None:
+        """The step that the participants of the step under way are in; where this rank heals, not yet its own.
+
+        Waits for the quorum; None if there is none.
+        """
+        self.wait_quorum()
+        return self._machine.assignment.max_step if self._machine.assignment else None
+
+    @property
+    def world_size_mode(self) -> WorldSizeMode:
+        return self._machine.world_size.mode
+
+    def slots(self) -> list[tuple[int, int]]:
+        """(place, number of places) of each microbatch that is this rank's in the step under way.
+
+        In DYNAMIC mode one, by the last quorum. In the others this begins the step and waits for its quorum; who does
+        not count has one microbatch, too.
+        """
+        if self.world_size_mode is WorldSizeMode.DYNAMIC:
+            return [self.last_slot()]
+        self.start_quorum()
+        self.wait_quorum()
+        share, size = self._machine.share, self.group_world_size
+        return [(number * size + self.group_rank, share.total * size) for number in share.microbatches]
+
     def slot(self) -> tuple[int, int]:
+        """The only one of `slots()`. Raises ConfigurationError in CONSTANT_BATCH mode, where it may be one of many."""
+        if self.world_size_mode is WorldSizeMode.CONSTANT_BATCH:
+            raise ConfigurationError(
+                "constant_batch: a step may have several microbatches; see microbatches(), slots()"
+            )
+        [slot] = self.slots()
+        return slot
+
+    def last_slot(self) -> tuple[int, int]:
         """(place, number of places) of this rank among all ranks of the last quorum; waits for the first one."""
         if self._last is None:
             self.start_quorum()
@@ -165,6 +233,28 @@ class Agent:
             return self.group_rank, self.group_world_size
         place = self._last.replica_rank * self.group_world_size + self.group_rank
         return place, self._last.replica_world_size * self.group_world_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """What names the state that this rank holds: its step and tag. The sampler's position is the step."""
+        machine = self._machine
+        return {
+            "step": machine.step,
+            "tag_quorum_id": machine.tag_quorum_id,
+            "batches_committed": machine.batches_committed,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Begin where that checkpoint was made; its model and optimizer must have been loaded. Between two steps."""
+        if self._machine.phase is not Phase.IDLE:
+            raise AgentError(f"load_state_dict: a step is under way ({self._machine.phase}); call it between two steps")
+        self._machine.installed(state_dict["step"], state_dict["tag_quorum_id"], state_dict["batches_committed"])
+
+    def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Over the ranks of this replica group, in place; each of them must call it. Raises RuntimeError."""
+        group = self._group
+        if group is not None:
+            self._thread.submit(lambda: group.all_reduce(tensor)).result()
+        return tensor
 
     def group_for_torch(self) -> ProcessGroup:
         """The ranks of this replica group, for a module of torch's that replicates inside it."""
@@ -179,9 +269,13 @@ class Agent:
         """Begin a step: ask for its quorum in the background. Once a step; further calls do nothing."""
         if self._machine.phase is not Phase.IDLE:
             return
-        self._machine.ask()
         self.state.begin_step()
-        self._round = self._thread.submit(self._run_round)
+        self._began_with = self._state_tag
+        self._begin_round()
+
+    def ask_late(self) -> None:
+        """From now on a step is long: its quorum is asked for when it begins, and not with the last one's vote."""
+        self._manager.asks_ahead = False
 
     def wait_quorum(self) -> None:
         """Until the quorum of this step is known, its process group made and a peer's state received.
@@ -191,17 +285,18 @@ class Agent:
         if self._round is not None:
             self._round.result()
 
-    def all_reduce(self, tensor: torch.Tensor) -> "Future[torch.Tensor]":
+    def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True) -> "Future[torch.Tensor]":
         """The mean over the contributing participants, and over the ranks of the group, in place.
 
-        A lost peer does not fail the future: it marks the step, which is then discarded, and leaves `tensor` undefined.
+        `within_group` False: not over the ranks of the group, for what is sharded among them. A lost peer does not fail
+        the future: it marks the step, which is then discarded, and leaves `tensor` undefined.
         """
-        return self._thread.submit(lambda: self._reduce(tensor))
+        return self._thread.submit(in_stream_order(tensor, lambda: self._reduce(tensor, within_group)))
 
     def report_error(self, error: BaseException | str) -> None:
         """This step must not commit."""
         reason = str(error)
-        self._thread.submit(lambda: self._machine.failed(reason)).result()
+        self._thread.submit(lambda: self._machine.erred(reason)).result()
 
     def should_commit(self) -> bool:
         """Install a peer's state if there is one, vote, and learn the decision of all ranks of the group.
@@ -209,10 +304,37 @@ class Agent:
         True: apply the gradients now. Raises AgentError after `max_consecutive_discards`, or if this rank voted yes and
         cannot learn the decision.
         """
+        while not (is_committed := self._finish_round()) and self._reduce_again is not None and self._is_salvageable():
+            self._begin_round()
+            self.wait_quorum()
+            self._reduce_again()
+        return is_committed
+
+    def salvage_by(self, reduce_again: Callable[[], None]) -> None:
+        """A step that has lost a peer is tried again under the next quorum, with what it has computed already:
+        `reduce_again` reduces that anew. Raises ConfigurationError where a step's share depends on its quorum."""
+        if self.world_size_mode is WorldSizeMode.CONSTANT_BATCH:
+            raise ConfigurationError("salvage: in constant_batch mode another quorum means other microbatches")
+        self._reduce_again = reduce_again
+
+    @property
+    def _state_tag(self) -> tuple[int, int | None]:
+        return self._machine.step, self._machine.tag_quorum_id
+
+    def _is_salvageable(self) -> bool:
+        """Whether the gradients are still those of the state that this rank holds."""
+        return not self._machine.has_erred and self._state_tag == self._began_with
+
+    def _begin_round(self) -> None:
+        self._machine.ask()
+        self._round = self._thread.submit(self._run_round)
+
+    def _finish_round(self) -> bool:
         self.wait_quorum()
         self._thread.submit(self._reach_all).result()
         self._install()
         commit = self._vote()
+        self._healing.release(is_committed=commit)
         failure = self._machine.failure
         self._machine.decided(commit)
         if self._machine.tag_quorum_id is None and not commit:
@@ -236,9 +358,10 @@ class Agent:
             return machine.unanswered(str(e))
         machine.answered(assignment)
         self._last, self._unanswered = assignment, 0
-        if (reason := self._why_revoked(assignment)) is not None:
+        why_revoked = functools.partial(self._why_revoked, assignment)
+        if (reason := why_revoked()) is not None:
             return machine.failed(reason)
-        self._guarded("making the process group", lambda: self._peers.configure(assignment))
+        self._guarded("making the process group", lambda: self._peers.configure(assignment, why_revoked))
         self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
         self._guarded("healing", lambda: self._healing.fetch(assignment))
         return None
@@ -273,10 +396,10 @@ class Agent:
             raise AgentError("the group's manager has ended; restart the group") from error
         self._manager.check_alive(error)
 
-    def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _reduce(self, tensor: torch.Tensor, within_group: bool) -> torch.Tensor:
         """The group's own sum is always taken, whatever has failed: its other ranks wait in it."""
         group = self._group
-        if group is not None:
+        if group is not None and within_group:
             self._guarded("reducing inside the group", lambda: group.all_reduce(tensor, self._limit_s()))
             tensor /= self.group_world_size
         if not self._machine.contributes:
@@ -290,7 +413,7 @@ class Agent:
             return
         if self._guarded("reducing", lambda: self._peers.all_reduce(tensor, self._limit_s())):
             self._machine.reduced()
-            tensor /= assignment.contributors
+            tensor /= self._machine.share.divisor
 
     def _limit_s(self) -> float:
         """How long a collective or a vote of this step may take: where somebody heals, the others wait for it."""
@@ -302,6 +425,11 @@ class Agent:
         """A step that reduced nothing has still to know that every participant is in it."""
         if not self._machine.has_reduced:
             self._reduce_over_peers(torch.zeros(1))
+
+    def _revoke(self, quorum_id: int | None, reason: str) -> None:
+        """On the watch's thread."""
+        self._peers.revoke(quorum_id, reason)
+        self._healing.revoke(quorum_id, reason)
 
     def _guarded(self, what: str, act: Callable[[], object]) -> bool:
         """Whether `act` succeeded. A failure marks the step, and ends it for the peers too."""

@@ -18,13 +18,18 @@ from torch.distributed import GradBucket, ProcessGroup
 from torch.nn import parallel
 
 from agent_client.agent import Agent
+from agent_client.salvage import Salvage
 
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
     """Replicates inside the group as torch does, and across replica groups through `agent`."""
 
-    def __init__(self, module: torch.nn.Module, agent: Agent, **options: Any) -> None:
-        """`options` are torch's, but for process_group. Raises ValueError for those that move or leave out buckets."""
+    def __init__(self, module: torch.nn.Module, agent: Agent, *, salvage: bool = False, **options: Any) -> None:
+        """`salvage`: a step that loses a peer is committed with the survivors' gradients, without computing them again,
+        for the memory of one more set. `options` are torch's, but for process_group.
+
+        Raises ValueError for those that move or leave out buckets.
+        """
         for name in ("static_graph", "process_group", "skip_all_reduce_unused_params"):
             if options.get(name):
                 raise ValueError(f"{name}: does not go with replica groups that come and go; leave it out")
@@ -32,7 +37,11 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         group = _GroupAmongGroups(agent)
         super().__init__(module, process_group=group, **options)
         group.parameters, _ = self._build_params_for_reducer()
-        self.register_comm_hook(agent, _reduce_bucket)
+        self.salvage = Salvage(agent, group.parameters) if salvage else None
+        if self.salvage is not None:
+            group.salvage = self.salvage
+            agent.salvage_by(self.salvage.reduce_again)
+        self.register_comm_hook((agent, self.salvage), _reduce_bucket)
 
 
 class _GroupAmongGroups(ProcessGroup):
@@ -51,11 +60,14 @@ class _GroupAmongGroups(ProcessGroup):
         this._set_group_name(ranks.group_name)
         self.agent = agent
         self.parameters: list[torch.nn.Parameter] = []  # in the order of the map
+        self.salvage: Salvage | None = None
 
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Sets the map to 1 where any rank used the parameter, and its gradient counts."""
         [used] = tensors
         here = used.bool()
+        if self.salvage is not None:
+            self.salvage.keep_used(used.float())
         engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
         # torch queues its own end of the backward pass when this returns; what that end queues comes after it.
         engine.queue_callback(lambda: engine.queue_callback(lambda: self._forget(here & ~used.bool())))
@@ -69,7 +81,10 @@ class _GroupAmongGroups(ProcessGroup):
                 parameter.grad = None
 
 
-def _reduce_bucket(agent: Agent, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+def _reduce_bucket(state: tuple[Agent, Salvage | None], bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    agent, salvage = state
+    if salvage is not None:
+        salvage.keep_bucket(bucket)
     return _reduce(agent, bucket.buffer())
 
 

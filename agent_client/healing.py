@@ -1,9 +1,29 @@
-"""One rank's side of healing: serve the state of a step to those that need it; take a peer's over."""
+"""One rank's side of healing: serve the state of a step to those that need it; take a peer's over.
+
+A target fetches before it takes part in the step's collectives. So when a source has completed one over all
+participants, every target has got the state, from here or from another, or has failed; nothing is written before that,
+and whoever is up to date can be read in place until the vote. A source that was dealt a target serves a copy all the
+same where memory allows ("snapshot"): its optimizer then waits for no reader. Otherwise ("hold") its write waits until
+none is left, at most `timeout_s`, or until the quorum is revoked. All others that are up to date stand in for a source
+that fails, and are read in place.
+
+Over HTTP every source can stand in for another, and a broken transfer goes on. Over the process group it is what the
+collectives' network can do; where that fails, HTTP follows.
+"""
 
 import logging
+import os
+import threading
+from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
-from agent_client.checkpoint.http import CheckpointServer, fetch
+from agent_client.checkpoint.fetch import Fetch
+from agent_client.checkpoint.format import CorruptState, encode
+from agent_client.checkpoint.http import CheckpointServer, StateUnavailable
+from agent_client.checkpoint.memory import available_bytes
+from agent_client.checkpoint.process_group import GroupTransport
+from agent_client.checkpoint.snapshot import StateMismatch, size_bytes
 from agent_client.step import StepMachine
 from agent_client.train_state import TrainState
 from lighthouse_runtime.clients import ManagerClient
@@ -12,59 +32,175 @@ from protos.membership import Assignment
 log = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 10.0
+SILENCE_SHARE = 0.1
+"""Of the heal timeout a source may be silent while there is another."""
+ROOM_FOR_A_COPY = 2.0
+"""Times its size must be free before a state is copied."""
+
+
+class ServeMode(StrEnum):
+    """AUTO: a snapshot where memory allows, else HOLD."""
+
+    AUTO = "auto"
+    SNAPSHOT = "snapshot"
+    HOLD = "hold"
+
+
+class Transport(StrEnum):
+    """The same in every replica group."""
+
+    HTTP = "http"
+    PROCESS_GROUP = "process_group"
 
 
 class Healing:
-    """A source serves a copy, so its training waits for no transfer; a target installs what it got before its vote."""
+    """serve, fetch and install belong to the step's own thread; revoke is for any."""
 
-    def __init__(self, state: TrainState, group_rank: int, host: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        group_rank: int,
+        host: str,
+        timeout_s: float,
+        *,
+        serve: ServeMode = ServeMode.AUTO,
+        transport: Transport = Transport.HTTP,
+        port: int = 0,
+    ) -> None:
         self._state = state
         self._group_rank = group_rank
         self._timeout_s = timeout_s
-        self._server = CheckpointServer(advertise=host)
+        self._mode = serve
+        self._server = CheckpointServer(advertise=host, port=port)
+        self._groups = None
+        if transport is Transport.PROCESS_GROUP:
+            self._groups = GroupTransport(group_rank, host, timeout_s * SILENCE_SHARE)
         self._received: dict[str, Any] | None = None
+        self._is_read_in_place = False
+        self._lock = threading.Lock()
+        self._fetch: Fetch | None = None
+        self._quorum_id = self._revoked_id = 0
 
     @property
     def address(self) -> str:
         return self._server.address
 
     def serve(self, assignment: Assignment, machine: StepMachine) -> None:
-        """Publish this step's state if a participant heals from it. What the last step published has been read."""
-        if not assignment.serve_to:
+        """Offer this step's state if a participant heals. What the last step offered has been read."""
+        self._is_read_in_place = False
+        self._quorum_id = assignment.quorum_id
+        is_source = bool(assignment.serve_to)
+        if not assignment.has_healing or assignment.heals or not (is_source or self._state.stands_still):
             return self._server.withdraw()
         agent = {
             "step": machine.step,
             "tag_quorum_id": machine.tag_quorum_id,
             "batches_committed": machine.batches_committed,
         }
-        return self._server.publish(self._key(assignment), {"train": self._state.snapshot(), "agent": agent})
+        train = self._state.in_place()
+        copies = is_source and self._copies(train)
+        state = {"train": self._state.snapshot() if copies else train, "agent": agent}
+        self._server.publish(self._key(assignment), state)
+        self._is_read_in_place = not copies
+        if self._groups is not None and is_source:
+            self._groups.send(assignment, encode(state))
+        return None
+
+    def release(self, *, is_committed: bool) -> None:
+        """The state may be written when this returns."""
+        if self._is_read_in_place:
+            self._server.withdraw(self._timeout_s if is_committed else 0.0)
+            self._is_read_in_place = False
 
     def fetch(self, assignment: Assignment) -> None:
-        """Receive the assigned peer's state, if this rank heals. Raises what says why it cannot be had."""
+        """Receive a peer's state, if this rank heals. Raises what says why it cannot be had."""
         self._received = None
         if not assignment.heals:
             return
-        source = assignment.replica_ids[assignment.heal_from_rank or 0]
-        log.info("healing from %s to step %d", source, assignment.max_step)
-        with ManagerClient(assignment.heal_from_address) as manager:
-            address = manager.checkpoint_address(self._group_rank, timeout_s=min(ASK_TIMEOUT_S, self._timeout_s))
-        self._received = fetch(address, self._key(assignment), self._timeout_s)
+        sources = self._sources(assignment)
+        log.info("healing from %s to step %d", next(iter(sources)), assignment.max_step)
+        self._received = self._fetch_over_group(assignment) or self._begin(assignment, sources).run()
 
     def install(self, assignment: Assignment, machine: StepMachine) -> None:
-        """Take over what was received, if anything. Raises before it changes anything if that does not fit."""
+        """Take over what was received, if anything."""
         received, self._received = self._received, None
         if received is None:
             return
         agent = received["agent"]
-        if agent["step"] != assignment.max_step:
-            raise ValueError(f"the state received is of step {agent['step']}, not {assignment.max_step}")
-        self._state.check(received["train"])
         machine.installing()
         self._state.install(received["train"])
         machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
 
+    def revoke(self, quorum_id: int | None, reason: str) -> None:
+        """End the transfers of that quorum, or of any so far, in both directions."""
+        with self._lock:
+            ended = self._quorum_id if quorum_id is None else quorum_id
+            self._revoked_id = max(self._revoked_id, ended)
+            fetch = self._fetch
+        if ended >= self._quorum_id:
+            self._server.cut_off()
+            if self._groups is not None:
+                self._groups.cancel(ended)
+            if fetch is not None:
+                fetch.cancel(reason)
+
     def close(self) -> None:
         self._server.close()
+
+    def _copies(self, train: dict[str, Any]) -> bool:
+        if not self._state.stands_still or self._mode is ServeMode.SNAPSHOT:
+            return True
+        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        needed_bytes = ROOM_FOR_A_COPY * ranks_here * size_bytes(train)
+        return self._mode is ServeMode.AUTO and available_bytes() > needed_bytes
+
+    def _fetch_over_group(self, assignment: Assignment) -> dict[str, Any] | None:
+        """None: not by this way."""
+        if self._groups is None:
+            return None
+        try:
+            received = self._groups.receive(assignment)
+            self._check(assignment, received)
+        except (RuntimeError, CorruptState, StateMismatch) as error:
+            log.warning("the state does not come over the process group: %s", error)
+            return None
+        return received
+
+    def _begin(self, assignment: Assignment, sources: dict[str, Callable[[], str]]) -> Fetch:
+        with self._lock:
+            self._quorum_id = assignment.quorum_id
+            if assignment.quorum_id <= self._revoked_id:
+                raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
+            self._fetch = Fetch(
+                sources,
+                self._key(assignment),
+                self._timeout_s,
+                accept=lambda received: self._check(assignment, received),
+                silence_s=self._timeout_s * SILENCE_SHARE,
+            )
+            return self._fetch
+
+    def _sources(self, assignment: Assignment) -> dict[str, Callable[[], str]]:
+        named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}
+        named |= {f"the group at {manager}": manager for manager in assignment.other_sources}
+        return {name: lambda manager=manager: self._ask(manager) for name, manager in named.items()}
+
+    def _ask(self, manager: str) -> str:
+        """Where this rank's counterpart in that group serves its state."""
+        with ManagerClient(manager) as client:
+            return client.checkpoint_address(self._group_rank, timeout_s=min(ASK_TIMEOUT_S, self._timeout_s))
+
+    def _check(self, assignment: Assignment, received: object) -> None:
+        match received:
+            case {
+                "train": dict() as train,
+                "agent": {"step": int() as step, "tag_quorum_id": int() as tag, "batches_committed": int()},
+            } if 0 <= tag < assignment.quorum_id:
+                if step != assignment.max_step:
+                    raise StateMismatch(f"it is of step {step}, not {assignment.max_step}")
+                self._state.check(train)
+            case _:
+                raise StateMismatch("it is not what an Agent serves, or of another quorum's future")
 
     def _key(self, assignment: Assignment) -> tuple[int, int, int]:
         return (assignment.quorum_id, assignment.max_step, self._group_rank)

@@ -113,7 +113,13 @@ class ManagerLink:
                 left_s = max(0.001, ends_at - time.monotonic())
                 wants_next = self.asks_ahead and self._is_served
                 answer = self._client.vote(
-                    self._group_rank, step, vote, timeout_s=left_s, quorum_id=quorum_id, wants_next=wants_next
+                    self._group_rank,
+                    step,
+                    vote,
+                    timeout_s=left_s,
+                    quorum_id=quorum_id,
+                    wants_next=wants_next,
+                    wait_for_ready=False,
                 )
             except (Unreachable, DeadlinePassed) as e:
                 is_over = time.monotonic() + backoff_s >= ends_at

@@ -1,43 +1,60 @@
 """The same rank of the other replica groups: one process group, made anew for every quorum."""
 
 import contextlib
+import logging
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 
 from torch import Tensor
-from torch.distributed import PrefixStore
 
-from agent_client.process_group.gloo import GlooGroup, connect_store
+from agent_client.process_group.choice import Place, RankGroup, connector
 from protos.membership import Assignment
+
+log = logging.getLogger(__name__)
 
 STORE_PREFIX = "lighthouse"
 
 
 class Peers:
-    """`host` is the address of this host that the peers can reach.
+    """`host` is the address of this host that the peers can reach, `process_group` one of process_group/choice.py.
 
     configure and all_reduce belong to one thread, revoke and drop are for any.
     """
 
-    def __init__(self, group_rank: int, host: str, *, connect_timeout_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, group_rank: int, host: str, *, connect_timeout_s: float, timeout_s: float, process_group: str = "gloo"
+    ) -> None:
         self._group_rank = group_rank
         self._host = host
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
+        self._process_group = process_group
+        self._connector = connector(process_group)
+        self.last_reconfiguration_s = 0.0
+        """How long giving up the last group and making the present one took."""
         self._lock = threading.Lock()
         self._quorum_id: int | None = None
-        self._met: Future[GlooGroup | None] = Future()
+        self._met: Future[RankGroup | None] = Future()
 
-    def configure(self, assignment: Assignment) -> None:
-        """Meet the participants; an unchanged quorum_id costs nothing. Raises RuntimeError if one does not come."""
+    def configure(self, assignment: Assignment, why_revoked: Callable[[], str | None]) -> None:
+        """Meet the participants; an unchanged quorum_id costs nothing. Raises RuntimeError if one does not come, and if
+        the quorum is revoked, or was before: `why_revoked` says so."""
         if assignment.quorum_id == self._quorum_id:
             return
+        began_at = time.monotonic()
         self.drop()
-        met: Future[GlooGroup | None] = Future()
+        met: Future[RankGroup | None] = Future()
         with self._lock:
             self._quorum_id, self._met = assignment.quorum_id, met
+        if (reason := why_revoked()) is not None:
+            self.revoke(assignment.quorum_id, reason)
         threading.Thread(target=self._meet, args=(assignment, met), name="lighthouse peers", daemon=True).start()
         met.result()
+        self.last_reconfiguration_s = took_s = time.monotonic() - began_at
+        size, kind = assignment.replica_world_size, self._process_group
+        log.info("quorum %d: process group (%s) of %d made in %.3f s", assignment.quorum_id, kind, size, took_s)
 
     def all_reduce(self, tensor: Tensor, timeout_s: float) -> None:
         """The sum over the participants, in place. Raises RuntimeError when a peer is lost."""
@@ -59,8 +76,13 @@ class Peers:
                 self._end("the process group of this quorum was given up")
                 self._quorum_id = None
 
+    def close(self) -> None:
+        """Drop the group; no other can be made."""
+        self.drop()
+        self._connector.close()
+
     def _end(self, reason: str) -> None:
-        ended: Future[GlooGroup | None] = Future()
+        ended: Future[RankGroup | None] = Future()
         ended.set_exception(RuntimeError(reason))
         met, self._met = self._met, ended
         try:
@@ -69,7 +91,7 @@ class Peers:
             if met.exception() is None and (group := met.result()) is not None:
                 group.abort()
 
-    def _meet(self, assignment: Assignment, met: "Future[GlooGroup | None]") -> None:
+    def _meet(self, assignment: Assignment, met: "Future[RankGroup | None]") -> None:
         """On a thread of its own: gloo cannot be told that a peer will never come, so it is left to find out."""
         try:
             group = self._connect(assignment) if assignment.replica_world_size > 1 else None
@@ -83,13 +105,14 @@ class Peers:
             if group is not None:
                 group.abort()
 
-    def _connect(self, assignment: Assignment) -> GlooGroup:
-        store = connect_store(assignment.store_address, self._connect_timeout_s)
-        return GlooGroup(
-            PrefixStore(f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}", store),
-            assignment.replica_rank,
-            assignment.replica_world_size,
-            self._host,
+    def _connect(self, assignment: Assignment) -> RankGroup:
+        place = Place(
+            store_address=assignment.store_address,
+            prefix=f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}",
+            rank=assignment.replica_rank,
+            size=assignment.replica_world_size,
+            host=self._host,
             connect_timeout_s=self._connect_timeout_s,
             timeout_s=self._timeout_s,
         )
+        return self._connector.connect(place)

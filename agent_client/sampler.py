@@ -1,10 +1,27 @@
 """Which samples a rank trains on. The position is the step itself, so it heals with the step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 
-from agent_client.agent import Agent
+
+class Position(Protocol):
+    """Where a rank is: an Agent, or where steps are local, a LocalSGD or DiLoCo, whose inner steps count.
+
+    `current_step` is read after the slots: they may wait until this rank has joined its peers.
+    """
+
+    @property
+    def current_step(self) -> int: ...
+
+    def slots(self) -> Sequence[tuple[int, int]]:
+        """(place, places) of each microbatch that this rank does in the step that begins."""
+        ...
+
+    def slot(self) -> tuple[int, int]:
+        """The same where it is always one; raises where it may be several."""
+        ...
 
 
 class StepSampler:
@@ -14,20 +31,27 @@ class StepSampler:
     a function of (seed, step, place, places) alone: a discarded step yields the same samples again.
     """
 
-    def __init__(self, length: int, batch_size: int, agent: Agent, seed: int = 0) -> None:
+    def __init__(self, length: int, batch_size: int, position: Position, seed: int = 0) -> None:
         """Raises ValueError for an empty data set or batch."""
         if length < 1 or batch_size < 1:
             raise ValueError(f"length {length} and batch_size {batch_size} must be at least 1")
         self._length = length
         self._batch_size = batch_size
-        self._agent = agent
+        self._position = position
         self._seed = seed
         self._order: tuple[int, torch.Tensor] | None = None
 
     def __iter__(self) -> Iterator[torch.Tensor]:
+        """One batch a step. Raises ConfigurationError in CONSTANT_BATCH mode, where a rank may have several."""
         while True:
-            place, places = self._agent.slot()
-            yield self.batch(self._agent.current_step, place, places)
+            place, places = self._position.slot()
+            yield self.batch(self._position.current_step, place, places)
+
+    def microbatches(self) -> Iterator[list[torch.Tensor]]:
+        """Those of each step, at least one: back-propagate all of them, then step."""
+        while True:
+            slots = self._position.slots()
+            yield [self.batch(self._position.current_step, place, places) for place, places in slots]
 
     def batch(self, step: int, place: int, places: int) -> torch.Tensor:
         """The indices, int64 of shape (batch_size,), of one rank at one step."""

@@ -8,6 +8,7 @@ is interrupted there holds nothing, and heals.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from agent_client.world_size import NO_SHARE, Share, WorldSize
 from protos.membership import Assignment
 
 HISTORY_KEPT = 16
@@ -26,7 +27,8 @@ class InvalidTransition(RuntimeError):
 
 @dataclass(slots=True)
 class StepMachine:
-    """`discards` counts those since the last commit under a quorum; `failure` says why this step cannot commit."""
+    """`discards` counts those since the last commit under a quorum; `failure` says why this step cannot commit;
+    `share` is this group's part of the step."""
 
     step: int = 0
     tag_quorum_id: int | None = 0
@@ -35,20 +37,26 @@ class StepMachine:
     assignment: Assignment | None = None
     failure: str | None = None
     discards: int = 0
+    has_erred: bool = False
     has_reduced: bool = False
     must_install: bool = False
+    world_size: WorldSize = field(default_factory=WorldSize)
+    share: Share = NO_SHARE
     _history: list[str] = field(default_factory=list)
 
     def ask(self) -> None:
         self._move("ask", Phase.IDLE, to=Phase.ASKED)
         self.assignment = None
+        self.share = self.world_size.share(None)
         self.failure = None
+        self.has_erred = False
         self.has_reduced = False
         self.must_install = False
 
     def answered(self, assignment: Assignment) -> None:
         self._move("answered", Phase.ASKED, to=Phase.COMPUTING)
         self.assignment = assignment
+        self.share = self.world_size.share(assignment)
         self.must_install = assignment.heals
 
     def unanswered(self, reason: str) -> None:
@@ -60,6 +68,11 @@ class StepMachine:
         """A quorum was revoked before this step began under it; another one is asked for."""
         self.discards += 1
 
+    def erred(self, reason: str) -> None:
+        """The script says so: what it has computed is of no use."""
+        self.has_erred = True
+        self.failed(reason)
+
     def failed(self, reason: str) -> None:
         """The first reason stays."""
         if self.failure is None:
@@ -67,8 +80,8 @@ class StepMachine:
 
     @property
     def contributes(self) -> bool:
-        """Whether this rank's gradients count: it holds the state of max_step and nothing has failed."""
-        return self.assignment is not None and not self.assignment.heals and self.failure is None
+        """Whether this rank's gradients count: it holds the state of max_step, is no spare, and nothing has failed."""
+        return self.share.counts and self.failure is None
 
     def reduced(self) -> None:
         """An all-reduce over all participants has completed in this step."""
@@ -99,7 +112,7 @@ class StepMachine:
         if commit and assignment is not None:
             self.step += 1
             self.tag_quorum_id = assignment.quorum_id
-            self.batches_committed += assignment.contributors
+            self.batches_committed += self.share.divisor
             self.discards = 0
         elif assignment is not None:
             self.discards += 1

@@ -4,6 +4,7 @@ from typing import Any, Protocol
 
 import torch
 
+from agent_client.checkpoint.shards import Shards
 from agent_client.checkpoint.snapshot import install_matches, snapshot
 from agent_client.checkpoint.tree import State
 
@@ -17,41 +18,75 @@ class TrainState:
     """The model, the optimizer, and whatever else has state_dict and load_state_dict (scheduler, loader, a counter).
 
     What the forward pass or the loop moves (the model's buffers, everything in `others`) is copied when a step begins;
-    parameters and optimizer stand still until the step's vote. All entries hold tensors and plain values only.
+    parameters, optimizer and what is `standing` stand still until the step's vote. All entries hold tensors and plain
+    values only. Of what is sharded inside the group (FSDP2), each rank serves and takes its own shards.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **others: Stateful) -> None:
         self.model = model
         self.optimizer = optimizer
         self.others = others
+        self.standing: dict[str, Stateful] = {}
+        self.stands_still = True
+        """False: parameters move between a step's quorum and its vote, so no peer may read them in place."""
         self._moving: dict[str, State] = {}
+        self._sharded: dict[str, State] = {}
+        self._shards = Shards(model)
 
     def begin_step(self) -> None:
         """Copy what moves before the vote. Costs a copy of the buffers, under each name in state_dict()."""
         named = self.model.named_buffers(remove_duplicate=False)
         buffers = {name: buffer.detach().clone() for name, buffer in named}
-        others = {name: snapshot(other.state_dict()) for name, other in self.others.items()}
+        self._shards = shards = Shards(self.model)
+        others = {name: snapshot(shards.take_out(other.state_dict())) for name, other in self.others.items()}
         self._moving = {"buffers": buffers, "others": others}
+        # While FSDP's forward pass runs, state_dict() would take the gathered parameters away from it.
+        self._sharded = shards.take_out(dict(self.model.state_dict())) if shards else {}
+
+    def in_place(self) -> dict[str, State]:
+        """The state as it was when the step began. Only what moves is copied: the rest is to be read before the vote.
+
+        For any thread, while the forward and the backward pass run.
+        """
+        if not self._moving:
+            self.begin_step()
+        model: dict[str, Any] = dict(self._sharded or self.model.state_dict())
+        buffers: Any = self._moving["buffers"]
+        model |= {name: buffers[name] for name in model.keys() & buffers.keys()}
+        standing = {name: other.state_dict() for name, other in self.standing.items()}
+        return {
+            "model": model,
+            "optimizer": self._shards.take_out(self.optimizer.state_dict()),
+            "others": self._moving["others"],
+            "standing": self._shards.take_out(standing),
+        }
 
     def snapshot(self) -> dict[str, State]:
         """A copy of the state as it was when the step began."""
-        model: dict[str, Any] = dict(self.model.state_dict())
-        buffers: Any = self._moving["buffers"]
-        model |= {name: buffers[name] for name in model.keys() & buffers.keys()}
-        return snapshot({"model": model, "optimizer": self.optimizer.state_dict(), "others": self._moving["others"]})
+        return snapshot(self.in_place())
 
     def check(self, received: dict[str, State]) -> None:
-        """Raises StateMismatch if `received` cannot be installed here."""
-        own = {
-            "model": dict(self.model.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
-            "others": {name: other.state_dict() for name, other in self.others.items()},
-        }
-        install_matches(own, received)
+        """Raises StateMismatch or CorruptState if `received` cannot be installed here. For any thread."""
+        install_matches(self.in_place(), received)
+        self._shards.put_back(received)
 
     def install(self, received: dict[str, Any]) -> None:
         """Take over a peer's state. Check it first."""
+        received = Shards(self.model).put_back(received)
         self.model.load_state_dict(received["model"])
         self.optimizer.load_state_dict(received["optimizer"])
         for name, other in self.others.items():
             other.load_state_dict(received["others"][name])
+        for name, other in self.standing.items():
+            other.load_state_dict(received["standing"][name])
+
+    def state_dict(self) -> dict[str, State]:
+        """As it is now, between two steps, for a checkpoint on disk; tensors are not copied."""
+        self.begin_step()
+        return self.in_place()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises StateMismatch or CorruptState before it changes anything if that does not fit."""
+        self.begin_step()
+        self.check(state_dict)
+        self.install(state_dict)

@@ -1,8 +1,9 @@
 """What a step costs without any failure: Quorum and ShouldCommit, three replica groups of one rank each.
 
-Torchft's released daemons and ours in turn, under the same client (torchft's), then ours under our own client. Every
-contender has a lighthouse, three managers and three ranks, each a process; the ranks go from step to step without a
-pause, so the figures contain what seven busy processes do to each other on the machine's cores.
+Torchft's released daemons and ours in turn, under the same client (torchft's), so that ours ask the lighthouse at every
+step, too; then ours under our own client, whose quorum stands. Every contender has a lighthouse, three managers and
+three ranks, each a process; the ranks go from step to step without a pause, so the figures contain what seven busy
+processes do to each other on the machine's cores.
 """
 
 import operator
@@ -13,9 +14,11 @@ from typing import Any
 
 import click
 
+from benchmarks.support.bars import Bar, conclude
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse, start_manager
 from benchmarks.support.figures import machine, machine_text, percentile, ratios, spread, table, write_json
+from benchmarks.support.scrape import scrape
 from benchmarks.support.torchft_native import MISSING, released_version
 
 GROUPS = 3
@@ -24,13 +27,16 @@ CALLS = ("quorum_s", "should_commit_s", "both_s")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some steps in a row. Seconds of each call of each rank; CPU per step of all daemons, and of all ranks."""
+    """Some steps in a row. Seconds of each call of each rank; per step the CPU of all daemons, and of all ranks, a
+    rank's round trips, and what our lighthouse was asked (beats are not asked)."""
 
     quorum_s: list[float]
     should_commit_s: list[float]
     both_s: list[float]
     daemons_cpu_s: float
     ranks_cpu_s: float
+    round_trips: float
+    lighthouse_calls: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Contender:
 
 REFERENCE = Contender("torchft 0.2, its client", TORCHFT, TORCHFT)
 SAME_CLIENT = Contender("ours, torchft's client", OURS, TORCHFT)
-OWN_CLIENT = Contender("ours, our client", OURS, OURS)
+OWN_CLIENT = Contender("ours, our client, standing", OURS, OURS)
 
 
 @dataclass(slots=True)
@@ -67,18 +73,32 @@ class Arena:
         return cls(contender, [lighthouse, *managers], ranks)
 
     def measure(self, steps: int) -> Block:
-        began_at = self._cpu_s()
+        began_at, asked = self._cpu_s(), self._lighthouse_calls()
         for rank in self.ranks:
             rank.send(steps=steps)
         told = [rank.answer() for rank in self.ranks]
         quorum_s = [value for one in told for value in one["quorum_s"]]
         should_commit_s = [value for one in told for value in one["should_commit_s"]]
         both_s = list(map(operator.add, quorum_s, should_commit_s))
-        ranks_cpu_s = sum(one["cpu_s"] for one in told) / steps
-        return Block(quorum_s, should_commit_s, both_s, (self._cpu_s() - began_at) / steps, ranks_cpu_s)
+        return Block(
+            quorum_s,
+            should_commit_s,
+            both_s,
+            daemons_cpu_s=(self._cpu_s() - began_at) / steps,
+            ranks_cpu_s=sum(one["cpu_s"] for one in told) / steps,
+            round_trips=max(one["round_trips"] for one in told),
+            lighthouse_calls=(self._lighthouse_calls() - asked) / steps,
+        )
 
     def _cpu_s(self) -> float:
         return sum(daemon.child.cpu_s() for daemon in self.daemons)
+
+    def _lighthouse_calls(self) -> float:
+        """Calls that have ended, and quorums handed out, at ours."""
+        if self.contender.product != OURS:
+            return 0.0
+        counted = scrape(self.daemons[0]).items()
+        return sum(value for name, value in counted if name.startswith(("lighthouse_rpcs_total", "lighthouse_rounds_")))
 
     def medians(self, call: str) -> list[float]:
         return [spread(getattr(block, call)).median for block in self.blocks]
@@ -111,6 +131,8 @@ def _report(arena: Arena, reference: Arena) -> dict[str, Any]:
         "daemons_cpu_s": spread(arena.cpu_s()),
         "daemons_cpu_ratio": ratios(arena.cpu_s(), reference.cpu_s()) if is_compared else None,
         "ranks_cpu_s": spread([block.ranks_cpu_s for block in arena.blocks]),
+        "round_trips": max(block.round_trips for block in arena.blocks),
+        "lighthouse_calls": max(block.lighthouse_calls for block in arena.blocks),
         "memory_mb": [daemon.child.memory_mb() for daemon in arena.daemons],
     }
 
@@ -129,7 +151,8 @@ def _call_report(arena: Arena, reference: Arena | None, call: str) -> dict[str, 
 
 def render(results: Sequence[Mapping[str, Any]]) -> str:
     times = ["quorum ms (p99)", "commit ms (p99)", "both ms (p99)"]
-    header = ["daemons, client", *times, "both, of torchft's", "daemons' CPU ms", "CPU, of torchft's"]
+    cpu = ["daemons' CPU ms", "CPU, of torchft's"]
+    header = ["daemons, client", *times, "both, of torchft's", *cpu, "round trips", "lighthouse calls"]
     return table(header, [_cells(row) for row in results])
 
 
@@ -137,7 +160,20 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     calls = [row["calls"][call] for call in CALLS]
     times = [f"{call['median_s'] * 1e3:.2f} ({call['p99_s'] * 1e3:.2f})" for call in calls]
     cpu = [row["daemons_cpu_s"].text(2, 1e3), _ratio(row, row["daemons_cpu_ratio"])]
-    return [row["contender"], *times, _ratio(row, row["calls"]["both_s"]["ratio"]), *cpu]
+    calls_made = f"{row['lighthouse_calls']:.2f}" if row["contender"] != REFERENCE.name else "-"
+    trips = [f"{row['round_trips']:.2f}", calls_made]
+    return [row["contender"], *times, _ratio(row, row["calls"]["both_s"]["ratio"]), *cpu, *trips]
+
+
+def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
+    standing = next(row for row in results if row["contender"] == OWN_CLIENT.name)
+    found = [
+        Bar("standing: round trips a step", standing["round_trips"], 1),
+        Bar("standing: lighthouse calls a step", standing["lighthouse_calls"], 0),
+    ]
+    if (ratio := standing["calls"]["both_s"]["ratio"]) is not None:
+        found.append(Bar("standing: both calls, of torchft's", ratio.median, 0.5))
+    return found
 
 
 def _ratio(row: Mapping[str, Any], ratio: Any) -> str:
@@ -150,8 +186,9 @@ def _ratio(row: Mapping[str, Any], ratio: Any) -> str:
 @click.option("--blocks", type=click.IntRange(1), default=15, show_default=True, help="Measured blocks each.")
 @click.option("--steps", type=click.IntRange(2), default=100, show_default=True, help="Steps of a block.")
 @click.option("--quick", is_flag=True, help="Seconds instead of a minute: two blocks of 30 steps.")
+@click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
-def main(blocks: int, steps: int, quick: bool, path: Path | None) -> None:
+def main(blocks: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
     """What Quorum and ShouldCommit cost per step, beside torchft's."""
     if quick:
         blocks, steps = 2, 30
@@ -163,6 +200,7 @@ def main(blocks: int, steps: int, quick: bool, path: Path | None) -> None:
     click.echo(render(results))
     settings = {"groups": GROUPS, "blocks": blocks, "steps_per_block": steps}
     write_json(path, {"benchmark": "step_overhead", "machine": found, **settings, "contenders": results})
+    conclude(bars(results), is_checked=check)
 
 
 if __name__ == "__main__":

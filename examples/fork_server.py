@@ -27,6 +27,8 @@ from torch.distributed import TCPStore
 
 import agent_client.agent
 import agent_client.ddp
+import agent_client.diloco
+import agent_client.hsdp
 import agent_client.optimizer
 import agent_client.sampler
 
@@ -35,6 +37,8 @@ PRELOADED = (
     torch._dynamo,
     agent_client.agent,
     agent_client.ddp,
+    agent_client.diloco,
+    agent_client.hsdp,
     agent_client.optimizer,
     agent_client.sampler,
 )

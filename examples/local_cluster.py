@@ -118,10 +118,12 @@ class ForkServer:
         if not self._ready.wait(timeout_s):
             raise ClusterError(f"the fork server did not start within {timeout_s:g} s; see {self._log}")
 
-    def start(self, arguments: Sequence[str], environment: dict[str, str], output: Path) -> int:
+    def start(
+        self, arguments: Sequence[str], environment: dict[str, str], output: Path, script: Path = TRAIN_SCRIPT
+    ) -> int:
         """The pid of a new process that runs the training script."""
-        script = {"script": str(TRAIN_SCRIPT), "arguments": list(arguments), "environment": environment}
-        return self._order(script | {"output": str(output)})
+        order = {"script": str(script), "arguments": list(arguments), "environment": environment}
+        return self._order(order | {"output": str(output)})
 
     def start_store(self, port: int, output: Path) -> int:
         """The pid of a new process that hosts a TCPStore."""
@@ -185,12 +187,14 @@ class LocalCluster:
         ranks: int,
         train_arguments: Sequence[str],
         lighthouse_arguments: Sequence[str] = (),
+        script: Path = TRAIN_SCRIPT,
     ) -> None:
         """`folder` takes logs and events."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.ranks = ranks
         self._train_arguments = train_arguments
+        self._script = script
         self._port = free_port()
         self.lighthouse_address = f"{LOOPBACK}:{self._port}"
         arguments = ["serve", "--bind", self.lighthouse_address, "--http", f"{LOOPBACK}:0"]
@@ -229,7 +233,7 @@ class LocalCluster:
                 "WORLD_SIZE": str(self.ranks),
             }
             arguments = [*self._train_arguments, "--events", str(self.events(group, rank))]
-            group.pids.append(self.forks.start(arguments, environment, self.output(group, rank)))
+            group.pids.append(self.forks.start(arguments, environment, self.output(group, rank), self._script))
 
     def output(self, group: Group, rank: int) -> Path:
         return self.folder / f"{group.name}-rank-{rank}.log"

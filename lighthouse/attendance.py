@@ -30,7 +30,7 @@ from lighthouse.quorum_config import QuorumConfig
 from lighthouse.roster import Member, Roster, is_reborn
 from lighthouse.standing import HandAgain, Standing
 from protos.membership import Participant
-from protos.refusals import LighthouseError, Superseded, Unreachable
+from protos.refusals import Drained, LighthouseError, Superseded, Unreachable
 from protos.session import STARTING, Levels, Order, Phase, Welcome
 
 CLOSINGS_HELD_S = 2.0
@@ -69,6 +69,8 @@ class Attendance:
         if event.session is not None and event.session not in self._sessions:
             return [JoinRefused(event.call, Superseded("this session has ended"))]
         error = self._refusal(participant, session=event.session)
+        if error is None and event.session is not None and participant.replica_id in self._draining:
+            error = _drains(participant.replica_id)
         if error is not None:
             return [JoinRefused(event.call, error)]
         effects = self._send_away(participant, now) + self._supersede(participant, now)
@@ -258,8 +260,12 @@ class Attendance:
         self.standing.renew(name, incarnation, member.lease_until)
         if levels.held is not None:
             self.seen_id = max(self.seen_id, levels.held.quorum_id)
+            member.step = max(member.step, levels.held.granted)
         effects: list[Effect] = []
         (self._draining.add if levels.drains else self._draining.discard)(name)
+        if levels.drains and member.call is not None:
+            effects.append(JoinRefused(member.call, _drains(name)))
+            self._drop_join(member, now)
         is_waited_for = levels.down == STARTING and not self.has_formed
         if levels.down and not member.down and not is_waited_for:
             self._drop_join(member, now)
@@ -296,3 +302,7 @@ class Attendance:
     def _drop_join(self, member: Member, now: float) -> None:
         if member.call is not None:
             self.joins.withdraw(member.call, now)
+
+
+def _drains(replica_id: str) -> Drained:
+    return Drained(f"{replica_id} drains; it is in no further quorum")

@@ -77,11 +77,19 @@ class LighthouseDaemon:
         log.info("lighthouse stopped")
 
 
-async def serve(config: LighthouseConfig, token: str | None, stop: StopRequest) -> None:
+async def serve(config: LighthouseConfig, token: str | None, announce: int | None, stop: StopRequest) -> None:
+    """`announce`: a file descriptor to which gRPC's port is written once it serves."""
     daemon = LighthouseDaemon(config, token, stop)
     await daemon.start()
     try:
+        if announce is not None:
+            _announce(announce, daemon.grpc_port)
         await stop.wait()
         log.info("draining: asked to stop")
     finally:
         await daemon.stop()
+
+
+def _announce(descriptor: int, port: int) -> None:
+    with open(descriptor, "w") as pipe:
+        pipe.write(f"{port}\n")

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from lighthouse.driver import NAMES_LOGGED, JobDriver
 from lighthouse.memory import Memory, NoMemory, Record
@@ -96,6 +97,9 @@ class Jobs:
         if self._started_at is not None:
             until = self._started_at + max(config.lease_s, record.lease_s if record is not None else 0.0)
             until = until if until > asyncio.get_running_loop().time() or (record and record.stands) else None
+        if record is not None and record.lease_s < config.lease_s:
+            record = replace(record, lease_s=config.lease_s)  # in force from the first welcome on
+            self._commit(job, record)
         machine = QuorumMachine(config, record=record, holders_until=until)
         return JobDriver(job, machine, lambda record: self._commit(job, record), self._check_lateness)
 

@@ -76,7 +76,7 @@ class QuorumMachine:
         self.roster = self.attendance.roster
         self.joins = self.attendance.joins
         self.quorum: Quorum | None = None
-        self.formed_at = 0.0
+        self.formed_at: float | None = None  # before a restart: when this lighthouse first heard of it
         self.quorums_formed = 0
         self.rounds = 0
         self._next_id = max(config.first_quorum_id, record.quorum_id + (record.quorum is None) if record else 0)
@@ -172,6 +172,8 @@ class QuorumMachine:
     # -- time
 
     def _pass_time(self, now: float) -> list[Effect]:
+        if self.formed_at is None and self.quorum is not None:
+            self.formed_at = now
         self._now = now
         return self.attendance.pass_time(now) + self.attendance.standing_time(now)
 
@@ -253,8 +255,10 @@ class QuorumMachine:
         lineage = hand_out(participants, tags)
         stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
         is_new = self._next_composition(chosen, stands or self.standing.phase is not Phase.NONE)
-        for member in chosen:
-            member.handed = Handed(self._next_id, lineage.max_step, lineage.tag_quorum_id)
+        for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
+            # Who is sent back a step and comes again at max_step may have healed, or not.
+            tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None
+            member.handed = Handed(self._next_id, lineage.max_step, tag_quorum_id)
             self.roster.see(member, now)
         self.quorum = Quorum(self._next_id, lineage.participants)
         self._stand(participants, chosen, stands)

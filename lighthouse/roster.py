@@ -39,7 +39,8 @@ class Member:
 
     `call` is the number of its waiting call, if it waits; `deadline_at` the end of that call's time; `in_quorum` says
     that it is a participant of the present quorum. `session` is the number of its session; `closes_at`: the stream has
-    ended, and that counts from then on. `excused_until` moves its lapse. `down` says why it cannot take part.
+    ended, and that counts from then on. `excused_until` moves its lapse. `down` says why it cannot take part. `step` is
+    the newest one that it has told.
     """
 
     replica_id: str
@@ -61,6 +62,7 @@ class Member:
     excused_until: float = 0.0
     lease_until: float = 0.0
     down: str = ""
+    step: int = 0
 
     @property
     def is_connected(self) -> bool:
@@ -250,7 +252,7 @@ class Roster:
         self._unindex(member)
 
     def _describe(self, member: Member, participant: Participant) -> None:
-        before = member.participant
+        before, member.step = member.participant, participant.step
         if (
             before
             and before.identity == participant.identity

@@ -12,7 +12,7 @@ def job_status(job: str, machine: QuorumMachine, now: float) -> JobStatus:
     return JobStatus(
         job=job,
         quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
-        quorum_age_s=now - machine.formed_at if machine.quorum else 0.0,
+        quorum_age_s=now - machine.formed_at if machine.formed_at is not None else 0.0,
         verdict=machine.verdict().value,
         explanation=explain(machine, now),
         quorums_formed=machine.quorums_formed,
@@ -73,7 +73,7 @@ def _member_status(member: Member, machine: QuorumMachine, now: float) -> Member
         incarnation=member.incarnation,
         state=_state(member, machine),
         is_participant=machine.is_participant(member),
-        step=participant.step if participant else 0,
+        step=member.step,
         world_size=participant.group_world_size if participant else 0,
         heartbeat_age_s=0.0 if member.call is not None and member.session is None else max(0.0, now - member.seen_at),
         commit_failures=participant.commit_failures if participant else 0,

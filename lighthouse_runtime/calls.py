@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from protos import lighthouse_pb2, manager_pb2, torchft_pb2, wire
 from protos.membership import Assignment, Participant, Quorum, Vote
@@ -28,6 +29,11 @@ class Rpc(Generic[T]):
 
 def _nothing(_: Message) -> None:
     return None
+
+
+def health() -> Rpc[None]:
+    """gRPC's own question."""
+    return Rpc("/grpc.health.v1.Health/Check", HealthCheckRequest(), HealthCheckResponse, _nothing)
 
 
 def join(participant: Participant) -> Rpc[Quorum]:

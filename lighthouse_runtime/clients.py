@@ -18,7 +18,7 @@ from lighthouse_runtime.streams import AsyncWatch, Session, Watch
 from protos.identity import parse_address
 from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY, LIGHTHOUSE_PORT, TOKEN_METADATA_KEY
 from protos.membership import Assignment, Participant, Quorum, Vote
-from protos.refusals import Unreachable
+from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
 from protos.session import WatchRequest
 from protos.session_wire import watch_request_to_wire
 from protos.status import LighthouseStatus, ManagerStatus
@@ -56,13 +56,16 @@ class SyncClient:
             self._channel.close()
 
     def connect(self, timeout_s: float) -> None:
-        """Raises Unreachable if there is no connection in time."""
-        ready = grpc.channel_ready_future(self._live_channel())
+        """Raises Unreachable if nobody answers in time.
+
+        It asks something, since watching the channel's state (channel_ready_future) makes forked children crash.
+        """
         try:
-            ready.result(timeout_s)
-        except grpc.FutureTimeoutError:
-            ready.cancel()
+            self._run(calls.health(), timeout_s)
+        except (DeadlinePassed, Unreachable):
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
+        except LighthouseError:
+            pass  # another program's answer is one, too
 
     def _live_channel(self) -> grpc.Channel:
         if os.getpid() != self._pid:
@@ -221,7 +224,7 @@ class ManagerClient(SyncClient):
 
     def checkpoint_address(self, group_rank: int, step: int | None = None, *, timeout_s: float = 10.0) -> str:
         """Where that rank of this manager's group serves its state, if it is at `step`."""
-        return self._run(calls.checkpoint_address(group_rank, step), timeout_s)
+        return self._run(calls.checkpoint_address(group_rank, step), timeout_s, wait_for_ready=False)
 
     def should_commit(
         self, group_rank: int, step: int, vote: bool, *, timeout_s: float, quorum_id: int | None = None
@@ -238,10 +241,11 @@ class ManagerClient(SyncClient):
         timeout_s: float,
         quorum_id: int | None = None,
         wants_next: bool = False,
+        wait_for_ready: bool = True,
     ) -> Vote:
         """Vote, and the decision of all ranks of the group. With `wants_next` a commit may bring the grant of the next
-        step, as an answer to quorum() would."""
-        return self._run(calls.vote(group_rank, step, vote, quorum_id, wants_next), timeout_s)
+        step, as an answer to quorum() would. `wait_for_ready` as in quorum()."""
+        return self._run(calls.vote(group_rank, step, vote, quorum_id, wants_next), timeout_s, wait_for_ready)
 
     def watch(self, request: WatchRequest, *, wait_for_ready: bool = False) -> Watch:
         """Be watched for as long as it is open, and hear what happens to the quorum."""

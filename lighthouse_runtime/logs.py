@@ -22,6 +22,15 @@ class _TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
         self.converter = time.gmtime
 
+    def format(self, record: logging.LogRecord) -> str:
+        """What others have sent may stand in it: no terminal is to obey that."""
+        text = super().format(record)
+        return text if text.replace("\n", "").isprintable() else "\n".join(map(_printable, text.split("\n")))
+
+
+def _printable(line: str) -> str:
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
+
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:

@@ -3,12 +3,14 @@
 A pure function of the quorum and the group_rank, the one that torchft computes too, so that every manager of a quorum
 comes to the same answer. Participants below max_step heal. With `init_sync`, at step 0, everybody but the primary
 takes the primary's state. Sources are dealt round-robin, offset by group_rank; the i-th healing participant is
-served by up-to-date participant (i + group_rank) mod their number.
+served by up-to-date participant (i + group_rank) mod their number; the next few in that order stand in for it.
 """
 
 from dataclasses import replace
 
 from protos.membership import Assignment, Participant, Quorum
+
+MAX_OTHER_SOURCES = 4
 
 
 def assign(quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool) -> Assignment | None:
@@ -27,7 +29,7 @@ def assign(quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool) -> As
     origin = at_max[0] if all(member.tag_quorum_id is not None for member in members) else primary
     healing = _healing(members, max_step, origin if init_sync and max_step == 0 else None)
     sources = [i for i in range(len(members)) if i not in healing]
-    dealt = {target: sources[(n + group_rank) % len(sources)] for n, target in enumerate(sorted(healing))}
+    dealt = {target: (n + group_rank) % len(sources) for n, target in enumerate(sorted(healing))}
     answer = Assignment(
         quorum_id=quorum.quorum_id,
         replica_rank=mine,
@@ -39,12 +41,18 @@ def assign(quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool) -> As
         max_world_size=len(at_max),
         contributors=len(sources),
         primary_address=members[primary].address,
-        serve_to=tuple(target for target, source in dealt.items() if source == mine),
+        serve_to=tuple(target for target, at in dealt.items() if sources[at] == mine),
         commit_failures=max(member.commit_failures for member in members),
     )
     if mine not in dealt:
         return answer
-    return replace(answer, heal_from_rank=dealt[mine], heal_from_address=members[dealt[mine]].address)
+    first, *others = (sources[dealt[mine] :] + sources[: dealt[mine]])[: 1 + MAX_OTHER_SOURCES]
+    return replace(
+        answer,
+        heal_from_rank=first,
+        heal_from_address=members[first].address,
+        other_sources=tuple(members[other].address for other in others),
+    )
 
 
 def _healing(members: tuple[Participant, ...], max_step: int, only_source: int | None) -> set[int]:

@@ -117,6 +117,11 @@ class CommitMachine:
         return fresh
 
     @property
+    def voters(self) -> tuple[int, ...]:
+        """The ranks whose votes wait."""
+        return tuple(self._attempt.yes) if self._attempt is not None else ()
+
+    @property
     def is_voting(self) -> bool:
         return self._attempt is not None and bool(self._attempt.yes)
 

@@ -50,8 +50,11 @@ class ManagerConfig:
         None, "Where to serve /metrics, /livez, /readyz and /status, if at all.", metavar="HOST:PORT"
     )
     job: str = setting(DEFAULT_JOB, "The job, where several share a lighthouse.", env=("LIGHTHOUSE_JOB",))
-    heartbeat_interval_s: float = setting(
-        1.0, "How often the lighthouse hears from this manager.", kind=Duration(), has_ms_alias=True
+    rank_timeout_s: float | None = setting(
+        None,
+        "How long a rank that holds no watch (torchft's, a script's) may ask for nothing before it counts as dead. "
+        "Default: it is there for as long as this manager is.",
+        kind=Duration(),
     )
     control_token_file: Path | None = setting(None, "Who has this file's token may kill from another host.", kind=_PATH)
     allow_remote_control: bool = setting(False, "Anyone who reaches the port may kill.")

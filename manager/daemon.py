@@ -53,7 +53,7 @@ class ManagerDaemon:
         # Only now: gRPC and the fork that starts the store do not go together.
         self._link = LighthouseLink(self._client, self._client_address())
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
-        driver = ManagerDriver(me, secrets.token_hex(6), self._link, self._stop)
+        driver = ManagerDriver(me, secrets.token_hex(6), self._link, self._stop, config.rank_timeout_s)
         service = ManagerService(driver, self._policy, self.status)
         self._grpc = GrpcServer(service.services(), REFLECTED)
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))

@@ -49,11 +49,18 @@ log = logging.getLogger(__name__)
 class ManagerDriver:
     """`me` is this group's participant but for what changes from join to join; `life` names the manager's start.
 
-    `end` ends the daemon with a status.
+    `end` ends the daemon with a status. `rank_timeout_s` as in GroupMachine.
     """
 
-    def __init__(self, me: Participant, life: str, link: LighthouseLink, end: Callable[[int], None]) -> None:
-        self.machine = GroupMachine(me, life, _handles_on_the_wire)
+    def __init__(
+        self,
+        me: Participant,
+        life: str,
+        link: LighthouseLink,
+        end: Callable[[int], None],
+        rank_timeout_s: float | None = None,
+    ) -> None:
+        self.machine = GroupMachine(me, life, _handles_on_the_wire, rank_timeout_s)
         self._link = link
         self._end = end
         self._clock = asyncio.get_running_loop().time
@@ -157,6 +164,8 @@ class ManagerDriver:
         call = next(self._numbers)
         answer = self._waiting[call] = asyncio.get_running_loop().create_future()
         self._feed(event(call))
+        if answer.done():  # every granted step
+            return answer.result()
         limit = asyncio.timeout(time_left_s)
         try:
             async with limit:

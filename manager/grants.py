@@ -49,9 +49,11 @@ class GrantMachine:
         self._formed_for = 0
         self._committed = -1
         self._upto = 0
+        self._assigned: dict[tuple[int, bool], Assignment] = {}
         self.mode = HoldMode.REVOKED
         self.granted = 0
         self.lease_until = 0.0
+        self.renewed_until = 0.0  # by the newest echo
         self.given = 0  # steps let in without asking, under any quorum
 
     @property
@@ -67,7 +69,9 @@ class GrantMachine:
         """`quorum` was formed for `step`, and stands."""
         self._quorum, self._formed_for, self.granted = quorum, step, step
         self._committed, self._upto = -1, 0
+        self._assigned = {}
         self.mode = HoldMode.STANDING
+        self.lease_until = self.renewed_until  # an earlier lighthouse may have given a longer lease
 
     def drop(self) -> None:
         """The quorum that was handed now does not stand."""
@@ -79,6 +83,7 @@ class GrantMachine:
             self._committed = max(self._committed, step)
 
     def renew(self, until: float) -> None:
+        self.renewed_until = until
         self.lease_until = max(self.lease_until, until)
 
     def obey(self, order: Order) -> bool:
@@ -137,9 +142,7 @@ class GrantMachine:
 
     def assignment(self, group_rank: int, init_sync: bool) -> Assignment:
         """What the highest granted step means for a rank: after the step it was formed for, nobody heals."""
-        assert self._quorum is not None
-        formed = assign(self._quorum, self._wire_id, group_rank, init_sync)
-        assert formed is not None
+        formed = self._assign(group_rank, init_sync)
         revoked = self.mode is HoldMode.REVOKED
         if self.granted == self._formed_for:
             return replace(formed, revoked=revoked)
@@ -155,6 +158,16 @@ class GrantMachine:
             commit_failures=0,
             revoked=revoked,
         )
+
+    def _assign(self, group_rank: int, init_sync: bool) -> Assignment:
+        """Reckoned once a quorum: it is O(participants), and steps are many."""
+        formed = self._assigned.get((group_rank, init_sync))
+        if formed is None:
+            assert self._quorum is not None
+            formed = assign(self._quorum, self._wire_id, group_rank, init_sync)
+            assert formed is not None
+            self._assigned[group_rank, init_sync] = formed
+        return formed
 
     def _grant(self, ask: Ask, *, is_first: bool) -> Granted:
         return Granted(self.assignment(ask.group_rank, ask.init_sync), is_first)

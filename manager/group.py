@@ -67,16 +67,21 @@ class GroupMachine:
     """
 
     def __init__(
-        self, me: Participant, life: str, show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b""
+        self,
+        me: Participant,
+        life: str,
+        show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
+        rank_timeout_s: float | None = None,
     ) -> None:
-        """`show_handles`: how torchft's handles of the ranks are relayed to the peers."""
+        """`show_handles`: how torchft's handles of the ranks are relayed to the peers. `rank_timeout_s` bounds how long
+        a rank without a watch may be silent."""
         self.me = me
         self._life = life
         self._show_handles = show_handles
         self.gather = gather.GatherMachine(me.wire_id, me.group_world_size)
         self.commit = commit.CommitMachine(me.group_world_size)
         self.grants = GrantMachine(me.wire_id)
-        self.watches = Watches(me.group_world_size)
+        self.watches = Watches(me.group_world_size, rank_timeout_s)
         self.session = SessionMachine(lambda: self.levels)
         self._waiting: dict[int, gather.Ask] = {}
         self._wants_next: dict[int, bool] = {}
@@ -108,25 +113,38 @@ class GroupMachine:
         return tuple(sorted({*self.gather.waiting, *self._waiting}))
 
     def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        self._hear(now)
         effects = self._dispatch(event, now)
+        self._hear(now)
         return effects + self._send(self.session.tick(now))
 
     def tick(self, now: float) -> Sequence[Effect]:
         if self.session.is_given_up(now):
             self.session.closed()
             return [SessionGivenUp(f"the lighthouse has echoed nothing for {self.session.lease_s:g} s")]
-        return self._send(self.session.tick(now))
+        self._hear(now)
+        effects: list[Effect] = []
+        for rank in self.watches.expire(now):
+            effects += self._lose(rank, now)
+        return effects + self._send(self.session.tick(now))
 
     def deadline(self) -> float | None:
         """When to call tick next."""
-        return self.session.deadline()
+        deadlines = (self.session.deadline(), self.watches.deadline())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _hear(self, now: float) -> None:
+        """A rank with a call under way is there, to the end of that call."""
+        self.watches.heard((*self.ranks_waiting, *self.commit.voters), now)
 
     def _dispatch(self, event: Event, now: float) -> list[Effect]:
         match event:
             case gather.Ask():
                 self.watches.asked(event.group_rank)
+                self.watches.heard((event.group_rank,), now)
                 return self._perform_commit(self.commit.handle(_asked(event)), now) + self._ask(event, now)
             case VoteCast(voted, wants_next):
+                self.watches.heard((voted.group_rank,), now)
                 self._wants_next[voted.group_rank] = wants_next
                 effects = self._perform_commit(self.commit.handle(voted), now)
                 for ask in self.gather.asks:
@@ -149,7 +167,9 @@ class GroupMachine:
             case SessionClosed():
                 self.session.closed()
                 self._unopened = None  # asked for again on the next session
-                return [HasLeft("the lighthouse is away")] if self._has_left else []
+                if self._has_left:
+                    return [HasLeft("the lighthouse is away")]
+                return self._leave_if_idle(now) if self._draining else []
             case Received(message):
                 return self._receive(message, now)
             case DrainAsked(reason):
@@ -178,7 +198,7 @@ class GroupMachine:
             return [] if older is None else [CallRefused(older.call, gather.superseded(ask.group_rank))]
         if isinstance(decision, Join):
             if self._draining:
-                return [CallRefused(ask.call, self._drained()), *self._leave()]
+                return [CallRefused(ask.call, self._drained()), *self._leave(now)]
             effects = self._push_revoked(f"rank {ask.group_rank} cannot go on with it") if decision.gives_up else []
             return effects + self._perform_gather(self.gather.handle(ask), now)
         effects = self._open_step() if decision.is_first else []
@@ -278,7 +298,8 @@ class GroupMachine:
                 return self._open(now)
             case Refused(join, error):
                 is_ours = self.session.answered(join) if join else self.gather.is_joined
-                return self._refuse_join(error, now) if is_ours else []
+                effects = self._refuse_join(error, now) if is_ours else []
+                return effects + (self._leave(now) if is_ours and self._draining else [])
             case Order():
                 return self._obey(message, now)
             case DrainRequest(reason):
@@ -314,7 +335,7 @@ class GroupMachine:
     def _open(self, now: float) -> list[Effect]:
         """Let the ranks into the step that a quorum was formed for: a grant like any other, under a valid lease."""
         handed = self._unopened
-        if handed is None or (handed.stands and now >= self.grants.lease_until):
+        if handed is None or (handed.stands and now >= self.grants.renewed_until):
             return []
         self._unopened = None
         if not self.session.answered(handed.join):  # taken back since
@@ -362,20 +383,22 @@ class GroupMachine:
         return Drained(f"{self.me.replica_id} leaves: {self._draining}")
 
     def _leave_if_idle(self, now: float) -> list[Effect]:
-        """A group without ranks, or one that waits for a quorum, has nothing to finish."""
-        if self.gather.waiting:
-            return [*self._perform_gather(self.gather.refuse_all(self._drained()), now), *self._leave()]
-        return [] if self.watches.has_ranks else self._leave()
+        """A group without ranks, or one that waits for a quorum, has nothing to finish. Where the quorum may be on its
+        way already, the lighthouse says which was first: the drain is refused the join, or the group does its steps."""
+        if self.gather.is_joined and self.session.is_open:
+            return []
+        return self._leave(now) if self.gather.waiting or not self.watches.has_ranks else []
 
-    def _leave(self) -> list[Effect]:
+    def _leave(self, now: float) -> list[Effect]:
         if self._has_left:
             return []
         self._has_left = True
+        effects = self._perform_gather(self.gather.refuse_all(self._drained()), now)
         if not self.session.is_open:
-            return [HasLeft("the lighthouse is away")]
+            return [*effects, HasLeft("the lighthouse is away")]
         messages = self.session.leave(self._draining)
         self.session.closed()
-        return self._send(messages)
+        return effects + self._send(messages)
 
     def _send(self, messages: Sequence[ToLighthouse]) -> list[Effect]:
         return [Sent(message) for message in messages]

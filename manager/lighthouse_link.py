@@ -13,7 +13,7 @@ from protos.session import Refused, ToLighthouse, ToManager
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.05
-MAX_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 0.5
 
 
 class Backoff:

@@ -9,10 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protos.membership import Participant
-from protos.session import Beat, Echo, Hello, JoinRequest, Leave, Levels, ToLighthouse, Welcome, WithdrawRequest
+from protos.session import (
+    Beat,
+    Echo,
+    Hello,
+    HoldMode,
+    JoinRequest,
+    Leave,
+    Levels,
+    ToLighthouse,
+    Welcome,
+    WithdrawRequest,
+)
 
 FIRST_BEAT_INTERVAL_S = 1.0
 FIRST_LEASE_S = 5.0
+_NEWS = (HoldMode.FROZEN, HoldMode.REVOKED)
 
 
 @dataclass(slots=True)
@@ -35,15 +47,14 @@ class SessionMachine:
         self._sent_at: dict[int, float] = {}
         self._next_beat_at = 0.0
         self._heard_at = 0.0
-        self._told: Levels | None = None
+        self._told = Levels()
         self._join: _Join | None = None
 
     def opened(self, me: Participant, now: float) -> list[ToLighthouse]:
         self.is_open = True
         self._sent_at = {}
         self._heard_at = now
-        self._told = self._levels()
-        messages: list[ToLighthouse] = [Hello(me, self._told), self._beat(now)]
+        messages: list[ToLighthouse] = [Hello(me, self._levels()), self._beat(now)]
         if self._join is not None:
             messages.append(self._ask(self._join, now))
         return messages
@@ -52,10 +63,9 @@ class SessionMachine:
         self.is_open = False
 
     def tick(self, now: float) -> list[ToLighthouse]:
-        """A beat, if one is due or a level has changed."""
-        if not self.is_open or (now < self._next_beat_at and self._levels() == self._told):
-            return []
-        return [self._beat(now)]
+        """A beat, if one is due, or a level has changed that the lighthouse waits for."""
+        is_due = now >= self._next_beat_at or _is_news(self._levels(), self._told)
+        return [self._beat(now)] if self.is_open and is_due else []
 
     def is_given_up(self, now: float) -> bool:
         return self.is_open and now >= self._heard_at + self.lease_s
@@ -112,3 +122,9 @@ class SessionMachine:
 
     def _ask(self, join: _Join, now: float) -> JoinRequest:
         return JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now))
+
+
+def _is_news(levels: Levels, told: Levels) -> bool:
+    """Not each grant, nor what the lighthouse has ordered itself, or a join tells it: the next beat is soon enough."""
+    is_held = levels.held is not None and levels.held.mode in _NEWS and levels.held != told.held
+    return is_held or (levels.drains, levels.down) != (told.drains, told.down)

@@ -1,9 +1,11 @@
 """Which ranks of the group are there, as their watches tell.
 
 A rank is lost when its watch or its process ends, never by a missing beat. The end of an old watch never touches a
-newer one of the same rank.
+newer one of the same rank. A rank without a watch counts as there for as long as its manager is, unless a rank timeout
+bounds that: then it is lost when it has had no call under way for so long.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -14,8 +16,10 @@ class _Watch:
 
 
 class Watches:
-    def __init__(self, group_world_size: int) -> None:
+    def __init__(self, group_world_size: int, rank_timeout_s: float | None = None) -> None:
         self._size = group_world_size
+        self._rank_timeout_s = rank_timeout_s
+        self._heard_at: dict[int, float] = {}
         self._open: dict[int, _Watch] = {}
         self._newest: dict[int, int] = {}
         self._asked: set[int] = set()
@@ -81,7 +85,36 @@ class Watches:
         self._lose(group_rank, f"rank {group_rank} has failed: {reason}")
         return True
 
+    def heard(self, group_ranks: Iterable[int], now: float) -> None:
+        """They have calls under way."""
+        if self._rank_timeout_s is not None:
+            self._heard_at.update((rank, now) for rank in group_ranks)
+
+    def expire(self, now: float) -> list[int]:
+        """The ranks that are lost by their silence, each once."""
+        due_at = self.deadline()
+        if due_at is None or now < due_at:
+            return []
+        silent = [rank for rank in self._unwatched if self._due_at(rank) <= now]
+        for rank in silent:
+            self._lose(rank, f"rank {rank} has asked for nothing for {self._rank_timeout_s:g} s")
+        return silent
+
+    def deadline(self) -> float | None:
+        """When the next one is lost, if it stays silent."""
+        if self._rank_timeout_s is None:
+            return None
+        return min(map(self._due_at, self._unwatched), default=None)
+
+    @property
+    def _unwatched(self) -> set[int]:
+        return self._asked - self._newest.keys()
+
+    def _due_at(self, group_rank: int) -> float:
+        assert self._rank_timeout_s is not None
+        return self._heard_at.get(group_rank, 0.0) + self._rank_timeout_s
+
     def _lose(self, group_rank: int, how: str) -> None:
-        del self._newest[group_rank]
+        self._newest.pop(group_rank, None)
         self._asked.discard(group_rank)
         self._lost[group_rank] = how

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/manager.proto\x12\nmanager.v1\"\xe4\x01\n\x14ManagerQuorumRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x1e\n\x16\x63heckpoint_server_addr\x18\x03 \x01(\t\x12\x13\n\x0bshrink_only\x18\x10 \x01(\x08\x12\x16\n\tinit_sync\x18\x11 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0f\x63ommit_failures\x18\x12 \x01(\x03\x12\x1a\n\rtag_quorum_id\x18\x13 \x01(\x03H\x01\x88\x01\x01\x12\x0e\n\x06worker\x18\x14 \x01(\tB\x0c\n\n_init_syncB\x10\n\x0e_tag_quorum_id\"\x9c\x03\n\x15ManagerQuorumResponse\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x15\n\rstore_address\x18\x03 \x01(\t\x12\x10\n\x08max_step\x18\x04 \x01(\x03\x12\x15\n\x08max_rank\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0emax_world_size\x18\x06 \x01(\x03\x12\x14\n\x0creplica_rank\x18\x07 \x01(\x03\x12\x1a\n\x12replica_world_size\x18\x08 \x01(\x03\x12\x0c\n\x04heal\x18\t \x01(\x08\x12%\n\x18recover_src_replica_rank\x18\x10 \x01(\x03H\x01\x88\x01\x01\x12!\n\x19recover_dst_replica_ranks\x18\x11 \x03(\x03\x12\x13\n\x0breplica_ids\x18\x12 \x03(\t\x12\x17\n\x0f\x63ommit_failures\x18\x13 \x01(\x03\x12\x14\n\x0c\x63ontributors\x18\x14 \x01(\x03\x12\x0f\n\x07revoked\x18\x15 \x01(\x08\x42\x0b\n\t_max_rankB\x1b\n\x19_recover_src_replica_rank\"D\n\x18\x43heckpointAddressRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x11\n\x04step\x18\x10 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_step\">\n\x19\x43heckpointAddressResponse\x12!\n\x19\x63heckpoint_server_address\x18\x01 \x01(\t\"\x82\x01\n\x13ShouldCommitRequest\x12\x15\n\rshould_commit\x18\x01 \x01(\x08\x12\x0c\n\x04rank\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x16\n\tquorum_id\x18\x10 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nwants_next\x18\x11 \x01(\x08\x42\x0c\n\n_quorum_id\"l\n\x14ShouldCommitResponse\x12\x15\n\rshould_commit\x18\x01 \x01(\x08\x12\x34\n\x04next\x18\x10 \x01(\x0b\x32!.manager.v1.ManagerQuorumResponseH\x00\x88\x01\x01\x42\x07\n\x05_next\"\x1a\n\x0bKillRequest\x12\x0b\n\x03msg\x18\x01 \x01(\t\"\x0e\n\x0cKillResponse\"\x16\n\x14ManagerStatusRequest\"\x86\x03\n\x15ManagerStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x12\n\nreplica_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0b\n\x03job\x18\x05 \x01(\t\x12\x18\n\x10group_world_size\x18\x06 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x15\n\rstore_address\x18\x08 \x01(\t\x12\x12\n\nlighthouse\x18\t \x01(\t\x12\x1c\n\x14lighthouse_reachable\x18\n \x01(\x08\x12\x18\n\x10lighthouse_error\x18\x0b \x01(\t\x12\x11\n\tquorum_id\x18\x0c \x01(\x03\x12\x0c\n\x04step\x18\r \x01(\x03\x12\r\n\x05phase\x18\x0e \x01(\t\x12\x15\n\rranks_waiting\x18\x0f \x03(\x03\x12\x0f\n\x07\x63ommits\x18\x10 \x01(\x03\x12\x10\n\x08\x64iscards\x18\x11 \x01(\x03\x12\x0c\n\x04mode\x18\x12 \x01(\t\x12\x0e\n\x06grants\x18\x13 \x01(\x03\"X\n\x0cWatchRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07started\x18\x05 \x01(\x03\"\x93\x01\n\rWatchResponse\x12)\n\x06opened\x18\x01 \x01(\x0b\x32\x17.manager.v1.WatchOpenedH\x00\x12&\n\x07revoked\x18\x02 \x01(\x0b\x32\x13.manager.v1.RevokedH\x00\x12$\n\x06killed\x18\x03 \x01(\x0b\x32\x12.manager.v1.KilledH\x00\x42\t\n\x07message\"\r\n\x0bWatchOpened\",\n\x07Revoked\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x18\n\x06Killed\x12\x0e\n\x06reason\x18\x01 \x01(\t\"=\n\rReportRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x10\n\x0eReportResponse2\x9f\x04\n\x0eManagerService\x12M\n\x06Quorum\x12 .manager.v1.ManagerQuorumRequest\x1a!.manager.v1.ManagerQuorumResponse\x12`\n\x11\x43heckpointAddress\x12$.manager.v1.CheckpointAddressRequest\x1a%.manager.v1.CheckpointAddressResponse\x12Q\n\x0cShouldCommit\x12\x1f.manager.v1.ShouldCommitRequest\x1a .manager.v1.ShouldCommitResponse\x12\x39\n\x04Kill\x12\x17.manager.v1.KillRequest\x1a\x18.manager.v1.KillResponse\x12M\n\x06Status\x12 .manager.v1.ManagerStatusRequest\x1a!.manager.v1.ManagerStatusResponse\x12>\n\x05Watch\x12\x18.manager.v1.WatchRequest\x1a\x19.manager.v1.WatchResponse0\x01\x12?\n\x06Report\x12\x19.manager.v1.ReportRequest\x1a\x1a.manager.v1.ReportResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/manager.proto\x12\nmanager.v1\"\xe4\x01\n\x14ManagerQuorumRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x1e\n\x16\x63heckpoint_server_addr\x18\x03 \x01(\t\x12\x13\n\x0bshrink_only\x18\x10 \x01(\x08\x12\x16\n\tinit_sync\x18\x11 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0f\x63ommit_failures\x18\x12 \x01(\x03\x12\x1a\n\rtag_quorum_id\x18\x13 \x01(\x03H\x01\x88\x01\x01\x12\x0e\n\x06worker\x18\x14 \x01(\tB\x0c\n\n_init_syncB\x10\n\x0e_tag_quorum_id\"\xb3\x03\n\x15ManagerQuorumResponse\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x15\n\rstore_address\x18\x03 \x01(\t\x12\x10\n\x08max_step\x18\x04 \x01(\x03\x12\x15\n\x08max_rank\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0emax_world_size\x18\x06 \x01(\x03\x12\x14\n\x0creplica_rank\x18\x07 \x01(\x03\x12\x1a\n\x12replica_world_size\x18\x08 \x01(\x03\x12\x0c\n\x04heal\x18\t \x01(\x08\x12%\n\x18recover_src_replica_rank\x18\x10 \x01(\x03H\x01\x88\x01\x01\x12!\n\x19recover_dst_replica_ranks\x18\x11 \x03(\x03\x12\x13\n\x0breplica_ids\x18\x12 \x03(\t\x12\x17\n\x0f\x63ommit_failures\x18\x13 \x01(\x03\x12\x14\n\x0c\x63ontributors\x18\x14 \x01(\x03\x12\x0f\n\x07revoked\x18\x15 \x01(\x08\x12\x15\n\rother_sources\x18\x16 \x03(\tB\x0b\n\t_max_rankB\x1b\n\x19_recover_src_replica_rank\"D\n\x18\x43heckpointAddressRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x11\n\x04step\x18\x10 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_step\">\n\x19\x43heckpointAddressResponse\x12!\n\x19\x63heckpoint_server_address\x18\x01 \x01(\t\"\x82\x01\n\x13ShouldCommitRequest\x12\x15\n\rshould_commit\x18\x01 \x01(\x08\x12\x0c\n\x04rank\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x16\n\tquorum_id\x18\x10 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nwants_next\x18\x11 \x01(\x08\x42\x0c\n\n_quorum_id\"l\n\x14ShouldCommitResponse\x12\x15\n\rshould_commit\x18\x01 \x01(\x08\x12\x34\n\x04next\x18\x10 \x01(\x0b\x32!.manager.v1.ManagerQuorumResponseH\x00\x88\x01\x01\x42\x07\n\x05_next\"\x1a\n\x0bKillRequest\x12\x0b\n\x03msg\x18\x01 \x01(\t\"\x0e\n\x0cKillResponse\"\x16\n\x14ManagerStatusRequest\"\x86\x03\n\x15ManagerStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x12\n\nreplica_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0b\n\x03job\x18\x05 \x01(\t\x12\x18\n\x10group_world_size\x18\x06 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x15\n\rstore_address\x18\x08 \x01(\t\x12\x12\n\nlighthouse\x18\t \x01(\t\x12\x1c\n\x14lighthouse_reachable\x18\n \x01(\x08\x12\x18\n\x10lighthouse_error\x18\x0b \x01(\t\x12\x11\n\tquorum_id\x18\x0c \x01(\x03\x12\x0c\n\x04step\x18\r \x01(\x03\x12\r\n\x05phase\x18\x0e \x01(\t\x12\x15\n\rranks_waiting\x18\x0f \x03(\x03\x12\x0f\n\x07\x63ommits\x18\x10 \x01(\x03\x12\x10\n\x08\x64iscards\x18\x11 \x01(\x03\x12\x0c\n\x04mode\x18\x12 \x01(\t\x12\x0e\n\x06grants\x18\x13 \x01(\x03\"X\n\x0cWatchRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07started\x18\x05 \x01(\x03\"\x93\x01\n\rWatchResponse\x12)\n\x06opened\x18\x01 \x01(\x0b\x32\x17.manager.v1.WatchOpenedH\x00\x12&\n\x07revoked\x18\x02 \x01(\x0b\x32\x13.manager.v1.RevokedH\x00\x12$\n\x06killed\x18\x03 \x01(\x0b\x32\x12.manager.v1.KilledH\x00\x42\t\n\x07message\"\r\n\x0bWatchOpened\",\n\x07Revoked\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x18\n\x06Killed\x12\x0e\n\x06reason\x18\x01 \x01(\t\"=\n\rReportRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x10\n\x0eReportResponse2\x9f\x04\n\x0eManagerService\x12M\n\x06Quorum\x12 .manager.v1.ManagerQuorumRequest\x1a!.manager.v1.ManagerQuorumResponse\x12`\n\x11\x43heckpointAddress\x12$.manager.v1.CheckpointAddressRequest\x1a%.manager.v1.CheckpointAddressResponse\x12Q\n\x0cShouldCommit\x12\x1f.manager.v1.ShouldCommitRequest\x1a .manager.v1.ShouldCommitResponse\x12\x39\n\x04Kill\x12\x17.manager.v1.KillRequest\x1a\x18.manager.v1.KillResponse\x12M\n\x06Status\x12 .manager.v1.ManagerStatusRequest\x1a!.manager.v1.ManagerStatusResponse\x12>\n\x05Watch\x12\x18.manager.v1.WatchRequest\x1a\x19.manager.v1.WatchResponse0\x01\x12?\n\x06Report\x12\x19.manager.v1.ReportRequest\x1a\x1a.manager.v1.ReportResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,37 +34,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MANAGERQUORUMREQUEST']._serialized_start=37
   _globals['_MANAGERQUORUMREQUEST']._serialized_end=265
   _globals['_MANAGERQUORUMRESPONSE']._serialized_start=268
-  _globals['_MANAGERQUORUMRESPONSE']._serialized_end=680
-  _globals['_CHECKPOINTADDRESSREQUEST']._serialized_start=682
-  _globals['_CHECKPOINTADDRESSREQUEST']._serialized_end=750
-  _globals['_CHECKPOINTADDRESSRESPONSE']._serialized_start=752
-  _globals['_CHECKPOINTADDRESSRESPONSE']._serialized_end=814
-  _globals['_SHOULDCOMMITREQUEST']._serialized_start=817
-  _globals['_SHOULDCOMMITREQUEST']._serialized_end=947
-  _globals['_SHOULDCOMMITRESPONSE']._serialized_start=949
-  _globals['_SHOULDCOMMITRESPONSE']._serialized_end=1057
-  _globals['_KILLREQUEST']._serialized_start=1059
-  _globals['_KILLREQUEST']._serialized_end=1085
-  _globals['_KILLRESPONSE']._serialized_start=1087
-  _globals['_KILLRESPONSE']._serialized_end=1101
-  _globals['_MANAGERSTATUSREQUEST']._serialized_start=1103
-  _globals['_MANAGERSTATUSREQUEST']._serialized_end=1125
-  _globals['_MANAGERSTATUSRESPONSE']._serialized_start=1128
-  _globals['_MANAGERSTATUSRESPONSE']._serialized_end=1518
-  _globals['_WATCHREQUEST']._serialized_start=1520
-  _globals['_WATCHREQUEST']._serialized_end=1608
-  _globals['_WATCHRESPONSE']._serialized_start=1611
-  _globals['_WATCHRESPONSE']._serialized_end=1758
-  _globals['_WATCHOPENED']._serialized_start=1760
-  _globals['_WATCHOPENED']._serialized_end=1773
-  _globals['_REVOKED']._serialized_start=1775
-  _globals['_REVOKED']._serialized_end=1819
-  _globals['_KILLED']._serialized_start=1821
-  _globals['_KILLED']._serialized_end=1845
-  _globals['_REPORTREQUEST']._serialized_start=1847
-  _globals['_REPORTREQUEST']._serialized_end=1908
-  _globals['_REPORTRESPONSE']._serialized_start=1910
-  _globals['_REPORTRESPONSE']._serialized_end=1926
-  _globals['_MANAGERSERVICE']._serialized_start=1929
-  _globals['_MANAGERSERVICE']._serialized_end=2472
+  _globals['_MANAGERQUORUMRESPONSE']._serialized_end=703
+  _globals['_CHECKPOINTADDRESSREQUEST']._serialized_start=705
+  _globals['_CHECKPOINTADDRESSREQUEST']._serialized_end=773
+  _globals['_CHECKPOINTADDRESSRESPONSE']._serialized_start=775
+  _globals['_CHECKPOINTADDRESSRESPONSE']._serialized_end=837
+  _globals['_SHOULDCOMMITREQUEST']._serialized_start=840
+  _globals['_SHOULDCOMMITREQUEST']._serialized_end=970
+  _globals['_SHOULDCOMMITRESPONSE']._serialized_start=972
+  _globals['_SHOULDCOMMITRESPONSE']._serialized_end=1080
+  _globals['_KILLREQUEST']._serialized_start=1082
+  _globals['_KILLREQUEST']._serialized_end=1108
+  _globals['_KILLRESPONSE']._serialized_start=1110
+  _globals['_KILLRESPONSE']._serialized_end=1124
+  _globals['_MANAGERSTATUSREQUEST']._serialized_start=1126
+  _globals['_MANAGERSTATUSREQUEST']._serialized_end=1148
+  _globals['_MANAGERSTATUSRESPONSE']._serialized_start=1151
+  _globals['_MANAGERSTATUSRESPONSE']._serialized_end=1541
+  _globals['_WATCHREQUEST']._serialized_start=1543
+  _globals['_WATCHREQUEST']._serialized_end=1631
+  _globals['_WATCHRESPONSE']._serialized_start=1634
+  _globals['_WATCHRESPONSE']._serialized_end=1781
+  _globals['_WATCHOPENED']._serialized_start=1783
+  _globals['_WATCHOPENED']._serialized_end=1796
+  _globals['_REVOKED']._serialized_start=1798
+  _globals['_REVOKED']._serialized_end=1842
+  _globals['_KILLED']._serialized_start=1844
+  _globals['_KILLED']._serialized_end=1868
+  _globals['_REPORTREQUEST']._serialized_start=1870
+  _globals['_REPORTREQUEST']._serialized_end=1931
+  _globals['_REPORTRESPONSE']._serialized_start=1933
+  _globals['_REPORTRESPONSE']._serialized_end=1949
+  _globals['_MANAGERSERVICE']._serialized_start=1952
+  _globals['_MANAGERSERVICE']._serialized_end=2495
 # @@protoc_insertion_point(module_scope)

@@ -77,6 +77,7 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     COMMIT_FAILURES_FIELD_NUMBER: builtins.int
     CONTRIBUTORS_FIELD_NUMBER: builtins.int
     REVOKED_FIELD_NUMBER: builtins.int
+    OTHER_SOURCES_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
     address: builtins.str
     """the manager to heal from; without healing, the primary's"""
@@ -102,6 +103,10 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     def replica_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """by replica_rank"""
 
+    @property
+    def other_sources(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """managers of further up-to-date participants, if `address` cannot give its state"""
+
     def __init__(
         self,
         *,
@@ -120,9 +125,10 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
         commit_failures: builtins.int = ...,
         contributors: builtins.int = ...,
         revoked: builtins.bool = ...,
+        other_sources: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "max_rank", b"max_rank", "recover_src_replica_rank", b"recover_src_replica_rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "address", b"address", "commit_failures", b"commit_failures", "contributors", b"contributors", "heal", b"heal", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "store_address", b"store_address"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "address", b"address", "commit_failures", b"commit_failures", "contributors", b"contributors", "heal", b"heal", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "other_sources", b"other_sources", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "store_address", b"store_address"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_rank", b"_max_rank"]) -> typing.Literal["max_rank"] | None: ...
     @typing.overload

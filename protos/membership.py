@@ -52,7 +52,8 @@ class Assignment:
     """What a quorum means for one rank of one replica group.
 
     `contributors` is what a sum over the participants is divided by: those that do not heal. `heal_*` name the peer
-    to take state from; `serve_to` the replica ranks that take it from here. `max_rank` is the place among those at
+    to take state from, `other_sources` the managers of some that can stand in for it; `serve_to` the replica ranks that
+    take it from here. `max_rank` is the place among those at
     `max_step`, None for one that is behind. `revoked`: the quorum was revoked meanwhile; do the step and vote no.
     """
 
@@ -71,10 +72,16 @@ class Assignment:
     serve_to: tuple[int, ...] = ()
     commit_failures: int = 0
     revoked: bool = False
+    other_sources: tuple[str, ...] = ()
 
     @property
     def heals(self) -> bool:
         return self.heal_from_rank is not None
+
+    @property
+    def has_healing(self) -> bool:
+        """Whether any participant heals."""
+        return self.contributors < self.replica_world_size
 
 
 @dataclass(frozen=True, slots=True)

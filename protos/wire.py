@@ -245,6 +245,7 @@ def assignment_to_native(answer: Assignment) -> manager_pb2.ManagerQuorumRespons
         commit_failures=answer.commit_failures,
         contributors=answer.contributors,
         revoked=answer.revoked,
+        other_sources=answer.other_sources,
     )
 
 
@@ -265,6 +266,7 @@ def assignment_from_native(message: manager_pb2.ManagerQuorumResponse) -> Assign
         serve_to=tuple(message.recover_dst_replica_ranks),
         commit_failures=message.commit_failures,
         revoked=message.revoked,
+        other_sources=tuple(message.other_sources),
     )
 
 

@@ -2,72 +2,36 @@
 
     magic (8 bytes) · version (u32) · header length (u64) · crc32 of all that and of the header (u32)   big endian
     header: JSON {"tree": skeleton, "blobs": [[dtype, shape, bytes], ...]}; dtype "bytes" for bytes
-    per blob: its bytes, row-major and in the byte order of the host · crc32 of them (u32)
+    per blob: its bytes, row-major and in the byte order of the host, in pieces of 4 MiB · crc32 of each (u32)
 
 The length is known before the first byte is sent, and no tensor is allocated before the header has proved consistent.
+A stream can begin at any byte (encoding.py), so a transfer that breaks off goes on where it broke.
 Checksums find accidents, not attackers; what stops an attacker is that nothing here can name code.
 """
 
 import json
 import math
-import struct
-import sys
-import zlib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from agent_client.checkpoint.reader import CHECKSUM, CHUNK_BYTES, Reader, Source, TruncatedState
-from agent_client.checkpoint.tree import (
-    DTYPES,
-    MAX_DIMENSIONS,
-    Blob,
-    CorruptState,
-    Json,
-    State,
-    assemble,
-    disassemble,
+from agent_client.checkpoint.encoding import (
+    MAGIC,
+    MAX_HEADER_BYTES,
+    PIECE_BYTES,
+    PREFIX,
+    VERSION,
+    Encoding,
+    encode,
+    encoded_size,
 )
+from agent_client.checkpoint.reader import CHECKSUM, CHUNK_BYTES, Reader, Source, TruncatedState
+from agent_client.checkpoint.tree import DTYPES, MAX_DIMENSIONS, Blob, CorruptState, Json, State, assemble
 
 __all__ = ["CHUNK_BYTES", "MAX_HEADER_BYTES", "CorruptState", "Encoding", "TruncatedState", "decode", "encode"]
 
-MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
-VERSION = 1
-MAX_HEADER_BYTES = 64 * 2**20
-
-_PREFIX = struct.Struct(">8sIQ")
 _MAX_BLOB_BYTES = 2**62
-
-
-class Encoding:
-    """A state as chunks of bytes: iterate it as often as needed, from several threads at once too.
-
-    It holds the tensors themselves: change none of them while it is read. Chunks of tensors on the CPU are views;
-    a tensor elsewhere is copied a chunk at a time.
-    """
-
-    def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
-        skeleton, self._blobs = disassemble(state)
-        self._head = _encode_head(skeleton, self._blobs, max_header_bytes)
-        self._chunk_bytes = chunk_bytes
-        self.length = len(self._head) + sum(_describe(blob)[2] + CHECKSUM.size for blob in self._blobs)
-        """Bytes in all."""
-
-    def __iter__(self) -> Iterator[memoryview]:
-        yield memoryview(self._head)
-        for blob in self._blobs:
-            checksum = 0
-            for chunk in _chunks(blob, self._chunk_bytes):
-                checksum = zlib.crc32(chunk, checksum)
-                yield chunk
-            yield memoryview(CHECKSUM.pack(checksum))
-
-
-def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES, max_header_bytes: int = MAX_HEADER_BYTES) -> Encoding:
-    """TypeError or ValueError, with the path, for what a state cannot hold (see tree.py)."""
-    return Encoding(state, chunk_bytes, max_header_bytes)
 
 
 def decode(
@@ -84,40 +48,11 @@ def decode(
     reader = Reader(source, chunk_bytes)
     header = _read_header(reader, max_header_bytes)
     skeleton, described = _check_header(header)
-    _check_length(reader.consumed + sum(blob.bytes + CHECKSUM.size for blob in described), length)
+    _check_length(reader.consumed + sum(encoded_size(blob.bytes) for blob in described), length)
     blobs = [_read_blob(reader, blob, index) for index, blob in enumerate(described)]
     if length is None:
         reader.expect_end()
     return assemble(skeleton, blobs)
-
-
-def _encode_head(skeleton: Json, blobs: Sequence[Blob], max_header_bytes: int) -> bytes:
-    header_json = {"tree": skeleton, "blobs": [_describe(blob) for blob in blobs]}
-    header = json.dumps(header_json, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    if len(header) > max_header_bytes:
-        raise ValueError(
-            f"everything but tensors and bytes makes a header of {len(header)} bytes, more than {max_header_bytes}: "
-            "keep long lists of numbers in tensors"
-        )
-    prefix = _PREFIX.pack(MAGIC, VERSION, len(header))
-    return prefix + CHECKSUM.pack(zlib.crc32(header, zlib.crc32(prefix))) + header
-
-
-def _describe(blob: Blob) -> tuple[str, list[int], int]:
-    if isinstance(blob, bytes):
-        return "bytes", [len(blob)], len(blob)
-    return str(blob.dtype).removeprefix("torch."), list(blob.shape), blob.numel() * blob.itemsize
-
-
-def _chunks(blob: Blob, chunk_bytes: int) -> Iterator[memoryview]:
-    if isinstance(blob, bytes):
-        view = memoryview(blob)
-        yield from (view[start : start + chunk_bytes] for start in range(0, len(view), chunk_bytes))
-    elif blob.numel():
-        plain = blob.detach().resolve_conj().resolve_neg().contiguous()
-        # not reshape: a tensor of one element is contiguous whatever its strides, and view() insists on 1
-        for piece in plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).split(chunk_bytes):
-            yield piece.cpu().numpy().data
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +66,8 @@ class _Described:
 
 
 def _read_header(reader: Reader, max_header_bytes: int) -> bytes:
-    prefix, checksum = reader.take(_PREFIX.size)
-    magic, version, length = _PREFIX.unpack(prefix)
+    prefix, checksum = reader.take(PREFIX.size)
+    magic, version, length = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise CorruptState(f"this is no state of a host of this byte order: it starts with {magic!r}, not {MAGIC!r}")
     if version != VERSION:
@@ -193,7 +128,8 @@ def _check_length(described: int, announced: int | None) -> None:
 def _read_blob(reader: Reader, blob: _Described, index: int) -> Blob:
     raw = _allocate(blob.bytes, index)
     view = raw.numpy().data
-    reader.check(reader.fill(view), f"blob {index}")
+    for first in range(0, max(blob.bytes, 1), PIECE_BYTES):
+        reader.check(reader.fill(view[first : first + PIECE_BYTES]), f"blob {index}")
     if blob.dtype is None:
         return view.tobytes()
     try:

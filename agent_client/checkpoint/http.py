@@ -2,38 +2,37 @@
 
     GET /checkpoint/{quorum_id}/{step}/{group_rank}?wait_s=...
     200  the encoding of format.py, with its Content-Length
+         and an ETag, new for each state that is published
+    206  its end, if asked for with `Range: bytes=N-` and `If-Match: ETag`: how a transfer goes on where it broke
     409  another key, or none, is held: JSON {"asked": key, "held": key or null}; sent after up to `wait_s`, because
          the target may ask before the source has its snapshot
+    412  the state held under this key is not the one that was begun
 
 Plain text, for a network that is trusted as far as the gradients that cross it are.
 """
 
 import json
 import logging
-import os
 import re
-import socket
-import threading
 import time
-import weakref
-from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler
-from socketserver import TCPServer
 from typing import Any
 
-from agent_client.checkpoint.fetch import StateUnavailable, fetch, host_in_url
-from agent_client.checkpoint.format import CHUNK_BYTES, CorruptState, Encoding, encode
-from agent_client.checkpoint.shelf import NotHeldError, Shelf, StateKey
+from agent_client.checkpoint.connection import host_in_url
+from agent_client.checkpoint.fetch import fetch
+from agent_client.checkpoint.format import CHUNK_BYTES, CorruptState, encode
+from agent_client.checkpoint.listener import Listener
+from agent_client.checkpoint.response import StateUnavailable
+from agent_client.checkpoint.shelf import Held, NotHeldError, Shelf, StateKey
 from agent_client.checkpoint.tree import State
 
 __all__ = ["CheckpointServer", "CorruptState", "StateKey", "StateUnavailable", "fetch"]
 
 logger = logging.getLogger(__name__)
 
-JOIN_TIMEOUT_S = 5.0
-_ACCEPT_RETRY_S = 0.05
 _ROUTE = re.compile(r"/checkpoint/([0-9]{1,20})/([0-9]{1,20})/([0-9]{1,20})(?:\?wait_s=([0-9]{1,9}(?:\.[0-9]+)?))?")
+_RANGE = re.compile(r"bytes=([0-9]{1,20})-")
 
 
 class CheckpointServer:
@@ -55,9 +54,8 @@ class CheckpointServer:
     ) -> None:
         self._shelf = Shelf()
         self._chunk_bytes = chunk_bytes
-        self._listener = _Listener(bind_host, port, partial(_Handler, self._shelf, stall_timeout_s, max_wait_s))
+        self._listener = Listener(bind_host, port, partial(_Handler, self._shelf, stall_timeout_s, max_wait_s))
         self.address = f"http://{host_in_url(advertise)}:{self._listener.server_address[1]}"
-        _listeners.add(self._listener)
 
     def publish(self, key: tuple[int, int, int], state: State) -> None:
         """Offer `state` under `key` and nothing else; as with `withdraw`, what was offered before is read no more.
@@ -74,6 +72,10 @@ class CheckpointServer:
         When it returns nothing reads the state, which may change again. TimeoutError where a read cannot be ended.
         """
         self._shelf.clear(grace_s)
+
+    def cut_off(self) -> None:
+        """Abort the streams in flight, also those that `withdraw` waits for. For any thread; waits for nothing."""
+        self._shelf.cut_off()
 
     def close(self) -> None:
         """End every stream, every thread and the socket. Calling it again does nothing."""
@@ -102,123 +104,40 @@ class _Handler(BaseHTTPRequestHandler):
         key = StateKey(*map(int, match.groups()[:3]))
         wait_s = min(float(match[4] or 0), self._max_wait_s)
         try:
-            with self._shelf.reading(key, wait_s, self.connection) as encoding:
-                self._stream(key, encoding)
+            with self._shelf.reading(key, wait_s, self.connection) as held:
+                self._send(held)
         except NotHeldError as error:
-            self._refuse(key, error.held)
+            self._refuse(409, key, error.held)
 
-    def _stream(self, key: StateKey, encoding: Encoding) -> None:
+    def _send(self, held: Held) -> None:
+        length, asked = held.encoding.length, _RANGE.fullmatch(self.headers.get("Range", ""))
+        if asked is None:
+            return self._stream(held, 0, {"Content-Length": length, "ETag": held.tag})
+        start = int(asked[1])
+        if self.headers.get("If-Match") != held.tag or start >= length:
+            return self._refuse(412, held.key, held.key)
+        logger.info("the rest of the state of %s is read from byte %d", held.key, start)
+        headers = {"Content-Length": length - start, "Content-Range": f"bytes {start}-{length - 1}/{length}"}
+        return self._stream(held, start, headers)
+
+    def _stream(self, held: Held, start: int, headers: dict[str, Any]) -> None:
         began_at = time.monotonic()
-        self._start(200, "application/octet-stream", encoding.length)
-        for chunk in encoding:
+        self._start(206 if start else 200, {"Content-Type": "application/octet-stream", **headers})
+        for chunk in held.encoding.chunks(start):
             self.wfile.write(chunk)
-        took_s = time.monotonic() - began_at
-        logger.info("sent the state of %s to %s: %d bytes, %.3f s", key, self.client_address, encoding.length, took_s)
+        sent_bytes, took_s = held.encoding.length - start, time.monotonic() - began_at
+        logger.info("sent the state of %s to %s: %d bytes, %.3f s", held.key, self.client_address, sent_bytes, took_s)
 
-    def _refuse(self, asked: StateKey, held: StateKey | None) -> None:
+    def _refuse(self, status: int, asked: StateKey, held: StateKey | None) -> None:
         body = json.dumps({"asked": asked._asdict(), "held": held and held._asdict()}).encode()
-        self._start(409, "application/json", len(body))
+        self._start(status, {"Content-Type": "application/json", "Content-Length": len(body)})
         self.wfile.write(body)
 
-    def _start(self, status: int, content_type: str, length: int) -> None:
+    def _start(self, status: int, headers: dict[str, Any]) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(length))
+        for name, value in headers.items():
+            self.send_header(name, str(value))
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug("%s: " + format, self.client_address, *args)
-
-
-class _Listener(TCPServer):
-    """Accepts in one daemon thread, serves each connection in another, and can end them all."""
-
-    allow_reuse_address = True
-    request_queue_size = 128
-
-    def __init__(self, host: str, port: int, handler: Any) -> None:
-        self._connections: dict[socket.socket, threading.Thread] = {}
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self.address_family = _family(host)
-        try:
-            super().__init__((host, port), handler)
-        except OSError as error:
-            error.add_note(f"while listening for readers of the state on {host or '*'}:{port}")
-            raise
-        self._acceptor = threading.Thread(target=self._accept, name="checkpoint-accept", daemon=True)
-        self._acceptor.start()
-
-    def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        try:
-            return super().get_request()
-        except OSError as error:
-            if not self._is_closed:
-                logger.warning("cannot accept a connection: %s", error)
-                time.sleep(_ACCEPT_RETRY_S)
-            raise
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        serve = partial(self._serve, request, client_address)
-        thread = threading.Thread(target=serve, name="checkpoint-stream", daemon=True)
-        with self._lock:
-            thread.start()
-            self._connections[request] = thread
-
-    def close(self) -> None:
-        self._is_closed = True
-        with suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
-        self._acceptor.join(JOIN_TIMEOUT_S)
-        self.server_close()
-        with self._lock:
-            connections = dict(self._connections)
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in connections.values():
-            thread.join(JOIN_TIMEOUT_S)
-
-    def abandon(self) -> None:
-        """In a forked child: let go of the sockets, so that their peers see when the parent has died."""
-        for held in [self.socket, *self._connections]:
-            with suppress(OSError):
-                os.close(held.detach())
-
-    def _accept(self) -> None:
-        while not self._is_closed:
-            self.handle_request()
-
-    def _serve(self, request: socket.socket, client_address: Any) -> None:
-        try:
-            self.finish_request(request, client_address)
-        except OSError as error:
-            logger.info("a reader of the state is gone or stalls, %s: %s", client_address, error)
-        except Exception:
-            logger.exception("cannot send the state to %s", client_address)
-        finally:
-            self.shutdown_request(request)
-            with self._lock:
-                del self._connections[request]
-
-
-def _family(host: str) -> socket.AddressFamily:
-    if host:
-        return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-    return socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-
-
-_listeners: weakref.WeakSet[_Listener] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for listener in list(_listeners):
-        listener.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)

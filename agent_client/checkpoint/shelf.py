@@ -1,5 +1,6 @@
 """The one snapshot on offer, who is reading it, and how it is taken back."""
 
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Generator
@@ -32,9 +33,12 @@ class NotHeldError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class Held:
+    """`tag` is new at every put: who has read a part asks for the rest under it."""
+
     key: StateKey
     encoding: Encoding
+    tag: str = field(default_factory=lambda: f'"{secrets.token_hex(8)}"')
     readers: set[socket.socket] = field(default_factory=set[socket.socket])
 
 
@@ -43,7 +47,8 @@ class Shelf:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._held: _Held | None = None
+        self._held: Held | None = None
+        self._cleared: Held | None = None
         self._closed = False
 
     def put(self, key: StateKey, encoding: Encoding) -> None:
@@ -51,7 +56,7 @@ class Shelf:
         with self._changed:
             while self._held:
                 self.clear()
-            self._held = _Held(key, encoding)
+            self._held = Held(key, encoding)
             self._changed.notify_all()
 
     def clear(self, grace_s: float = 0.0) -> None:
@@ -61,10 +66,17 @@ class Shelf:
         """
         with self._changed:
             held, self._held = self._held, None
+            self._cleared = held
             if held and not self._wait(lambda: not held.readers, grace_s):
                 _cut_off(held.readers)
                 if not self._wait(lambda: not held.readers, ABORT_TIMEOUT_S):
                     raise TimeoutError(f"the state of {held.key} is still being read {ABORT_TIMEOUT_S} s after its end")
+
+    def cut_off(self) -> None:
+        """End the connections of those who read now, also of those whom `clear` waits for. Waits for nothing."""
+        with self._changed:
+            for held in (self._held, self._cleared):
+                _cut_off(held.readers if held else set())
 
     def close(self) -> None:
         """Answer all who wait; hold nothing any more."""
@@ -74,17 +86,17 @@ class Shelf:
         self.clear()
 
     @contextmanager
-    def reading(self, key: StateKey, wait_s: float, reader: socket.socket) -> Generator[Encoding, None, None]:
-        """The encoding under `key`, if it is put there within `wait_s`; NotHeldError otherwise."""
+    def reading(self, key: StateKey, wait_s: float, reader: socket.socket) -> Generator[Held, None, None]:
+        """What is held under `key`, if it is put there within `wait_s`; NotHeldError otherwise."""
         held = self._await(key, wait_s, reader)
         try:
-            yield held.encoding
+            yield held
         finally:
             with self._changed:
                 held.readers.discard(reader)
                 self._changed.notify_all()
 
-    def _await(self, key: StateKey, wait_s: float, reader: socket.socket) -> _Held:
+    def _await(self, key: StateKey, wait_s: float, reader: socket.socket) -> Held:
         with self._changed:
             self._wait(lambda: self._closed or self._key() == key, wait_s)
             if self._held is None or self._held.key != key:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from agent_client.checkpoint.encoding import blob_size
 from agent_client.checkpoint.tree import Blob, State, assemble, disassemble, format_path
 
 MAX_NAMED = 10
@@ -21,6 +22,11 @@ def snapshot(state: State) -> State:
     """
     skeleton, blobs = disassemble(state)
     return assemble(skeleton, [_copy(blob) for blob in blobs])
+
+
+def size_bytes(state: State) -> int:
+    """What a copy of it would take."""
+    return sum(blob_size(blob) for blob in disassemble(state)[1])
 
 
 def install_matches(expected: State, received: State) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,12 +24,12 @@ START_TIMEOUT_S = 30.0
 class Child:
     """A process with pipes to its standard input and output; what it logs is kept for the case that it dies."""
 
-    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
+    def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name
         self._log = log
         with log.open("w") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, *arguments],
+                command,
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -51,6 +52,14 @@ class Child:
         line = next(line for line in status.splitlines() if line.startswith(f"{field}:"))
         return int(line.split()[1]) * 1024 / 1e6
 
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def lines(self) -> Iterator[str]:
+        """What it prints, until it ends."""
+        assert self._process.stdout is not None
+        return iter(self._process.stdout.readline, "")
+
     def read_line(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -69,15 +78,20 @@ class Child:
     def answer(self) -> Any:
         return json.loads(self.read_line())
 
-    def wait_for_port(self, port: int) -> None:
+    def wait_for_port(self, port: int, host: str = "127.0.0.1") -> None:
         ends_at = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < ends_at and self._process.poll() is None:
             try:
-                socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+                socket.create_connection((host, port), timeout=1.0).close()
                 return
             except OSError:
-                time.sleep(0.05)
+                time.sleep(0.02)
         self.fail(f"does not listen on port {port}")
+
+    def check(self) -> None:
+        """Raises RuntimeError with its last words if it has ended."""
+        if self._process.poll() is not None:
+            self.fail("ended")
 
     def fail(self, what: str) -> Any:
         tail = self._log.read_text(errors="replace")[-2000:]
@@ -105,9 +119,15 @@ class Children:
             child.end()
         self._logs.cleanup()
 
-    def start(self, name: str, *arguments: str) -> Child:
-        """`sys.executable` with `arguments`."""
-        child = Child(name, list(arguments), Path(self._logs.name) / f"{len(self._children)}.log")
+    @property
+    def folder(self) -> Path:
+        """For their files; it goes with them."""
+        return Path(self._logs.name)
+
+    def start(self, name: str, *arguments: str, within: Sequence[str] = ()) -> Child:
+        """`sys.executable` with `arguments`; `within` is the command that shall execute that."""
+        command = [*within, sys.executable, *arguments]
+        child = Child(name, command, self.folder / f"{len(self._children)}.log")
         self._children.append(child)
         return child
 

@@ -1,60 +1,98 @@
 """The load: the one rank of a replica group, in a process of its own, that asks for a quorum and votes, step by step.
 
 It does nothing between the steps: a step begins when its group's last one is committed. Through torchft's own
-ManagerClient, or through ours.
+ManagerClient; or through ours, with a watch, so that its quorum can stand; a vote's answer then brings the next grant.
 """
 
+import os
+import secrets
 import sys
+import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.support.line_protocol import answer_orders
 from benchmarks.support.torchft_native import native
 from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.process import host_id, started_at
+from lighthouse_runtime.streams import Watch
+from protos.membership import Assignment
+from protos.session import WatchOpened, WatchRequest
 
 TIMEOUT_S = 30.0
 
-Call = Callable[[int], None]
+
+class Calls(Protocol):
+    """`round_trips`: how many calls so far went to the manager."""
+
+    round_trips: int
+
+    def quorum(self, step: int) -> None: ...
+
+    def should_commit(self, step: int) -> None: ...
 
 
-def torchft_calls(address: str) -> tuple[Call, Call]:
-    """(ask for a quorum, vote) for a step."""
-    timeout = timedelta(seconds=TIMEOUT_S)
-    client = native().ManagerClient(f"http://{address}", connect_timeout=timeout)
+class TorchftCalls:
+    def __init__(self, address: str) -> None:
+        self.round_trips = 0
+        self._timeout = timedelta(seconds=TIMEOUT_S)
+        self._client = native().ManagerClient(f"http://{address}", connect_timeout=self._timeout)
 
-    def quorum(step: int) -> None:
-        client._quorum(
+    def quorum(self, step: int) -> None:
+        self.round_trips += 1
+        self._client._quorum(
             group_rank=0,
             step=step,
             checkpoint_metadata="http://127.0.0.1:1",
             shrink_only=False,
-            timeout=timeout,
+            timeout=self._timeout,
             commit_failures=0,
             init_sync=True,
         )
 
-    def should_commit(step: int) -> None:
-        _must_commit(client.should_commit(0, step, True, timeout))
+    def should_commit(self, step: int) -> None:
+        self.round_trips += 1
+        _must_commit(self._client.should_commit(0, step, True, self._timeout))
 
-    return quorum, should_commit
+
+class OurCalls:
+    def __init__(self, address: str) -> None:
+        self.round_trips = 0
+        self._client = ManagerClient(address)
+        self._worker = secrets.token_hex(6)
+        self._tag_quorum_id = 0
+        self._granted: Assignment | None = None
+        self._open_watch()
+
+    def quorum(self, step: int) -> None:
+        if self._granted is not None:
+            return
+        self.round_trips += 1
+        self._granted = self._client.quorum(
+            0, step, "", timeout_s=TIMEOUT_S, tag_quorum_id=self._tag_quorum_id, worker=self._worker
+        )
+
+    def should_commit(self, step: int) -> None:
+        assert self._granted is not None
+        self.round_trips += 1
+        quorum_id = self._granted.quorum_id
+        vote = self._client.vote(0, step, True, timeout_s=TIMEOUT_S, quorum_id=quorum_id, wants_next=True)
+        _must_commit(vote.commit)
+        self._tag_quorum_id, self._granted = quorum_id, vote.next
+
+    def _open_watch(self) -> None:
+        pid, opened = os.getpid(), threading.Event()
+        request = WatchRequest(0, self._worker, pid, host_id(), started_at(pid))
+        watch = self._client.watch(request, wait_for_ready=True)
+        threading.Thread(target=_follow, args=(watch, opened), daemon=True).start()
+        opened.wait(TIMEOUT_S)
 
 
-def our_calls(address: str) -> tuple[Call, Call]:
-    """(ask for a quorum, vote) for a step."""
-    client = ManagerClient(address)
-    tags = [0, 0]  # the quorum of the last committed step, and of the present one
-
-    def quorum(step: int) -> None:
-        answer = client.quorum(0, step, "http://127.0.0.1:1", timeout_s=TIMEOUT_S, tag_quorum_id=tags[0])
-        tags[1] = answer.quorum_id
-
-    def should_commit(step: int) -> None:
-        _must_commit(client.should_commit(0, step, True, timeout_s=TIMEOUT_S, quorum_id=tags[1]))
-        tags[0] = tags[1]
-
-    return quorum, should_commit
+def _follow(watch: Watch, opened: threading.Event) -> None:
+    for message in watch:
+        if isinstance(message, WatchOpened):
+            opened.set()
 
 
 def _must_commit(decision: bool) -> None:
@@ -62,34 +100,37 @@ def _must_commit(decision: bool) -> None:
         raise RuntimeError("a step was discarded")
 
 
-CLIENTS = {"torchft": torchft_calls, "lighthouse-ft": our_calls}
+CLIENTS = {"torchft": TorchftCalls, "lighthouse-ft": OurCalls}
 
 
 class Rank:
-    def __init__(self, quorum: Call, should_commit: Call) -> None:
-        self._quorum = quorum
-        self._should_commit = should_commit
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
         self._step = 0
 
     def run(self, *, steps: int) -> dict[str, Any]:
         """Seconds of each step's two calls. The first step is left out: the ranks do not begin it together."""
-        began_at = time.process_time()
+        began_at, trips = time.process_time(), self._calls.round_trips
         times = [self._run_step() for _ in range(steps)][1:]
-        cpu_s = time.process_time() - began_at
-        return {"quorum_s": [q for q, _ in times], "should_commit_s": [c for _, c in times], "cpu_s": cpu_s}
+        return {
+            "quorum_s": [quorum_s for quorum_s, _ in times],
+            "should_commit_s": [commit_s for _, commit_s in times],
+            "cpu_s": time.process_time() - began_at,
+            "round_trips": (self._calls.round_trips - trips) / steps,
+        }
 
     def _run_step(self) -> tuple[float, float]:
         began_at = time.perf_counter()
-        self._quorum(self._step)
+        self._calls.quorum(self._step)
         answered_at = time.perf_counter()
-        self._should_commit(self._step)
+        self._calls.should_commit(self._step)
         self._step += 1
         return answered_at - began_at, time.perf_counter() - answered_at
 
 
 def main() -> None:
     client, address = sys.argv[1:]
-    rank = Rank(*CLIENTS[client](address))
+    rank = Rank(CLIENTS[client](address))
     print("ready", flush=True)
     answer_orders(rank.run)
 

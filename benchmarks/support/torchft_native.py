@@ -33,18 +33,24 @@ def native() -> Any:
     return importlib.import_module("torchft._torchft")
 
 
-def lighthouse(min_replicas: str) -> Any:
-    return native().LighthouseServer(bind="127.0.0.1:0", min_replicas=int(min_replicas))
+def lighthouse(host: str, min_replicas: str, heartbeat_timeout_ms: str) -> Any:
+    """With the defaults of its command, whose join timeout is a minute (its class has 100 ms)."""
+    return native().LighthouseServer(
+        bind=f"{host}:0",
+        min_replicas=int(min_replicas),
+        join_timeout_ms=60_000,
+        heartbeat_timeout_ms=int(heartbeat_timeout_ms),
+    )
 
 
-def manager(lighthouse_port: str, replica_id: str) -> Any:
+def manager(host: str, lighthouse_address: str, replica_id: str) -> Any:
     """Of a group of one rank. The intervals are the defaults of torchft's own Manager."""
     return native().ManagerServer(
         replica_id=replica_id,
-        lighthouse_addr=f"http://127.0.0.1:{lighthouse_port}",
-        hostname="127.0.0.1",
-        bind="127.0.0.1:0",
-        store_addr="127.0.0.1:1",
+        lighthouse_addr=f"http://{lighthouse_address}",
+        hostname=host,
+        bind=f"{host}:0",
+        store_addr=f"{host}:1",
         world_size=1,
         heartbeat_interval=timedelta(milliseconds=100),
         connect_timeout=timedelta(seconds=10),

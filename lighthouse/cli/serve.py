@@ -10,16 +10,17 @@ from lighthouse import daemon
 from lighthouse.config import ENV_PREFIX, LighthouseConfig
 from lighthouse_runtime.logs import set_up_logging
 from lighthouse_runtime.loop import run_daemon
+from lighthouse_runtime.process import die_with_parent
 from lighthouse_runtime.settings import from_options, options, read_token
 from protos.refusals import LighthouseError
 
 
-def run(config: LighthouseConfig) -> None:
+def run(config: LighthouseConfig, announce: int | None = None) -> None:
     """Serve until a signal; ends the process with the daemon's status."""
     token = read_token(config.control_token_file)
     set_up_logging(config.log_level, config.log_format)
     try:
-        sys.exit(run_daemon(functools.partial(daemon.serve, config, token)))
+        sys.exit(run_daemon(functools.partial(daemon.serve, config, token, announce)))
     except LighthouseError as e:
         raise click.ClickException(str(e)) from None
 
@@ -27,9 +28,14 @@ def run(config: LighthouseConfig) -> None:
 @click.command()
 @options(LighthouseConfig, ENV_PREFIX)
 @click.option("--quorum-tick-ms", hidden=True, help="torchft's; a quorum forms at once here, without ticks.")
-def serve(quorum_tick_ms: str | None, **values: Any) -> None:
+@click.option("--parent-pid", type=int, hidden=True, help="End when this process, the starter, ends.")
+@click.option("--announce-fd", type=int, hidden=True, help="Write gRPC's port there once it serves.")
+def serve(quorum_tick_ms: str | None, parent_pid: int | None, announce_fd: int | None, **values: Any) -> None:
     """Serve on a coordinator host until SIGTERM.
 
     Times take a unit: 500ms, 5s, 2m. torchft's spellings (--join_timeout_ms 60000) work too.
     """
-    run(from_options(LighthouseConfig, values))
+    config = from_options(LighthouseConfig, values)
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
+    run(config, announce_fd)

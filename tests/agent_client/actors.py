@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,8 @@ import torch
 import uvloop
 from torch.distributed import PrefixStore, TCPStore
 
-import agent_client.healing as healing_module
 from agent_client.agent import Agent
-from agent_client.checkpoint.fetch import fetch
+from agent_client.checkpoint.fetch import Fetch
 from agent_client.checkpoint.format import encode
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup, connect_store
@@ -32,7 +32,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def digest(*tensors: torch.Tensor) -> str:
-    return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()
+    return hashlib.sha256(b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 class StoreActor:
@@ -63,6 +63,8 @@ class ManagerActor:
 class GlooActor:
     """One rank of a gloo group that is made and given up as it is told."""
 
+    device = "cpu"
+
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self.group: GlooGroup | None = None
@@ -79,7 +81,7 @@ class GlooActor:
     def all_reduce(self, seed: int, length: int) -> str:
         """The digest of the sum of what each rank drew from its seed."""
         assert self.group is not None
-        tensor = torch.randn(length, generator=torch.Generator().manual_seed(seed))
+        tensor = torch.randn(length, generator=torch.Generator().manual_seed(seed)).to(self.device)
         self.group.all_reduce(tensor)
         return digest(tensor)
 
@@ -110,7 +112,7 @@ class GlooActor:
         self.is_reducing = True
         try:
             if torch_group is None:
-                self.group.all_reduce(torch.ones(1000))
+                self.group.all_reduce(torch.ones(1000, device=self.device))
             else:
                 self.torch_groups[torch_group].allreduce([torch.ones(1000)]).wait()
         except RuntimeError as e:
@@ -165,6 +167,7 @@ class PeersActor:
 
     def build(self, connect_timeout_s: float) -> None:
         torch.set_num_threads(1)
+        self.revoked: dict[int, str] = {}
         self.peers = Peers(0, LOOPBACK, connect_timeout_s=connect_timeout_s, timeout_s=100.0)
 
     def configure(self, store: str, quorum_id: int, rank: int, size: int) -> None:
@@ -181,7 +184,7 @@ class PeersActor:
             store_address=store,
             primary_address="",
         )
-        self.peers.configure(assignment)
+        self.peers.configure(assignment, lambda: self.revoked.get(quorum_id))
 
     def all_reduce(self) -> float:
         """Of ones."""
@@ -189,8 +192,19 @@ class PeersActor:
         self.peers.all_reduce(tensor, 100.0)
         return float(tensor)
 
+    def quorum(self) -> int | None:
+        return self.peers._quorum_id
+
+    def is_meeting(self) -> bool:
+        """gloo is at work, or waits for a key of a peer's."""
+        return any(thread.name == "lighthouse peers" for thread in threading.enumerate())
+
     def revoke(self, quorum_id: int | None) -> None:
         self.peers.revoke(quorum_id, "a test says so")
+
+    def was_revoked(self, quorum_id: int) -> None:
+        """It is remembered; nothing is under way."""
+        self.revoked[quorum_id] = "it was told before"
 
     def drop(self) -> None:
         self.peers.drop()
@@ -199,6 +213,10 @@ class PeersActor:
 class AgentActor:
     """One rank of a replica group with a small model; each step of it is a call, and its faults are to be had."""
 
+    device = "cpu"
+
+    is_gated = False
+
     def build(
         self, manager: str, *, seed: int = 0, rank: int = 0, ranks: int = 1, meeting: str = "", **options: Any
     ) -> None:
@@ -206,7 +224,7 @@ class AgentActor:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
         torch.set_num_threads(1)
         torch.manual_seed(seed)
-        self.model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4))
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)).to(self.device)
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         group = None
         if meeting:
@@ -235,7 +253,7 @@ class AgentActor:
         self.sgd.zero_grad()
         place, _ = agent.slot()
         generator = torch.Generator().manual_seed(1000 * agent.current_step + place)
-        self.model(torch.randn(16, 8, generator=generator)).square().mean().backward()
+        self.model(torch.randn(16, 8, generator=generator).to(self.device)).square().mean().backward()
         for parameter in self.model.parameters():
             if reduces and parameter.grad is not None:
                 agent.all_reduce(parameter.grad).result()
@@ -329,10 +347,11 @@ class AgentActor:
         self.may_fetch.set()
         self.fetch_takes_s = 0.0
 
-        def fetch_when_told(*args: Any) -> Any:
+        def run_when_told(fetch: Fetch, run: Callable[[Fetch], Any] = Fetch.run) -> Any:
             self.fetching.set()
             self.may_fetch.wait()
             time.sleep(self.fetch_takes_s)
-            return fetch(*args)
+            return run(fetch)
 
-        healing_module.fetch = fetch_when_told
+        if not self.is_gated:
+            Fetch.run, AgentActor.is_gated = run_when_told, True

@@ -26,14 +26,25 @@ Event = dict[str, Any]
 class Cluster(LocalCluster):
     """Borrows a running fork server; what it started is killed at its end. A group is `started` when its manager is."""
 
-    def __init__(self, forks: ForkServer, folder: Path, *, groups: int, ranks: int, pace_s: float) -> None:
+    def __init__(
+        self,
+        forks: ForkServer,
+        folder: Path,
+        *,
+        groups: int,
+        ranks: int,
+        pace_s: float,
+        script: Path = local_cluster.TRAIN_SCRIPT,
+        steps: int = 1_000_000,
+    ) -> None:
         with mock.patch.object(local_cluster, "ForkServer", return_value=forks):
             super().__init__(
                 folder,
                 groups=groups,
                 ranks=ranks,
-                train_arguments=["--steps", "1000000", "--pace", str(pace_s)],
+                train_arguments=["--steps", str(steps), "--pace", str(pace_s)],
                 lighthouse_arguments=TIMES,
+                script=script,
             )
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:

@@ -26,6 +26,10 @@ class Place:
     def slot(self) -> tuple[int, int]:
         return self.at
 
+    def slots(self) -> list[tuple[int, int]]:
+        place, places = self.at
+        return [(place, places), (place + 1, places)]
+
 
 def sampler(length: int, batch_size: int, seed: int = 0, agent: Place | None = None) -> StepSampler:
     return StepSampler(length, batch_size, agent or Place(), seed)  # type: ignore[arg-type]
@@ -108,6 +112,14 @@ def test_it_follows_the_agent_s_step_and_place() -> None:
     assert torch.equal(next(batches), source.batch(7, 1, 3))
     agent.at = (0, 2)
     assert torch.equal(next(batches), source.batch(7, 0, 2))
+
+
+def test_where_a_rank_has_several_microbatches_it_gets_them_all_at_once() -> None:
+    agent = Place(2, 6)
+    agent.current_step = 9
+    source = sampler(100, 4, seed=5, agent=agent)
+    [batches] = islice(source.microbatches(), 1)
+    assert [batch.tolist() for batch in batches] == [source.batch(9, place, 6).tolist() for place in (2, 3)]
 
 
 @pytest.mark.parametrize(("length", "batch_size"), [(0, 1), (-1, 1), (1, 0), (1, -3)])

@@ -7,7 +7,7 @@ import pytest
 
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
 from lighthouse_runtime.server import Call, ControlPolicy
-from protos.refusals import NotPermitted, UnknownName
+from protos.refusals import Drained, NotPermitted, UnknownName
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.processes import LIGHTHOUSE_CODE, Lighthouse, Manager, Process, run_cli
 
@@ -29,9 +29,9 @@ def run_there(elsewhere: Elsewhere, code: str, *arguments: str) -> tuple[int, st
         return process.wait(), process.log()
 
 
-def kill_from(elsewhere: Elsewhere, lighthouse: Lighthouse, *options: str) -> tuple[int, str]:
+def kill_from(elsewhere: Elsewhere, lighthouse: Lighthouse, *options: str, verb: str = "kill") -> tuple[int, str]:
     where = f"{elsewhere.here}:{lighthouse.port}"
-    return run_there(elsewhere, LIGHTHOUSE_CODE, "kill", "a", "--lighthouse", where, *options)
+    return run_there(elsewhere, LIGHTHOUSE_CODE, verb, "a", "--lighthouse", where, *options)
 
 
 def manager_of(lighthouse: Lighthouse, host: str, *options: str) -> Manager:
@@ -76,6 +76,23 @@ def test_the_token_is_accepted_from_another_host_and_another_one_is_not(elsewher
         assert kill_from(elsewhere, lighthouse, *token)[0] == 0
         assert manager.wait() == 1
         assert "open sesame" not in lighthouse.log() + manager.log()
+
+
+def test_a_drain_needs_the_same_right(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("open sesame\n")
+    option = ("--control-token-file", str(token))
+    with Lighthouse(*EVERYWHERE, *option) as lighthouse, manager_of(lighthouse, elsewhere.here) as manager:
+        join(manager)
+        status, said = kill_from(elsewhere, lighthouse, verb="drain")
+        assert (status, [remedy for remedy in REMEDIES if remedy not in said]) == (1, [])
+        assert manager.is_alive
+        assert kill_from(elsewhere, lighthouse, *option, verb="drain")[0] == 0
+        with ManagerClient(manager.address) as rank:
+            assert rank.vote(0, 0, True, timeout_s=30).commit
+            with pytest.raises(Drained):
+                rank.quorum(0, 1, timeout_s=30)
+        assert manager.wait() == 0
 
 
 def test_allow_remote_control_lets_anyone(elsewhere: Elsewhere) -> None:

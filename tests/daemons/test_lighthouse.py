@@ -298,7 +298,7 @@ def test_managers_live_through_a_restart_of_the_lighthouse_and_ids_go_upwards() 
     """Defect 4: quorum_id restarts at 1 with the lighthouse."""
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(Lighthouse("--min-replicas", "2"))
-        managers = [Manager(first.address, name, "--heartbeat-interval", "100ms") for name in ("a", "b")]
+        managers = [Manager(first.address, name) for name in ("a", "b")]
         stack.enter_context(together(*managers))
         ranks = [stack.enter_context(ManagerClient(manager.address)) for manager in managers]
         pool = stack.enter_context(ThreadPoolExecutor())

@@ -124,6 +124,7 @@ def test_health_and_reflection(manager: Manager) -> None:
             "Kill",
             "Status",
             "Watch",
+            "Report",
         ]
 
 
@@ -196,7 +197,7 @@ def test_a_killed_manager_is_gone_from_the_lighthouse(lighthouse: Lighthouse) ->
             return client.status("default").jobs[0].members[0].state.value
 
         with (
-            Manager(other.address, "a", "--heartbeat-interval", "50ms") as process,
+            Manager(other.address, "a") as process,
             ManagerClient(process.address) as rank,
         ):
             rank.quorum(0, 0, timeout_s=30)
@@ -277,8 +278,8 @@ def test_it_is_set_up_by_environment_variables(
         eventually(lambda: client.status().lighthouse_reachable, "a heartbeat was answered")
 
 
-def test_torchfts_spelling_of_the_interval(lighthouse: Lighthouse) -> None:
-    with Manager(lighthouse.address, "a", "--heartbeat_interval_ms", "50", "--job", "spelt") as process:
+def test_an_option_is_taken_with_underscores_too(lighthouse: Lighthouse) -> None:
+    with Manager(lighthouse.address, "a", "--leave_timeout", "1s", "--job", "spelt") as process:
         eventually(lambda: http_get(process.http + "/readyz")[0] == 200, "a heartbeat was answered")
 
 

@@ -58,8 +58,7 @@ WRONG: Mapping[str, list[str]] = {
     "group-world-size": [*COUNTS, "65537"],
     "store": ["localhost", "a b:1", "localhost:99999", "localhost:0", "0.0.0.0:29500"],
     "advertise": ["a b", "0.0.0.0", "::", "10.0.0.1:80", "x" * 600],
-    "heartbeat-interval": DURATIONS,
-    "heartbeat-interval-ms": MILLISECONDS,
+    "rank-timeout": DURATIONS,
     "parent-pid": ["x"],
     "announce-fd": ["x"],
 }
@@ -164,7 +163,7 @@ def test_a_missing_option_is_named(missing: str) -> None:
         ("lighthouse serve", "LIGHTHOUSE_JOIN_TIMEOUT", "soon", "--join-timeout"),
         ("lighthouse serve", "LIGHTHOUSE_ALLOWED_REPLICAS", "0", "--allowed-replicas"),
         ("lighthouse-manager serve", "WORLD_SIZE", "0", "--group-world-size"),
-        ("lighthouse-manager serve", "MANAGER_HEARTBEAT_INTERVAL", "often", "--heartbeat-interval"),
+        ("lighthouse-manager serve", "MANAGER_LEAVE_TIMEOUT", "soon", "--leave-timeout"),
         ("lighthouse status", "TORCHFT_LIGHTHOUSE", "a b", "--lighthouse"),
         ("lighthouse-manager status", "MANAGER_ADDRESS", "a b", "--manager"),
     ],

@@ -15,6 +15,7 @@ from lighthouse_runtime.clients import LighthouseClient, ManagerClient
 from protos.membership import Participant, Quorum
 from protos.refusals import (
     DeadlinePassed,
+    Drained,
     DuplicateReplica,
     InvalidRequest,
     LighthouseError,
@@ -22,6 +23,7 @@ from protos.refusals import (
     Unreachable,
     WrongState,
 )
+from protos.session import WatchRequest
 from tests.processes import Lighthouse, Manager, Process, eventually, together
 
 # A call whose answer is expected long before: what ends near it has hung.
@@ -337,6 +339,12 @@ def test_defect_14_a_rank_out_of_range_or_given_twice_completes_nothing(pool: Th
         assert again.result(LONG_S).max_step == 3
 
 
+def test_defect_14_a_watch_of_a_rank_out_of_range_is_refused() -> None:
+    with group_of_two() as (_, manager), manager.watch(WatchRequest(7, "w"), wait_for_ready=True) as watch:
+        with pytest.raises(InvalidRequest, match="rank: is 7; the group has ranks 0 to 1"):
+            next(watch)
+
+
 def test_defect_14_votes_of_one_rank_do_not_commit(
     pool: ThreadPoolExecutor, voters: tuple[Manager, ManagerClient]
 ) -> None:
@@ -378,9 +386,12 @@ def test_defect_15_sigterm_tells_every_waiting_rank_why(pool: ThreadPoolExecutor
         answers = [pool.submit(manager.quorum, rank, 0, timeout_s=LONG_S) for rank in range(2)]
         wait_for_ranks(manager, 0, 1)
         assert process.stop() == 0
-        for error in map(refusal, [*answers, vote]):
-            assert isinstance(error, Unreachable)
-            assert "the manager of a is shutting down" in str(error)
+        for error in map(refusal, answers):
+            assert isinstance(error, Drained)
+            assert "a leaves: its manager was asked to stop" in str(error)
+        error = refusal(vote)
+        assert isinstance(error, Unreachable)
+        assert "the manager of a is shutting down" in str(error)
 
 
 def test_defect_15_sigterm_tells_every_waiting_group_why(pool: ThreadPoolExecutor) -> None:

@@ -1,9 +1,11 @@
 """compose.yaml, as docker compose reads it (`config` needs no engine)."""
 
 import json
+from pathlib import Path
 from typing import Any
 
-from .tools import DEPLOY, run, tool
+from .test_dockerfile import instructions
+from .tools import DEPLOY, STOP_S, run, seconds, tool
 
 COMPOSE = DEPLOY / "compose" / "compose.yaml"
 
@@ -26,10 +28,16 @@ def test_managers_differ_where_they_must() -> None:
 
 def test_every_service_drains_and_managers_wait_for_a_healthy_lighthouse() -> None:
     for name, service in services().items():
-        assert service["stop_grace_period"]
+        assert seconds(service["stop_grace_period"]) >= STOP_S
         if name != "lighthouse":
             assert service["depends_on"]["lighthouse"]["condition"] == "service_healthy"
             assert service["environment"]["MANAGER_HTTP"] == "[::]:29511", "the image's health check asks there"
+
+
+def test_the_journal_is_in_a_volume() -> None:
+    (volume,) = services()["lighthouse"]["volumes"]
+    (journal,) = (line.partition("=")[2] for line in instructions("runtime") if "LIGHTHOUSE_JOURNAL=" in line)
+    assert (volume["type"], volume["target"]) == ("volume", str(Path(journal).parent))
 
 
 def test_the_check_bites() -> None:

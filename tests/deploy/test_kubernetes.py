@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .tools import DEPLOY, REPOSITORY, run, tool, yaml_documents
+from .tools import DEPLOY, REPOSITORY, STOP_S, run, tool, yaml_documents
 
 KUSTOMIZATIONS = sorted(path.parent for path in (DEPLOY / "kubernetes").rglob("kustomization.yaml"))
 
@@ -38,8 +38,9 @@ def validate(text: str, folder: Path) -> tuple[int, str]:
 
 def test_every_manifest_is_rendered() -> None:
     manifests = [path for path in (DEPLOY / "kubernetes").rglob("*.yaml") if path.name != "kustomization.yaml"]
-    assert sorted(found["kind"] for found in objects()) == ["Deployment", "Job", "Namespace", "Service"]
-    assert len(manifests) == 4
+    kinds = ["Deployment", "Job", "Namespace", "PersistentVolumeClaim", "Service"]
+    assert sorted(found["kind"] for found in objects()) == kinds
+    assert len(manifests) == len(kinds)
 
 
 @pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=lambda folder: folder.name)
@@ -70,6 +71,18 @@ def test_the_service_leads_to_the_lighthouse() -> None:
     assert named == {"grpc": 29510, "http": 29511}
 
 
+def test_the_journal_outlives_the_pod() -> None:
+    (claim,) = (found for found in objects() if found["kind"] == "PersistentVolumeClaim")
+    (pod,) = (pod for pod in pods() if pod["containers"][0]["name"] == "lighthouse")
+    (volume,) = pod["volumes"]
+    (mount,) = pod["containers"][0]["volumeMounts"]
+    environment = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert Path(environment["LIGHTHOUSE_JOURNAL"]).is_relative_to(mount["mountPath"])
+    assert mount["name"] == volume["name"]
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsUser"]
+
+
 def test_probes_of_the_lighthouse() -> None:
     (lighthouse,) = (container for container in containers() if container["name"] == "lighthouse")
     assert lighthouse["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "http"}
@@ -80,7 +93,7 @@ def test_pods_are_locked_down() -> None:
     for pod in pods():
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["automountServiceAccountToken"] is False
-        assert pod["terminationGracePeriodSeconds"] >= 60
+        assert pod["terminationGracePeriodSeconds"] >= STOP_S
     for container in containers():
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}

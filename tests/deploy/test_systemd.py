@@ -1,10 +1,11 @@
 """The units, as systemd reads them."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from .tools import DEPLOY, run, tool
+from .tools import DEPLOY, STOP_S, run, seconds, tool
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 _INSTALLED = "/opt/lighthouse/bin/"
@@ -54,4 +55,13 @@ def test_little_is_exposed(unit: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_sigterm_drains_and_a_failure_restarts(unit: Path) -> None:
     lines = unit.read_text().splitlines()
+    (stop,) = (line.removeprefix("TimeoutStopSec=") for line in lines if line.startswith("TimeoutStopSec="))
+    assert seconds(stop) >= STOP_S
     assert {"KillSignal=SIGTERM", "Restart=on-failure", "DynamicUser=yes", "NoNewPrivileges=yes"} <= set(lines)
+
+
+def test_the_journal_lies_in_the_state_directory() -> None:
+    text = (DEPLOY / "systemd" / "lighthouse.service").read_text()
+    (folder,) = re.findall(r"^StateDirectory=(.*)$", text, re.MULTILINE)
+    (journal,) = re.findall(r"^Environment=LIGHTHOUSE_JOURNAL=(.*)$", text, re.MULTILINE)
+    assert journal.startswith(f"%S/{folder}/")

@@ -1,6 +1,7 @@
 """The real tools that read the deployment files, and where those files are."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,8 +11,15 @@ from typing import Any, NoReturn
 
 import pytest
 
+from lighthouse_runtime.durations import parse_duration
+from manager.config import ManagerConfig
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
+
+# What a manager needs from SIGTERM on: to leave, to end its calls, and its store.
+_MANAGER = ManagerConfig(lighthouse="lighthouse", replica_id="a")
+STOP_S = _MANAGER.leave_timeout_s + _MANAGER.drain_timeout_s + 10
 
 _REMEDIES = {
     "buildah": "apt-get install buildah",
@@ -47,6 +55,11 @@ def yaml_documents(text: str) -> list[Any]:
     except ImportError:
         missing("PyYAML is not installed: pip install PyYAML")
     return list(yaml.safe_load_all(text))
+
+
+def seconds(text: str) -> float:
+    """Of a length of time as systemd and Compose write it: 90s, 1m30s."""
+    return sum(parse_duration(part) for part in re.findall(r"\d+[a-z]+", text))
 
 
 def run(command: Sequence[str | Path], **options: object) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,6 @@
 """What the pages tell a reader to type is what the programs take."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -99,7 +100,14 @@ def test_the_snippet_of_the_readme_is_that_of_the_example() -> None:
     snippet = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
     assert snippet is not None
     compile(snippet[1], "README.md", "exec")
+    assert imported(snippet[1]) <= imported(example)
     for line in snippet[1].splitlines():
         code = line.split("  #")[0].strip()
-        if code.startswith(("from agent_client", "agent =", "replicated =", "optimizer =", "agent.close")):
+        if code.startswith(("agent =", "replicated =", "optimizer =", "agent.close")):
             assert code in example, code
+
+
+def imported(source: str) -> set[str]:
+    """The names that are taken from our library."""
+    imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
+    return {alias.name for node in imports if node.module == "agent_client" for alias in node.names}

@@ -36,6 +36,7 @@ class DumbManager:
     failures: int = 0
     session: int | None = None
     inbox: list[object] = field(default_factory=list)
+    unopened: Handed | None = None
     quorum: Quorum | None = None
     mode: HoldMode = HoldMode.REVOKED
     granted: int = 0
@@ -70,10 +71,14 @@ class DumbManager:
         return self.quorum is not None and free and now < self.lease_until
 
     def may_come_to_grant(self, quorum_id: int, now: float, lease_s: float) -> bool:
-        """Under that quorum; as it is, or when it will have read what is on its way."""
-        later = copy.deepcopy(self)
-        later.read(now, lease_s)
-        return any(m.quorum and m.quorum.quorum_id == quorum_id and m.grants(now) for m in (self, later))
+        """Under that quorum; as it is, or when it has read some of what is on its way."""
+        later = copy.copy(self)
+        later.inbox = list(self.inbox)
+        while not (later.quorum and later.quorum.quorum_id == quorum_id and later.grants(now)):
+            if not later.inbox:
+                return False
+            later.read_one(now, lease_s)
+        return True
 
     @property
     def wants_to_join(self) -> bool:
@@ -124,7 +129,7 @@ class DumbManager:
         return Joined(call, self.join, 1e9, self.session)
 
     def withdraw(self) -> list[Event]:
-        was_asked, self.join = self.join is not None and self.session is not None, None
+        was_asked, self.join, self.unopened = self.join is not None and self.session is not None, None, None
         return [Withdrawn(self.call)] if was_asked else []
 
     def leave(self) -> list[Event]:
@@ -134,7 +139,7 @@ class DumbManager:
     # -- what happens to it
 
     def lose_connection(self) -> list[Event]:
-        session, self.session, self.inbox = self.session, None, []
+        session, self.session, self.inbox, self.unopened = self.session, None, [], None
         return [SessionEnded(session)] if session is not None else []
 
     def restart(self, *, keeps_state: bool) -> None:
@@ -158,30 +163,45 @@ class DumbManager:
 
     def read(self, now: float, lease_s: float) -> None:
         while self.inbox:
-            self._read(self.inbox.pop(0), lease_s)
+            self.read_one(now, lease_s)
+
+    def read_one(self, now: float, lease_s: float) -> None:
+        self._read(self.inbox.pop(0), lease_s)
+        self._open(now)
 
     def _read(self, message: object, lease_s: float) -> None:
         match message:
-            case Welcome(_, _, order) | Echo(_, _, order):
+            case Welcome(_, _, order):
                 self._obey(order)
-                is_revoked = order is not None and order.phase is Phase.REVOKED
-                if isinstance(message, Echo) and not is_revoked and message.number in self.sent_at:
-                    self.lease_until = max(self.lease_until, self.sent_at[message.number] + LEASE_SHARE * lease_s)
+            case Echo(number, _, order):
+                self._obey(order)
+                if number in self.sent_at:
+                    self.lease_until = max(self.lease_until, self.sent_at[number] + LEASE_SHARE * lease_s)
             case Order():
                 self._obey(message)
-            case Handed(call, quorum, stands):
+            case Handed(call):
                 if self.join is not None and call == self.call:
-                    self._take(quorum, stands)
+                    self.unopened = message
             case Refused(call):
                 if self.join is not None and call == self.call:
                     self.join = None
             case Closed():
-                self.session, self.inbox = None, []
+                self.session, self.inbox, self.unopened = None, [], None
             case _:
                 raise AssertionError(f"a manager is not told {message}")
 
+    def _open(self, now: float) -> None:
+        handed = self.unopened
+        if handed is not None and (now < self.lease_until or not handed.stands):
+            self.unopened = None
+            self._take(handed.quorum, handed.stands)
+
     def _obey(self, order: Order | None) -> None:
-        if order is None or self.quorum is None or order.quorum_id != self.quorum.quorum_id:
+        if order is None:
+            return
+        if self.unopened and (order.quorum_id, order.phase) == (self.unopened.quorum.quorum_id, Phase.REVOKED):
+            self.join = self.unopened = None
+        if self.quorum is None or order.quorum_id != self.quorum.quorum_id:
             return
         if self.mode not in GRANTING:
             return
@@ -192,7 +212,7 @@ class DumbManager:
                 self.mode, self.upto = HoldMode.RESUMED, order.upto
             case Phase.REVOKED:
                 self.mode = HoldMode.REVOKED
-            case _:
+            case Phase.NONE | Phase.RETURNING | Phase.STANDING:
                 pass
 
     def _take(self, quorum: Quorum, stands: bool) -> None:

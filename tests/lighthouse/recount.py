@@ -46,7 +46,7 @@ def recount_sessions(machine: QuorumMachine) -> None:
     connected = {m.session: m for m in roster if m.is_connected}
     assert attendance._sessions == connected
     assert all(m.is_alive for m in connected.values())
-    assert attendance._draining <= {m.replica_id for m in connected.values()}
+    assert attendance._draining <= {m.replica_id for m in roster if m.session is not None}
     assert not set(attendance._leaving) & set(attendance._sessions)
     holders = {name: holder.incarnation for name, holder in standing._holders.items()}
     quorum = standing.quorum

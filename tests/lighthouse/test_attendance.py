@@ -5,7 +5,7 @@ import pytest
 from lighthouse.events import WasLate
 from lighthouse.quorum import QuorumMachine
 from lighthouse.verdict import Verdict
-from protos.refusals import DuplicateReplica, LimitReached, Superseded, WrongState
+from protos.refusals import Drained, DuplicateReplica, LimitReached, Superseded, WrongState
 from protos.session import STARTING, Order, Phase
 from tests.lighthouse.builders import join, refused
 from tests.lighthouse.sessions import (
@@ -278,12 +278,13 @@ class TestDrain:
         m.handle(opened(3, "c", drains=True), 1)
         assert m.standing.phase is Phase.STANDING
 
-    def test_that_was_said_before_the_quorum_formed_recalls_it_then(self):
+    def test_that_was_said_before_the_quorum_formed_keeps_it_out(self):
         m = connected("ab")
-        m.handle(pulse(1, drains=True), 0)
         m.handle(asks(1, 1, "a"), 0)
-        m.handle(asks(2, 2, "b"), 0)
-        assert m.tick(0) == [told("recalled", (1, 2), "a drains")]
+        assert m.handle(pulse(1, drains=True), 0.1) == [refused(1, Drained, "a drains"), echoed(1)]
+        assert m.handle(asks(2, 1, "a"), 0.2) == [refused(2, Drained, "a drains")]
+        m.handle(left(1), 0.3)
+        assert m.handle(asks(3, 2, "b"), 0.4) == [stands(1, (3,), native("b"))]
 
     def test_is_over_with_its_session(self):
         m = standing("ab")

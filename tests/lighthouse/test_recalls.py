@@ -74,13 +74,15 @@ class TestNewcomer:
         assert m.handle(asks(3, 3, "x"), 1) == []
         assert m.handle(asks(4, 4, "y"), 1) == [told("recalled", (1, 2), "2 ask")]
 
-    def test_waits_while_a_member_asked_for_no_newcomers(self):
+    def test_waits_while_a_member_asks_for_no_newcomers_at_each_step(self):
         m = connected("ab")
         m.handle(asks(1, 1, "a", shrink_only=True), 0)
-        m.handle(asks(2, 2, "b"), 0)
+        [formed] = m.handle(asks(2, 2, "b"), 0)
+        assert not formed.stands, "else nobody would hear its wish"
         m.handle(opened(3, "x"), 1)
         assert m.handle(asks(3, 3, "x"), 1) == []
-        assert m.standing.phase is Phase.STANDING
+        m.handle(asks(4, 1, native("a", 1, shrink_only=True)), 2)
+        assert names_of(m.handle(asks(5, 2, native("b", 1)), 2)) == ["ab"]
 
     def test_that_goes_again_leaves_the_recall_behind(self):
         """Whoever has stopped granting must be let on; it costs one change and no step."""

@@ -71,13 +71,6 @@ class TestForming:
         assert (standing.phase, standing.quorum, standing.holds_back) == (Phase.NONE, None, False)
         assert standing.may_form([member("x")], now=0)
 
-    @pytest.mark.parametrize("shrinks", [True, False])
-    def test_admits_no_newcomer_where_a_member_asked_for_that(self, shrinks: bool):
-        standing = Standing()
-        members = (member("a"), member("b", shrink_only=shrinks))
-        standing.form(Quorum(QUORUM_ID, members), dict.fromkeys("ab", ENTRY), dict.fromkeys("ab", 0.0))
-        assert standing.shrinks is shrinks
-
 
 class TestRecall:
     def test_resumes_up_to_the_highest_when_all_have_said_what_they_granted(self):

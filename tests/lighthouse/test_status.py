@@ -6,6 +6,7 @@ from lighthouse.quorum import QuorumMachine, Verdict, Withdrawn
 from lighthouse.status import NAMES_SHOWN, explain, job_status
 from protos.status import JobStatus, MemberState, MemberStatus
 from tests.lighthouse.builders import beat, beating, group, join, machine, training
+from tests.lighthouse.sessions import held, pulse, standing
 
 
 def states(m: QuorumMachine, now: float) -> dict[str, str]:
@@ -123,3 +124,9 @@ class TestExplain:
             Verdict.TOO_FEW_PARTICIPANTS,
             Verdict.WAITING_FOR_STRAGGLERS,
         }
+
+
+def test_the_step_follows_the_beats_of_a_standing_quorum():
+    m = standing("ab")
+    m.handle(pulse(1, held=held(1, granted=7)), 1)
+    assert {member.replica_id: member.step for member in job_status("j", m, 1).members} == {"a": 7, "b": 0}

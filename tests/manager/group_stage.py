@@ -3,9 +3,6 @@
 Nothing here shares a rule with manager/: leases, grants and decisions are counted once more, from what is said.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 from manager import commit, gather
 from manager.events import (
     CallExpired,
@@ -33,79 +30,26 @@ from protos.refusals import DeadlinePassed, Drained, Superseded
 from protos.session import (
     Beat,
     Echo,
-    Goodbye,
     Hello,
     HoldMode,
     JoinRequest,
     Leave,
     Levels,
+    Order,
     Phase,
     ToLighthouse,
     ToManager,
     Welcome,
-    WithdrawRequest,
 )
 from tests.manager.dumb_lighthouse import DumbLighthouse
+from tests.manager.dumb_rank import Call, Lease, Rank
 
 BEAT_S = 1.0
 
 
-@dataclass
-class Rank:
-    """`granted` is the step in flight; a yes that was voted binds: it is repeated until the decision is known."""
-
-    number: int
-    life: int = 0
-    watch: int | None = None
-    step: int = 0
-    tag: int = 0
-    failures: int = 0
-    call: int | None = None
-    granted: Assignment | None = None
-    vote: bool | None = None
-
-    @property
-    def worker(self) -> str:
-        return f"w{self.number}.{self.life}"
-
-    @property
-    def is_idle(self) -> bool:
-        return self.call is None and self.granted is None
-
-    def decided(self, is_commit: bool, following: Assignment | None) -> None:
-        assert self.granted is not None
-        if is_commit:
-            self.step, self.tag, self.failures = self.granted.max_step + 1, self.granted.quorum_id, 0
-        else:
-            self.failures += 1
-        self.granted, self.vote = following, None
-
-
-@dataclass
-class _Call:
-    rank: Rank
-    deadline_at: float
-    life: int
-
-
-@dataclass
-class Lease:
-    """Reckoned from what was sent and echoed."""
-
-    lease_s: float
-    sent_at: dict[int, float] = field(default_factory=dict)
-    until: float = 0.0
-
-    def echoed(self, number: int) -> None:
-        if number in self.sent_at:
-            self.until = max(self.until, self.sent_at[number] + 0.8 * self.lease_s)
-
-
 class Stage:
     def __init__(self, size: int, lease_s: float, *, watched: bool, wants_next: tuple[bool, ...]) -> None:
-        self.machine = GroupMachine(
-            Participant("a", address="a:1", store_address="a:2", group_world_size=size), "L"
-        )
+        self.machine = GroupMachine(Participant("a", address="a:1", store_address="a:2", group_world_size=size), "L")
         self.now = 0.0
         self.ranks = [Rank(number) for number in range(size)]
         self.watched = watched
@@ -116,12 +60,14 @@ class Stage:
         self.has_left = False
         self.reason = ""  # of the drain
         self.queue: list[ToManager] = []
-        self.calls: dict[int, _Call] = {}
+        self.calls: dict[int, Call] = {}
+        self.bound: set[int] = set()  # calls of yes votes that are over, and count
         self.told: Levels | None = None
         self.stopped: dict[int, int] = {}  # quorum_id -> the highest step that may be granted under it
         self.answers: dict[tuple[int, int], Assignment] = {}
         self.yes: dict[tuple[int, int], set[int]] = {}
         self.decisions: dict[tuple[int, int], bool] = {}
+        self.is_behind = False
         self._numbers = 0
 
     def number(self) -> int:
@@ -131,37 +77,74 @@ class Stage:
     # -- to the machine
 
     def feed(self, event: Event) -> None:
-        self.perform(list(self.machine.handle(event, self.now)))
+        before = self.machine.held
+        effects = list(self.machine.handle(event, self.now))
+        after = self.machine.held
+        if before is not None and after is not None and self.machine.grants.mode is HoldMode.REVOKED:
+            was_over = before.mode in (HoldMode.REVOKED, HoldMode.JOINING)
+            assert was_over or any(isinstance(effect, Pushed) for effect in effects), "its ranks are not told"
+        self.perform(effects)
 
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             self.carry(effect)
-        assert self.machine.tick(self.now) == [], "a tick at the same moment finds nothing left to do"
+        if not self.is_behind:
+            self.check_at_rest()
+
+    def check_at_rest(self) -> None:
+        for left in self.machine.tick(self.now):
+            assert isinstance(left, SessionGivenUp), "a tick at the same moment finds nothing else left to do"
+            self.carry(left)
         due = self.machine.deadline()
         assert due is None or due > self.now
+        held = self.machine.held
+        assert held is None or held.mode not in (HoldMode.REVOKED, HoldMode.JOINING) or not self.machine._waiting
+        assert not self.watched or bool(self.machine.down) == any(rank.watch is None for rank in self.ranks)
         waiting = tuple(sorted(c.rank.number for n, c in self.calls.items() if c.rank.call == n))
         assert self.machine.ranks_waiting == waiting, "a call waits that nobody will answer"
         if self.is_open and not self.has_left:
-            assert self.told == self.machine.levels, "a level that changed was not told"
+            self.check_told(self.machine.levels)
+
+    def check_told(self, levels: Levels) -> None:
+        """What the lighthouse waits for is told at once."""
+        assert self.told is not None
+        assert (self.told.drains, self.told.down) == (levels.drains, levels.down)
+        if levels.held is not None and levels.held.mode in (HoldMode.FROZEN, HoldMode.REVOKED):
+            assert self.told.held == levels.held
 
     def wait(self, seconds: float) -> None:
         until = self.now + seconds
-        while (due := min((d for d in (self.machine.deadline(), self._call_due()) if d is not None), default=until)) < until:
-            self.now = max(self.now, due)
+        while (due := self._due()) is not None and due <= until:
+            self.now = due
             self.expire()
             self.perform(list(self.machine.tick(self.now)))
         self.now = until
+
+    def stop_for(self, seconds: float) -> None:
+        """The manager's process stands still, and then reads all that has come before it looks at the clock."""
+        self.now += seconds
+        self.is_behind = True
+        while self.is_open and self.queue:
+            self.deliver()
+        self.is_behind = False
         self.expire()
         self.perform(list(self.machine.tick(self.now)))
 
-    def _call_due(self) -> float | None:
-        return min((call.deadline_at for call in self.calls.values()), default=None)
+    def _due(self) -> float | None:
+        moments = [call.deadline_at for call in self.calls.values()]
+        machine = self.machine.deadline()
+        return min([*moments, *([] if machine is None else [machine])], default=None)
 
     def expire(self) -> None:
         for number, call in sorted(self.calls.items()):
             if number in self.calls and call.deadline_at <= self.now:
-                self.refuse(number)
-                self.feed(CallExpired(number, DeadlinePassed("its time is over")))
+                self.end_call(number, "its time is over")
+
+    def end_call(self, number: int, reason: str) -> None:
+        rank = self.refuse(number)
+        if rank.granted is not None and rank.vote:
+            self.bound.add(number)
+        self.feed(CallExpired(number, DeadlinePassed(reason)))
 
     # -- ranks
 
@@ -169,7 +152,7 @@ class Stage:
         number = self.number()
         older = rank.call
         rank.call = number
-        self.calls[number] = _Call(rank, self.now + time_left_s, rank.life)
+        self.calls[number] = Call(rank, self.now + time_left_s)
         self.feed(
             gather.Ask(
                 call=number,
@@ -190,22 +173,31 @@ class Stage:
         if rank.vote:
             self.yes.setdefault(key, set()).add(rank.number)
         number = self.number()
-        self.calls[number] = _Call(rank, self.now + time_left_s, rank.life)
+        self.calls[number] = Call(rank, self.now + time_left_s)
         voted = commit.Voted(number, rank.number, key[1], rank.vote, key[0])
         self.feed(VoteCast(voted, self.wants_next[rank.number]))
 
-    def go_on(self, rank: Rank) -> None:
+    def do(self, rank: Rank) -> None:
         """What an Agent does next."""
         self.watch(rank)
         if rank.granted is not None:
             self.cast(rank, not rank.granted.revoked, 60.0)
-        elif rank.call is None:
+            return
+        if rank.call is None and not self.has_left:
             self.ask(rank, 60.0)
 
     def watch(self, rank: Rank) -> None:
         if self.watched and rank.watch is None:
             rank.watch = self.number()
             self.feed(WatchOpened(rank.watch, rank.number, rank.worker))
+
+    def watch_again(self, rank: Rank) -> None:
+        """By a new stream, before the end of the old one is noticed."""
+        old = rank.watch
+        if old is not None:
+            rank.watch = self.number()
+            self.feed(WatchOpened(rank.watch, rank.number, rank.worker))
+            self.feed(WatchEnded(old))
 
     def kill(self, rank: Rank, *, keeps_state: bool) -> None:
         """Its watch ends; its calls' sockets may stay open."""
@@ -214,8 +206,7 @@ class Stage:
             rank.watch = None
             self.feed(WatchEnded(watch))
         for number in [n for n, call in self.calls.items() if call.rank is rank]:
-            self.refuse(number)
-            self.feed(CallExpired(number, DeadlinePassed("it has ended")))
+            self.end_call(number, "it has ended")
         restored = (step, tag) if keeps_state else (0, 0)
         rank.__init__(rank.number, rank.life + 1, None, *restored)
 
@@ -228,6 +219,8 @@ class Stage:
                 assert rank.call == call
                 rank.call, rank.granted, rank.vote = None, assignment, None
                 self.check_answer(rank, assignment, formed_by=quorum.quorum_id if quorum else None)
+            case VoteAnswered(call) | CallRefused(call) if call in self.bound:
+                self.bound.discard(call)
             case VoteAnswered(call, is_commit, following):
                 answered = self.calls.pop(call)
                 self.check_decision(answered.rank, is_commit)
@@ -286,6 +279,7 @@ class Stage:
     def check_answer(self, rank: Rank, assignment: Assignment, formed_by: int | None) -> None:
         """A step that no rank was let into before is granted; the others get the same answer."""
         key = (assignment.quorum_id, assignment.max_step)
+        assert assignment.heals or assignment.revoked or rank.step == assignment.max_step, "it holds another state"
         first = self.answers.setdefault(key, assignment)
         assert (first.replica_ids, first.replica_world_size, first.replica_rank) == (
             assignment.replica_ids,
@@ -295,9 +289,8 @@ class Stage:
         if first is not assignment:
             return
         assert assignment.quorum_id >= max((quorum_id for quorum_id, _ in self.answers), default=0), "an id went back"
-        stands = self.lighthouse.stands(assignment.quorum_id)
-        assert stands or formed_by is not None
-        if not stands:
+        if not self.lighthouse.stood(assignment.quorum_id):
+            assert formed_by == assignment.quorum_id
             return
         assert not assignment.revoked
         assert self.now < self.lease.until, "granted beyond the lease"
@@ -320,20 +313,66 @@ class Stage:
 
     def open(self) -> None:
         if not self.is_open and not self.has_left:
-            self.is_open = True
-            self.queue = [Welcome(BEAT_S, self.lease.lease_s)]
+            self.is_open, self.queue = True, [Welcome(BEAT_S, self.lease.lease_s)]
             self.lease.sent_at = {}
             self.feed(SessionOpened())
 
     def close(self) -> None:
-        self.is_open, self.queue = False, []
-        self.lighthouse.lost()
-        self.feed(SessionClosed())
+        if self.is_open:
+            self.is_open, self.queue = False, []
+            self.lighthouse.lost_connection()
+            self.feed(SessionClosed())
+
+    def say(self, messages: list[ToManager]) -> None:
+        """It is read later, in this order."""
+        if self.is_open:
+            self.queue += messages
 
     def deliver(self) -> None:
-        if self.is_open and self.queue:
-            message = self.queue.pop(0)
-            if isinstance(message, Echo):
-                self.lease.echoed(message.number)
-            self.note_order(message)
-            self.feed(Received(message))
+        if not self.is_open or not self.queue:
+            return
+        message = self.queue.pop(0)
+        if isinstance(message, Echo):
+            self.lease.echoed(message.number)
+        order = message if isinstance(message, Order) else getattr(message, "order", None)
+        if order is not None and order.phase is Phase.RESUMED and self.stopped.get(order.quorum_id, 0) >= 0:
+            self.stopped[order.quorum_id] = order.upto
+        if order is not None and order.phase is Phase.REVOKED:
+            self.stop(order.quorum_id, -1)
+        self.feed(Received(message))
+
+    def drain(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.feed(DrainAsked(reason))
+
+    # -- when faults end
+
+    def settle(self) -> None:
+        """Within a bounded time all ranks train again, in one state; one that drains is gone."""
+        for _ in range(60):
+            self.go_on()
+        before = [rank.step for rank in self.ranks]
+        for _ in range(10):
+            self.go_on()
+        if self.reason:
+            assert self.has_left
+            return
+        assert max(rank.step for rank in self.ranks) - min(rank.step for rank in self.ranks) <= 1
+        assert all(rank.step > step for rank, step in zip(self.ranks, before, strict=True))
+
+    def go_on(self) -> None:
+        """A while in which nothing is hindered."""
+        self.open()
+        self.say(self.lighthouse.echoes())
+        self.say(self.lighthouse.recall() if self.lighthouse.drains else [])
+        self.say(self.lighthouse.resume(2) or self.lighthouse.hand(stands=True, is_behind=False))
+        self.say(self.lighthouse.dismiss())
+        while self.queue:
+            self.deliver()
+        self.train(0.5)
+
+    def train(self, seconds: float) -> None:
+        """The ranks go on, as far as they are let."""
+        for rank in self.ranks:
+            self.do(rank)
+        self.wait(seconds)

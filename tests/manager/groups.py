@@ -112,11 +112,11 @@ def joined(size: int = 2, step: int = 0, **fields: object) -> GroupMachine:
 
 
 def holding(size: int = 2, step: int = 0, names: str = "ab") -> GroupMachine:
-    """And were handed quorum 1, which stands and was formed for `step`; the beats so far are 1 to 3."""
+    """And were handed quorum 1, which stands and was formed for `step`; the beats so far are 1 and 2."""
     machine = joined(size, step)
     answers = machine.handle(handed(1, formed(1, step, names)), 0)
     assert sum(isinstance(effect, QuorumAnswered) for effect in answers) == size
-    assert (machine.held, machine.session._beats) == (held(granted=step), 3)
+    assert (machine.held, machine.session._beats) == (held(granted=step), 2)
     return machine
 
 

@@ -46,6 +46,7 @@ def test_the_whole_answer_of_one_that_heals():
         primary_address="b:1",
         heal_from_rank=1,
         heal_from_address="b:1",
+        other_sources=("a:1",),
     )
     assert answer.heals
 
@@ -137,7 +138,16 @@ def test_like_the_dumb_version(q: Quorum, group_rank: int, init_sync: bool, all_
                 if expected.takes_from.get(other.wire_id, other) is participant and other is not participant
             ),
             commit_failures=max(p.commit_failures for p in q.participants),
+            other_sources=stand_ins([p for p in q.participants if p.wire_id in expected.contributors], source),
         )
+
+
+def stand_ins(sources: list[Participant], first: Participant | None) -> tuple[str, ...]:
+    """The four that follow `first` in the round."""
+    if first is None:
+        return ()
+    at = sources.index(first)
+    return tuple(source.address for source in (sources[at + 1 :] + sources[:at])[:4])
 
 
 @settings(max_examples=200, deadline=None)

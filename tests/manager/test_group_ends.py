@@ -22,6 +22,7 @@ from protos.session import (
     Goodbye,
     KillRequest,
     Leave,
+    Refused,
     Welcome,
     WithdrawRequest,
 )
@@ -41,6 +42,7 @@ from tests.manager.groups import (
     request,
     revoked,
     said,
+    steps_of,
     told,
     unwatched,
     vote,
@@ -54,14 +56,15 @@ class TestRecall:
         committed(m, 0, 0.1)
         m.handle(ask(10, 0, 1), 0.2)
         m.handle(ask(11, 1, 1), 0.2)
-        assert m.handle(told(order("recalled")), 0.3) == [beat(5, held("frozen", 1))]
+        assert m.handle(told(order("recalled")), 0.3) == [beat(3, held("frozen", 1))]
         committed(m, 1, 0.4)
         assert m.handle(ask(12, 0, 2), 0.5) == []
-        assert m.handle(told(order("resumed", upto=2)), 0.6) == [granted(12, 2), beat(6, held("resumed", 2))]
+        assert m.handle(told(order("resumed", upto=2)), 0.6) == [granted(12, 2)]
         assert m.handle(ask(13, 1, 2), 0.6) == [granted(13, 2)]
         committed(m, 2, 0.7)
-        assert m.handle(ask(14, 0, 3), 0.8) == [beat(7, held("joining", 2))]
+        assert m.handle(ask(14, 0, 3), 0.8) == []
         assert m.handle(ask(15, 1, 3), 0.8) == [request(m, 2, 99.2, step=3, seen_quorum_id=1, watched=True)]
+        assert m.held == held("joining", 2)
 
     def test_one_that_has_reached_the_last_step_joins_at_the_resume(self):
         m = holding(1)
@@ -74,10 +77,11 @@ class TestRecall:
 
     def test_an_echo_says_it_as_well_as_an_order(self):
         m = holding(1)
-        assert m.handle(echo(3, order("recalled")), 0.1) == [beat(4, held("frozen", 0))]
+        assert m.handle(echo(2, order("recalled")), 0.1) == [beat(3, held("frozen", 0))]
         m.handle(SessionClosed(), 1)
         m.handle(SessionOpened(), 2)
-        assert m.handle(told(Welcome(1.0, 5.0, order("resumed", upto=3))), 2)[-1] == beat(6, held("resumed", 0))
+        m.handle(told(Welcome(1.0, 5.0, order("resumed", upto=3))), 2)
+        assert m.held == held("resumed", 0)
 
 
 class TestRevoke:
@@ -90,7 +94,7 @@ class TestRevoke:
         assert m.handle(told(order("revoked", reason="b: gone")), 0.4) == [
             revoked("b: gone", 1, 2),
             request(m, 2, 99.6, step=1, seen_quorum_id=1, watched=True),
-            beat(5, held("revoked", 0)),
+            beat(4, held("revoked", 0)),
         ]
         assert m.handle(told(order("revoked")), 0.5) == []
 
@@ -114,7 +118,7 @@ class TestRevoke:
             revoked("a step was discarded", 1, 2),
             VoteAnswered(10, False),
             VoteAnswered(11, False),
-            beat(4, held("revoked", 0)),
+            beat(3, held("revoked", 0)),
         ]
         assert said(m, vote(12, 0, 0), 0.3) == [VoteAnswered(12, False)]
 
@@ -133,7 +137,7 @@ class TestLostRank:
         m = holding(2)
         assert m.handle(WatchEnded(2), 0.1) == [
             revoked("rank 1 has ended", 1),
-            beat(4, held("revoked", 0), down="rank 1 has ended"),
+            beat(3, held("revoked", 0), down="rank 1 has ended"),
         ]
 
     def test_the_end_of_its_old_watch_is_nothing(self):
@@ -157,7 +161,7 @@ class TestLostRank:
         assert m.handle(WatchEnded(2), 0.4) == [
             refused(10, WrongState, "rank 1"),
             revoked("rank 1 has ended", 1),
-            beat(5, held("revoked", 0), down="rank 1 has ended"),
+            beat(4, held("revoked", 0), down="rank 1 has ended"),
         ]
         assert m.gather.waiting == (0,)
 
@@ -173,7 +177,7 @@ class TestLostRank:
     def test_back_again_it_joins_as_another_incarnation(self):
         m = holding(2)
         m.handle(WatchEnded(2), 0.1)
-        assert m.handle(WatchOpened(3, 1, "w1-again"), 0.2) == [beat(5, held("revoked", 0))]
+        assert m.handle(WatchOpened(3, 1, "w1-again"), 0.2) == [beat(4, held("revoked", 0))]
         m.handle(ask(10, 1, 7, worker="w1-again"), 0.3)
         [join] = said(m, ask(11, 0, 1, commit_failures=1), 0.3)
         fields = {"step": 1, "ranks_disagree": True, "commit_failures": 1, "incarnation": "L.1", "seen_quorum_id": 1}
@@ -219,7 +223,7 @@ class TestRestartedManager:
 class TestLeaving:
     def test_it_does_the_steps_that_it_has_promised_and_leaves_where_it_would_join(self):
         m = holding(2)
-        assert m.handle(DrainAsked("maintenance"), 0.1) == [beat(4, held("standing", 0), drains=True)]
+        assert m.handle(DrainAsked("maintenance"), 0.1) == [beat(3, held("standing", 0), drains=True)]
         committed(m, 0, 0.2)
         assert said(m, ask(10, 0, 1), 0.3) == [granted(10, 1)]
         assert said(m, ask(11, 1, 1), 0.3) == [granted(11, 1)]
@@ -233,19 +237,31 @@ class TestLeaving:
 
     def test_the_lighthouse_may_ask_for_it_and_the_first_reason_stays(self):
         m = holding(1)
-        assert m.handle(told(DrainRequest("x")), 0.1) == [beat(4, held("standing", 0), drains=True)]
+        assert m.handle(told(DrainRequest("x")), 0.1) == [beat(3, held("standing", 0), drains=True)]
         assert m.handle(told(DrainRequest("y")), 0.1) == []
         m.handle(told(order("revoked")), 0.2)
         assert refused(9, Drained, "x") in m.handle(ask(9, 0, 0, commit_failures=1), 0.3)
 
-    def test_ranks_that_wait_to_join_are_told_at_once(self):
+    def test_while_its_join_waits_the_lighthouse_says_which_was_first(self):
         m = joined(2)
-        assert m.handle(DrainAsked("x"), 1) == [
-            Sent(WithdrawRequest(1)),
-            refused(1, Drained, "x"),
-            refused(2, Drained, "x"),
+        assert m.handle(DrainAsked("x"), 0.5) == [beat(3, drains=True)]
+        assert m.handle(told(Refused(1, Drained("a drains"))), 0.6) == [
+            refused(1, Drained, "a drains"),
+            refused(2, Drained, "a drains"),
             Sent(Leave("x")),
         ]
+
+    def test_where_the_quorum_was_first_it_is_a_member(self):
+        m = joined(2)
+        m.handle(DrainAsked("x"), 0.5)
+        assert steps_of(m.handle(handed(1, formed(1)), 0.6)) == [(1, 0, False), (2, 0, False)]
+        committed(m, 0, 0.7)
+        assert said(m, ask(10, 0, 1), 0.8) == [granted(10, 1)]
+
+    def test_ranks_that_gather_are_told_at_once(self):
+        m = watched(2)
+        m.handle(ask(1, 0), 0.5)
+        assert m.handle(DrainAsked("x"), 1) == [refused(1, Drained, "x"), Sent(Leave("x"))]
 
     def test_a_group_that_no_rank_has_come_to_leaves_at_once(self):
         assert unwatched().handle(DrainAsked("x"), 1) == [Sent(Leave("x"))]
@@ -276,7 +292,7 @@ class TestLeaving:
         assert m.handle(WatchOpened(1, 0, "w0"), 3) == []
 
     def test_a_goodbye_without_a_leave_is_a_closed_session(self):
-        assert holding(1).handle(told(Goodbye("it stops")), 1) == [beat(4, held("standing", 0))]
+        assert holding(1).handle(told(Goodbye("it stops")), 0.5) == []
 
     def test_a_kill_ends_it(self):
         assert said(holding(1), told(KillRequest("x")), 0.5) == [Killed("x")]

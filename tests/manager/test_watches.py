@@ -114,3 +114,37 @@ def test_what_an_older_process_says_is_nothing():
     assert not watches.failed(1, "w1-before", "x")
     assert not watches.failed(7, "w1", "x")
     assert watches.lost == []
+
+
+class TestRankTimeout:
+    def test_a_silent_rank_without_a_watch_is_lost(self):
+        watches = Watches(2, rank_timeout_s=10)
+        watches.asked(0)
+        watches.heard([0], 5)
+        assert watches.deadline() == 15
+        assert watches.expire(14.9) == []
+        assert watches.expire(15) == [0]
+        assert watches.why_lost(0) == "rank 0 has asked for nothing for 10 s"
+        assert (watches.deadline(), watches.expire(99)) == (None, []), "once"
+
+    def test_one_with_a_watch_is_not(self):
+        watches = Watches(1, rank_timeout_s=10)
+        watches.opened(1, 0, "w")
+        watches.asked(0)
+        watches.heard([0], 5)
+        assert (watches.deadline(), watches.expire(99)) == (None, [])
+
+    def test_without_a_timeout_silence_is_nothing(self):
+        watches = Watches(1)
+        watches.asked(0)
+        watches.heard([0], 5)
+        assert (watches.deadline(), watches.expire(99)) == (None, [])
+
+    def test_who_asks_again_is_there_again(self):
+        watches = Watches(1, rank_timeout_s=10)
+        watches.asked(0)
+        watches.heard([0], 0)
+        assert watches.expire(10) == [0]
+        watches.asked(0)
+        watches.heard([0], 20)
+        assert (watches.lost, watches.deadline()) == ([], 30)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from lighthouse.quorum import Effect, Event, JoinRefused, QuorumConfig, QuorumFormed, QuorumMachine, Verdict, Withdrawn
 from lighthouse.status import explain
 from protos.membership import Participant, Quorum
+from protos.session import HoldMode
 from tests.lighthouse.builders import FAR, beat, group, join
 
 NAMES_SHOWN = 8
@@ -75,13 +76,17 @@ class LighthouseScript:
     def _pass(self, durations: list[str], options: dict[str, object]) -> None:
         until = self._now + _value(durations[0])
         while self._now < until:
-            for name in options.get("heartbeating", ()):
-                self._feed(beat(name))
+            self._second(options)
             second = min(self._now + 1, until)
             while (due := self._machine.deadline(self._now)) is not None and due <= second:
                 self._now = due
                 self._say(self._machine.tick(due))
             self._now = second
+
+    def _second(self, options: dict[str, object]) -> None:
+        """What happens at the beginning of each second that passes."""
+        for name in options.get("heartbeating", ()):
+            self._feed(beat(name))
 
     def _status(self, *_: object) -> None:
         self._said.append(explain(self._machine, self._now))
@@ -92,14 +97,23 @@ class LighthouseScript:
     def _say(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case QuorumFormed(quorum, calls, is_new):
+                case QuorumFormed(quorum, calls, is_new, stands):
                     assert [self._names[call] for call in calls] == [p.replica_id for p in quorum.participants]
-                    self._said.append(f"{self._now:g}s quorum {_shown(quorum)}{'' if is_new else ', as before'}")
+                    how = f"{'' if is_new else ', as before'}{', stands' if stands else ''}"
+                    self._said.append(f"{self._now:g}s quorum {_shown(quorum)}{how}")
                 case JoinRefused(call, error):
                     self._said.append(f"{self._now:g}s {self._names[call]} refused: {type(error).__name__}: {error}")
+                case _:
+                    pass
 
 
-FLAGS = {"shrink_only": {"shrink_only": True}, "ranks_disagree": {"ranks_disagree": True}, "loopback": LOOPBACK}
+FLAGS = {
+    "shrink_only": {"shrink_only": True},
+    "ranks_disagree": {"ranks_disagree": True},
+    "loopback": LOOPBACK,
+    "drains": {"drains": True},
+    **{mode.value: {"mode": mode} for mode in HoldMode},
+}
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, object]]:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.lighthouse_script import LighthouseScript
+from tests.scenarios.session_script import SessionScript
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 
 
 def played(text: str) -> str:
     """`text` with what is said in place of what was expected."""
-    script = LighthouseScript()
+    script = SessionScript()
     paragraphs: list[str] = []
     for paragraph in text.strip().split("\n\n"):
         told = paragraph.partition("\n----")[0]

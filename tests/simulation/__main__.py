@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from tests.simulation.plan import SCENARIOS
 from tests.simulation.simulation import Result, run_seed
 
 REPORT_EVERY = 100
@@ -21,9 +22,17 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print what happens, with --seed")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=75.0, help="simulated time per seed, about")
-    parser.add_argument("--scenario")
+    parser.add_argument("--scenario", choices=SCENARIOS, help="this one; else drawn from the seed")
+    parser.add_argument("--groups", type=int, help="so many; else drawn from the seed")
+    parser.add_argument("--min-step", type=float, default=0.0, help="the shortest step that is drawn, in seconds")
     options = parser.parse_args()
-    run = partial(run_seed, seconds=options.seconds, scenario=options.scenario)
+    run = partial(
+        run_seed,
+        seconds=options.seconds,
+        scenario=options.scenario,
+        groups=options.groups,
+        min_step_s=options.min_step,
+    )
     if options.seed is not None:
         result = run(options.seed, trace=print if options.trace else None)
         print(result.violation or "clean", dict(result.counts))

@@ -1,10 +1,11 @@
-"""S1 to S5 and S7 of quorum.md, section 1, watched from outside: nothing here looks into a machine.
+"""S1 to S4 of quorum.md, section 1, watched from outside: nothing here looks into a machine.
 
 What the lighthouse forms and tells, what managers are handed and grant, and what ranks commit is noted here, and every
-rule that can be broken in a moment is checked in that moment. S5, S6, S8 and S9 are about a whole run: simulation.py.
+rule that can be broken in a moment is checked in that moment. S5 is in simulation.py; S6 to S9 are about a whole run:
+promises.py.
 """
 
-from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lighthouse.memory import Record
@@ -33,17 +34,16 @@ class Checkers:
         self._granted: dict[int, tuple[int, int]] = {}
         self._states: dict[tuple[int, int, int], int | None] = {}
         self._decisions: dict[tuple[int, int, str], bool] = {}
-        self.commits: Counter[str] = Counter()
-        self.discards: Counter[str] = Counter()
+        self.on_discard: Callable[[Rank, int, int], None] = lambda rank, quorum_id, step: None
         self.last_commit_at: dict[str, float] = {}
         self.longest_gap_s: dict[str, float] = {}
         self.newest_id = 0
 
     # -- the lighthouse
 
-    def formed(self, quorum: Quorum, *, is_new: bool) -> None:
-        if is_new:
-            self._world.counts["quorums"] += 1
+    def formed(self, quorum: Quorum, *, stands: bool) -> None:
+        if stands and quorum.quorum_id in self._lists:
+            raise Violation(f"S1 quorum {quorum.quorum_id} stands, and is formed once more")
         self._name(quorum)
 
     def told(self, quorum: Quorum, record: Record | None) -> None:
@@ -56,6 +56,7 @@ class Checkers:
             )
         self.newest_id = quorum.quorum_id
         if quorum.quorum_id not in self._told:
+            self._world.counts["quorums"] += 1
             self._told[quorum.quorum_id] = len(self._members)
             self._members.append(frozenset((p.replica_id, p.incarnation) for p in quorum.participants))
 
@@ -87,11 +88,12 @@ class Checkers:
             self._check_alone(manager, quorum_id, step)
 
     def _check_alone(self, manager: "Manager", quorum_id: int, step: int) -> None:
+        """Two quorums without a common member that train at once would leave two states."""
         place = self._told[quorum_id]
         for later in range(place + 1, len(self._members)):
             if not self._members[place] & self._members[later]:
                 other = next(q for q, index in self._told.items() if index == later)
-                raise Violation(f"S7 {manager.name} grants step {step} of quorum {quorum_id} beside quorum {other}")
+                raise Violation(f"S3 {manager.name} grants step {step} of quorum {quorum_id} beside quorum {other}")
 
     # -- ranks
 
@@ -116,7 +118,6 @@ class Checkers:
         was = self._states.setdefault((step + 1, quorum_id, rank.group_rank), rank.state)
         if was != rank.state:
             raise Violation(f"S3 after {where} the tag names two states; {rank.name} has another than one before it")
-        self.commits[rank.name] += 1
         now = self._world.now
         gap_s = now - self.last_commit_at.get(rank.name, now)
         self.longest_gap_s[rank.name] = max(gap_s, self.longest_gap_s.get(rank.name, 0.0))
@@ -125,8 +126,8 @@ class Checkers:
 
     def discarded(self, rank: "Rank", assignment: Assignment) -> None:
         self._decide(rank, assignment, commit=False)
-        self.discards[rank.name] += 1
         self._world.counts["discards"] += 1
+        self.on_discard(rank, assignment.quorum_id, assignment.max_step)
 
     def _decide(self, rank: "Rank", assignment: Assignment, *, commit: bool) -> None:
         """All ranks of a group decide alike, as long as they live."""

@@ -39,6 +39,9 @@ class _Meeting:
     dropped: set[str] = field(default_factory=set)
     open: dict[int, _Collective] = field(default_factory=dict)
 
+    def close(self, step: int) -> None:
+        self.open.pop(step, None)
+
 
 class Collectives:
     def __init__(self, world: World, network: Network) -> None:
@@ -84,7 +87,7 @@ class Collectives:
         slowest = max(self._network.delay_s() for _ in collective.arrivals)
         for arrival in collective.arrivals.values():
             arrival.process.after(slowest * self._world.random.uniform(1, 2), self._reduced, arrival, collective.total)
-        self._world.after(3 * slowest, meeting.open.pop, collective.step, None)
+        self._world.after(3 * slowest, meeting.close, collective.step)
         return None
 
     def _is_connected(self, collective: _Collective) -> bool:

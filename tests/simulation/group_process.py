@@ -11,7 +11,7 @@ from tests.simulation.world import World
 if TYPE_CHECKING:
     from tests.simulation.checkers import Checkers
     from tests.simulation.collectives import Collectives
-    from tests.simulation.lighthouse_process import Lighthouse
+    from tests.simulation.lighthouse_site import Lighthouse
     from tests.simulation.network import Network
     from tests.simulation.plan import Plan
 
@@ -36,11 +36,12 @@ class Group:
         self.store_address = f"10.0.{number // 250}.{number % 250 + 1}:29600"
         self.size = system.plan.group_world_size
         self.is_torchft = is_torchft
-        self.manager: ManagerProcess | TorchftManager = None  # type: ignore[assignment]
+        self._manager: ManagerProcess | TorchftManager | None = None
         self.ranks: list[Rank] = []
         self.shrinks = False
         self.is_leaving = False
         self.has_gone = False
+        self.ended_at: float | None = None
         self._lives = 0
         self._restart_at: float | None = None
         self.must_agree = False
@@ -48,8 +49,14 @@ class Group:
         self._saved: list[dict[int, Snapshot]] = [{} for _ in range(self.size)]  # by step
 
     @property
+    def manager(self) -> ManagerProcess | TorchftManager:
+        """From the first start on."""
+        assert self._manager is not None
+        return self._manager
+
+    @property
     def is_up(self) -> bool:
-        return self.manager is not None and self.manager.is_up and all(rank.is_up for rank in self.ranks)
+        return self._manager is not None and self._manager.is_up and all(rank.is_up for rank in self.ranks)
 
     @property
     def wire_id(self) -> str:
@@ -66,11 +73,11 @@ class Group:
         self._restart_at = None
         if self.has_gone:
             return
-        if self.manager is None or not self.manager.is_up:
+        if self._manager is None or not self._manager.is_up:
             self._end_ranks()
             self._lives += 1
             life = f"{self.name}-{self._number()}"
-            self.manager = TorchftManager(self, life) if self.is_torchft else ManagerProcess(self, life)
+            self._manager = TorchftManager(self, life) if self.is_torchft else ManagerProcess(self, life)
             self.manager.say("starts")
         self._start_ranks()
 
@@ -115,6 +122,8 @@ class Group:
         """The host loses its power."""
         for process in (self.manager, *self.ranks):
             self.network.vanish(process)
+        for rank in self.ranks:
+            rank.has_vanished = True
         self.kill()
 
     def rank_died(self, rank: Rank) -> None:
@@ -142,9 +151,14 @@ class Group:
 
     def has_left(self, manager: ManagerProcess | TorchftManager) -> None:
         if manager is self.manager:
-            self.has_gone = True
+            self.end_for_good()
+
+    def end_for_good(self) -> None:
+        self.has_gone = True
+        self.ended_at = self.world.now
+        if self.manager.is_up:
             self.manager.kill()
-            self._end_ranks()
+        self._end_ranks()
 
     def come_back(self) -> None:
         """A group that has left is started again."""

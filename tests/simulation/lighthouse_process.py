@@ -6,7 +6,7 @@ told. A new life has what the journal kept, and waits for the holders of what an
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lighthouse.events import (
     BeatReceived,
@@ -29,9 +29,8 @@ from lighthouse.events import (
 )
 from lighthouse.memory import Record
 from lighthouse.quorum import QuorumMachine
-from lighthouse.quorum_config import QuorumConfig
 from protos.membership import Quorum
-from protos.refusals import DeadlinePassed
+from protos.refusals import DeadlinePassed, LighthouseError
 from protos.session import (
     Beat,
     Echo,
@@ -44,21 +43,17 @@ from protos.session import (
     ToLighthouse,
     WithdrawRequest,
 )
-from tests.simulation.checkers import Checkers
-from tests.simulation.network import End, Network
+from tests.simulation.network import End
 from tests.simulation.torchft_manager import UnaryAnswer, UnaryCancel, UnaryHeartbeat, UnaryQuorum
-from tests.simulation.world import Died, Process, Timer, World
+from tests.simulation.world import Died, Process, Timer
+
+if TYPE_CHECKING:
+    from tests.simulation.lighthouse_site import Lighthouse
 
 HOST = "lighthouse"
 PULSE_S = 0.25
 KEEPALIVE_S = (1.0, 2.0)
 ANSWER_MARGIN_S = 0.05
-FIRST_WALL_MS = 1_700_000_000_000
-
-
-@dataclass(slots=True)
-class Journal:
-    record: Record | None = None
 
 
 @dataclass(slots=True)
@@ -70,47 +65,8 @@ class _Call:
     end: End
 
 
-class Lighthouse:
-    """The place: what outlives a process of it."""
-
-    def __init__(self, world: World, network: Network, config: QuorumConfig, checkers: Checkers) -> None:
-        self.world = world
-        self.network = network
-        self.config = config
-        self.checkers = checkers
-        self.journal = Journal()
-        self.process: LighthouseProcess | None = None
-        self.starts = 0
-
-    @property
-    def is_up(self) -> bool:
-        return self.process is not None and self.process.is_up
-
-    def wall_ms(self) -> int:
-        return FIRST_WALL_MS + int(self.world.now * 1000)
-
-    def start(self) -> None:
-        if self.is_up:
-            return
-        self.starts += 1
-        self.process = LighthouseProcess(self)
-
-    def kill(self, back_after_s: float) -> None:
-        if self.process is not None and self.process.is_up:
-            self.process.kill()
-        self.world.after(back_after_s, self.start)
-
-    def lose_journal(self) -> None:
-        """To be called while it is down."""
-        self.journal.record = None
-
-    def change_lease(self, lease_s: float) -> None:
-        """From the next start on."""
-        self.config = replace(self.config, lease_s=lease_s)
-
-
 class LighthouseProcess(Process):
-    def __init__(self, site: Lighthouse) -> None:
+    def __init__(self, site: "Lighthouse") -> None:
         super().__init__(site.world, f"lighthouse{site.starts}", HOST)
         self.site = site
         self.machine = self._make_machine()
@@ -133,7 +89,8 @@ class LighthouseProcess(Process):
         if record is None:
             config = replace(config, first_quorum_id=self.site.wall_ms())
             return QuorumMachine(config, holders_until=now + config.lease_s)
-        return QuorumMachine(config, record=record, holders_until=now + max(record.lease_s, config.lease_s))
+        record = self.site.journal.record = replace(record, lease_s=max(record.lease_s, config.lease_s))
+        return QuorumMachine(config, record=record, holders_until=now + record.lease_s)
 
     # -- connections
 
@@ -195,6 +152,8 @@ class LighthouseProcess(Process):
                 self._cancel(end, number)
             case Leave():
                 self.feed(Left(session))
+            case Hello():
+                pass
 
     def _receive_call(self, end: End, message: Any) -> None:
         match message:
@@ -288,7 +247,7 @@ class LighthouseProcess(Process):
         if record is not None:
             self.site.journal.record = record
             self._may_die()
-        self.site.checkers.formed(quorum, is_new=is_new)
+        self.site.checkers.formed(quorum, stands=stands)
         for call in calls:
             self._may_die()
             self._hand(call, quorum, stands=stands)
@@ -303,7 +262,7 @@ class LighthouseProcess(Process):
         else:
             self._send(waiting.session, Handed(waiting.number, quorum, stands))
 
-    def _refuse(self, call: _Call | None, error: Exception) -> None:
+    def _refuse(self, call: _Call | None, error: LighthouseError) -> None:
         if call is None:
             return
         self.say(f"refuses a join: {error}")

@@ -1,17 +1,24 @@
-"""What a seed means: the configuration of a run, its groups, and its mix of faults. All drawn, nothing fixed."""
+"""What a seed means: the configuration of a run, its groups, and its mix of faults. All drawn, nothing fixed.
+
+Most runs are a storm: any faults, at any time. The others each hold the suite to one promise about whole runs
+(promises.py) under the faults that it is made about, one at a time.
+"""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse.selection import size_for
 
+# The rest of a run is for settling.
+FAULTS_SHARE = 0.8
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`settle_s`: how long after the last fault it may take until all train together again."""
+    """`one_at_a_time`: a fault waits until all train together again. `settle_s`: how long that may take in the end."""
 
     seed: int
     scenario: str
@@ -36,6 +43,12 @@ class Plan:
     wants_next: float = 1.0
     breaks: float = 0.0
     torchft: int = 0
+    one_at_a_time: bool = False
+
+    @property
+    def quiet_s(self) -> float:
+        """Within this all have noticed a fault that is over."""
+        return 2.0 + 2 * self.config.heartbeat_timeout_s
 
     @property
     def settle_s(self) -> float:
@@ -44,31 +57,37 @@ class Plan:
             2 * config.join_timeout_s
             + 4 * config.heartbeat_timeout_s
             + 3 * config.lease_s
-            + 2 * self.quorum_timeout_s
             + 4 * (self.collective_timeout_s + self.heal_timeout_s + self.vote_timeout_s)
         )
         return 30 + 2 * waits + 60 * self.step_s
 
 
-def draw_plan(seed: int, *, seconds: float = 75.0, scenario: str | None = None) -> Plan:
+def draw_plan(
+    seed: int, *, seconds: float = 75.0, scenario: str | None = None, groups: int | None = None, min_step_s: float = 0.0
+) -> Plan:
+    """`groups`, `scenario`: these, instead of drawn ones."""
     r = random.Random(f"plan {seed}")
-    scenario = scenario or "storm"
-    groups = r.choice((2, 3, 3, 4, 5))
+    scenario = scenario or r.choices(tuple(SCENARIOS), SCENARIO_WEIGHTS)[0]
+    groups = groups or r.choice((2, 3, 3, 4, 5, 6))
+    return SCENARIOS[scenario](_draw_storm(r, seed, seconds, groups, min_step_s), r)
+
+
+def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_step_s: float) -> Plan:
     config = _draw_config(r, groups)
-    step_s = r.choice((0.05, 0.1, 0.2, 0.5))
+    step_s = r.choice([s for s in (0.05, 0.1, 0.2, 0.25, 0.5, 1.0) if s >= min_step_s])
     if r.random() < 0.15:
-        step_s = 1.2 * config.join_timeout_s
+        step_s = max(min_step_s, 1.2 * config.join_timeout_s)
     timeout_s = r.choice((2.0, 4.0, 8.0)) + 2 * step_s
     torchft = r.choice((1, groups)) if r.random() < 0.1 else 0
     return Plan(
         seed=seed,
-        scenario=scenario,
+        scenario="storm",
         config=config,
         groups=groups,
         group_world_size=1 if torchft else r.choice((1, 1, 2, 3)),
-        faults_s=0.6 * seconds,
+        faults_s=FAULTS_SHARE * seconds,
         fault_every_s=r.choice((1.0, 2.0, 4.0, 8.0)),
-        mix=_draw_mix(r),
+        mix=tuple(r.sample(FAULTS, r.randint(2, 6))),
         delay_s=r.choice((0.0005, 0.002, 0.01, 0.03)),
         step_s=step_s,
         heal_s=r.choice((0.05, 0.3, 1.5)),
@@ -90,8 +109,11 @@ def _draw_config(r: random.Random, groups: int) -> QuorumConfig:
     heartbeat_timeout_s = r.choice((1.5, 2.0, 5.0))
     active = max(1, groups - 1) if r.random() < 0.12 else None
     sizes = frozenset(r.choice(((1, 2), (2, 4), (1, 3), (2, 3)))) if r.random() < 0.12 else frozenset[int]()
+    most = size_for(groups, sizes, active)
+    if not most:
+        active, most = None, size_for(groups, sizes, None)
     return QuorumConfig(
-        min_replicas=min(size_for(groups, sizes, active), r.choice((1, 1, 1, 2, max(1, groups - 1)))),
+        min_replicas=min(most, r.choice((1, 1, 1, 2, max(1, groups - 1)))),
         join_timeout_s=r.choice((1.5, 4.0, 15.0)),
         heartbeat_timeout_s=heartbeat_timeout_s,
         lease_s=r.choice((heartbeat_timeout_s, 1.5, 3.0)),
@@ -126,8 +148,62 @@ FAULTS = (
     "twin",
     "lose_journal",
     "change_lease",
+    "stranger",
+    "stranger_drains",
+    "slow_lighthouse",
 )
 
 
-def _draw_mix(r: random.Random) -> tuple[str, ...]:
-    return tuple(r.sample([fault for fault in FAULTS if fault != "shrink_only"], r.randint(2, 6)))
+def _one_at_a_time(plan: Plan, mix: tuple[str, ...], **changes: Any) -> Plan:
+    """Native groups under a quorum that stands, on a sound network, with time between two faults."""
+    step_s = min(plan.step_s, MAX_STEP_S)
+    timeout_s = 8.0 + 2 * step_s
+    config = replace(plan.config, stands=True, min_replicas=1, active=None, allowed_sizes=frozenset())
+    calm = replace(
+        plan,
+        config=replace(config, lease_s=config.heartbeat_timeout_s),
+        mix=mix,
+        one_at_a_time=True,
+        fault_every_s=plan.faults_s / FAULTS_IN_TURN,
+        torchft=0,
+        breaks=0.0,
+        step_s=step_s,
+        delay_s=min(plan.delay_s, MAX_DELAY_S),
+        heal_s=min(plan.heal_s, MAX_HEAL_S),
+        collective_timeout_s=timeout_s,
+        heal_timeout_s=timeout_s,
+        vote_timeout_s=timeout_s,
+        quorum_timeout_s=60.0,
+    )
+    return replace(calm, **changes)
+
+
+def _storm(plan: Plan, r: random.Random) -> Plan:
+    return plan
+
+
+def _graceful(plan: Plan, r: random.Random) -> Plan:
+    return _one_at_a_time(plan, ("drain", "stranger_drains"), scenario="graceful")
+
+
+def _losses(plan: Plan, r: random.Random) -> Plan:
+    mix = tuple(r.sample(LOSSES, 3))
+    return _one_at_a_time(plan, mix, scenario="losses")
+
+
+def _restarts(plan: Plan, r: random.Random) -> Plan:
+    calm = _one_at_a_time(plan, ("restart_lighthouse", "pause_lighthouse"), scenario="restarts")
+    return replace(calm, config=replace(calm.config, heartbeat_timeout_s=5.0, lease_s=5.0))
+
+
+def _churn(plan: Plan, r: random.Random) -> Plan:
+    """Long enough to forget who has gone."""
+    calm = _one_at_a_time(plan, ("stranger", "stranger_drains"), scenario="churn", fault_every_s=1.0, faults_s=120.0)
+    return replace(calm, groups=min(3, calm.groups), group_world_size=1, step_s=0.5, one_at_a_time=False)
+
+
+FAULTS_IN_TURN = 6
+MAX_STEP_S, MAX_DELAY_S, MAX_HEAL_S = 1.0, 0.01, 0.3
+LOSSES = ("kill_group", "kill_rank", "kill_manager", "vanish_group", "pause_group", "break_session")
+SCENARIOS = {"storm": _storm, "graceful": _graceful, "losses": _losses, "restarts": _restarts, "churn": _churn}
+SCENARIO_WEIGHTS = (80, 6, 6, 6, 2)

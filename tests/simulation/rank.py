@@ -5,14 +5,14 @@ is a hash folded over (state, step, sum of the contributions, divisor): who dive
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent_client.step import Phase, StepMachine
 from protos.membership import Assignment
 from protos.refusals import Drained, InvalidRequest, LighthouseError, NotServed, Superseded
 from tests.simulation.collectives import Arrival
+from tests.simulation.manager_side import ManagerSide
 from tests.simulation.network import LOCAL_DELAY_S
-from tests.simulation.world import Process
 
 if TYPE_CHECKING:
     from tests.simulation.group_process import Group
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tests.simulation.torchft_manager import TorchftManager
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 5.0
-CANCELLED_AFTER_S = (0.0001, 0.0005, 0.02, 0.3)
 FETCH_RETRY_S = 0.05
 REVOKED_KEPT = 64
 
@@ -33,34 +32,25 @@ class Snapshot:
     batches: int = 0
 
 
-class Rank(Process):
+class Rank(ManagerSide):
     def __init__(self, site: "Group", group_rank: int, worker: str, snapshot: Snapshot) -> None:
-        super().__init__(site.world, f"{site.name}.{group_rank}", site.host)
-        self.site = site
+        super().__init__(site, group_rank, StepMachine(step=snapshot.step, tag_quorum_id=snapshot.tag_quorum_id))
         self.plan = site.plan
         self.group_rank = group_rank
         self.worker = worker
         self.wire_id = site.wire_id
-        self.machine = StepMachine(step=snapshot.step, tag_quorum_id=snapshot.tag_quorum_id)
         self.state: int | None = snapshot.state
-        self.watch = 0
+        self.has_vanished = False
         self.commits = self.discards = 0
         self.served: tuple[tuple[int, int], Snapshot] | None = None
         self._received: Snapshot | None = None
         self._sum = 0
         self._entered: int | None = None
         self._revoked: dict[int, None] = {}
-        self._token = 0
         self._round = 0
         self._unanswered = 0
-        self._has_started = False
         self._is_leaving = False
         self.on_death.append(self._die)
-        self.after(LOCAL_DELAY_S, self._watch)
-
-    @property
-    def manager(self) -> "ManagerProcess | TorchftManager":
-        return self.site.manager
 
     @property
     def quorum_id(self) -> int:
@@ -71,19 +61,6 @@ class Rank(Process):
         return self.machine.assignment.max_step if self.machine.assignment else self.machine.step
 
     # -- the watch
-
-    def _watch(self) -> None:
-        self.world.at(self.world.now + LOCAL_DELAY_S, self.manager, self.manager.on_watch, self)
-
-    def on_watched(self, manager: "ManagerProcess | TorchftManager") -> None:
-        if not self._has_started:
-            self._has_started = True
-            self._ask()
-
-    def on_watch_end(self) -> None:
-        """It revokes what this rank holds; the next one is opened a little later."""
-        self.on_revoked(self.quorum_id)
-        self.after(self.world.random.uniform(0.05, 0.5), self._watch)
 
     def on_manager_gone(self, manager: "ManagerProcess | TorchftManager") -> None:
         if manager is self.manager:
@@ -101,7 +78,7 @@ class Rank(Process):
 
     # -- the quorum
 
-    def _ask(self) -> None:
+    def begin_step(self) -> None:
         machine = self.machine
         machine.ask()
         self._sum, self._received = 0, None
@@ -115,45 +92,18 @@ class Rank(Process):
             "init_sync": self.plan.init_sync,
             "commit_failures": machine.discards,
         }
-        self._call("on_ask", self.plan.quorum_timeout_s, fields)
-
-    def _call(self, method: str, timeout_s: float, *args: Any) -> None:
-        self._token += 1
-        manager = self.manager
-        at = self.world.now + LOCAL_DELAY_S * self.world.random.uniform(0.3, 3)
-        self.world.at(at, manager, getattr(manager, method), self, self._token, timeout_s, *args)
-        self.after(timeout_s + 1, self._lost_call, self._token)
-        if self.machine.phase in self.site.cancels:
-            self.site.cancels.remove(self.machine.phase)
-            self.after(self.world.random.choice(CANCELLED_AFTER_S), self._cancel_if_waiting, self._token)
-
-    def _cancel_if_waiting(self, token: int) -> None:
-        if token == self._token:
-            self.world.counts["calls cancelled"] += 1
-            self.cancel("cancelled")
-
-    def _lost_call(self, token: int) -> None:
-        """The manager answers in time, unless it is paused or gone."""
-        if token == self._token and self.machine.phase in (Phase.ASKED, Phase.VOTED):
-            self.cancel("no answer in time")
-
-    def cancel(self, reason: str) -> None:
-        """The call that waits ends without an answer."""
-        token = self._token
-        manager = self.manager
-        self.world.at(self.world.now + LOCAL_DELAY_S, manager, manager.on_cancel, self, token)
-        self.on_refused(token, TimeoutError(reason))
+        self.call_manager("on_ask", self.plan.quorum_timeout_s, fields)
 
     def on_quorum(self, token: int, assignment: Assignment) -> None:
-        if token != self._token or self.machine.phase is not Phase.ASKED:
+        if token != self.token or self.machine.phase is not Phase.ASKED:
             return
-        self._token += 1
+        self.token += 1
         self._begin(assignment)
 
     def on_refused(self, token: int, error: Exception) -> None:
-        if token != self._token:
+        if token != self.token:
             return None
-        self._token += 1
+        self.token += 1
         if self.machine.phase is Phase.VOTED:
             return self._vote_refused(error)
         if self.machine.phase is not Phase.ASKED:
@@ -260,7 +210,7 @@ class Rank(Process):
         limit_s = self.plan.collective_timeout_s
         if assignment.contributors < assignment.replica_world_size:
             limit_s += self.plan.heal_timeout_s
-        self.after(limit_s, self._collective_over, this_round, limit_s)
+        return self.after(limit_s, self._collective_over, this_round, limit_s)
 
     def _collective_over(self, this_round: int, limit_s: float) -> None:
         if this_round == self._round and self.machine.phase is Phase.COMPUTING and not self.machine.has_reduced:
@@ -328,7 +278,7 @@ class Rank(Process):
             "quorum_id": assignment.quorum_id if assignment else None,
         }
         wants_next = self.plan.wants_next == 1 or self.world.random.random() < self.plan.wants_next
-        self._call("on_vote", self.plan.vote_timeout_s, wants_next, fields)
+        self.call_manager("on_vote", self.plan.vote_timeout_s, wants_next, fields)
 
     def _vote_refused(self, error: Exception) -> None:
         """A no needs no decision; a yes is bound, and repeated."""
@@ -340,8 +290,8 @@ class Rank(Process):
         return self._cast()
 
     def on_decision(self, token: int, commit: bool, granted: Assignment | None) -> None:
-        if token == self._token and self.machine.phase is Phase.VOTED:
-            self._token += 1
+        if token == self.token and self.machine.phase is Phase.VOTED:
+            self.token += 1
             self._decide(commit, granted)
 
     def _decide(self, commit: bool, granted: Assignment | None) -> None:
@@ -356,7 +306,7 @@ class Rank(Process):
         if assignment is not None:
             self._count(commit, assignment, reason)
         if granted is None:
-            return self._ask()
+            return self.begin_step()
         machine.ask()
         self._sum, self._received = 0, None
         return self._begin(granted)
@@ -382,5 +332,7 @@ class Rank(Process):
         self.kill()
 
     def _die(self) -> None:
-        self._drop()
+        """Its peers see its connections close, unless its host is gone."""
+        if not self.has_vanished:
+            self._drop()
         self.site.rank_died(self)

@@ -8,10 +8,13 @@ from lighthouse.selection import size_for
 from tests.simulation.checkers import Checkers
 from tests.simulation.collectives import Collectives
 from tests.simulation.faults import Fault, draw_faults, schedule
+from tests.simulation.group_faults import GROUP_FAULTS
 from tests.simulation.group_process import Group, System
-from tests.simulation.lighthouse_process import Lighthouse
+from tests.simulation.lighthouse_site import Lighthouse
 from tests.simulation.network import Network
+from tests.simulation.place_faults import PLACE_FAULTS
 from tests.simulation.plan import NAMES, Plan, draw_plan
+from tests.simulation.promises import PROMISES
 from tests.simulation.rank import Rank
 from tests.simulation.world import Violation, World
 
@@ -41,12 +44,18 @@ class Simulation(System):
         self._numbers = 0
         self._by_address: dict[str, Group] = {}
         self._groups_made = 0
+        self._ongoing = 0
         self.groups = [self.add_group(NAMES[i], is_torchft=i < plan.torchft) for i in range(plan.groups)]
         self.twins: list[Group] = []
+        self.strangers: list[Group] = []
+        self.effects: dict[str, Callable[[Simulation, Fault], bool]] = {**GROUP_FAULTS, **PLACE_FAULTS}
         self.faults = draw_faults(self)
         self.unfired: list[Fault] = []
         self.pending = 0
         self.last_fault_ends_at = 0.0
+        self.settled = Settled(self)
+        self.promise = PROMISES[plan.scenario](self)
+        self.checkers.on_discard = self.promise.discarded
 
     def add_group(self, replica_id: str, *, is_torchft: bool = False) -> Group:
         """On a host of its own."""
@@ -54,6 +63,29 @@ class Simulation(System):
         self._groups_made += 1
         self._by_address[group.address] = group
         return group
+
+    def add_stranger(self) -> Group:
+        """A group that comes once. Until `end` the fault lasts."""
+        group = self.add_group(f"stranger-{len(self.strangers):03d}")
+        self.strangers.append(group)
+        self.groups.append(group)
+        self.begin()
+        group.start()
+        return group
+
+    def begin(self) -> None:
+        self.pending += 1
+        self._ongoing += 1
+
+    def end(self) -> None:
+        self.pending -= 1
+        self._ongoing -= 1
+        self.last_fault_ends_at = max(self.last_fault_ends_at, self.world.now)
+
+    def is_settled(self) -> bool:
+        """All train together, and have had time to notice whatever has happened."""
+        is_quiet = not self._ongoing and self.world.now >= self.last_fault_ends_at + self.plan.quiet_s
+        return self.settled.look() and is_quiet and self.lighthouse.is_up
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -79,26 +111,20 @@ class Simulation(System):
         self._settle()
         if self.unfired:
             raise Violation(f"faults that did not fire: {', '.join(map(str, self.unfired[:SHOWN_FAULTS]))}")
+        self.promise.at_end()
 
     # -- S5
 
     def _settle(self) -> None:
-        """All living groups are in one quorum, and make steps there without a discard."""
         world = self.world
         ends_at = world.now + self.plan.settle_s
-        mark: dict[Rank, int] = {}
-        discards = -1
-        while world.now < ends_at:
+        self.settled.forget()
+        while not self.settled.look():
+            if world.now >= ends_at:
+                raise Violation(f"S5 {self.plan.settle_s:.0f} s after the last fault: {self.describe()}")
             world.run(world.now + LOOK_EVERY_S)
-            together = self._together()
-            if not together or discards != world.counts["discards"] or mark.keys() != set(together):
-                mark = {rank: rank.commits for rank in together}
-                discards = world.counts["discards"]
-            elif all(rank.commits >= mark[rank] + STEPS_TOGETHER for rank in together):
-                return
-        raise Violation(f"S5 {self.plan.settle_s:.0f} s after the last fault: {self.describe()}")
 
-    def _together(self) -> list[Rank]:
+    def together(self) -> list[Rank]:
         """The ranks of as many groups as can be in a quorum, if they are in the newest one."""
         config = self.plan.config
         living = [group for group in self.groups if not group.has_gone]
@@ -125,12 +151,33 @@ class Simulation(System):
         return "; ".join(parts)
 
 
-def run_seed(
-    seed: int, *, seconds: float = 75.0, scenario: str | None = None, trace: Callable[[str], None] | None = None
-) -> Result:
-    simulation = Simulation(draw_plan(seed, seconds=seconds, scenario=scenario), trace)
+class Settled:
+    """Whether all living groups are in one quorum, and make steps there without a discard and without another one."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._mark: dict[Rank, int] = {}
+        self._seen = (-1, -1)
+
+    def forget(self) -> None:
+        self._mark = {}
+
+    def look(self) -> bool:
+        """To be asked again and again."""
+        simulation = self._simulation
+        together = simulation.together()
+        seen = simulation.world.counts["discards"], simulation.checkers.newest_id
+        if not together or seen != self._seen or self._mark.keys() != set(together):
+            self._mark = {rank: rank.commits for rank in together}
+            self._seen = seen
+            return False
+        return all(rank.commits >= self._mark[rank] + STEPS_TOGETHER for rank in together)
+
+
+def run_plan(plan: Plan, trace: Callable[[str], None] | None = None) -> Result:
+    simulation = Simulation(plan, trace)
     world = simulation.world
-    result = Result(seed)
+    result = Result(plan.seed)
     try:
         simulation.run()
     except Violation as violation:
@@ -138,3 +185,16 @@ def run_seed(
         world.say("VIOLATION", result.violation)
     result.simulated_s, result.events, result.counts = world.now, world.events, world.counts
     return result
+
+
+def run_seed(
+    seed: int,
+    *,
+    seconds: float = 75.0,
+    scenario: str | None = None,
+    groups: int | None = None,
+    min_step_s: float = 0.0,
+    trace: Callable[[str], None] | None = None,
+) -> Result:
+    plan = draw_plan(seed, seconds=seconds, scenario=scenario, groups=groups, min_step_s=min_step_s)
+    return run_plan(plan, trace)

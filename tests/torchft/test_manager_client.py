@@ -23,7 +23,7 @@ def lighthouse() -> Iterator[Lighthouse]:
 
 @contextlib.contextmanager
 def pair(stock: StockTorchft, lighthouse: Lighthouse, job: str) -> Iterator[dict[str, Stock]]:
-    options = ("--heartbeat-interval", "100ms", "--job", job)
+    options = ("--job", job)
     managers = [Manager(lighthouse.address, name, *options, ranks=2) for name in ("a", "b")]
     with together(*managers):
         yield {name: stock.manager_client(m.address) for name, m in zip(("a", "b"), managers, strict=True)}

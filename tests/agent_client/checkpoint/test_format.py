@@ -277,7 +277,7 @@ class TestForgery:
         ("content", "words"),
         [
             (forged({}, magic=b"PK\3\4    "), "no state"),
-            (forged({}, version=VERSION + 1), "version 2, this side reads 1"),
+            (forged({}, version=VERSION + 1), "version 3, this side reads 2"),
             (forged({}, version=0), "version 0"),
             (forged(b"{"), "not the JSON"),
             (forged(b"\xff\xfe"), "not the JSON"),

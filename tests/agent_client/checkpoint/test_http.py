@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ import torch
 
 from agent_client.checkpoint.format import Encoding, decode, encode
 from agent_client.checkpoint.http import CheckpointServer, CorruptState, StateKey, StateUnavailable, fetch
+from tests.agent_client.checkpoint.sources import answering, eventually, ok, serving, threads, took
 from tests.agent_client.checkpoint.trees import same
 
 KEY = StateKey(7, 12, 0)
@@ -41,17 +42,6 @@ def has_ipv6() -> bool:
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback here")
 
 
-def eventually(is_true: Callable[[], bool], within_s: float = 3.0) -> bool:
-    gives_up_at = time.monotonic() + within_s
-    while not is_true() and time.monotonic() < gives_up_at:
-        time.sleep(0.005)
-    return is_true()
-
-
-def threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("checkpoint")}
-
-
 def streams() -> int:
     return sum(thread.name == "checkpoint-stream" for thread in threading.enumerate())
 
@@ -63,19 +53,6 @@ def _nothing_left_behind(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCa
     assert eventually(lambda: not threads()), threads()
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.get_records("call") if record.levelno >= logging.WARNING] == []
-
-
-@contextmanager
-def serving(**options: Any) -> Iterator[CheckpointServer]:
-    with closing(CheckpointServer(options.pop("bind_host", "127.0.0.1"), **{"advertise": "127.0.0.1"} | options)) as it:
-        yield it
-
-
-@contextmanager
-def took(at_least_s: float, at_most_s: float) -> Iterator[None]:
-    began_at = time.monotonic()
-    yield
-    assert at_least_s <= time.monotonic() - began_at <= at_most_s
 
 
 @contextmanager
@@ -120,28 +97,6 @@ def is_refused(address: str) -> bool:
 
 
 @contextmanager
-def answering(script: Callable[[socket.socket], object]) -> Iterator[str]:
-    """The address of a source that does with one request what `script` says."""
-
-    def serve() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            while not connection.recv(4096).endswith(b"\r\n\r\n"):
-                pass
-            with suppress(OSError):
-                script(connection)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        source = threading.Thread(target=serve)
-        source.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            source.join(5)
-            assert not source.is_alive()
-
-
-@contextmanager
 def swallowing() -> Iterator[Any]:
     """An address that does not even refuse: its queue of connections is full."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as filling:
@@ -150,10 +105,6 @@ def swallowing() -> Iterator[Any]:
             connection.setblocking(False)
             connection.connect_ex(listener.getsockname())
         yield listener.getsockname()
-
-
-def ok(length: object, body: bytes) -> bytes:
-    return f"HTTP/1.0 200 OK\r\nContent-Length: {length}\r\n\r\n".encode() + body
 
 
 CONTENT = b"".join(encode(STATE))
@@ -342,7 +293,7 @@ class TestWithdraw:
         monkeypatch.setattr("agent_client.checkpoint.fetch.decode", decode_once_withdrawn)
         with serving() as server:
             server.publish(KEY, BIG)
-            with pytest.raises(StateUnavailable, match=r"breaks off after \d+ bytes, because the source withdrew it"):
+            with pytest.raises(StateUnavailable, match=r"is not there: it answered 409.*null"):
                 fetch(server.address, KEY, 10)
 
     def test_publishing_aborts_the_readers_of_the_former(self) -> None:
@@ -363,12 +314,12 @@ class TestWithdraw:
             assert same(fetch(server.address, KEY, 5), STATE)
 
     def test_says_so_when_a_reader_does_not_let_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def hang(_: Encoding) -> Iterator[memoryview]:
+        def hang(_: Encoding, start: int) -> Iterator[memoryview]:
             device.wait(5)
             yield memoryview(b"")
 
         monkeypatch.setattr("agent_client.checkpoint.shelf.ABORT_TIMEOUT_S", 0.1)
-        monkeypatch.setattr(Encoding, "__iter__", hang)
+        monkeypatch.setattr(Encoding, "chunks", hang)
         device = threading.Event()
         with serving() as server:
             server.publish(KEY, STATE)
@@ -399,13 +350,13 @@ import os, signal, time, torch
 from agent_client.checkpoint.format import Encoding
 from agent_client.checkpoint.http import CheckpointServer
 
-def chunks_then_death(encoding, chunks=Encoding.__iter__):
-    for number, chunk in enumerate(chunks(encoding)):
+def chunks_then_death(encoding, start, chunks=Encoding.chunks):
+    for number, chunk in enumerate(chunks(encoding, start)):
         if number == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         yield chunk
 
-Encoding.__iter__ = chunks_then_death
+Encoding.chunks = chunks_then_death
 server = CheckpointServer("127.0.0.1", advertise="127.0.0.1")
 server.publish((7, 12, 0), torch.zeros(64 * 2**20, dtype=torch.uint8))
 print(server.address, flush=True)
@@ -449,7 +400,9 @@ class TestFailingSource:
 
     def test_it_says_nothing(self) -> None:
         with answering(lambda connection: connection.recv(1)) as address, took(0.3, 3):  # noqa: SIM117
-            with pytest.raises(TimeoutError, match=rf"quorum 7 .* {address} did not arrive within 0\.3 s"):
+            with pytest.raises(
+                TimeoutError, match=rf"quorum 7 .* did not arrive within 0\.3 s, from {address} sends nothing"
+            ):
                 fetch(address, KEY, 0.3)
 
     @pytest.mark.parametrize(
@@ -477,7 +430,7 @@ class TestFailingSource:
             (ok(2**60, CONTENT), CorruptState, "were announced"),
             (ok(len(CONTENT), b"x" + CONTENT[1:]), CorruptState, "no state"),
             (ok(len(CONTENT), CONTENT[:-1] + b"x"), CorruptState, "checksum of blob 0"),
-            (ok(5, b"<html"), StateUnavailable, "breaks off"),
+            (ok(5, b"<html"), CorruptState, "longer than the 5 bytes"),
             (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", CorruptState, "Content-Length"),
             (b"HTTP/1.0 302 Found\r\nLocation: http://localhost:1/\r\n\r\n", StateUnavailable, "302"),
             (b"HTTP/1.0 500 No\r\n\r\nthe reason", StateUnavailable, "500: the reason"),
@@ -526,14 +479,14 @@ class TestServer:
     def test_a_tensor_that_cannot_be_read_is_logged(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def fail(_: Encoding) -> Iterator[memoryview]:
+        def fail(_: Encoding, start: int) -> Iterator[memoryview]:
             raise RuntimeError("the device is gone")
             yield
 
         with serving() as server:
             server.publish(KEY, STATE)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Encoding, "__iter__", fail)
+                patch.setattr(Encoding, "chunks", fail)
                 with pytest.raises(StateUnavailable, match="breaks off after 0 bytes"):
                     fetch(server.address, KEY, 5)
             assert "the device is gone" in caplog.text

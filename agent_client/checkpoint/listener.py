@@ -1,0 +1,112 @@
+"""Accepts connections in threads of its own, and can end them all; a forked child holds none of its sockets."""
+
+import logging
+import os
+import socket
+import threading
+import time
+import weakref
+from contextlib import suppress
+from functools import partial
+from socketserver import TCPServer
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 5.0
+_ACCEPT_RETRY_S = 0.05
+
+
+class Listener(TCPServer):
+    """Accepts in one daemon thread, serves each connection in another, and can end them all."""
+
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, handler: Any) -> None:
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.address_family = _family(host)
+        try:
+            super().__init__((host, port), handler)
+        except OSError as error:
+            error.add_note(f"while listening for readers of the state on {host or '*'}:{port}")
+            raise
+        _listeners.add(self)
+        self._acceptor = threading.Thread(target=self._accept, name="checkpoint-accept", daemon=True)
+        self._acceptor.start()
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if not self._is_closed:
+                logger.warning("cannot accept a connection: %s", error)
+                time.sleep(_ACCEPT_RETRY_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        serve = partial(self._serve, request, client_address)
+        thread = threading.Thread(target=serve, name="checkpoint-stream", daemon=True)
+        with self._lock:
+            thread.start()
+            self._connections[request] = thread
+
+    def close(self) -> None:
+        self._is_closed = True
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join(JOIN_TIMEOUT_S)
+        self.server_close()
+        with self._lock:
+            connections = dict(self._connections)
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in connections.values():
+            thread.join(JOIN_TIMEOUT_S)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the sockets, so that their peers see when the parent has died."""
+        for held in [self.socket, *self._connections]:
+            with suppress(OSError):
+                os.close(held.detach())
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            self.handle_request()
+
+    def _serve(self, request: socket.socket, client_address: Any) -> None:
+        try:
+            self.finish_request(request, client_address)
+        except OSError as error:
+            logger.info("a reader of the state is gone or stalls, %s: %s", client_address, error)
+        except Exception:
+            logger.exception("cannot send the state to %s", client_address)
+        finally:
+            self.shutdown_request(request)
+            with self._lock:
+                del self._connections[request]
+
+
+def _family(host: str) -> socket.AddressFamily:
+    if host:
+        return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    return socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+
+_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for listener in list(_listeners):
+        listener.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

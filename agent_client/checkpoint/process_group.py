@@ -1,0 +1,138 @@
+"""Live state over process groups: each pair of a source and a target meets in a gloo group of its own.
+
+    int64: the length of the encoding (format.py) · the encoding, in messages of 4 MiB, the last one shorter
+
+The groups meet over the store of the quorum, under a prefix that names the quorum, the rank and the target, so nobody
+can read another state than the one it was dealt; the length, the checksums and the format without code are those of
+the other transport. A broken group cannot go on where it broke: the target turns to http.py then.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch.distributed import PrefixStore
+
+from agent_client.checkpoint.encoding import Encoding
+from agent_client.checkpoint.format import CorruptState, decode
+from agent_client.checkpoint.tree import State
+from agent_client.process_group.gloo import GlooGroup, connect_store
+from protos.membership import Assignment
+
+log = logging.getLogger(__name__)
+
+MESSAGE_BYTES = 4 * 2**20
+STORE_PREFIX = "lighthouse/heal"
+_SOURCE, _TARGET = 0, 1
+
+
+class GroupTransport:
+    """Of one rank. `silence_s` bounds meeting the other side, and each message. Raises RuntimeError for what breaks."""
+
+    def __init__(self, group_rank: int, host: str, silence_s: float) -> None:
+        self._group_rank = group_rank
+        self._host = host
+        self._silence_s = silence_s
+        self._lock = threading.Lock()
+        self._open: list[GlooGroup] = []
+        self._cancelled_id = 0
+
+    def send(self, assignment: Assignment, encoding: Encoding) -> None:
+        """The same to all that heal from this rank, message by message. A target that breaks is left to itself."""
+        try:
+            groups = self._meet_targets(assignment)
+            for message in messages(encoding):
+                groups = [group for group in groups if _is_sent(group, message)]
+        finally:
+            self._abort()
+
+    def receive(self, assignment: Assignment) -> State:
+        """From the source that was dealt to this rank. CorruptState for what is no state."""
+        try:
+            group = self._meet(assignment, assignment.replica_rank, _TARGET)
+            length = torch.zeros(1, dtype=torch.int64)
+            group.backend.recv([length], _SOURCE, 0).wait()
+            if length.item() <= 0:
+                raise CorruptState(f"a state of {length.item()} bytes was announced")
+            return decode(_Messages(group, int(length.item())), int(length.item()))
+        finally:
+            self._abort()
+
+    def cancel(self, quorum_id: int) -> None:
+        """End what is under way, or still to come, in that quorum. From any thread."""
+        with self._lock:
+            self._cancelled_id = max(self._cancelled_id, quorum_id)
+        self._abort()
+
+    def _meet_targets(self, assignment: Assignment) -> list[GlooGroup]:
+        met: list[GlooGroup] = []
+        for target in assignment.serve_to:
+            try:
+                met.append(self._meet(assignment, target, _SOURCE))
+            except RuntimeError as error:
+                log.warning("%s does not come for the state: %s", assignment.replica_ids[target], error)
+        return met
+
+    def _meet(self, assignment: Assignment, target: int, place: int) -> GlooGroup:
+        name = f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}/{target}"
+        store = PrefixStore(name, connect_store(assignment.store_address, self._silence_s))
+        group = GlooGroup(store, place, 2, self._host, connect_timeout_s=self._silence_s, timeout_s=self._silence_s)
+        with self._lock:
+            self._open.append(group)
+            is_cancelled = assignment.quorum_id <= self._cancelled_id
+        if is_cancelled:
+            group.abort()
+            raise RuntimeError(f"quorum {assignment.quorum_id} was revoked")
+        return group
+
+    def _abort(self) -> None:
+        with self._lock:
+            groups, self._open = self._open, []
+        for group in groups:
+            group.abort()
+
+
+def messages(encoding: Encoding) -> Iterator[torch.Tensor]:
+    """What is sent, one after the other in one buffer: use each before the next is asked for."""
+    yield torch.tensor([encoding.length])
+    buffer = torch.empty(MESSAGE_BYTES, dtype=torch.uint8)
+    view, filled = buffer.numpy().data, 0
+    for chunk in encoding:
+        while chunk:
+            count = min(len(chunk), MESSAGE_BYTES - filled)
+            view[filled : filled + count] = chunk[:count]
+            chunk, filled = chunk[count:], filled + count
+            if filled == MESSAGE_BYTES:
+                yield buffer
+                filled = 0
+    if filled:
+        yield buffer[:filled]
+
+
+class _Messages:
+    """What arrives, as the bytes that decode() reads."""
+
+    def __init__(self, group: GlooGroup, length: int) -> None:
+        self._group = group
+        self._left = length
+        self._message = torch.empty(0, dtype=torch.uint8)
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        if not len(self._message) and self._left:
+            self._message = torch.empty(min(MESSAGE_BYTES, self._left), dtype=torch.uint8)
+            self._group.backend.recv([self._message], _SOURCE, 0).wait()
+            self._left -= len(self._message)
+        count = min(len(buffer), len(self._message))
+        buffer[:count] = self._message[:count].numpy().data
+        self._message = self._message[count:]
+        return count
+
+
+def _is_sent(group: GlooGroup, message: torch.Tensor) -> bool:
+    try:
+        group.backend.send([message], _TARGET, 0).wait()
+    except RuntimeError as error:
+        log.warning("a target has broken off: %s", error)
+        return False
+    return True

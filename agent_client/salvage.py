@@ -1,0 +1,77 @@
+"""Gradients that were computed are not thrown away with the quorum under which they could not be summed.
+
+What each bucket held before its reduction is kept until the next backward pass. If a peer is lost, the step is tried
+again under the next quorum from there, bucket by bucket in the order of a backward pass: so it meets peers that do
+the same, and peers that compute the step anew. It costs no recomputation, and the memory of one more set of gradients.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.distributed import GradBucket
+
+from agent_client.agent import Agent
+
+log = logging.getLogger(__name__)
+
+MIB = 2**20
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One bucket: its parameters in order, and what it held, flat."""
+
+    parameters: list[Tensor]
+    content: Tensor
+
+
+@dataclass(slots=True)
+class Salvage:
+    """`parameters` are those of the map of used ones, in its order."""
+
+    agent: Agent
+    parameters: list[torch.nn.Parameter] = field(default_factory=list[torch.nn.Parameter])
+    _buckets: list[_Kept] = field(default_factory=list[_Kept])
+    _used: Tensor | None = None
+    _has_told: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(kept.content.nbytes for kept in self._buckets)
+
+    def keep_bucket(self, bucket: GradBucket) -> None:
+        if bucket.index() == 0:
+            self._buckets, self._used = [], None
+        self._buckets.append(_Kept(bucket.parameters(), bucket.buffer().clone()))
+
+    def keep_used(self, used: Tensor) -> None:
+        """The map of the parameters that this rank has used: what a backward pass reduces last."""
+        self._used = used.clone()
+        if not self._has_told:
+            self._has_told = True
+            log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
+
+    def reduce_again(self) -> None:
+        """Under the quorum of the step under way; leaves the means where a backward pass would leave them."""
+        missing: dict[int, Tensor] = {}
+        for kept in self._buckets:
+            reduced = self.agent.all_reduce(kept.content.clone()).result()
+            sizes = [parameter.numel() for parameter in kept.parameters]
+            for parameter, mean in zip(kept.parameters, reduced.split(sizes), strict=True):
+                if parameter.grad is None:
+                    missing[id(parameter)] = mean
+                else:
+                    parameter.grad.copy_(mean.view_as(parameter.grad))
+        if self._used is not None:
+            self._settle_unused(self._used, missing)
+
+    def _settle_unused(self, used: Tensor, missing: dict[int, Tensor]) -> None:
+        """A parameter that nobody used has no gradient; one that only a peer used has that of the peer."""
+        by_any = self.agent.all_reduce(used.clone()).result() > 0
+        for parameter, here, anywhere in zip(self.parameters, used.tolist(), by_any.tolist(), strict=True):
+            if anywhere and id(parameter) in missing:
+                parameter.grad = missing[id(parameter)].view_as(parameter).clone()
+            elif here and not anywhere:
+                parameter.grad = None

@@ -1,0 +1,80 @@
+"""What counts in a step, and which part of it a replica group does. Pure; every participant comes to the same answer.
+
+A step consists of microbatches, one for each rank of the group that does it. Its gradients are the sum over those that
+count, divided by `divisor`. Contributors are the participants that do not heal; who does not count still does one
+microbatch, because the others wait for it in their collectives, and adds zeros.
+
+    mode                 microbatches    who does them                                    divisor
+    DYNAMIC              one each        every contributor its own                        contributors
+    FIXED_WITH_SPARES    `size`          the first `size` contributors; the rest spare    min(size, contributors)
+    CONSTANT_BATCH       `size`          dealt to the contributors in turn                size
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protos.membership import Assignment
+
+
+class WorldSizeMode(StrEnum):
+    DYNAMIC = "dynamic"
+    FIXED_WITH_SPARES = "fixed_with_spares"
+    CONSTANT_BATCH = "constant_batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """`microbatches`: the numbers, below `total`, of those that this group does. `counts` False: it adds zeros."""
+
+    microbatches: tuple[int, ...]
+    total: int
+    divisor: int
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSize:
+    """`size` is not used in DYNAMIC mode."""
+
+    mode: WorldSizeMode = WorldSizeMode.DYNAMIC
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mode is not WorldSizeMode.DYNAMIC and self.size < 1:
+            raise ValueError(f"world_size: {self.size}; {self.mode} needs at least 1")
+
+    def share(self, assignment: Assignment | None) -> Share:
+        """Without a quorum nothing counts."""
+        if assignment is None:
+            return Share((0,), max(1, self.size), 1, counts=False)
+        total, divisor = self._totals(assignment.contributors)
+        place = _place(assignment)
+        if place is None:
+            return Share((assignment.replica_rank % total,), total, divisor, counts=False)
+        own = self._own(place, assignment.contributors, divisor)
+        return Share(own or (place % total,), total, divisor, counts=bool(own))
+
+    def _totals(self, contributors: int) -> tuple[int, int]:
+        """(microbatches of a step, what their sum is divided by)"""
+        match self.mode:
+            case WorldSizeMode.DYNAMIC:
+                return contributors, contributors
+            case WorldSizeMode.FIXED_WITH_SPARES:
+                return self.size, min(self.size, contributors)
+            case WorldSizeMode.CONSTANT_BATCH:
+                return self.size, self.size
+
+    def _own(self, place: int, contributors: int, divisor: int) -> tuple[int, ...]:
+        if self.mode is WorldSizeMode.CONSTANT_BATCH:
+            return tuple(range(place, self.size, contributors))
+        return (place,) if place < divisor else ()
+
+
+NO_SHARE = WorldSize().share(None)
+
+
+def _place(assignment: Assignment) -> int | None:
+    """Among the contributors; None for one that heals. At step 0 all are at max_step, and one contributes."""
+    if assignment.heals:
+        return None
+    return assignment.max_rank if assignment.contributors > 1 else 0

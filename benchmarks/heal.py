@@ -1,0 +1,115 @@
+"""What it takes to heal: seconds and peak memory on both sides, per GiB of state, over loopback.
+
+Ours with a snapshot and without ("hold"), and torchft's HTTP transport, in turn in one run. A source and a target are
+processes of their own; the peak is the kernel's (VmHWM), the extra is what lies above their memory before.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.support.children import Children
+from benchmarks.support.figures import machine, machine_text, spread, table, write_json
+from benchmarks.support.torchft_native import MISSING, released_version
+
+GIB = 2**30
+NAMES = {"torchft": "torchft 0.2", "snapshot": "ours, snapshot", "hold": "ours, hold"}
+
+
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """`stall_s`: how long the source copies; `cpu_s`: of both sides."""
+
+    seconds: float
+    stall_s: float
+    cpu_s: float
+    source_extra_bytes: int
+    target_extra_bytes: int
+
+
+class Pair:
+    """A source and a target of one kind."""
+
+    def __init__(self, children: Children, kind: str, size_bytes: int) -> None:
+        self._sides = [
+            children.start(f"{kind} {side}", "-m", "benchmarks.support.healing", kind, str(size_bytes))
+            for side in ("source", "target")
+        ]
+        for side in self._sides:
+            side.read_line()
+
+    def heal(self, value: float) -> Heal:
+        source, target = self._sides
+        source.ask(order="mark", value=value)
+        target.ask(order="mark", value=-value)
+        served = source.ask(order="serve")
+        healed = target.ask(order="heal", address=served["address"], value=value)
+        cpu_s = source.ask(order="release") + healed["cpu_s"]
+        source_bytes, target_bytes = (side.ask(order="extra_bytes") for side in self._sides)
+        seconds = served["serve_s"] + healed["fetch_s"] + healed["install_s"]
+        return Heal(seconds, served["serve_s"], cpu_s, source_bytes, target_bytes)
+
+
+def measure(kind: str, size_bytes: int, repeats: int) -> list[Heal]:
+    """After one that is not counted. The pair is gone afterwards: four of them at once may not fit."""
+    with Children() as children:
+        pair = Pair(children, kind, size_bytes)
+        return [pair.heal(float(number + 1)) for number in range(repeats + 1)][1:]
+
+
+def report(kind: str, size_bytes: int, heals: Sequence[Heal]) -> dict[str, Any]:
+    gib = size_bytes / GIB
+    return {
+        "kind": kind,
+        "gib": gib,
+        "seconds_per_gib": spread([heal.seconds / gib for heal in heals]),
+        "cpu_s_per_gib": spread([heal.cpu_s / gib for heal in heals]),
+        "source_stall_s_per_gib": spread([heal.stall_s / gib for heal in heals]),
+        "source_extra": spread([heal.source_extra_bytes / size_bytes for heal in heals]),
+        "source_extra_mib": spread([heal.source_extra_bytes / 2**20 for heal in heals]),
+        "target_extra": spread([heal.target_extra_bytes / size_bytes for heal in heals]),
+    }
+
+
+def render(results: Sequence[Mapping[str, Any]]) -> str:
+    memory = ["source extra MiB", "of the state", "target extra, of the state"]
+    header = ["state, transport", "s per GiB", "CPU s per GiB", "copying, s per GiB", *memory]
+    return table(header, [_cells(row) for row in results])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{row['gib']:g} GiB, {NAMES[row['kind']]}",
+        row["seconds_per_gib"].text(),
+        row["cpu_s_per_gib"].text(),
+        row["source_stall_s_per_gib"].text(),
+        row["source_extra_mib"].text(0),
+        f"{row['source_extra'].high:.3f} x",
+        f"{row['target_extra'].high:.3f} x",
+    ]
+
+
+@click.command()
+@click.option("--gib", "sizes", type=float, multiple=True, default=(1, 4), show_default=True, help="State to heal.")
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measured heals each.")
+@click.option("--quick", is_flag=True, help="Seconds instead of minutes: two heals of 1/4 GiB.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+def main(sizes: Sequence[float], repeats: int, quick: bool, path: Path | None) -> None:
+    """Seconds and memory per GiB healed, beside torchft's HTTP transport."""
+    if quick:
+        sizes, repeats = (0.25,), 2
+    found = machine()
+    click.echo(machine_text(found))
+    if found["torchft"] is None:
+        click.echo(MISSING, err=True)
+    kinds = ["torchft", "snapshot", "hold"] if released_version() else ["snapshot", "hold"]
+    results = [report(kind, int(gib * GIB), measure(kind, int(gib * GIB), repeats)) for gib in sizes for kind in kinds]
+    click.echo(render(results))
+    write_json(path, {"benchmark": "heal", "machine": found, "repeats": repeats, "results": results})
+
+
+if __name__ == "__main__":
+    main()

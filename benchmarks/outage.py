@@ -1,0 +1,204 @@
+"""What an outage of the lighthouse costs three replica groups that train under a standing quorum.
+
+The cluster is that of recovery.py. While the lighthouse is paused, a hundred more managers (support/light_manager.py),
+in another job of the same lighthouse, must come through as well.
+"""
+
+import itertools
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.support.bars import Bar, conclude
+from benchmarks.support.children import Child, Children
+from benchmarks.support.cluster import Cluster, wait_until
+from benchmarks.support.daemons import OURS
+from benchmarks.support.figures import machine, machine_text, spread, table, write_json
+from benchmarks.support.scrape import is_standing
+
+HEARTBEAT_TIMEOUT_S = 5.0
+PAUSE_S = 10.0
+QUIET_S = 2.0
+RETURN_TIMEOUT_S = 30.0
+CROWD = 100
+CROWD_STEP_S = 0.25
+MARGIN_S = 1.0
+LONGER_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """`strike` says when it went away, and returns when it is back."""
+
+    key: str
+    name: str
+    strike: Callable[[Cluster], float]
+    runs: int
+    has_crowd: bool = False
+    is_hidden: bool = False  # shorter than the lease: no step may be longer
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`longest_before_s`: the longest step in a while before it. `crowd`: what the crowd tells (session_crowd.py), None
+    where there is none."""
+
+    away_s: float
+    standing_s: float
+    median_step_s: float
+    longest_before_s: float
+    longest_step_s: float
+    discards: int
+    quorums: int
+    crowd: Mapping[str, Any] | None
+
+
+def kill(away_s: float) -> Callable[[Cluster], float]:
+    return lambda cluster: cluster.kill_lighthouse(away_s)
+
+
+def pause(cluster: Cluster) -> float:
+    paused_at = time.monotonic()
+    cluster.lighthouse.child.signal(signal.SIGSTOP)
+    time.sleep(PAUSE_S)
+    cluster.lighthouse.child.signal(signal.SIGCONT)
+    return paused_at
+
+
+OUTAGES = (
+    Outage("kill-1", "SIGKILL, back after 1 s", kill(1.0), runs=20, is_hidden=True),
+    Outage("kill-2", "SIGKILL, back after 2 s", kill(2.0), runs=20, is_hidden=True),
+    Outage("pause", f"SIGSTOP for {PAUSE_S:g} s", pause, runs=3, has_crowd=True),
+)
+
+
+def run_outage(outage: Outage, runs: int, crowd_size: int) -> list[Run]:
+    with Children() as children:
+        cluster = Cluster(children, OURS, HEARTBEAT_TIMEOUT_S)
+        crowd = _start_crowd(children, cluster, crowd_size) if outage.has_crowd else None
+        return [_strike(outage, cluster, crowd) for _ in range(runs)]
+
+
+def _start_crowd(children: Children, cluster: Cluster, size: int) -> Child:
+    crowd = children.start("the crowd", "-m", "benchmarks.support.session_crowd", cluster.lighthouse.address, "crowd")
+    crowd.ask(what="pace", step_s=CROWD_STEP_S)
+    crowd.ask(what="add", count=size)
+    return crowd
+
+
+def _strike(outage: Outage, cluster: Cluster, crowd: Child | None) -> Run:
+    time.sleep(2 * QUIET_S)
+    before = crowd.ask(what="report") if crowd else None
+    struck_at = outage.strike(cluster)
+    back_at = time.monotonic()
+    wait_until(lambda: is_standing(cluster.lighthouse), RETURN_TIMEOUT_S, "the quorum stands again")
+    standing_at = time.monotonic()
+    time.sleep(QUIET_S)
+    events = [event for group in cluster.groups.values() for event in group.since(struck_at)]
+    steps = _steps(cluster, struck_at, time.monotonic())
+    return Run(
+        away_s=back_at - struck_at,
+        standing_s=standing_at - struck_at,
+        median_step_s=spread(steps).median,
+        longest_before_s=max(_steps(cluster, struck_at - QUIET_S, struck_at)),
+        longest_step_s=max(steps),
+        discards=sum(event.what == "discard" for event in events),
+        quorums=len({event.quorum_id for event in events if event.what == "commit"}),
+        crowd=_compare(before, crowd.ask(what="report")) if crowd else None,
+    )
+
+
+def _steps(cluster: Cluster, since: float, until: float) -> list[float]:
+    """Seconds from commit to commit, of all ranks, of the steps that ended in that while."""
+    steps: list[float] = []
+    for group in cluster.groups.values():
+        moments = [event.at for event in group.commits(since - MARGIN_S) if event.at <= until]
+        steps += [later - earlier for earlier, later in itertools.pairwise(moments) if later >= since]
+    return steps
+
+
+def _compare(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**after, "changes": int(before is None or before["quorums"] != after["quorums"])}
+
+
+def render(results: Sequence[Mapping[str, Any]]) -> str:
+    header = ["lighthouse", "runs", "away s", "stands again after s", "median step ms"]
+    header += ["longest before ms", "longest step ms", "discards", "quorums", "others lost"]
+    return table(header, [_cells(row) for row in results])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    runs: Sequence[Run] = row["runs"]
+    times = [
+        spread([run.away_s for run in runs]).text(1),
+        spread([run.standing_s for run in runs]).text(1),
+        spread([run.median_step_s for run in runs]).text(0, 1e3),
+        spread([run.longest_before_s for run in runs]).text(0, 1e3),
+        spread([run.longest_step_s for run in runs]).text(0, 1e3),
+    ]
+    others = str(sum(_lost(run) for run in runs)) if runs[0].crowd else "-"
+    return [row["name"], str(len(runs)), *times, str(sum(r.discards for r in runs)), str(_most_quorums(runs)), others]
+
+
+def _lost(run: Run) -> int:
+    """Of the crowd: how often one was revoked, or all got another quorum."""
+    return run.crowd["revokes"] + run.crowd["changes"] if run.crowd else 0
+
+
+def _most_quorums(runs: Sequence[Run]) -> int:
+    return max(run.quorums for run in runs)
+
+
+def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
+    return [bar for row in results for bar in _bars(row)]
+
+
+def _bars(row: Mapping[str, Any]) -> list[Bar]:
+    runs: Sequence[Run] = row["runs"]
+    name = row["name"]
+    found = [
+        Bar(f"{name}: quorums in a run", _most_quorums(runs), 1),
+        Bar(f"{name}: discarded steps", sum(run.discards for run in runs), 0),
+    ]
+    if row["is_hidden"]:
+        longer_s = max(run.longest_step_s - run.median_step_s for run in runs)
+        found.append(Bar(f"{name}: longest step above the median, largest of {len(runs)}", longer_s, LONGER_S, "s"))
+    if runs[0].crowd:
+        found.append(Bar(f"{name}: of the others, lost", sum(_lost(run) for run in runs), 0))
+    return found
+
+
+@click.command()
+@click.option("--faults", default=",".join(outage.key for outage in OUTAGES), show_default=True, help="Which.")
+@click.option("--runs", type=click.IntRange(1), help="Of each; default: 20 kills, 3 pauses.")
+@click.option("--quick", is_flag=True, help="Seconds instead of minutes: one kill.")
+@click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+def main(faults: str, runs: int | None, quick: bool, check: bool, path: Path | None) -> None:
+    """What an outage of the lighthouse costs groups that train."""
+    if quick:
+        faults, runs = "kill-1", 1
+    found = machine()
+    click.echo(machine_text(found))
+    results = [
+        {
+            "fault": outage.key,
+            "name": outage.name,
+            "is_hidden": outage.is_hidden,
+            "runs": run_outage(outage, runs or outage.runs, CROWD),
+        }
+        for outage in OUTAGES
+        if outage.key in faults.split(",")
+    ]
+    click.echo(render(results))
+    write_json(path, {"benchmark": "outage", "machine": found, "results": results})
+    conclude(bars(results), is_checked=check)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""What a thousand standing sessions cost the lighthouse: at rest, in their steps, and when one comes or thirty go.
+
+The managers are real in all that the lighthouse sees (support/light_manager.py): a connection each, grants, beats,
+recalls and revokes. They live in one process, which shares the machine's cores with the lighthouse.
+"""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.support.bars import Bar, conclude
+from benchmarks.support.children import Child, Children
+from benchmarks.support.daemons import prepare_lighthouse
+from benchmarks.support.figures import machine, machine_text, table, write_json
+from benchmarks.support.scrape import is_standing
+from protos.limits import DEFAULT_JOB
+
+STEP_S = 0.25
+DOWN_S = 1.0
+DYING_SHARE = 0.03
+RETURN_TIMEOUT_S = 30.0
+AT_REST = "at rest"
+IN_STEPS = f"steps of {STEP_S:g} s"
+ONE_JOINS = "one joins"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One thing that was done to the sessions; `told` is what the crowd says of it (session_crowd.py)."""
+
+    name: str
+    wall_s: float
+    cpu_s: float
+    memory_mb: float
+    told: Mapping[str, Any]
+
+    @property
+    def discards(self) -> int:
+        return self.told["discards"]
+
+    @property
+    def messages(self) -> int:
+        """What the sessions sent besides beats."""
+        return self.told["messages"]
+
+    @property
+    def beats(self) -> int:
+        return self.told["beats"]
+
+    @property
+    def quorums(self) -> list[int]:
+        """Under which the sessions are at its end."""
+        return self.told["quorums"]
+
+
+class Arena:
+    """The lighthouse, started on what was remembered, and the crowd."""
+
+    def __init__(self, children: Children, size: int, settle_s: float) -> None:
+        self.stages: list[Stage] = []
+        self._children = children
+        self._settle_s = settle_s
+        self._min_replicas = max(1, size * 9 // 10)
+        self._lighthouse = prepare_lighthouse(children, self._min_replicas)
+        self._lighthouse.serve()
+        crowd = ["-m", "benchmarks.support.session_crowd", self._lighthouse.address, DEFAULT_JOB]
+        self._crowd: Child = children.start("the crowd", *crowd)
+        self._crowd.ask(what="pace", step_s=STEP_S)
+
+    def add(self, name: str, count: int) -> None:
+        self._measure(name, "add", count=count)
+
+    def die(self, count: int) -> None:
+        self._measure(f"{count} die at once", "die", count=count)
+
+    def watch(self, name: str, step_s: float, seconds: float) -> None:
+        """Nothing happens but steps of `step_s`."""
+        self._crowd.ask(what="pace", step_s=step_s)
+        time.sleep(self._settle_s)
+        self._crowd.ask(what="report")
+        began_at, cpu_s = time.monotonic(), self._lighthouse.child.cpu_s()
+        time.sleep(seconds)
+        self._note(name, time.monotonic() - began_at, cpu_s, self._crowd.ask(what="report"))
+
+    def restart(self) -> None:
+        """SIGKILL, and a new one DOWN_S later, until its quorum stands again."""
+        old = self._lighthouse
+        self._lighthouse = prepare_lighthouse(self._children, self._min_replicas, port=old.port)
+        cpu_s, began_at = self._lighthouse.child.cpu_s(), time.monotonic()
+        old.child.end()
+        time.sleep(DOWN_S)
+        self._lighthouse.serve()
+        self._wait_standing()
+        wall_s = time.monotonic() - began_at
+        time.sleep(self._settle_s)
+        self._note(
+            f"the lighthouse is killed, another serves {DOWN_S:g} s later",
+            wall_s,
+            cpu_s,
+            self._crowd.ask(what="report"),
+        )
+
+    def settle(self) -> None:
+        time.sleep(self._settle_s + random.uniform(0, STEP_S))  # what comes next comes at any moment of a step
+        self._crowd.ask(what="report")
+
+    def _measure(self, name: str, what: str, **order: Any) -> None:
+        cpu_s = self._lighthouse.child.cpu_s()
+        told = self._crowd.ask(what=what, **order)
+        self._note(name, told["wall_s"], cpu_s, told)
+
+    def _note(self, name: str, wall_s: float, cpu_before_s: float, told: Mapping[str, Any]) -> None:
+        child = self._lighthouse.child
+        self.stages.append(Stage(name, wall_s, child.cpu_s() - cpu_before_s, child.memory_mb(), told))
+
+    def _wait_standing(self) -> None:
+        ends_at = time.monotonic() + RETURN_TIMEOUT_S
+        while not is_standing(self._lighthouse):
+            if time.monotonic() > ends_at:
+                self._lighthouse.child.fail(f"is not back within {RETURN_TIMEOUT_S:g} s")
+            time.sleep(0.1)
+
+
+def run(size: int, joins: int, seconds: float, settle_s: float) -> list[Stage]:
+    with Children() as children:
+        arena = Arena(children, size, settle_s)
+        arena.add(f"{size} come, the first quorum", size)
+        arena.watch(AT_REST, math.inf, seconds)
+        arena.watch(IN_STEPS, STEP_S, seconds / 2)
+        for number in range(joins):
+            arena.add(f"{ONE_JOINS}, {number + 1}", 1)
+            arena.settle()
+        arena.die(max(1, round(DYING_SHARE * size)))
+        arena.settle()
+        arena.restart()
+        return arena.stages
+
+
+def render(stages: Sequence[Stage]) -> str:
+    counts = ["beats", "other messages", "discards", "longest step s", "quorum"]
+    header = ["stage", "wall s", "CPU s", "cores", "memory MB", "load CPU s", *counts]
+    first = max(stages[0].quorums)
+    return table(header, [_cells(stage, first) for stage in stages])
+
+
+def _cells(stage: Stage, first_quorum_id: int) -> list[str]:
+    times = [f"{stage.wall_s:.2f}", f"{stage.cpu_s:.2f}", f"{stage.cpu_s / stage.wall_s:.2f}"]
+    load = [
+        f"{stage.memory_mb:.0f}",
+        f"{stage.told['cpu_s']:.2f}",
+        str(stage.beats),
+        str(stage.messages),
+        str(stage.discards),
+    ]
+    quorums = " ".join(f"+{quorum_id - first_quorum_id}" for quorum_id in stage.quorums)
+    return [stage.name, *times, *load, f"{stage.told['longest_step_s']:.2f}", quorums]
+
+
+def bars(stages: Sequence[Stage]) -> list[Bar]:
+    at_rest = next(stage for stage in stages if stage.name == AT_REST)
+    in_steps = next(stage for stage in stages if stage.name == IN_STEPS)
+    joins = [stage for stage in stages if stage.name.startswith(ONE_JOINS)]
+    before, after = stages[-2:]
+    return [
+        Bar("at rest, cores", at_rest.cpu_s / at_rest.wall_s, 0.3),
+        Bar("at rest, memory", at_rest.memory_mb, 150, "MB"),
+        Bar(f"{IN_STEPS}, messages besides beats", in_steps.messages, 0),
+        Bar(f"{ONE_JOINS}, CPU, median of {len(joins)}", statistics.median(stage.cpu_s for stage in joins), 0.6, "s"),
+        Bar(f"{ONE_JOINS}, wall, median of {len(joins)}", statistics.median(stage.wall_s for stage in joins), 2, "s"),
+        Bar(f"{ONE_JOINS}, discarded steps", sum(stage.discards for stage in joins), 0),
+        Bar("the lighthouse restarts, new quorums", int(after.quorums != before.quorums), 0),
+        Bar("the lighthouse restarts, discarded steps", after.discards, 0),
+    ]
+
+
+@click.command()
+@click.option("--size", type=click.IntRange(10), default=1000, show_default=True, help="Sessions.")
+@click.option("--joins", type=click.IntRange(1), default=5, show_default=True, help="How often one joins.")
+@click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="To watch them at rest.")
+@click.option("--quick", is_flag=True, help="Seconds instead of minutes: 30 sessions.")
+@click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+def main(size: int, joins: int, seconds: float, quick: bool, check: bool, path: Path | None) -> None:
+    """What a thousand standing sessions cost the lighthouse."""
+    settle_s = 3.0
+    if quick:
+        size, joins, seconds, settle_s = 30, 2, 2.0, 0.5
+    found = machine()
+    click.echo(machine_text(found))
+    stages = run(size, joins, seconds, settle_s)
+    click.echo(render(stages))
+    write_json(path, {"benchmark": "scale", "machine": found, "sessions": size, "stages": stages})
+    conclude(bars(stages), is_checked=check)
+
+
+if __name__ == "__main__":
+    main()

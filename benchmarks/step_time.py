@@ -1,0 +1,162 @@
+"""What fault tolerance adds to a training step where nothing fails: a small transformer, three replica groups, gloo.
+
+torch's own DistributedDataParallel without any, ours, and torchft's, in turn in the same three processes, ten steps
+each. torch's own has two turns a round: how far these two differ is what this machine's noise alone makes.
+"""
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.support.children import Child, Children, free_port
+from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse, start_manager
+from benchmarks.support.figures import Spread, machine, machine_text, ratios, spread, table, write_json
+from benchmarks.support.torchft_native import MISSING, released_version
+
+GROUPS = 3
+PARTS = ("zero_grad", "forward", "backward", "step")
+CPU_BAR_S = PATH_BAR_S = 0.002
+
+Block = dict[str, Any]
+"""step_s: the median step of all ranks; parts_s: the median of each part; cpu_s: per step and rank, daemons too."""
+
+
+class Arena:
+    """The trainers, and the daemons of the contenders that have some."""
+
+    def __init__(self, children: Children) -> None:
+        self.lighthouse = start_lighthouse(children, OURS, GROUPS)
+        store_port = free_port()
+        self.managers = [
+            start_manager(children, OURS, self.lighthouse, f"group_{i}", store=f"127.0.0.1:{store_port}")
+            for i in range(GROUPS)
+        ]
+        self.torchft = start_lighthouse(children, TORCHFT, GROUPS) if released_version() else None
+        theirs = self.torchft.address if self.torchft else ""
+        self.ranks = [
+            children.start(
+                f"trainer {i}", "-m", "benchmarks.support.trainer", str(i), str(store_port), m.address, theirs
+            )
+            for i, m in enumerate(self.managers)
+        ]
+        for rank in self.ranks:
+            rank.read_line()
+
+    def measure(self, contender: str, steps: int) -> Block:
+        daemons = self._daemons(contender)
+        began_at = sum(daemon.cpu_s() for daemon in daemons)
+        for rank in self.ranks:
+            rank.send(contender=contender, steps=steps)
+        told = [rank.answer() for rank in self.ranks]
+        cpu_s = sum(one["cpu_s"] for one in told) + sum(daemon.cpu_s() for daemon in daemons) - began_at
+        every = [parts for one in told for parts in one["parts_s"]]
+        return {
+            "step_s": statistics.median(sum(parts) for parts in every),
+            "parts_s": [statistics.median(column) for column in zip(*every, strict=True)],
+            "cpu_s": cpu_s / steps / GROUPS,
+        }
+
+    def _daemons(self, contender: str) -> list[Child]:
+        found: list[Daemon] = {"ours": [self.lighthouse, *self.managers], "bare": []}.get(
+            contender, [self.torchft] if self.torchft else []
+        )
+        return [daemon.child for daemon in found]
+
+
+def run_all(rounds: int, steps: int) -> dict[str, list[Block]]:
+    """Each contender's blocks, in turn, after a round that is not counted. "again" is the second turn of "bare"."""
+    turns = ["bare", "ours", "again", *(["torchft"] if released_version() else [])]
+    blocks: dict[str, list[Block]] = {name: [] for name in turns}
+    with Children() as children:
+        arena = Arena(children)
+        for number in range(rounds + 1):
+            for name in turns:
+                block = arena.measure("bare" if name == "again" else name, steps)
+                if number > 0:
+                    blocks[name].append(block)
+            click.echo(f"\rround {number} of {rounds}", nl=number == rounds, err=True)
+    return blocks
+
+
+def report(blocks: Mapping[str, Sequence[Block]]) -> dict[str, dict[str, Any]]:
+    return {name: _report(found, blocks["bare"], blocks["again"]) for name, found in blocks.items()}
+
+
+def _report(found: Sequence[Block], bare: Sequence[Block], again: Sequence[Block]) -> dict[str, Any]:
+    def column(blocks: Sequence[Block], key: str) -> list[float]:
+        return [block[key] for block in blocks]
+
+    def added(key: str) -> Spread:
+        """To the mean of bare's two turns of the same round; the spread is that of its quartiles."""
+        base = [(x + y) / 2 for x, y in zip(column(bare, key), column(again, key), strict=True)]
+        over = [mine - other for mine, other in zip(column(found, key), base, strict=True)]
+        low, middle, high = statistics.quantiles(over, n=4) if len(over) > 1 else over * 3
+        return Spread(middle, low, high)
+
+    parts = zip(*(block["parts_s"] for block in found), strict=True)
+    return {
+        "step_s": spread(column(found, "step_s")),
+        "parts_s": [statistics.median(values) for values in parts],
+        "added_s": added("step_s"),
+        "added_cpu_s": added("cpu_s"),
+        "ratio": ratios(column(found, "step_s"), column(bare, "step_s")),
+        "median_ratio": statistics.median(
+            mine / other for mine, other in zip(column(found, "step_s"), column(bare, "step_s"), strict=True)
+        ),
+    }
+
+
+NAMES = {"bare": "torch's DDP", "again": "torch's DDP again", "ours": "ours", "torchft": "torchft 0.2"}
+
+
+def render(reports: Mapping[str, Mapping[str, Any]]) -> str:
+    header = [
+        "",
+        "step ms",
+        *(f"{part} ms" for part in PARTS),
+        "added ms (quartiles)",
+        "added CPU ms",
+        "of torch's DDP",
+    ]
+    return table(header, [_cells(NAMES[name], row) for name, row in reports.items()])
+
+
+def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
+    parts = [f"{value * 1e3:.1f}" for value in row["parts_s"]]
+    added = [row["added_s"].text(2, 1e3), row["added_cpu_s"].text(2, 1e3)]
+    return [name, f"{row['step_s'].median * 1e3:.1f}", *parts, *added, row["ratio"].text()]
+
+
+@click.command()
+@click.option("--rounds", type=click.IntRange(1), default=40, show_default=True, help="Turns of each contender.")
+@click.option("--steps", type=click.IntRange(2), default=10, show_default=True, help="Steps of a turn.")
+@click.option("--quick", is_flag=True, help="Two rounds of four steps.")
+@click.option("--check", is_flag=True, help="End with status 1 if ours adds more than 2 ms, or more than torchft.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+def main(rounds: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
+    """What fault tolerance adds to a training step where nothing fails."""
+    if quick:
+        rounds, steps = 2, 4
+    found = machine()
+    click.echo(machine_text(found))
+    if found["torchft"] is None:
+        click.echo(MISSING, err=True)
+    reports = report(run_all(rounds, steps))
+    click.echo(render(reports))
+    write_json(path, {"benchmark": "step_time", "machine": found, "rounds": rounds, "steps": steps, "results": reports})
+    if check and not _is_good(reports):
+        sys.exit(1)
+
+
+def _is_good(reports: Mapping[str, Mapping[str, Any]]) -> bool:
+    ours, theirs = reports["ours"], reports.get("torchft")
+    is_cheap = ours["added_s"].median <= PATH_BAR_S and ours["added_cpu_s"].median <= CPU_BAR_S
+    return is_cheap and (theirs is None or ours["added_s"].median < theirs["added_s"].median)
+
+
+if __name__ == "__main__":
+    main()

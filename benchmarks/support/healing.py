@@ -1,0 +1,160 @@
+"""One side of a healing, in a process of its own: a model of so many bytes, served or healed, and what that took.
+
+The optimizer keeps no state, so that the model is all there is to heal. It lies on the CPU, on one host.
+"""
+
+import socket
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from agent_client.checkpoint.fetch import Fetch
+from agent_client.checkpoint.http import CheckpointServer
+from agent_client.train_state import TrainState
+from benchmarks.support.line_protocol import answer_orders
+
+TENSOR_BYTES = 16 * 2**20
+TIMEOUT_S = 600.0
+KEY = (1, 1, 0)
+
+
+class Transport(Protocol):
+    def serve(self) -> str:
+        """What the target needs."""
+        ...
+
+    def release(self) -> None:
+        """The source is about to write."""
+        ...
+
+    def fetch(self, address: str) -> Callable[[], None]:
+        """What installs what was received."""
+        ...
+
+
+class Ours:
+    def __init__(self, model: torch.nn.Module, *, copies: bool) -> None:
+        self._state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        self._copies = copies
+        self._server = CheckpointServer("127.0.0.1", advertise="127.0.0.1")
+
+    def serve(self) -> str:
+        self._state.begin_step()
+        self._server.publish(KEY, self._state.snapshot() if self._copies else self._state.in_place())
+        return self._server.address
+
+    def release(self) -> None:
+        self._server.withdraw(TIMEOUT_S)
+
+    def fetch(self, address: str) -> Callable[[], None]:
+        self._state.begin_step()
+        received = Fetch({"source": lambda: address}, KEY, TIMEOUT_S, accept=self._state.check).run()
+        return lambda: self._state.install(received)
+
+
+class Torchft:
+    """As torchft's Manager uses it: in one piece, read in place where it lies on the CPU."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        from torchft.checkpointing.http_transport import HTTPTransport
+
+        self._model = model
+        self._transport: Any = HTTPTransport(timedelta(seconds=TIMEOUT_S), num_chunks=0)
+        self._step = 0
+
+    def serve(self) -> str:
+        self._step += 1
+        state = {"user": {"default": dict(self._model.state_dict())}, "torchft": {"step": self._step}}
+        self._transport.send_checkpoint([1], self._step, state, timedelta(seconds=TIMEOUT_S))
+        return f"{self._transport.metadata().replace(socket.gethostname(), '127.0.0.1')} {self._step}"
+
+    def release(self) -> None:
+        self._transport.disallow_checkpoint()
+
+    def fetch(self, address: str) -> Callable[[], None]:
+        metadata, step = address.split()
+        timeout = timedelta(seconds=TIMEOUT_S)
+        received = self._transport.recv_checkpoint(0, metadata, int(step), timeout)["user"]["default"]
+        return lambda: self._load(received)
+
+    def _load(self, received: dict[str, Any]) -> None:
+        self._model.load_state_dict(received)
+
+
+TRANSPORTS: dict[str, Callable[[torch.nn.Module], Transport]] = {
+    "torchft": Torchft,
+    "snapshot": lambda model: Ours(model, copies=True),
+    "hold": lambda model: Ours(model, copies=False),
+}
+
+
+class Side:
+    def __init__(self, transport: Transport, model: torch.nn.Module) -> None:
+        self._transport = transport
+        self._model = model
+        self._resident_bytes = 0
+        self._cpu_s = 0.0
+
+    def handle(self, order: str, **arguments: Any) -> Any:
+        return getattr(self, order)(**arguments)
+
+    def mark(self, value: float) -> None:
+        """Give every element that value, and measure memory from here on."""
+        for parameter in self._model.parameters():
+            torch.nn.init.constant_(parameter, value)
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+        self._resident_bytes = _status_bytes("VmRSS")
+        self._cpu_s = time.process_time()
+
+    def serve(self) -> dict[str, Any]:
+        began_at = time.perf_counter()
+        address = self._transport.serve()
+        return {"address": address, "serve_s": time.perf_counter() - began_at}
+
+    def release(self) -> float:
+        """CPU seconds since `mark`."""
+        self._transport.release()
+        return time.process_time() - self._cpu_s
+
+    def heal(self, address: str, value: float) -> dict[str, Any]:
+        began_at = time.perf_counter()
+        install = self._transport.fetch(address)
+        fetched_at = time.perf_counter()
+        install()
+        installed_at = time.perf_counter()
+        self._cpu_s = time.process_time() - self._cpu_s
+        if not all(bool((parameter == value).all()) for parameter in self._model.parameters()):
+            raise RuntimeError("what was healed is not what was served")
+        return {"fetch_s": fetched_at - began_at, "install_s": installed_at - fetched_at, "cpu_s": self._cpu_s}
+
+    def extra_bytes(self) -> int:
+        """At the highest since `mark`."""
+        return _status_bytes("VmHWM") - self._resident_bytes
+
+
+def make_model(size_bytes: int) -> torch.nn.Module:
+    numbers = TENSOR_BYTES // 4
+    return torch.nn.ParameterList(torch.zeros(numbers) for _ in range(size_bytes // TENSOR_BYTES))
+
+
+def _status_bytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(f"{field}:"))) * 1024
+
+
+def main() -> None:
+    kind, size_bytes = sys.argv[1:]
+    torch.set_num_threads(1)
+    model = make_model(int(size_bytes))
+    side = Side(TRANSPORTS[kind](model), model)
+    print("ready", flush=True)
+    answer_orders(side.handle)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""A manager with all that a lighthouse sees of it: the product's session, grants and connection; and without ranks."""
+
+import asyncio
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lighthouse_runtime.timer import DeadlineTimer
+from manager.gather import Ask
+from manager.grants import LEASE_SHARE, GrantMachine, Join, Wait
+from manager.lighthouse_link import LighthouseLink
+from manager.lighthouse_session import SessionMachine
+from protos.membership import Participant, Quorum
+from protos.session import Beat, Echo, Handed, Levels, Order, Phase, Refused, ToLighthouse, ToManager, Welcome
+
+if TYPE_CHECKING:
+    from benchmarks.support.session_crowd import Crowd
+
+TIMEOUT_S = 60.0
+
+
+class LightManager:
+    """As manager/group.py and driver.py, without ranks, calls and assignments."""
+
+    def __init__(self, crowd: "Crowd", number: int) -> None:
+        name = f"replica_group_{number}"
+        host = f"10.20.{number // 250}.{number % 250 + 1}"
+        self.quorum: Quorum | None = None
+        self._crowd = crowd
+        self._me = Participant(
+            name, f"{time.time_ns():x}", address=f"{host}:29512", store_address=f"{host}:29513", watched=True
+        )
+        self._grants = GrantMachine(name)
+        self._session = SessionMachine(lambda: Levels(self._grants.held))
+        self._link = LighthouseLink(crowd.connect, crowd.address)
+        self._timer = DeadlineTimer(self._tick)
+        self._clock = asyncio.get_running_loop().time
+        self._step = self._tag = self._failures = 0
+        self._handed: Handed | None = None
+        self._waits = self._computes = False
+        self._running = asyncio.create_task(self._link.run(self._opened, self._received, self._closed))
+        self._ask()
+
+    def die(self) -> None:
+        self._running.cancel()
+        self._timer.cancel()
+        self._crowd.lockstep.leave(self)
+
+    def complete(self) -> None:
+        """The collective of the present step."""
+        assert self.quorum is not None
+        self._computes, self._failures = False, 0
+        self._grants.committed(self.quorum.quorum_id, self._step)
+        self._tag, self._step = self.quorum.quorum_id, self._step + 1
+        self._crowd.tally.commits += 1
+        self._ask()
+        self._flush()
+
+    # -- the lighthouse
+
+    def _opened(self) -> None:
+        self._send(self._session.opened(self._participant(), self._clock()))
+        self._flush()
+
+    def _closed(self) -> None:
+        self._session.closed()
+        self._handed = None
+        self._crowd.tally.closings += 1
+
+    def _tick(self) -> None:
+        if self._session.is_given_up(self._clock()):
+            self._session.closed()
+            self._link.give_up("no echo")
+        self._flush()
+
+    def _received(self, message: ToManager) -> None:
+        match message:
+            case Welcome(_, _, order):
+                self._session.welcomed(message, self._clock())
+                self._obey(order)
+            case Echo(_, _, order):
+                sent_at = self._session.echoed(message, self._clock())
+                self._obey(order)
+                if sent_at is not None:
+                    self._grants.renew(sent_at + LEASE_SHARE * self._session.lease_s)
+            case Handed(join):
+                self._handed = message if self._session.is_waiting(join) else self._handed
+            case Refused(join):
+                self._crowd.tally.refusals += 1
+                self._waits = self._waits or self._session.answered(join)
+            case Order():
+                self._obey(message)
+            case _:
+                pass
+        self._open()
+        if self._waits:
+            self._ask()
+        self._flush()
+
+    def _obey(self, order: Order | None) -> None:
+        if order is None:
+            return
+        if self._grants.obey(order):
+            self._crowd.tally.revokes += 1
+            if self._computes:
+                self._discard()
+        handed = self._handed
+        if handed is not None and order.phase is Phase.REVOKED and order.quorum_id == handed.quorum.quorum_id:
+            self._session.answered(handed.join)
+            self._handed, self._waits = None, True
+
+    def _discard(self) -> None:
+        self._crowd.lockstep.leave(self)
+        self._crowd.tally.discards += 1
+        self._computes = False
+        self._failures += 1
+        self._ask()
+
+    # -- the next step
+
+    def _ask(self) -> None:
+        """What a rank's request for the next step leads to."""
+        now = self._clock()
+        self._waits = False
+        if self._grants.offer(now):
+            self._begin()
+            return
+        ask = Ask(0, 0, self._step, math.inf, tag_quorum_id=self._tag, commit_failures=self._failures)
+        match self._grants.decide(ask, now):
+            case Join():
+                self._send(self._session.join(self._participant(), now + TIMEOUT_S, now))
+            case Wait():
+                self._waits = True
+            case _:
+                raise RuntimeError(f"{self._me.replica_id}: step {self._step} was granted twice")
+
+    def _open(self) -> None:
+        """Begin the step that a quorum was formed for, under a valid lease."""
+        handed = self._handed
+        if handed is None or self._clock() >= self._grants.renewed_until:
+            return
+        if not handed.stands:
+            raise RuntimeError(f"quorum {handed.quorum.quorum_id} does not stand")
+        self._session.answered(handed.join)
+        self._handed = None
+        self.quorum, self._step = handed.quorum, self._crowd.max_step(handed.quorum)
+        self._grants.take(handed.quorum, self._step)
+        self._crowd.enter(handed.quorum)
+        self._begin()
+
+    def _begin(self) -> None:
+        assert self.quorum is not None
+        self._computes = True
+        self._crowd.lockstep.come(self, self.quorum, self._step)
+
+    def _participant(self) -> Participant:
+        return replace(
+            self._me,
+            step=self._step,
+            tag_quorum_id=self._tag,
+            commit_failures=self._failures,
+            seen_quorum_id=self.quorum.quorum_id if self.quorum else 0,
+        )
+
+    def _send(self, messages: list[ToLighthouse]) -> None:
+        for message in messages:
+            is_beat = isinstance(message, Beat)
+            self._crowd.tally.beats += is_beat
+            self._crowd.tally.messages += not is_beat
+            self._link.send(message)
+
+    def _flush(self) -> None:
+        self._send(self._session.tick(self._clock()))
+        self._timer.set(self._session.deadline())

@@ -1,0 +1,160 @@
+"""The load: many managers in one process, a connection each, that train together in lockstep."""
+
+import asyncio
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import uvloop
+
+from benchmarks.support.children import allow_many_connections
+from benchmarks.support.light_manager import LightManager
+from benchmarks.support.line_protocol import answer_orders_async
+from benchmarks.support.shared_session import SharedReader, SharingClient
+from protos.membership import Quorum
+
+CONNECTS_AT_ONCE = 50
+CONNECTS_EVERY_S = 0.05
+TIMEOUT_S = 60.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has happened since the last report. `messages`: sent to the lighthouse, besides beats."""
+
+    beats: int = 0
+    messages: int = 0
+    commits: int = 0
+    discards: int = 0
+    revokes: int = 0
+    refusals: int = 0
+    closings: int = 0
+    longest_step_s: float = 0.0
+
+
+class Lockstep:
+    """A collective of all participants: it completes `step_s` after the last of them has come; infinite: it rests."""
+
+    def __init__(self, on_step: Callable[[float], None]) -> None:
+        """`on_step` hears how long each step took."""
+        self.step_s = math.inf
+        self._on_step = on_step
+        self._meetings: dict[tuple[int, int], set[LightManager]] = {}
+        self._completed_at = math.inf
+
+    def come(self, manager: LightManager, quorum: Quorum, step: int) -> None:
+        key = (quorum.quorum_id, step)
+        meeting = self._meetings.setdefault(key, set())
+        meeting.add(manager)
+        if len(meeting) == len(quorum.participants):
+            self._run(key, len(meeting))
+
+    def leave(self, manager: LightManager) -> None:
+        for meeting in self._meetings.values():
+            meeting.discard(manager)
+        self._meetings = {key: meeting for key, meeting in self._meetings.items() if meeting}
+
+    def pace(self, step_s: float, size: int) -> None:
+        self.step_s, self._completed_at = step_s, math.inf
+        for key, meeting in list(self._meetings.items()):
+            if len(meeting) == size:
+                self._run(key, size)
+
+    def _run(self, key: tuple[int, int], size: int) -> None:
+        if self.step_s < math.inf:
+            asyncio.get_running_loop().call_later(self.step_s, self._complete, key, size)
+
+    def _complete(self, key: tuple[int, int], size: int) -> None:
+        meeting = self._meetings.get(key, set())
+        if len(meeting) < size:  # somebody has left it: those who still wait will be revoked
+            return
+        del self._meetings[key]
+        now = time.monotonic()
+        self._on_step(now - self._completed_at)
+        self._completed_at = now
+        for manager in meeting:
+            manager.complete()
+
+
+class Crowd:
+    def __init__(self, address: str, job: str) -> None:
+        self.address = address
+        self.tally = Tally()
+        self.lockstep = Lockstep(self._note_step)
+        self.managers: list[LightManager] = []
+        self._job = job
+        self._reader = SharedReader()
+        self._max_step = (0, 0)
+        self._entered: Counter[int] = Counter()
+        self._all_train = asyncio.Event()
+        self._numbers = 0
+        self._reported_cpu_s = 0.0
+
+    def connect(self) -> SharingClient:
+        return SharingClient(self.address, self._job, self._reader)
+
+    def max_step(self, quorum: Quorum) -> int:
+        """Alike for everybody, so reckoned once."""
+        if self._max_step[0] != quorum.quorum_id:
+            self._max_step = (quorum.quorum_id, max(member.step for member in quorum.participants))
+        return self._max_step[1]
+
+    def enter(self, quorum: Quorum) -> None:
+        """One more trains under that quorum."""
+        self._entered[quorum.quorum_id] += 1
+        if self._entered[quorum.quorum_id] == len(self.managers):
+            self._all_train.set()
+
+    async def do(self, what: str, **fields: Any) -> dict[str, Any]:
+        """An order of the benchmark: one of the methods below, and what has happened since the last report."""
+        began_at = time.monotonic()
+        await {"add": self.add, "die": self.die, "pace": self.pace, "report": self.report}[what](**fields)
+        wall_s, cpu_s = time.monotonic() - began_at, time.process_time()
+        spent = {"wall_s": wall_s, "cpu_s": cpu_s - self._reported_cpu_s}
+        tally, self.tally, self._reported_cpu_s = self.tally, Tally(), cpu_s
+        return {**spent, **asdict(tally), "quorums": sorted({m.quorum.quorum_id for m in self.managers if m.quorum})}
+
+    async def add(self, count: int) -> None:
+        """Until all train together."""
+        self._all_train.clear()
+        for begun in range(count):
+            self.managers.append(LightManager(self, self._numbers))
+            self._numbers += 1
+            if begun % CONNECTS_AT_ONCE == CONNECTS_AT_ONCE - 1:
+                await asyncio.sleep(CONNECTS_EVERY_S)
+        await asyncio.wait_for(self._all_train.wait(), TIMEOUT_S)
+
+    async def die(self, count: int) -> None:
+        """Without a word; until all others train together."""
+        self._all_train.clear()
+        dying, self.managers = self.managers[:count], self.managers[count:]
+        for manager in dying:
+            manager.die()
+        await asyncio.wait_for(self._all_train.wait(), TIMEOUT_S)
+
+    async def pace(self, step_s: float) -> None:
+        self.lockstep.pace(step_s, len(self.managers))
+
+    async def report(self) -> None:
+        pass
+
+    def _note_step(self, took_s: float) -> None:
+        self.tally.longest_step_s = max(self.tally.longest_step_s, took_s)
+
+
+async def serve(address: str, job: str) -> None:
+    await answer_orders_async(Crowd(address, job).do)
+
+
+def main() -> None:
+    allow_many_connections()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(*sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

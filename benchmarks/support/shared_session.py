@@ -1,0 +1,44 @@
+"""A session of which many are open in one process: a quorum, the same bytes for all, is parsed once for all."""
+
+from dataclasses import replace
+from typing import Any
+
+from lighthouse_runtime import calls
+from lighthouse_runtime.clients import AsyncLighthouseClient
+from lighthouse_runtime.streams import Session
+from protos import lighthouse_pb2
+from protos.session import Handed, ToManager
+from protos.session_wire import handed_for, session_response_from_wire
+
+
+class SharedReader:
+    """What a lighthouse says; of a quorum that many are handed, the first one's bytes are parsed."""
+
+    def __init__(self) -> None:
+        self._shared = b""
+        self._handed: Handed | None = None
+
+    def read(self, body: bytes) -> ToManager | None:
+        if self._handed is not None and body.startswith(self._shared):
+            own = lighthouse_pb2.SessionResponse.FromString(body[len(self._shared) :])
+            return replace(self._handed, join=own.handed.join)
+        message = session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(body))
+        if isinstance(message, Handed):
+            self._handed, self._shared = message, body[: -len(handed_for(b"", message.join))]
+        return message
+
+
+class _Session(Session):
+    def __init__(self, call: Any, address: str, reader: SharedReader) -> None:
+        super().__init__(call, address)
+        self._read = reader.read
+
+
+class SharingClient(AsyncLighthouseClient):
+    def __init__(self, address: str, job: str, reader: SharedReader) -> None:
+        super().__init__(address, job=job)
+        self._reader = reader
+
+    def session(self, *, wait_for_ready: bool = False) -> Session:
+        open_ = self._channel.stream_stream(calls.SESSION)
+        return _Session(open_(metadata=self._metadata, wait_for_ready=wait_for_ready), self.address, self._reader)

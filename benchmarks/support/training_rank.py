@@ -1,0 +1,129 @@
+"""The one rank of a replica group, in a process of its own, that trains without torch: it sleeps through its steps.
+
+Through our ManagerLink and StepMachine it does what the Agent does; AllReduce stands in for the collective, which a
+revoke aborts. Through torchft's client there is no collective: torchft's round at every step keeps the groups together,
+and a rank that hears nothing of a loss before that round does better than one that waits in a collective.
+
+It prints a line for all that happens to it, with CLOCK_MONOTONIC, which all processes of the machine share.
+"""
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Protocol
+
+from agent_client.manager_link import ManagerLink
+from agent_client.step import StepMachine
+from benchmarks.support.all_reduce import AllReduce, Place
+from benchmarks.support.torchft_native import native
+from protos.membership import Assignment
+from protos.refusals import LighthouseError
+
+TIMEOUT_S = 90.0
+
+
+class Rank(Protocol):
+    def run_step(self) -> None: ...
+
+
+def tell(what: str, quorum_id: int, step: int, size: int) -> None:
+    """One write: the thread of the watch tells, too."""
+    sys.stdout.write(json.dumps([time.monotonic(), what, quorum_id, step, size]) + "\n")
+    sys.stdout.flush()
+
+
+class OurRank:
+    def __init__(self, manager: str, name: str, step_s: float, peers: Mapping[str, Place]) -> None:
+        self._step_s = step_s
+        self._all_reduce = AllReduce(name, peers)
+        self._machine = StepMachine()
+        self._assignment: Assignment | None = None
+        self._link = ManagerLink(manager, 0, secrets.token_hex(6), self._revoked, returns_within_s=0.0)
+
+    def run_step(self) -> None:
+        machine = self._machine
+        assignment = self._ask()
+        quorum_id, step, size = assignment.quorum_id, assignment.max_step, assignment.replica_world_size
+        machine.ask()
+        machine.answered(assignment)
+        tell("quorum", quorum_id, step, size)
+        time.sleep(self._step_s)
+        if self._all_reduce.run(quorum_id, step, assignment.replica_ids):
+            machine.reduced()
+        if machine.must_install:
+            machine.installing()
+            machine.installed(step, None, 0)
+        commit = self._link.vote(step, machine.vote(), quorum_id=quorum_id, timeout_s=TIMEOUT_S)
+        machine.decided(commit)
+        tell("commit" if commit else "discard", quorum_id, step, size)
+
+    def _ask(self) -> Assignment:
+        """A quorum for this step; one that was revoked before it was used is given back by a no."""
+        machine = self._machine
+        while True:
+            try:
+                assignment = self._link.ask(
+                    machine.step,
+                    "",
+                    tag_quorum_id=machine.tag_quorum_id,
+                    commit_failures=machine.discards,
+                    timeout_s=TIMEOUT_S,
+                )
+            except LighthouseError as e:
+                print(e, file=sys.stderr, flush=True)
+                self._link.check_alive(e)
+                continue
+            self._assignment = assignment
+            if not assignment.revoked and self._link.revoked(assignment.quorum_id) is None:
+                return assignment
+            self._link.vote(assignment.max_step, False, quorum_id=assignment.quorum_id, timeout_s=TIMEOUT_S)
+            machine.passed_over()
+
+    def _revoked(self, quorum_id: int | None, reason: str) -> None:
+        assignment = self._assignment
+        held = assignment.quorum_id if assignment is not None else 0
+        tell("revoked", quorum_id or held, self._machine.step, 0)
+        self._all_reduce.abort(quorum_id or held)
+
+
+class TorchftRank:
+    def __init__(self, manager: str, step_s: float) -> None:
+        self._timeout = timedelta(seconds=TIMEOUT_S)
+        self._client = native().ManagerClient(f"http://{manager}", connect_timeout=self._timeout)
+        self._step_s = step_s
+        self._step = 0
+        self._failures = 0
+
+    def run_step(self) -> None:
+        answer: Any = self._client._quorum(
+            group_rank=0,
+            step=self._step,
+            checkpoint_metadata="http://127.0.0.1:1",
+            shrink_only=False,
+            timeout=self._timeout,
+            commit_failures=self._failures,
+            init_sync=True,
+        )
+        step = self._step = answer.max_step
+        tell("quorum", answer.quorum_id, step, answer.replica_world_size)
+        time.sleep(self._step_s)
+        commit = self._client.should_commit(0, step, True, self._timeout)
+        tell("commit" if commit else "discard", answer.quorum_id, step, answer.replica_world_size)
+        self._step += commit
+        self._failures = 0 if commit else self._failures + 1
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    manager, step_s = told["manager"], told["step_s"]
+    peers = {name: (host, port) for name, (host, port) in told["peers"].items()}
+    rank: Rank = TorchftRank(manager, step_s) if told["torchft"] else OurRank(manager, told["name"], step_s, peers)
+    while True:
+        rank.run_step()
+
+
+if __name__ == "__main__":
+    main()

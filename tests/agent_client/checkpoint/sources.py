@@ -1,0 +1,71 @@
+"""Sources of a state, ours and ill-behaved ones, and what a test says about how long they take."""
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+from agent_client.checkpoint.http import CheckpointServer
+
+
+def eventually(is_true: Callable[[], bool], within_s: float = 3.0) -> bool:
+    gives_up_at = time.monotonic() + within_s
+    while not is_true() and time.monotonic() < gives_up_at:
+        time.sleep(0.005)
+    return is_true()
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("checkpoint")}
+
+
+@contextmanager
+def serving(**options: Any) -> Iterator[CheckpointServer]:
+    with closing(CheckpointServer(options.pop("bind_host", "127.0.0.1"), **{"advertise": "127.0.0.1"} | options)) as it:
+        yield it
+
+
+@contextmanager
+def took(at_least_s: float, at_most_s: float) -> Iterator[None]:
+    began_at = time.monotonic()
+    yield
+    assert at_least_s <= time.monotonic() - began_at <= at_most_s
+
+
+@contextmanager
+def answering(*scripts: Callable[[socket.socket], object]) -> Iterator[str]:
+    """The address of a source that does with each request what the next of `scripts` says; with more, the last."""
+
+    def serve() -> None:
+        for script in itertools.chain(scripts, itertools.repeat(scripts[-1])):
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, suppress(OSError):
+                take_request(connection)
+                script(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        source = threading.Thread(target=serve)
+        source.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            source.join(5)
+            assert not source.is_alive()
+
+
+def take_request(connection: socket.socket) -> str:
+    request = b""
+    while not request.endswith(b"\r\n\r\n") and (more := connection.recv(4096)):
+        request += more
+    return request.decode()
+
+
+def ok(length: object, body: bytes) -> bytes:
+    return f"HTTP/1.0 200 OK\r\nContent-Length: {length}\r\n\r\n".encode() + body

@@ -1,0 +1,189 @@
+"""Which checkpoint a rank goes on from; and a job of which every process has died goes on, bit by bit."""
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent_client.agent import Agent
+from agent_client.checkpoint.files import save
+from agent_client.checkpoint.folder import CheckpointFolder, Tag, newest_common
+from agent_client.checkpoint.snapshot import StateMismatch
+from agent_client.train_state import TrainState
+from tests.agent_client.jobs import Job
+from tests.agent_client.ranks import Rank, RankServer
+from tests.processes import Lighthouse
+
+ACTOR = "tests.agent_client.healing_actor:KeepingActor"
+
+
+def test_the_newest_that_every_rank_holds() -> None:
+    one, two, other_two, three = Tag(1, 10), Tag(2, 20), Tag(2, 21), Tag(3, 30)
+    assert newest_common([{one, two, three}]) == three
+    assert newest_common([{one, two, three}, {one, two}]) == two
+    assert newest_common([{one, two}, {one, other_two}]) == one, "the same step of another quorum is another state"
+    assert newest_common([{one}, {two}]) is None
+    assert newest_common([set(), {two}]) is None
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    """One rank, which needs no manager as long as it takes no step."""
+    with make_agent(1) as it:
+        yield it
+
+
+def make_agent(seed: int, features: int = 3) -> Agent:
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(features, 2)
+    return Agent("127.0.0.1:1", state=TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+
+
+def at(agent: Agent, step: int, quorum_id: int) -> Agent:
+    agent.load_state_dict({"step": step, "tag_quorum_id": quorum_id, "batches_committed": 2 * step})
+    return agent
+
+
+def weights(agent: Agent) -> list[Any]:
+    return [parameter.tolist() for parameter in agent.state.model.parameters()]
+
+
+class TestOneRank:
+    def test_there_and_back(self, agent: Agent, tmp_path: Path) -> None:
+        path = CheckpointFolder(tmp_path, at(agent, 12, 77)).save()
+        assert path.name == "step-000000000012-quorum-77-rank-0.state"
+        with make_agent(2) as other:
+            assert weights(other) != weights(agent)
+            assert CheckpointFolder(tmp_path, other).resume()
+            assert weights(other) == weights(agent)
+            assert other.state_dict() == {"step": 12, "tag_quorum_id": 77, "batches_committed": 24}
+            assert (other.current_step, other.batches_committed) == (12, 24)
+
+    def test_without_any(self, agent: Agent, tmp_path: Path) -> None:
+        before = weights(agent)
+        assert not CheckpointFolder(tmp_path / "new", agent).resume()
+        assert (weights(agent), agent.current_step) == (before, 0)
+
+    def test_the_newest_are_kept(self, agent: Agent, tmp_path: Path) -> None:
+        (tmp_path / "step-000000000001-quorum-1-rank-1.state").write_text("of another rank")
+        (tmp_path / "notes.txt").write_text("not ours")
+        checkpoints = CheckpointFolder(tmp_path, agent, keep=3)
+        for step in range(1, 7):
+            at(agent, step, 100 + step)
+            checkpoints.save()
+        own = [f"step-{step:012}-quorum-{100 + step}-rank-0.state" for step in (4, 5, 6)]
+        others = ["notes.txt", "step-000000000001-quorum-1-rank-1.state"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(own + others)
+
+    def test_one_written_after_a_step_back_is_kept_too(self, agent: Agent, tmp_path: Path) -> None:
+        """A group that resumed and healed may write a lower step than the files that it left."""
+        checkpoints = CheckpointFolder(tmp_path, agent)
+        for step in (8, 9, 3):
+            path = (at(agent, step, step), checkpoints.save())[1]
+        assert path.exists()
+
+    def test_a_damaged_one_is_passed_over_by_name(
+        self, agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        checkpoints = CheckpointFolder(tmp_path, agent)
+        for step in (1, 2):
+            path = (at(agent, step, step), checkpoints.save())[1]
+        path.write_bytes(path.read_bytes()[:-3])
+        with make_agent(2) as other, caplog.at_level(logging.WARNING):
+            assert CheckpointFolder(tmp_path, other).resume()
+            assert other.current_step == 1
+        assert f"passed over: {path} cannot be used" in caplog.text
+
+    def test_one_under_a_wrong_name_is_passed_over(self, agent: Agent, tmp_path: Path) -> None:
+        path = CheckpointFolder(tmp_path, at(agent, 1, 1)).save()
+        path.rename(tmp_path / "step-000000000009-quorum-1-rank-0.state")
+        save(tmp_path / "step-000000000008-quorum-1-rank-0.state", [1, 2, 3])
+        with make_agent(2) as other:
+            assert not CheckpointFolder(tmp_path, other).resume()
+
+    def test_one_of_another_model_ends_it_by_name(self, agent: Agent, tmp_path: Path) -> None:
+        path = CheckpointFolder(tmp_path, at(agent, 1, 1)).save()
+        with make_agent(2, features=4) as other:
+            before = weights(other)
+            with pytest.raises(StateMismatch, match=rf"{path}.*\n.*\['weight'\]: shape \(2, 4\) here"):
+                CheckpointFolder(tmp_path, other).resume()
+            assert (weights(other), other.current_step) == (before, 0)
+
+    def test_fewer_than_two_are_refused(self, agent: Agent, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="at least two"):
+            CheckpointFolder(tmp_path, agent, keep=1)
+
+
+class Cluster:
+    """Two replica groups of two ranks, each rank with files of its own, under a lighthouse that remembers nothing."""
+
+    def __init__(self, store: str, server: RankServer, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        lighthouse = stack.enter_context(Lighthouse("--join-timeout", "2s", "--heartbeat-timeout", "2s"))
+        self.job = Job(lighthouse.address, store, server, folder, stack)
+        self.job.start_managers("a", "b", ranks=2)
+        with ThreadPoolExecutor(4) as pool:
+            self.ranks = dict(zip(PLACES, pool.map(self._build, PLACES), strict=True))
+
+    def _build(self, place: tuple[str, int]) -> Rank:
+        name, rank = place
+        options: dict[str, Any] = {"rank": rank, "ranks": 2, "folder": str(self._folder / f"files-{name}")}
+        return self.job.rank(name, seed=ord(name) + rank, actor=ACTOR, **options)
+
+    def call(self, method: str, *arguments: Any) -> dict[tuple[str, int], Any]:
+        pending = {place: rank.begin(method, *arguments) for place, rank in self.ranks.items()}
+        return {place: each.result() for place, each in pending.items()}
+
+    def kill(self, *names: str) -> None:
+        for (name, _), rank in self.ranks.items():
+            if name in names:
+                rank.kill()
+        for name in names:
+            self.job.managers[name].kill()
+
+
+PLACES = [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
+@pytest.fixture(scope="module")
+def store(rank_server: RankServer) -> Iterator[str]:
+    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
+        yield host.call("serve")
+
+
+def test_all_groups_are_killed_at_different_steps_and_go_on(
+    store: str, rank_server: RankServer, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        first = Cluster(store, rank_server, tmp_path, stack)
+        assert set(first.call("resume").values()).isdisjoint({True})
+        together = first.call("steps", 3)
+        first.kill("a")
+        alone = {place: first.ranks[place].begin("steps", 6) for place in PLACES if place[0] == "b"}
+        of_b = {place: each.result() for place, each in alone.items()}
+        first.kill("b")
+    hash_at_5 = {place: next(step["hash"] for step in log if step["step"] == 5) for place, log in of_b.items()}
+    newest = tmp_path / "files-b"
+    [last_of_rank_1] = newest.glob("step-000000000006-*-rank-1.state")
+    last_of_rank_1.unlink()  # it was killed before it had written that one
+
+    with ExitStack() as stack:
+        second = Cluster(store, rank_server, tmp_path, stack)
+        resumed = second.call("resume")
+        assert {place: step for place, (_, step, _) in resumed.items()} == dict(zip(PLACES, (3, 3, 5, 5), strict=True))
+        for place in (("a", 0), ("a", 1)):
+            assert resumed[place][2] == together[place][-1]["hash"]
+        for place, expected in hash_at_5.items():
+            assert resumed[place][2] == expected
+        logs = second.call("steps", 8)
+    for rank in (0, 1):
+        last_of_a, last_of_b = logs["a", rank][-1], logs["b", rank][-1]
+        assert (last_of_a["step"], last_of_a["hash"]) == (8, last_of_b["hash"])
+    healed = next(step for step in logs["a", 0] if step["committed"])
+    assert (healed["step"], healed["participated"]) == (6, False), "the older group healed from the newer one"
+    assert logs["b", 0][0]["participated"]

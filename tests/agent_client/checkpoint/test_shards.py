@@ -1,0 +1,178 @@
+"""Sharded tensors in a state: out as this rank's shards and back, and nothing that fits nowhere comes in."""
+
+import io
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from agent_client.checkpoint.files import load, save
+from agent_client.checkpoint.format import decode, encode
+from agent_client.checkpoint.shards import Shards
+from agent_client.checkpoint.tree import CorruptState
+from agent_client.train_state import TrainState
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> Iterator[None]:
+    """torch's default group, of this process alone."""
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def mesh(world: None) -> DeviceMesh:
+    return init_device_mesh("cpu", (1, 1), mesh_dim_names=("shard", "tensor"))
+
+
+def sharded_model(mesh: DeviceMesh, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
+    fully_shard(model[0], mesh=mesh["shard"])
+    return fully_shard(model, mesh=mesh["shard"])
+
+
+def over_the_wire(state: Any) -> Any:
+    return decode(io.BytesIO(b"".join(encode(state))))
+
+
+def train(model: nn.Module, adam: torch.optim.Optimizer, seed: int) -> None:
+    adam.zero_grad()
+    model(torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+    adam.step()
+
+
+def wholes(model: nn.Module, adam: torch.optim.Optimizer) -> list[torch.Tensor]:
+    tensors = [*model.state_dict().values(), *(tensor for state in adam.state.values() for tensor in state.values())]
+    return [(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone() for tensor in tensors]
+
+
+def are_equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, first, second)) and len(first) == len(second)
+
+
+@pytest.mark.parametrize(
+    "placements",
+    [(Shard(0), Replicate()), (Replicate(), Shard(1)), (_StridedShard(0, split_factor=1), Shard(0))],
+    ids=str,
+)
+def test_out_over_the_wire_and_back(mesh: DeviceMesh, placements: tuple[Any, Any]) -> None:
+    model = nn.Linear(4, 3)
+    tensor = DTensor.from_local(torch.randn(3, 4), mesh, placements)
+    model.weight = nn.Parameter(tensor)
+    shards = Shards(model)
+    state = {"list": [tensor, 1], "tuple": (tensor,), "ordered": OrderedDict(weight=tensor), "plain": torch.ones(2)}
+    back = shards.put_back(over_the_wire(shards.take_out(state)))
+    for found in (back["list"][0], back["tuple"][0], back["ordered"]["weight"]):
+        assert isinstance(found, DTensor)
+        assert (found.device_mesh, found.placements, found.shape) == (mesh, placements, tensor.shape)
+        assert torch.equal(found.to_local(), tensor.to_local())
+    assert torch.equal(back["plain"], torch.ones(2))
+
+
+def test_a_shard_is_not_copied(mesh: DeviceMesh) -> None:
+    model = sharded_model(mesh)
+    [described, *_] = Shards(model).take_out(dict(model.state_dict())).values()
+    assert described["shard"].data_ptr() == next(model.parameters()).to_local().data_ptr()
+
+
+def test_without_sharded_parameters_everything_passes_through() -> None:
+    model = nn.Linear(2, 2)
+    shards = Shards(model)
+    assert not shards
+    state = model.state_dict()
+    taken = shards.take_out(state)
+    assert taken._metadata == state._metadata
+    assert all(taken[name] is tensor for name, tensor in state.items())
+
+
+def test_what_cannot_be_sent_is_named(mesh: DeviceMesh) -> None:
+    shards = Shards(sharded_model(mesh))
+    elsewhere = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,), mesh_dim_names=("other",)), [Shard(0)])
+    with pytest.raises(TypeError, match="over which no parameter of the model is"):
+        shards.take_out([elsewhere])
+    partial = DTensor.from_local(torch.ones(2), mesh["shard"], [Partial()])
+    with pytest.raises(TypeError, match=r"laid out as P.* cannot be sent: only shards and replicas can"):
+        shards.take_out([partial])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mesh": 1},
+        {"mesh": "0"},
+        {"placements": (("partial",),)},
+        {"placements": (("shard", "0"),)},
+        {"placements": (("strided shard", 0),)},
+        {"placements": (1,)},
+        {"placements": None},
+        {"shape": ("six",)},
+        {"stride": 1},
+        {"shard": 1},
+    ],
+    ids=str,
+)
+def test_a_description_that_fits_nothing_is_corrupt(mesh: DeviceMesh, wrong: dict[str, Any]) -> None:
+    model = sharded_model(mesh)
+    shards = Shards(model)
+    [described, *_] = shards.take_out(dict(model.state_dict())).values()
+    with pytest.raises(CorruptState, match="holds a shard that has no place here"):
+        shards.put_back({"model": described | wrong})
+
+
+def test_a_model_its_optimizer_and_an_average_of_it_heal_and_train_on_to_the_same_bits(mesh: DeviceMesh) -> None:
+    models = [sharded_model(mesh, seed) for seed in (0, 1)]
+    adams = [torch.optim.AdamW(model.parameters()) for model in models]
+    averages = [sharded_model(mesh, seed) for seed in (2, 3)]
+    source, target = (
+        TrainState(model, adam, average=average) for model, adam, average in zip(models, adams, averages, strict=True)
+    )
+    for seed in range(3):
+        train(models[0], adams[0], seed)
+        averages[0].load_state_dict(models[0].state_dict())
+    source.begin_step()
+    target.begin_step()
+    received = over_the_wire(source.snapshot())
+    target.check(received)
+    target.install(received)
+    for model, adam in zip(models, adams, strict=True):
+        train(model, adam, 7)
+    assert are_equal(wholes(models[0], adams[0]), wholes(models[1], adams[1]))
+    assert are_equal(wholes(averages[0], adams[0]), wholes(averages[1], adams[1]))
+
+
+def test_a_rank_s_shards_are_kept_in_its_file(mesh: DeviceMesh, tmp_path: Path) -> None:
+    models = [sharded_model(mesh, seed) for seed in (0, 1)]
+    adams = [torch.optim.AdamW(model.parameters()) for model in models]
+    train(models[0], adams[0], 0)
+    save(tmp_path / "rank-0", TrainState(models[0], adams[0]).state_dict())
+    TrainState(models[1], adams[1]).load_state_dict(load(tmp_path / "rank-0"))
+    assert are_equal(wholes(models[0], adams[0]), wholes(models[1], adams[1]))
+
+
+def test_a_snapshot_between_forward_and_backward_is_of_the_steps_begin_and_disturbs_nothing(mesh: DeviceMesh) -> None:
+    """state_dict() there would take the gathered parameters away."""
+    models = [sharded_model(mesh) for _ in range(2)]
+    adams = [torch.optim.AdamW(model.parameters()) for model in models]
+    state = TrainState(models[0], adams[0])
+    before = wholes(models[0], adams[0])
+    state.begin_step()
+    batch = torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
+    for model, adam in zip(models, adams, strict=True):
+        loss = model(batch).square().mean()
+        if model is models[0]:
+            taken = state.snapshot()
+        loss.backward()
+        adam.step()
+    assert are_equal(wholes(models[0], adams[0]), wholes(models[1], adams[1]))
+    assert are_equal([described["shard"] for described in taken["model"].values()], before)

@@ -1,0 +1,30 @@
+"""The actors of actors.py with their tensors on a CUDA device."""
+
+import time
+
+import torch
+
+from agent_client.process_group.choice import Place, connector
+from tests.agent_client.actors import LOOPBACK, AgentActor, GlooActor
+
+
+class CudaGlooActor(GlooActor):
+    device = "cuda"
+
+
+class CudaAgentActor(AgentActor):
+    device = "cuda"
+
+
+class NcclActor(GlooActor):
+    """Each rank needs a device of its own."""
+
+    device = "cuda"
+
+    def meet(self, store: str, key: str, rank: int, size: int, **options: float) -> float:
+        """Seconds it took."""
+        torch.cuda.set_device(rank)
+        timeouts = {"connect_timeout_s": 60.0, "timeout_s": 100.0} | options
+        began_at = time.monotonic()
+        self.group = connector("nccl").connect(Place(store, key, rank, size, LOOPBACK, **timeouts))
+        return time.monotonic() - began_at

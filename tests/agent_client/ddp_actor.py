@@ -1,0 +1,91 @@
+"""One rank that trains through our DistributedDataParallel and can be held in the middle of a backward pass."""
+
+import copy
+import logging
+import sys
+import threading
+from typing import Any
+
+import torch
+
+from agent_client.agent import Agent
+from agent_client.ddp import DistributedDataParallel
+from agent_client.optimizer import FaultTolerantOptimizer
+from agent_client.train_state import TrainState
+from tests.agent_client.actors import LOOPBACK, digest
+
+
+class TwoBranches(torch.nn.Module):
+    """`branch` 0 or 1: the other one's parameters are not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Linear(8, 64)
+        self.branches = torch.nn.ModuleList([torch.nn.Linear(64, 4), torch.nn.Linear(64, 4)])
+
+    def forward(self, images: torch.Tensor, branch: int) -> torch.Tensor:
+        return self.branches[branch](torch.relu(self.stem(images)))
+
+
+class DdpActor:
+    def build(self, manager: str, *, seed: int = 0, salvage: bool, **options: Any) -> None:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        self.module = TwoBranches()
+        sgd = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
+        self.agent = Agent(manager, state=TrainState(self.module, sgd), advertise=LOOPBACK, **options)
+        self.model = DistributedDataParallel(self.module, self.agent, salvage=salvage, bucket_cap_mb=0.0005)
+        self.optimizer = FaultTolerantOptimizer(sgd, self.agent)
+        self.computing, self.may_go_on = threading.Event(), threading.Event()
+        self.may_go_on.set()
+        self.module.stem.weight.register_hook(self._pause)
+
+    def hold_backward(self) -> None:
+        """The next backward pass stops before its last parameter."""
+        self.computing.clear()
+        self.may_go_on.clear()
+
+    def wait_in_backward(self) -> None:
+        self.computing.wait()
+
+    def go_on(self) -> None:
+        self.may_go_on.set()
+
+    def step(self, branch: int = 0) -> dict[str, Any]:
+        """`own`: the gradients of this rank's batch alone; `used`: those that the step was made with."""
+        self.optimizer.zero_grad()
+        place, _ = self.agent.slot()
+        step = self.agent.current_step
+        images = torch.randn(16, 8, generator=torch.Generator().manual_seed(1000 * step + place))
+        alone = copy.deepcopy(self.module)
+        alone(images, branch).square().mean().backward()
+        self.model(images, branch).square().mean().backward()
+        is_committed = self.optimizer.step()
+        return {
+            "committed": is_committed,
+            "step": step,
+            "quorum_id": self.agent.quorum_id,
+            "participants": list(self.agent.participants),
+            "own": _gradients(alone),
+            "used": _gradients(self.module),
+            "hash": digest(*self.module.parameters()),
+        }
+
+    def steps(self, until: int) -> list[dict[str, Any]]:
+        tried: list[dict[str, Any]] = []
+        while self.agent.current_step < until:
+            tried.append(self.step())
+        return tried
+
+    def held_bytes(self) -> int:
+        assert self.model.salvage is not None
+        return self.model.salvage.held_bytes
+
+    def _pause(self, gradient: torch.Tensor) -> None:
+        self.computing.set()
+        self.may_go_on.wait()
+
+
+def _gradients(module: torch.nn.Module) -> list[list[float] | None]:
+    return [None if p.grad is None else p.grad.flatten().tolist() for p in module.parameters()]

@@ -1,0 +1,111 @@
+"""A rank whose state takes several pieces to send, and which can be made to fail while it sends them."""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from agent_client.checkpoint.encoding import Encoding
+from agent_client.checkpoint.folder import CheckpointFolder
+from tests.agent_client.actors import AgentActor
+
+CHUNK_BYTES = 2**18
+NUMBERS = 2 * 2**20
+
+
+class Ballast:
+    """8 MiB that heal along, of which no step takes notice."""
+
+    def __init__(self, seed: int) -> None:
+        self.numbers = torch.full((NUMBERS,), float(seed))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"numbers": self.numbers}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.numbers.copy_(state_dict["numbers"])
+
+
+class HealingActor(AgentActor):
+    def build(self, manager: str, *, seed: int = 0, **options: Any) -> None:
+        super().build(manager, seed=seed, **options)
+        self.ballast = Ballast(seed)
+        self.agent.state.standing["ballast"] = self.ballast
+        healing: Any = self.agent._healing
+        healing._server._chunk_bytes = CHUNK_BYTES
+
+    def get_ballast(self) -> set[float]:
+        return set(self.ballast.numbers.unique().tolist())
+
+    def set_ballast(self, value: float) -> None:
+        self.ballast.numbers.fill_(value)
+
+    def is_read_in_place(self) -> bool:
+        """At any time so far."""
+        return self.was_read_in_place
+
+    def watch_release(self) -> None:
+        """Note how the state of the next steps is offered."""
+        self.was_read_in_place = False
+        healing: Any = self.agent._healing
+        release = healing.release
+
+        def noting(**options: Any) -> None:
+            self.was_read_in_place |= healing._is_read_in_place
+            release(**options)
+
+        healing.release = noting
+
+    def cut_streams(self, count: int, after_chunks: int) -> None:
+        """The next `count` transfers from here break off."""
+        cuts = iter(range(count))
+
+        def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
+            is_cut = next(cuts, None) is not None
+            for number, chunk in enumerate(real(encoding, start)):
+                if is_cut and number == after_chunks:
+                    raise ConnectionResetError("cut by the test")
+                yield chunk
+
+        Encoding.chunks = chunks
+
+    def signal_while_sending(self, number: int, after_chunks: int = 3) -> None:
+        """This process gets a signal in the middle of the next transfer from here."""
+
+        def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
+            for place, chunk in enumerate(real(encoding, start)):
+                if place == after_chunks:
+                    os.kill(os.getpid(), number)
+                yield chunk
+
+        Encoding.chunks = chunks
+
+    def send_slowly(self, pause_s: float) -> None:
+        """For each chunk from here."""
+
+        def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
+            for chunk in real(encoding, start):
+                time.sleep(pause_s)
+                yield chunk
+
+        Encoding.chunks = chunks
+
+
+class KeepingActor(AgentActor):
+    """Writes a checkpoint after every committed step."""
+
+    def build(self, manager: str, *, folder: str, **options: Any) -> None:
+        super().build(manager, **options)
+        self.checkpoints = CheckpointFolder(folder, self.agent)
+
+    def resume(self) -> tuple[bool, int, str]:
+        """(whether there was one, the step, the hash of the weights) afterwards."""
+        return self.checkpoints.resume(), self.agent.current_step, self.hash()
+
+    def step(self, **options: Any) -> dict[str, Any]:
+        told = super().step(**options)
+        if told["committed"]:
+            self.checkpoints.save()
+        return told

@@ -1,0 +1,78 @@
+"""Replica groups of real processes under one lighthouse: managers, and the ranks that a test tells what to do."""
+
+import itertools
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from lighthouse_runtime.clients import ManagerClient
+from protos.status import ManagerStatus
+from tests.agent_client.ranks import Rank, RankServer
+from tests.processes import PATIENCE_S, eventually
+
+AGENT = "tests.agent_client.actors:AgentActor"
+
+_jobs = itertools.count()
+
+
+class Job:
+    """Replica groups of one rank (or more, by `ranks`), each with a manager of its own."""
+
+    def __init__(self, lighthouse: str, store: str, server: RankServer, folder: Path, stack: ExitStack) -> None:
+        self._lighthouse = lighthouse
+        self._store = store
+        self._server = server
+        self._folder = folder
+        self._stack = stack
+        self._name = f"job-{next(_jobs)}"
+        self.managers: dict[str, Rank] = {}
+        self.addresses: dict[str, str] = {}
+
+    def start_managers(self, *names: str, ranks: int = 1) -> None:
+        for name in names:
+            manager = self._server.start("tests.agent_client.actors:ManagerActor", self._folder / f"{name}-manager.log")
+            self.managers[name] = self._stack.enter_context(manager)
+            self.addresses[name] = manager.call(
+                "serve",
+                lighthouse=self._lighthouse,
+                replica_id=name,
+                job=self._name,
+                store=self._store,
+                group_world_size=ranks,
+            )
+        self.wait_beats(*names)
+
+    def rank(self, name: str, seed: int = 0, *, actor: str = AGENT, **options: Any) -> Rank:
+        """A new process for the group `name`, whose weights are drawn from `seed`."""
+        rank = self._server.start(actor, self._folder / f"{name}.log")
+        self._stack.enter_context(rank)
+        if options.get("ranks", 1) > 1:
+            options["meeting"] = self._store
+        rank.call("build", self.addresses[name], seed=seed, **options)
+        return rank
+
+    def groups(self, *names: str, seed: int = 0, **options: Any) -> list[Rank]:
+        """Each with weights of its own."""
+        self.start_managers(*names)
+        return [self.rank(name, seed + place, **options) for place, name in enumerate(names)]
+
+    def wait_beats(self, *names: str) -> None:
+        """Until the lighthouse knows these groups."""
+        for name in names:
+            self._wait(name, lambda status: status.lighthouse_reachable, "has sent a heartbeat")
+
+    def wait_joined(self, name: str) -> None:
+        """Until the group waits for a quorum."""
+        self._wait(name, lambda status: status.phase == "joined", "has joined")
+
+    def elsewhere(self) -> "Job":
+        """Another job under the same lighthouse."""
+        return Job(self._lighthouse, self._store, self._server, self._folder, self._stack)
+
+    def log(self, name: str) -> str:
+        return (self._folder / f"{name}.log").read_text()
+
+    def _wait(self, name: str, is_so: Callable[[ManagerStatus], bool], what: str) -> None:
+        with ManagerClient(self.addresses[name]) as client:
+            eventually(lambda: is_so(client.status(timeout_s=PATIENCE_S)), f"{name} {what}")

@@ -1,0 +1,67 @@
+"""An Agent without processes, for what surrounds it: its decisions and its peers' parts are known beforehand."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from agent_client.world_size import WorldSizeMode
+
+
+class LoneAgent:
+    """`decisions` are those of the first votes; the rest commit. `mean` is what an all-reduce makes of a tensor."""
+
+    def __init__(
+        self, *decisions: bool, mean: Callable[[torch.Tensor], torch.Tensor] = torch.clone, step: int = 0
+    ) -> None:
+        self.decisions = list(decisions)
+        self.mean = mean
+        self.current_step = step
+        self.world_size_mode = WorldSizeMode.DYNAMIC
+        self.state: Any = SimpleNamespace(standing={}, stands_still=True)
+        self.asked: list[str] = []
+        self.reduced: list[torch.Tensor] = []
+        self.place = (0, 1)
+        self.has_quorum = True
+
+    @property
+    def quorum_step(self) -> int | None:
+        return self.current_step if self.has_quorum else None
+
+    def ask_late(self) -> None:
+        self.asked.append("late")
+
+    def start_quorum(self) -> None:
+        self.asked.append("quorum")
+
+    def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True) -> "Future[torch.Tensor]":
+        self.reduced.append(tensor.clone())
+        done: Future[torch.Tensor] = Future()
+        done.set_result(self.mean(tensor))
+        return done
+
+    def should_commit(self) -> bool:
+        self.asked.append("vote")
+        is_committed = self.decisions.pop(0) if self.decisions else True
+        self.current_step += is_committed
+        return is_committed
+
+    def last_slot(self) -> tuple[int, int]:
+        return self.place
+
+
+def model_of(seed: int = 0) -> torch.nn.Sequential:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+
+
+def back_propagate(model: torch.nn.Module, number: int) -> None:
+    """Over a batch that is drawn from `number`."""
+    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+    model(inputs).square().sum().backward()
+
+
+def values(tensors: "list[torch.Tensor]") -> list[list[float]]:
+    return [tensor.detach().flatten().tolist() for tensor in tensors]

@@ -1,0 +1,67 @@
+"""CUDA tensors over gloo, on one GPU: sums, abort and healing. NCCL among several, where there are several."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.agent_client.jobs import Job
+from tests.agent_client.ranks import Rank, RankServer
+from tests.agent_client.test_agent import TIMES, check_equal
+from tests.agent_client.test_agent import meet as step_into_one_quorum
+from tests.agent_client.test_gloo import ABORT_WITHIN_S, all_equal, meet, sums, wait_in_all_reduce
+from tests.processes import Lighthouse
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+one_gpu_is_not_enough = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="two NCCL ranks do not fit one GPU, and there is only one"
+)
+
+Start = Callable[[str], list[Rank]]
+
+
+@pytest.fixture(scope="module")
+def store(rank_server: RankServer) -> Iterator[str]:
+    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
+        yield host.call("serve")
+
+
+@pytest.fixture
+def start(rank_server: RankServer) -> Iterator[Start]:
+    with ExitStack() as stack:
+        actors = "tests.agent_client.cuda_actors"
+        yield lambda actor: [stack.enter_context(rank_server.start(f"{actors}:{actor}")) for _ in range(2)]
+
+
+@pytest.mark.parametrize("actor", ["CudaGlooActor", pytest.param("NcclActor", marks=one_gpu_is_not_enough)])
+def test_sums_and_an_abort_while_a_peer_is_stopped(store: str, start: Start, actor: str) -> None:
+    survivor, stopped = ranks = start(actor)
+    meet(store, ranks, actor)
+    assert all_equal(sums(ranks))
+    stopped.stop()
+    [waiting] = wait_in_all_reduce([survivor])
+    survivor.call("abort")
+    error, _ = waiting.result(ABORT_WITHIN_S)
+    assert error
+    stopped.resume()
+    stopped.call("abort")
+    meet(store, ranks, f"{actor}, again")
+    assert all_equal(sums(ranks))
+
+
+def test_a_group_heals_a_model_that_lies_on_the_device(store: str, rank_server: RankServer, tmp_path: Path) -> None:
+    with Lighthouse(*TIMES) as lighthouse, ExitStack() as stack:
+        job = Job(lighthouse.address, store, rank_server, tmp_path, stack)
+        actor = {"actor": "tests.agent_client.cuda_actors:CudaAgentActor"}
+        [a] = job.groups("a", **actor)
+        a.call("steps", 2)
+        [b] = job.groups("b", seed=1, **actor)
+        of_b, of_a = step_into_one_quorum(job, {"b": b, "a": a}, 5)
+        assert check_equal(of_a, of_b) == 3
+        assert not of_b[0]["participated"]

@@ -1,0 +1,405 @@
+"""Healing between real processes: broken connections, bad sources, deaths in the middle; what a source waits for."""
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent_client.checkpoint.encoding import Encoding
+from agent_client.checkpoint.http import StateUnavailable
+from agent_client.checkpoint.snapshot import StateMismatch
+from agent_client.healing import Healing, ServeMode
+from agent_client.step import StepMachine
+from agent_client.train_state import TrainState
+from protos.membership import Assignment
+from tests.agent_client.jobs import Job
+from tests.agent_client.ranks import Pending, Rank, RankServer
+from tests.processes import LOCALHOST, Lighthouse, eventually, free_port
+
+ACTOR = "tests.agent_client.healing_actor:HealingActor"
+TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--standing-quorum", "off")
+
+# -- one source, one target, in this process: no manager
+
+
+class Pair:
+    """The Healing of a rank that is at step 5, and that of one at step 0."""
+
+    def __init__(self, stack: ExitStack, timeout_s: float = 10.0, **options: Any) -> None:
+        self.states = [make_state(seed) for seed in (1, 2)]
+        self.source, self.target = (
+            stack.enter_context(closing(Healing(state, 0, LOCALHOST, timeout_s, **options))) for state in self.states
+        )
+        self.machine = StepMachine(step=5, tag_quorum_id=3, batches_committed=10)
+        self.target._ask = lambda manager: self.source.address  # type: ignore[method-assign]
+
+    def serve(self, **changes: Any) -> None:
+        self.states[0].begin_step()
+        self.source.serve(replace(ASSIGNMENT, serve_to=(1,), **changes), self.machine)
+
+    def fetch(self) -> None:
+        self.states[1].begin_step()
+        self.target.fetch(TARGETS)
+
+    def weights(self) -> list[torch.Tensor]:
+        return [next(iter(state.model.parameters())).detach() for state in self.states]
+
+
+ASSIGNMENT = Assignment(
+    quorum_id=7,
+    replica_rank=0,
+    replica_world_size=2,
+    replica_ids=("a", "b"),
+    store_address="",
+    max_step=5,
+    max_rank=0,
+    max_world_size=1,
+    contributors=1,
+    primary_address="a:1",
+)
+TARGETS = replace(ASSIGNMENT, replica_rank=1, max_rank=None, heal_from_rank=0, heal_from_address="a:1")
+
+
+def make_state(seed: int) -> TrainState:
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(1024, 1024)
+    return TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source is asked to wait for its state a moment only."""
+    monkeypatch.setattr("agent_client.checkpoint.fetch._WAIT_SHARE", 0.01)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as it:
+        yield it
+
+
+class TestServing:
+    @pytest.mark.parametrize("mode", list(ServeMode))
+    def test_in_every_mode_the_target_takes_it_over(self, stack: ExitStack, mode: ServeMode) -> None:
+        pair = Pair(stack, serve=mode)
+        pair.serve()
+        pair.fetch()
+        machine = StepMachine()
+        pair.target.install(TARGETS, machine)
+        assert torch.equal(*pair.weights())
+        assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (5, 3, 10)
+
+    def test_a_snapshot_is_what_it_was_when_it_was_taken(self, stack: ExitStack) -> None:
+        pair = Pair(stack, serve=ServeMode.SNAPSHOT)
+        pair.serve()
+        before = pair.weights()[0].clone()
+        pair.source.release(is_committed=True)
+        pair.weights()[0].zero_()
+        pair.fetch()
+        pair.target.install(TARGETS, StepMachine())
+        assert torch.equal(pair.weights()[1], before)
+
+    @pytest.mark.usefixtures("impatient")
+    def test_what_is_held_is_not_offered_once_it_may_be_written(self, stack: ExitStack) -> None:
+        pair = Pair(stack, serve=ServeMode.HOLD)
+        pair.serve()
+        pair.source.release(is_committed=True)
+        with pytest.raises(StateUnavailable, match="from a is not there: it answered 409"):
+            pair.fetch()
+
+    def test_auto_copies_where_there_is_room(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        pair = Pair(stack, serve=ServeMode.AUTO)
+        for free_bytes, is_read_in_place in ((2**30, False), (2**22, True)):
+            monkeypatch.setattr("agent_client.healing.available_bytes", lambda free=free_bytes: free)
+            pair.serve()
+            assert pair.source._is_read_in_place is is_read_in_place
+
+    def test_each_rank_of_the_host_needs_room(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("agent_client.healing.available_bytes", lambda: 20 * 2**20)
+        pair = Pair(stack, serve=ServeMode.AUTO)
+        pair.serve()
+        assert not pair.source._is_read_in_place
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+        pair.serve()
+        assert pair.source._is_read_in_place
+
+    def test_a_state_that_moves_is_never_read_in_place(self, stack: ExitStack) -> None:
+        pair = Pair(stack, serve=ServeMode.HOLD)
+        pair.states[0].stands_still = False
+        pair.serve()
+        assert not pair.source._is_read_in_place
+
+    def test_whoever_is_up_to_date_stands_in(self, stack: ExitStack) -> None:
+        pair = Pair(stack, serve=ServeMode.SNAPSHOT)
+        pair.states[0].begin_step()
+        pair.source.serve(ASSIGNMENT, pair.machine)  # another one was dealt the target
+        assert pair.source._is_read_in_place, "it costs no copy"
+        pair.fetch()
+
+    @pytest.mark.usefixtures("impatient")
+    def test_but_for_a_state_that_moves(self, stack: ExitStack) -> None:
+        pair = Pair(stack)
+        pair.states[0].stands_still = False
+        pair.states[0].begin_step()
+        pair.source.serve(ASSIGNMENT, pair.machine)
+        with pytest.raises(StateUnavailable):
+            pair.fetch()
+
+    @pytest.mark.usefixtures("impatient")
+    def test_where_nobody_heals_nothing_is_offered(self, stack: ExitStack) -> None:
+        pair = Pair(stack)
+        pair.serve()
+        pair.source.serve(replace(ASSIGNMENT, contributors=2), pair.machine)
+        with pytest.raises(StateUnavailable):
+            pair.fetch()
+
+
+def slow_chunks(pause_s: float) -> Any:
+    def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
+        for chunk in real(encoding, start):
+            yield chunk[: len(chunk) // 2]
+            time.sleep(pause_s)
+            yield chunk[len(chunk) // 2 :]
+
+    return chunks
+
+
+def is_read(source: Healing) -> bool:
+    held = source._server._shelf._held
+    return held is not None and bool(held.readers)
+
+
+class TestHolding:
+    """The source's write, against a transfer that takes its time."""
+
+    @pytest.fixture
+    def transfer(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pair, Any]]:
+        monkeypatch.setattr(Encoding, "chunks", slow_chunks(0.1))
+        pair = Pair(stack, serve=ServeMode.HOLD)
+        pair.serve()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(pair.fetch)
+            eventually(lambda: is_read(pair.source), "it is read")
+            yield pair, running
+
+    def test_a_commit_waits_for_the_reader(self, transfer: tuple[Pair, Any]) -> None:
+        pair, running = transfer
+        before = pair.weights()[0].clone()
+        pair.source.release(is_committed=True)
+        pair.weights()[0].zero_()
+        running.result(5)
+        pair.target.install(TARGETS, StepMachine())
+        assert torch.equal(pair.weights()[1], before)
+
+    def test_a_discard_does_not(self, transfer: tuple[Pair, Any]) -> None:
+        pair, running = transfer
+        began_at = time.monotonic()
+        pair.source.release(is_committed=False)
+        assert time.monotonic() - began_at < 5
+        with pytest.raises(StateUnavailable):
+            running.result(5)
+
+    @pytest.mark.parametrize("quorum_id", [7, None], ids=["its quorum", "all"])
+    def test_a_revoke_ends_the_transfer_on_both_sides(self, transfer: tuple[Pair, Any], quorum_id: int | None) -> None:
+        pair, running = transfer
+        for side in (pair.source, pair.target):
+            side.revoke(quorum_id, "c is lost")
+        pair.source.release(is_committed=True)
+        with pytest.raises(StateUnavailable, match="given up: c is lost"):
+            running.result(5)
+
+    def test_an_older_revoke_does_nothing(self, transfer: tuple[Pair, Any]) -> None:
+        pair, running = transfer
+        for side in (pair.source, pair.target):
+            side.revoke(6, "that is over")
+        running.result(5)
+
+    def test_after_a_revoke_no_transfer_begins(self, stack: ExitStack) -> None:
+        pair = Pair(stack)
+        pair.serve()
+        pair.target.revoke(7, "c is lost")
+        with pytest.raises(StateUnavailable, match="quorum 7 was revoked"):
+            pair.fetch()
+
+
+class TestBadState:
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"step": 6}, "of step 6, not 5"),
+            ({"step": 4}, "of step 4, not 5"),
+            ({"tag_quorum_id": 8}, "another quorum's future"),
+            ({"tag_quorum_id": None}, "not what an Agent serves"),
+            ({"batches_committed": "many"}, "not what an Agent serves"),
+        ],
+    )
+    def test_is_refused_and_touches_nothing(self, stack: ExitStack, changes: dict[str, Any], words: str) -> None:
+        pair = Pair(stack)
+        for name, value in changes.items():
+            setattr(pair.machine, name, value)
+        pair.serve()
+        before = pair.weights()[1].clone()
+        with pytest.raises(StateMismatch, match=words):
+            pair.fetch()
+        machine = StepMachine()
+        pair.target.install(TARGETS, machine)
+        assert machine == StepMachine()
+        assert torch.equal(pair.weights()[1], before)
+
+    @pytest.mark.usefixtures("impatient")
+    def test_of_another_quorum(self, stack: ExitStack) -> None:
+        pair = Pair(stack)
+        pair.serve(quorum_id=6)
+        with pytest.raises(StateUnavailable, match='409.*"quorum_id": 7.*"quorum_id": 6'):
+            pair.fetch()
+
+    def test_of_another_model(self, stack: ExitStack) -> None:
+        pair = Pair(stack)
+        pair.states[0].model = torch.nn.Linear(3, 3)
+        pair.serve()
+        with pytest.raises(StateMismatch, match=r"\['weight'\]: shape \(1024, 1024\) here, \(3, 3\) received"):
+            pair.fetch()
+
+
+# -- replica groups under real daemons
+
+
+@pytest.fixture(scope="module")
+def store(rank_server: RankServer) -> Iterator[str]:
+    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
+        yield host.call("serve")
+
+
+@pytest.fixture(scope="module")
+def lighthouse() -> Iterator[Lighthouse]:
+    with Lighthouse(*TIMES) as process:
+        yield process
+
+
+@pytest.fixture
+def job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path, stack: ExitStack) -> Job:
+    return Job(lighthouse.address, store, rank_server, tmp_path, stack)
+
+
+class Three:
+    """Groups a and c have trained two steps, b has not: it is to heal from a; c can stand in."""
+
+    def __init__(self, job: Job, **options: Any) -> None:
+        self.job = job
+        job.start_managers("a", "b", "c")
+        self.a, self.c = (job.rank(name, seed, actor=ACTOR, **options) for seed, name in ((1, "a"), (3, "c")))
+        self.meet({"a": self.a, "c": self.c}, until=2)
+        self.c.call("set_ballast", 3.0)
+        self.b = job.rank("b", 2, actor=ACTOR, **options)
+
+    def meet(self, ranks: dict[str, Rank], until: int) -> list[list[dict[str, Any]]]:
+        return [pending.result() for pending in self.begin(ranks, until)]
+
+    def begin(self, ranks: dict[str, Rank], until: int) -> list[Pending]:
+        """The last one, without which no quorum can form, asks when all others wait."""
+        *others, _ = ranks
+        pending: list[Pending] = []
+        for name, rank in ranks.items():
+            pending.append(rank.begin("steps", until))
+            if name in others:
+                self.job.wait_joined(name)
+        return pending
+
+    def begin_standing(self, until: int) -> list[Pending]:
+        """Where the quorum of a and c stands: b asks first, and is taken in at their next step."""
+        of_b = self.b.begin("steps", until)
+        self.job.wait_joined("b")
+        return [of_b, *(rank.begin("steps", until) for rank in (self.a, self.c))]
+
+    def heal(self, until: int = 4) -> tuple[list[dict[str, Any]], ...]:
+        """What a, b, c have tried."""
+        of_b, of_a, of_c = self.meet({"b": self.b, "a": self.a, "c": self.c}, until)
+        return of_a, of_b, of_c
+
+
+def check_healed(*logs: list[dict[str, Any]]) -> None:
+    """All hold the same bits after the last step, which they did together."""
+    last = [log[-1] for log in logs]
+    assert len({(step["step"], step["quorum_id"], step["hash"]) for step in last}) == 1
+    assert all(step["committed"] for step in last)
+
+
+def test_a_broken_connection_costs_no_step(job: Job) -> None:
+    three = Three(job)
+    three.a.call("cut_streams", 3, 10)
+    of_a, of_b, of_c = three.heal()
+    check_healed(of_a, of_b, of_c)
+    assert [step["committed"] for step in of_b] == [True, True], job.log("b")
+    assert three.b.call("get_ballast") == {1.0}
+    assert job.log("a").count("the rest of the state of") == 3
+    assert "cut by the test" in job.log("a")
+
+
+@pytest.mark.parametrize("bad", ["nobody", "nonsense"])
+def test_another_source_is_asked_in_the_same_step(job: Job, bad: str) -> None:
+    three = Three(job)
+    three.a.call("advertise_checkpoints_at", f"http://{LOCALHOST}:{free_port()}" if bad == "nobody" else "nonsense")
+    of_a, of_b, of_c = three.heal()
+    check_healed(of_a, of_b, of_c)
+    assert [step["committed"] for step in of_b] == [True, True], job.log("b")
+    assert three.b.call("get_ballast") == {3.0}, "c's, whole"
+
+
+@pytest.mark.parametrize("mode", ["snapshot", "hold"])
+def test_both_ways_to_serve(job: Job, mode: str) -> None:
+    three = Three(job, serve=mode)
+    three.a.call("watch_release")
+    of_a, of_b, of_c = three.heal()
+    check_healed(of_a, of_b, of_c)
+    assert [step["committed"] for step in of_b] == [True, True], job.log("b")
+    assert three.a.call("is_read_in_place") is (mode == "hold")
+    assert three.b.call("get_ballast") == {1.0}
+
+
+def state_of(rank: Rank) -> str:
+    """One letter, as in ps; empty for a process that is gone."""
+    try:
+        return Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def standing_job(store: str, rank_server: RankServer, tmp_path: Path, stack: ExitStack) -> Job:
+    """Whose quorums are revoked when a participant is lost."""
+    lighthouse = stack.enter_context(Lighthouse("--join-timeout", "2s", "--heartbeat-timeout", "2s"))
+    return Job(lighthouse.address, store, rank_server, tmp_path, stack)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_source_that_dies_while_it_sends(standing_job: Job, number: signal.Signals) -> None:
+    """The step is lost with it; the transfer ends with the quorum, long before it would by itself."""
+    three = Three(standing_job)
+    three.a.call("signal_while_sending", int(number))
+    of_b, _, of_c = three.begin_standing(until=6)
+    eventually(lambda: state_of(three.a) in ("", "Z", "T"), "a is gone")
+    standing_job.managers["a"].kill()
+    began_at = time.monotonic()
+    check_healed(log := of_b.result(), of_c.result())
+    assert time.monotonic() - began_at < 30
+    assert any(not step["committed"] for step in log)
+    assert three.b.call("get_ballast") == {3.0}, standing_job.log("b")
+    assert "healing from c" in standing_job.log("b")
+
+
+def test_a_target_that_dies_while_it_reads(job: Job) -> None:
+    three = Three(job)
+    three.a.call("send_slowly", 0.05)
+    _, of_a, of_c = three.begin({"b": three.b, "a": three.a, "c": three.c}, until=4)
+    eventually(lambda: "healing from a" in job.log("b"), "b heals")
+    time.sleep(0.5)
+    three.b.kill()
+    job.managers["b"].kill()
+    check_healed(of_a.result(), of_c.result())

@@ -1,0 +1,201 @@
+"""LocalSGD: inner steps talk to nobody, an outer step makes the mean everybody's or leaves what all had before."""
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent_client.checkpoint.snapshot import snapshot
+from agent_client.local_sgd import LocalSGD
+from agent_client.manager_link import ManagerLink
+from agent_client.sampler import StepSampler
+from agent_client.train_state import TrainState
+from agent_client.world_size import WorldSizeMode
+from lighthouse_runtime.clients import ManagerClient
+from protos.membership import Vote
+from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of, values
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+H = 3
+
+
+def local_sgd(agent: LoneAgent, seed: int = 0, **options: Any) -> tuple[torch.nn.Module, LocalSGD]:
+    model = model_of(seed)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    options = {"sync_every": H} | options
+    return model, LocalSGD(model, inner, agent, **options)  # type: ignore[arg-type]
+
+
+def inner_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> Any:
+    optimizer.zero_grad()
+    back_propagate(model, number)
+    return optimizer.step()
+
+
+def parameters(model: torch.nn.Module) -> list[list[float]]:
+    return values(list(model.parameters()))
+
+
+def plus_one(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor + 1
+
+
+def test_whoever_holds_nothing_begins_with_an_outer_step_until_one_commits() -> None:
+    agent = LoneAgent(False, False, True, mean=plus_one)
+    model, optimizer = local_sgd(agent)
+    before = parameters(model)
+    optimizer.zero_grad()
+    assert agent.asked == ["late", *["quorum", "vote"] * 3]
+    assert parameters(model) == [[value + 1 for value in tensor] for tensor in before]
+    optimizer.zero_grad()
+    assert agent.current_step == 1
+
+
+def test_inner_steps_talk_to_nobody_and_the_last_ends_an_outer_step() -> None:
+    agent = LoneAgent(step=5)
+    model, optimizer = local_sgd(agent)
+    agent.asked.clear()
+    for number in range(H - 1):
+        assert inner_step(model, optimizer, number) is True
+    assert (agent.asked, agent.current_step) == ([], 5)
+    assert inner_step(model, optimizer, H) is True
+    assert (agent.asked, agent.current_step) == (["quorum", "vote"], 6)
+
+
+def test_an_outer_step_makes_the_mean_everybody_s() -> None:
+    model, optimizer = local_sgd(LoneAgent(step=1, mean=plus_one))
+    plain = model_of()
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for number in range(H):
+        inner_step(model, optimizer, number)
+        inner_step(plain, reference, number)
+    assert parameters(model) == [[value + 1 for value in tensor] for tensor in parameters(plain)]
+
+
+def test_a_lost_outer_step_leaves_the_parameters_of_the_last_commit() -> None:
+    model, optimizer = local_sgd(LoneAgent(True, False, False, step=1), attempts=2)
+    for number in range(H):
+        inner_step(model, optimizer, number)
+    committed, position = parameters(model), optimizer.current_step
+    kept = [inner_step(model, optimizer, H + number) for number in range(H)]
+    assert kept == [True] * (H - 1) + [False]
+    assert (parameters(model), optimizer.current_step) == (committed, position)
+
+
+def test_one_that_is_tried_again_loses_nothing() -> None:
+    runs: list[list[list[float]]] = []
+    for decisions in ((), (False,), (False, False)):
+        model, optimizer = local_sgd(LoneAgent(*decisions, step=1), attempts=3)
+        assert all(inner_step(model, optimizer, number) for number in range(2 * H))
+        runs.append(parameters(model))
+    assert runs[1:] == runs[:1] * 2
+
+
+@unhurried
+@given(st.lists(st.booleans(), max_size=6), st.integers(1, 4), st.integers(0, 3))
+def test_the_sampler_s_position_counts_the_inner_steps_of_committed_outer_steps(
+    decisions: list[bool], interval: int, more: int
+) -> None:
+    """A lost outer step's samples come again; a fresh sampler at the same place goes on with the same."""
+    agent = LoneAgent(*decisions, step=1)
+    agent.place = (1, 2)
+    model, optimizer = local_sgd(agent, sync_every=interval, attempts=1)
+    sampler, fresh = (StepSampler(50, 2, optimizer, seed=4) for _ in range(2))
+    batches = iter(sampler)
+    for number in range(interval * len(decisions) + more):
+        expected = agent.current_step * interval + number % interval
+        assert optimizer.current_step == expected
+        batch = next(batches)
+        assert torch.equal(batch, sampler.batch(expected, 1, 2))
+        assert torch.equal(next(iter(fresh)), batch)
+        inner_step(model, optimizer, number)
+
+
+def test_the_sampler_waits_until_its_rank_has_joined() -> None:
+    """Its first batch is of the step that was healed to."""
+    agent = LoneAgent()
+    _, optimizer = local_sgd(agent)
+    sampler = StepSampler(50, 2, optimizer)
+    [first] = islice(sampler, 1)
+    [[again]] = islice(sampler.microbatches(), 1)
+    assert agent.current_step == 1
+    assert torch.equal(first, sampler.batch(H, 0, 1))
+    assert torch.equal(first, again)
+
+
+def test_what_heals_are_the_global_parameters_and_the_position() -> None:
+    source_agent, agent = LoneAgent(step=4), LoneAgent()
+    model, source = local_sgd(source_agent, seed=1)
+    for number in range(H + 1):
+        inner_step(model, source, number)
+    _, target = local_sgd(agent, seed=2)
+    agent.state.standing["outer"].load_state_dict(source_agent.state.standing["outer"].state_dict())
+    agent.current_step = source_agent.current_step
+    assert target.current_step == source.current_step
+    assert values(agent.state.standing["outer"].tensors) == values(source_agent.state.standing["outer"].tensors)
+
+
+def test_a_checkpoint_goes_on_in_the_middle_of_the_inner_steps() -> None:
+    """As if nothing had been: the lost outer step that follows goes back to the same parameters, too."""
+
+    def run(seed: int) -> tuple[TrainState, torch.nn.Module, LocalSGD]:
+        model, agent = model_of(seed), LoneAgent(True, False, True, step=1)
+        inner = torch.optim.AdamW(model.parameters(), lr=0.1)
+        agent.state = state = TrainState(model, inner)
+        return state, model, LocalSGD(model, inner, agent, sync_every=H, attempts=1)  # type: ignore[arg-type]
+
+    state, model, optimizer = run(seed=1)
+    for number in range(H - 1):
+        inner_step(model, optimizer, number)
+    resumed_state, resumed_model, resumed = run(seed=2)
+    resumed_state.load_state_dict(snapshot(state.state_dict()))
+    for number in range(3 * H):
+        assert resumed.current_step == optimizer.current_step
+        assert inner_step(model, optimizer, H + number) == inner_step(resumed_model, resumed, H + number)
+        assert parameters(resumed_model) == parameters(model)
+
+
+def test_the_vote_of_a_long_step_asks_for_no_grant_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def vote(client: ManagerClient, *_: object, wants_next: bool, **__: object) -> Vote:
+        asked.append(wants_next)
+        return Vote(commit=True)
+
+    monkeypatch.setattr(ManagerClient, "vote", vote)
+    link = ManagerLink("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0)
+    for asks_ahead in (True, False):
+        link.asks_ahead = asks_ahead
+        assert link.vote(1, True, quorum_id=1, timeout_s=1.0)
+    link.close()
+    assert asked == [True, False]
+
+
+def foreign_parameter(agent: LoneAgent) -> object:
+    model = model_of()
+    inner = torch.optim.SGD([*model.parameters(), torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    return LocalSGD(model, inner, agent, sync_every=2)  # type: ignore[arg-type]
+
+
+def constant_batch(agent: LoneAgent) -> object:
+    agent.world_size_mode = WorldSizeMode.CONSTANT_BATCH
+    return local_sgd(agent)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda agent: local_sgd(agent, sync_every=0), "must be at least 1, not 0 and 2"),
+        (lambda agent: local_sgd(agent, attempts=0), "must be at least 1, not 3 and 0"),
+        (lambda agent: (local_sgd(agent), local_sgd(agent)), "one LocalSGD or DiLoCo an agent"),
+        (constant_batch, "constant_batch"),
+        (foreign_parameter, "not the model's"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Callable[[LoneAgent], object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        make(LoneAgent(step=1))

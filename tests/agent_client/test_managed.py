@@ -1,0 +1,71 @@
+"""The replicate dimension of a device mesh: sums and means go to the agent, everything else is refused by its name."""
+
+from concurrent.futures import Future
+
+import pytest
+import torch
+from torch.distributed import AllreduceOptions, ReduceOp
+
+from agent_client.process_group.managed import ManagedGroup
+
+
+class Mean:
+    """An agent of two groups, of which the other one's tensors are zeros."""
+
+    def __init__(self) -> None:
+        self.within_group: list[bool] = []
+
+    def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True) -> "Future[torch.Tensor]":
+        self.within_group.append(within_group)
+        done: Future[torch.Tensor] = Future()
+        done.set_result(tensor.div_(2))
+        return done
+
+
+def options(operation: ReduceOp.RedOpType) -> AllreduceOptions:
+    made = AllreduceOptions()
+    made.reduceOp = operation
+    return made
+
+
+@pytest.fixture
+def agent() -> Mean:
+    return Mean()
+
+
+@pytest.fixture
+def group(agent: Mean) -> ManagedGroup:
+    return ManagedGroup(agent)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("operation", [ReduceOp.SUM, ReduceOp.AVG])
+def test_sums_and_means_are_the_agents_mean_over_the_groups(
+    group: ManagedGroup, agent: Mean, operation: ReduceOp.RedOpType
+) -> None:
+    tensor = torch.full((3,), 4.0)
+    work = group.allreduce([tensor], options(operation))
+    work.wait()
+    assert tensor.tolist() == [2.0, 2.0, 2.0]
+    assert agent.within_group == [False]
+
+
+def test_to_torch_it_has_one_rank_whoever_is_in_the_quorum(group: ManagedGroup) -> None:
+    assert (group.rank(), group.size()) == (0, 1)
+    assert group.group_name != ManagedGroup().group_name
+
+
+@pytest.mark.parametrize("operation", [ReduceOp.MAX, ReduceOp.PRODUCT])
+def test_another_reduction_is_refused(group: ManagedGroup, operation: ReduceOp.RedOpType) -> None:
+    with pytest.raises(RuntimeError, match=f"all_reduce with .*{operation.name}.* over replica groups"):
+        group.allreduce([torch.ones(1)], options(operation))
+
+
+@pytest.mark.parametrize("name", ["allgather", "broadcast", "reduce_scatter", "barrier", "send", "alltoall", "gather"])
+def test_another_collective_is_refused_by_its_name(group: ManagedGroup, name: str) -> None:
+    with pytest.raises(RuntimeError, match=f"{name} over replica groups: they come and go"):
+        getattr(group, name)([torch.ones(1)])
+
+
+def test_it_needs_its_agent() -> None:
+    with pytest.raises(RuntimeError, match="has no agent yet: set its `agent` before the first step"):
+        ManagedGroup().allreduce([torch.ones(1)])

@@ -1,0 +1,118 @@
+"""NCCL: what was aborted never counts as done; on a GPU, as far as one goes."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from agent_client.errors import ConfigurationError
+from agent_client.process_group.choice import connector
+from agent_client.process_group.nccl import Fence, NcclGroup
+
+ENDS_WITHIN_S = 10.0
+A_SECOND_OF_CYCLES = 2_000_000_000
+
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+class Event:
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def query(self) -> bool:
+        return self.is_done
+
+
+def test_what_completed_before_an_abort_was_announced_has_passed() -> None:
+    fence, event = Fence(), Event()
+    assert not fence.has_passed(event)
+    event.is_done = True
+    assert fence.has_passed(event)
+
+
+def test_what_looks_completed_after_an_abort_has_not_passed() -> None:
+    fence, event = Fence(), Event()
+    assert fence.let_down()
+    event.is_done = True
+    with pytest.raises(RuntimeError, match="aborted"):
+        fence.has_passed(event)
+    assert not fence.let_down(), "only the first one aborts"
+
+
+def test_an_abort_is_not_announced_while_somebody_looks() -> None:
+    """Or else it could end the kernel between the look at the flag and the look at the event."""
+    fence, looks, may_answer = Fence(), threading.Event(), threading.Event()
+
+    class Slow(Event):
+        def query(self) -> bool:
+            looks.set()
+            assert may_answer.wait(ENDS_WITHIN_S)
+            return self.is_done
+
+    event = Slow()
+    seen: list[bool] = []
+    looking = threading.Thread(target=lambda: seen.append(fence.has_passed(event)))
+    looking.start()
+    assert looks.wait(ENDS_WITHIN_S)
+    ending = threading.Thread(target=lambda: (fence.let_down(), setattr(event, "is_done", True)))
+    ending.start()
+    ending.join(0.1)
+    assert not event.is_done, "the abort waits"
+    may_answer.set()
+    looking.join(ENDS_WITHIN_S)
+    ending.join(ENDS_WITHIN_S)
+    assert seen == [False]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_a_device_it_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="nccl needs a CUDA device"):
+        connector("nccl")
+
+
+class TestOnOneGpu:
+    pytestmark = on_gpu
+
+    @pytest.fixture
+    def group(self) -> Iterator[NcclGroup]:
+        device = torch.device("cuda", torch.cuda.current_device())
+        group = NcclGroup(HashStore(), 0, 1, device, connect_timeout_s=60.0, timeout_s=60.0)
+        yield group
+        group.abort()
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_a_sum_of_one(self, group: NcclGroup, device: str) -> None:
+        tensor = torch.arange(1000.0, device=device)
+        group.all_reduce(tensor)
+        assert torch.equal(tensor.cpu(), torch.arange(1000.0))
+
+    def test_an_abort_ends_the_wait(self, group: NcclGroup) -> None:
+        torch.cuda._sleep(2 * A_SECOND_OF_CYCLES)
+        aborting = threading.Timer(0.2, group.abort)
+        aborting.start()
+        with pytest.raises(RuntimeError, match="aborted"):
+            group.all_reduce(torch.ones(10, device="cuda"))
+        aborting.join(ENDS_WITHIN_S)
+        with pytest.raises(RuntimeError):
+            group.all_reduce(torch.ones(10, device="cuda"))
+
+    def test_a_collective_that_does_not_end_in_time_fails(self, group: NcclGroup) -> None:
+        torch.cuda._sleep(2 * A_SECOND_OF_CYCLES)
+        began_at = time.monotonic()
+        with pytest.raises(RuntimeError, match="did not end in time"):
+            group.all_reduce(torch.ones(10, device="cuda"), timeout_s=0.2)
+        assert time.monotonic() - began_at < ENDS_WITHIN_S
+
+    def test_a_new_group_after_an_abort(self, group: NcclGroup) -> None:
+        group.abort()
+        again = NcclGroup(HashStore(), 0, 1, torch.device("cuda", 0), connect_timeout_s=60.0, timeout_s=60.0)
+        tensor = torch.ones(10, device="cuda")
+        again.all_reduce(tensor)
+        assert tensor.sum().item() == 10.0
+        again.abort()

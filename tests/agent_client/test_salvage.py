@@ -1,0 +1,122 @@
+"""A peer dies in the middle of a backward pass: the very step commits, with the survivors' average, bit for bit."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.agent_client.jobs import Job
+from tests.agent_client.ranks import Pending, Rank, RankServer
+from tests.processes import Lighthouse
+
+TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
+ACTOR = "tests.agent_client.ddp_actor:DdpActor"
+PARAMETERS_BYTES = 4 * ((8 * 64 + 64) + 2 * (64 * 4 + 4))
+
+
+@pytest.fixture(scope="module")
+def store(rank_server: RankServer) -> Iterator[str]:
+    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
+        yield host.call("serve")
+
+
+@pytest.fixture(scope="module")
+def lighthouse() -> Iterator[Lighthouse]:
+    with Lighthouse(*TIMES) as process:
+        yield process
+
+
+@pytest.fixture
+def job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path) -> Iterator[Job]:
+    with ExitStack() as stack:
+        yield Job(lighthouse.address, store, rank_server, tmp_path, stack)
+
+
+def step_together(*ranks: Rank) -> list[Any]:
+    return [each.result() for each in begin(*ranks)]
+
+
+def begin(*ranks: Rank, branches: tuple[int, ...] = ()) -> list[Pending]:
+    return [rank.begin("step", *branches[place : place + 1]) for place, rank in enumerate(ranks)]
+
+
+def average(*gradients: list[list[float] | None]) -> list[list[float] | None]:
+    """Summed in the order of the ranks; who has not used a parameter adds zeros."""
+    means: list[list[float] | None] = []
+    for pieces in zip(*gradients, strict=True):
+        used = [torch.tensor(piece) for piece in pieces if piece is not None]
+        means.append((sum(used[1:], start=used[0]) / len(gradients)).tolist() if used else None)
+    return means
+
+
+def lose_in_backward(lost: Rank, *survivors: Rank, branches: tuple[int, ...] = ()) -> list[Any]:
+    lost.call("hold_backward")
+    pending = begin(*survivors, branches=branches)
+    lost.begin("step")
+    lost.call("wait_in_backward")
+    assert not pending[0].is_done(within_s=0.2), "they wait for the last bucket"
+    lost.kill()
+    return [each.result() for each in pending]
+
+
+def test_the_step_commits_with_the_survivors_average(job: Job) -> None:
+    a, b, c = job.groups("a", "b", "c", actor=ACTOR, salvage=True)
+    [first, *_] = step_together(a, b, c)
+    assert first["committed"]
+    assert first["participants"] == ["a", "b", "c"]
+    before = step_together(a, b, c)
+    of_a, of_b = lose_in_backward(c, a, b)
+    assert [one["committed"] for one in (of_a, of_b)] == [True, True]
+    assert [one["step"] for one in (of_a, of_b)] == [before[0]["step"] + 1] * 2
+    assert of_a["participants"] == ["a", "b"]
+    assert of_a["quorum_id"] > before[0]["quorum_id"]
+    assert of_a["used"] == of_b["used"] == average(of_a["own"], of_b["own"])
+    assert of_a["hash"] == of_b["hash"]
+    assert a.call("held_bytes") == PARAMETERS_BYTES
+    c = job.rank("c", seed=7, actor=ACTOR, salvage=True)
+    logs = [rank.begin("steps", before[0]["step"] + 12) for rank in (a, b, c)]
+    last = [log.result()[-1] for log in logs]
+    assert len({one["hash"] for one in last}) == 1
+
+
+def test_what_only_one_has_used_is_its_half(job: Job) -> None:
+    """And what nobody has used has no gradient, as after a backward pass."""
+    a, b, c = job.groups("a", "b", "c", actor=ACTOR, salvage=True)
+    step_together(a, b, c)
+    of_a, of_b = lose_in_backward(c, a, b, branches=(1, 1))
+    assert of_a["used"] == of_b["used"] == average(of_a["own"], of_b["own"])
+    assert of_a["used"][2:4] == [None, None]
+    c = job.rank("c", seed=7, actor=ACTOR, salvage=True)
+    healed = [rank.begin("steps", of_a["step"] + 6) for rank in (a, b, c)]
+    assert len({log.result()[-1]["hash"] for log in healed}) == 1
+    of_a, of_b = lose_in_backward(c, a, b, branches=(0, 1))
+    assert of_a["used"] == of_b["used"] == average(of_a["own"], of_b["own"])
+    assert None not in of_a["used"]
+
+
+def test_without_it_the_step_is_computed_again(job: Job) -> None:
+    a, b, c = job.groups("a", "b", "c", actor=ACTOR, salvage=False)
+    step_together(a, b, c)
+    of_a, of_b = lose_in_backward(c, a, b)
+    assert [one["committed"] for one in (of_a, of_b)] == [False, False]
+    after = step_together(a, b)
+    assert [(one["committed"], one["step"]) for one in after] == [(True, of_a["step"])] * 2
+
+
+def test_who_salvages_meets_who_computes_anew(job: Job) -> None:
+    a, c = job.groups("a", "c", actor=ACTOR, salvage=True)
+    job.start_managers("b")
+    b = job.rank("b", seed=5, actor=ACTOR, salvage=False)
+    step_together(a, b, c)
+    c.call("hold_backward")
+    of_a, of_b = begin(a, b)
+    c.begin("step")
+    c.call("wait_in_backward")
+    c.kill()
+    assert not of_b.result()["committed"]
+    anew, salvaged = b.call("step"), of_a.result()
+    assert [anew["committed"], salvaged["committed"]] == [True, True]
+    assert anew["hash"] == salvaged["hash"]

@@ -1,0 +1,227 @@
+"""What counts in a step: every contribution once, whoever is there; and the same losses with kills as without."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_client import Agent, ConfigurationError, StepSampler, TrainState
+from agent_client.world_size import NO_SHARE, Share, WorldSize, WorldSizeMode
+from manager.assignment import assign
+from protos.membership import Assignment, Participant, Quorum
+from tests.agent_client import batch_training
+from tests.agent_client.clusters import all_events, check_all
+from tests.agent_client.ranks import RankServer
+from tests.agent_client.training_jobs import Group, TrainingJob
+from tests.processes import PATIENCE_S, Lighthouse, eventually
+
+DYNAMIC, FIXED, CONSTANT = WorldSizeMode
+
+modes = st.sampled_from(list(WorldSizeMode))
+sizes = st.integers(1, 12)
+
+
+def assignments(contributors: int, healing: int) -> list[Assignment]:
+    """Of all participants: first those that contribute, then those that heal."""
+    members = contributors + healing
+    return [
+        Assignment(
+            quorum_id=1,
+            replica_rank=place,
+            replica_world_size=members,
+            replica_ids=tuple(str(number) for number in range(members)),
+            store_address="",
+            max_step=5,
+            max_rank=place if place < contributors else None,
+            max_world_size=contributors,
+            contributors=contributors,
+            primary_address="",
+            heal_from_rank=None if place < contributors else 0,
+        )
+        for place in range(members)
+    ]
+
+
+def shares(mode: WorldSizeMode, size: int, members: list[Assignment]) -> list[Share]:
+    return [WorldSize(mode, size).share(member) for member in members]
+
+
+def counted(found: list[Share]) -> list[int]:
+    return sorted(number for share in found if share.counts for number in share.microbatches)
+
+
+@given(modes, sizes, st.integers(1, 12), st.integers(0, 3))
+def test_every_microbatch_counts_once_and_all_divide_by_the_same(
+    mode: WorldSizeMode, size: int, contributors: int, healing: int
+) -> None:
+    found = shares(mode, size, assignments(contributors, healing))
+    [total], [divisor] = {share.total for share in found}, {share.divisor for share in found}
+    assert counted(found) == list(range(divisor))
+    assert divisor == {DYNAMIC: contributors, FIXED: min(size, contributors), CONSTANT: size}[mode]
+    assert total == (contributors if mode is DYNAMIC else size)
+    assert all(share.microbatches and max(share.microbatches) < total for share in found), "all have work"
+    assert not any(share.counts for share in found[contributors:]), "who heals does not count"
+
+
+@given(sizes, st.integers(1, 12))
+def test_microbatches_are_dealt_out_evenly(size: int, contributors: int) -> None:
+    found = shares(CONSTANT, size, assignments(contributors, 0))
+    loads = [len(share.microbatches) if share.counts else 0 for share in found]
+    assert max(loads) - min(loads) <= 1
+    assert all(len(share.microbatches) == 1 for share in found if not share.counts), "a spare does no more than it must"
+
+
+@given(modes, sizes, st.integers(1, 5), st.integers(0, 4))
+def test_at_step_0_only_the_one_from_whom_all_start_counts(
+    mode: WorldSizeMode, size: int, members: int, group_rank: int
+) -> None:
+    """All are at max_step; where somebody sends no tags, each group rank starts from another group."""
+    participants = tuple(Participant(str(place), tag_quorum_id=None) for place in range(members))
+    found = [assign(Quorum(1, participants), str(place), group_rank, init_sync=True) for place in range(members)]
+    divided = shares(mode, size, [assignment for assignment in found if assignment is not None])
+    assert [place for place, share in enumerate(divided) if share.counts] == [group_rank % members]
+    assert counted(divided) == list(range(divided[0].divisor))
+
+
+@pytest.mark.parametrize("size", [0, -1])
+@pytest.mark.parametrize("mode", [FIXED, CONSTANT])
+def test_a_size_is_needed(mode: WorldSizeMode, size: int) -> None:
+    with pytest.raises(ValueError, match=f"world_size: {size}; {mode} needs at least 1"):
+        WorldSize(mode, size)
+
+
+def test_without_a_quorum_nothing_counts() -> None:
+    assert Share((0,), 1, 1, counts=False) == NO_SHARE
+    assert WorldSize(CONSTANT, 4).share(None) == Share((0,), 4, 1, counts=False)
+
+
+@pytest.fixture
+def train_state() -> TrainState:
+    model = torch.nn.Linear(1, 1)
+    return TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_where_a_rank_may_have_several_microbatches_none_is_given_alone(train_state: TrainState) -> None:
+    """It would go well until the first group is lost."""
+    with Agent("127.0.0.1:1", state=train_state, world_size_mode="constant_batch", world_size=3) as agent:
+        with pytest.raises(ConfigurationError, match="microbatches"):
+            next(iter(StepSampler(10, 2, agent)))
+
+
+@pytest.mark.parametrize(("mode", "size"), [("constant_batch", 0), ("fixed_with_spares", -1), ("constant", 3)])
+def test_an_agent_refuses_a_mode_without_its_size(train_state: TrainState, mode: str, size: int) -> None:
+    with pytest.raises(ValueError, match="world_size|not a valid WorldSizeMode"):
+        Agent("127.0.0.1:1", state=train_state, world_size_mode=mode, world_size=size)
+
+
+# -- real training
+
+STEPS = 200
+ACTOR = "tests.agent_client.batch_training:BatchActor"
+PACE_S = 0.01
+
+
+@pytest.fixture(scope="module")
+def lighthouse() -> Iterator[Lighthouse]:
+    with Lighthouse("--join-timeout", "5s", "--heartbeat-timeout", "3s") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def store(rank_server: RankServer) -> Iterator[str]:
+    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
+        yield host.call("serve")
+
+
+def plain_run(mode: WorldSizeMode, microbatches: int) -> list[tuple[list[float], float]]:
+    """(the samples' shares, the mean loss) of each step by torch alone, from the weights of the first group."""
+    model = batch_training.model_of(0)
+    sgd = batch_training.sgd_of(model)
+    inputs, targets = batch_training.data()
+    sampler = StepSampler(batch_training.SAMPLES, batch_training.BATCH_SIZE, None)  # type: ignore[arg-type]
+    found: list[tuple[list[float], float]] = []
+    for step in range(STEPS):
+        batches = [sampler.batch(step, place, microbatches) for place in range(microbatches)]
+        if mode is FIXED and step == 0:  # in the first step all take over the first one's state
+            batches = batches[:1]
+        sgd.zero_grad()
+        loss = torch.stack([batch_training.loss_of(model, inputs[batch], targets[batch]) for batch in batches]).mean()
+        loss.backward()
+        sgd.step()
+        counts = torch.cat(batches).bincount(minlength=batch_training.SAMPLES).double()
+        found.append(((counts / len(batches)).tolist(), loss.item()))
+    return found
+
+
+class Run:
+    """Three groups that train to the end, whatever happens to them."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self.job = job
+        self.groups = job.groups("a", "b", "c")
+        job.start(*self.groups, pace_s=PACE_S)
+
+    def wait_step(self, step: int, *groups: Group) -> None:
+        def newest() -> int:
+            return max((event["step"] for group in groups for event in self.job.committed(group)), default=0)
+
+        eventually(lambda: newest() >= step, f"step {step}", 2 * PATIENCE_S)
+
+    def kill_at(self, step: int, victim: Group) -> None:
+        """And start it again, until it counts."""
+        others = [group for group in self.groups if group is not victim]
+        self.wait_step(step, *others)
+        victim.kill()
+        self.job.wait_steps(*others, more=3, participants=2)
+        self.job.start(victim, pace_s=PACE_S)
+        self.job.wait_steps(*self.groups, more=2, participants=3)
+
+    def check(self, expected: list[tuple[list[float], float]]) -> set[int]:
+        """Every step that any rank committed was as expected. The sizes of the quorums."""
+        self.wait_step(STEPS, *self.groups)
+        check_all(self.job.folder)
+        events = [event for events in all_events(self.job.folder) for event in events]
+        assert {event["step"] for event in events} == set(range(1, STEPS + 1))
+        for event in events:
+            shares, loss = expected[event["step"] - 1]
+            assert event["shares"] == pytest.approx(shares, abs=1e-12), f"other samples in step {event['step']}"
+            assert abs(event["loss"] - loss) <= 1e-9, f"another loss in step {event['step']}"
+        return {event["participants"] for event in events}
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "ranks"),
+    [
+        (CONSTANT, 6, 1),
+        pytest.param(CONSTANT, 4, 2, marks=pytest.mark.slow),
+        pytest.param(FIXED, 2, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_the_trajectory_does_not_bend_when_groups_die(
+    lighthouse: Lighthouse,
+    store: str,
+    rank_server: RankServer,
+    tmp_path: Path,
+    mode: WorldSizeMode,
+    size: int,
+    ranks: int,
+) -> None:
+    """200 steps with two kills, and 200 without: the same samples in each committed step, and the same losses."""
+    expected = plain_run(mode, size * ranks)
+    options: dict[str, Any] = {"actor": ACTOR, "ranks": ranks, "mode": mode, "world_size": size, "until": STEPS}
+    with ExitStack() as stack:
+
+        def run(name: str) -> Run:
+            (tmp_path / name).mkdir()
+            return Run(TrainingJob(lighthouse.address, store, rank_server, tmp_path / name, stack, **options))
+
+        calm, rough = run("calm"), run("rough")
+        rough.kill_at(30, rough.groups[0])
+        rough.kill_at(90, rough.groups[2])
+        assert rough.check(expected) == {2, 3}
+        assert calm.check(expected) == {3}

@@ -1,0 +1,66 @@
+"""python -m agent_client.torchft: a script, or a module, that knows nothing of us."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent_client.ranks import Rank, RankError, RankServer
+from tests.processes import run_cli
+from tests.torchft.stock import require
+
+# What it sees; it imports a module beside it, as scripts do.
+SCRIPT = """
+import json, sys
+import beside_the_script
+from torchft.manager import ManagerServer
+assert __name__ == "__main__"
+with open(sys.argv[1], "w") as file:
+    json.dump([ManagerServer.__module__, sys.argv[2:], beside_the_script.NAME], file)
+"""
+SEEN = '["agent_client.torchft.servers", ["--steps", "3"], "beside"]'
+
+
+@pytest.fixture
+def script(rank_server: RankServer, tmp_path: Path) -> Iterator[Rank]:
+    require()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "beside_the_script.py").write_text("NAME = 'beside'")
+    with rank_server.start("tests.agent_client.torchft.scripts:Script", tmp_path / "log") as rank:
+        yield rank
+
+
+def run(script: Rank, folder: Path, *arguments: str) -> None:
+    script.call(
+        "run",
+        "import os, sys",
+        f"os.chdir({str(folder)!r})",
+        f"sys.path.insert(0, {str(folder)!r})",
+        f"sys.argv = {['agent_client.torchft', *arguments]!r}",
+        "from agent_client.torchft.__main__ import main",
+        "main()",
+    )
+
+
+def test_a_script_runs_on_ours_with_its_own_arguments(script: Rank, tmp_path: Path) -> None:
+    run(script, tmp_path, "train.py", "seen", "--steps", "3")
+    assert (tmp_path / "seen").read_text() == SEEN
+
+
+def test_a_module_runs_on_ours_with_its_own_arguments(script: Rank, tmp_path: Path) -> None:
+    run(script, tmp_path, "-m", "train", "seen", "--steps", "3")
+    assert (tmp_path / "seen").read_text() == SEEN
+
+
+def test_what_the_script_raises_is_raised(script: Rank, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit(7)")
+    with pytest.raises(RankError, match="^SystemExit: 7"):
+        run(script, tmp_path, "train.py")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-m",)])
+def test_without_a_script_it_says_how(arguments: tuple[str, ...]) -> None:
+    code = f"import sys; sys.argv[1:] = {arguments!r}; from agent_client.torchft.__main__ import main; main()"
+    done = run_cli(code)
+    assert done.returncode == 1
+    assert done.stderr == "usage: python -m agent_client.torchft [-m MODULE | SCRIPT] ARGUMENTS...\n"

@@ -1,0 +1,105 @@
+"""torchft training as its users write it, in a rank of tests/agent_client/ranks.py.
+
+From here it runs on torchft's own managers, from installed.py on ours.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import TCPStore
+from torch.utils.data import DataLoader, TensorDataset
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+from torchft.local_sgd import DiLoCo, LocalSGD
+
+from tests.agent_client.actors import digest
+
+TIMEOUT = timedelta(seconds=30)
+PACE_S = 0.02
+SYNC_EVERY = 2
+FEATURES = 4
+
+
+class Trainer:
+    """One replica group of one rank. Its weights are drawn anew at every start."""
+
+    def __init__(self) -> None:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+        self._commits: list[dict[str, Any]] = []
+        self._last_step: int | None = None
+        torch.manual_seed(os.getpid())
+        self._model = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def train(self, way: str, replica_id: str, lighthouse: str, workers: int = 0) -> None:
+        """Until finish_at says so."""
+        ways = {"ddp": self._ddp, "local_sgd": self._local_sgd, "diloco": self._diloco}
+        self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        sgd = torch.optim.SGD(self._model.parameters(), lr=0.05, momentum=0.9)
+
+        def load_state_dict(state: dict[str, Any]) -> None:
+            self._model.load_state_dict(state["model"])
+            sgd.load_state_dict(state["optimizer"])
+
+        self._manager = Manager(
+            pg=ProcessGroupGloo(timeout=TIMEOUT),
+            min_replica_size=2,
+            load_state_dict=load_state_dict,
+            state_dict=lambda: {"model": self._model.state_dict(), "optimizer": sgd.state_dict()},
+            use_async_quorum=way == "ddp",
+            replica_id=replica_id,
+            store_addr="localhost",
+            store_port=self._store.port,
+            rank=0,
+            world_size=1,
+            lighthouse_addr=lighthouse,
+            hostname="localhost",
+            timeout=TIMEOUT,
+        )
+        ways[way](sgd, workers)
+        self._manager.shutdown()
+
+    def finish_at(self, step: int) -> None:
+        self._last_step = step
+
+    def control_plane(self) -> str:
+        """Which module torchft's Manager has its server from."""
+        return type(self._manager._manager).__module__  # pyright: ignore[reportPrivateUsage]
+
+    def commits(self) -> list[dict[str, Any]]:
+        return list(self._commits)
+
+    def _ddp(self, sgd: torch.optim.Optimizer, workers: int) -> None:
+        self._run(DistributedDataParallel(self._manager, self._model), Optimizer(self._manager, sgd), workers)
+
+    def _local_sgd(self, sgd: torch.optim.Optimizer, workers: int) -> None:
+        with LocalSGD(self._manager, self._model, sgd, SYNC_EVERY):
+            self._run(self._model, sgd, workers)
+
+    def _diloco(self, sgd: torch.optim.Optimizer, workers: int) -> None:
+        outer = torch.optim.SGD(self._model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        with DiLoCo(self._manager, [self._model], sgd, outer, SYNC_EVERY, pin_memory=False):
+            self._run(self._model, sgd, workers)
+
+    def _run(self, model: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer, workers: int) -> None:
+        while True:
+            for (inputs,) in DataLoader(TensorDataset(torch.rand(64, FEATURES)), batch_size=4, num_workers=workers):
+                if self._manager.current_step() == self._last_step:
+                    return
+                optimizer.zero_grad()
+                model(inputs).square().mean().backward()
+                optimizer.step()
+                self._note()
+                time.sleep(PACE_S)
+
+    def _note(self) -> None:
+        step = self._manager.current_step()
+        if step == (self._commits[-1]["step"] if self._commits else 0):
+            return
+        weights = digest(*self._model.parameters())
+        self._commits.append({"step": step, "participants": self._manager.num_participants(), "weights": weights})

@@ -1,0 +1,64 @@
+"""Each benchmark runs, and its numbers can be. What they are is for a quiet machine to say."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import REPOSITORY
+
+TIMEOUT_S = 110
+
+Ran = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> Ran:
+    """What `python -m benchmarks.NAME --quick` writes."""
+
+    def run(name: str) -> dict[str, Any]:
+        path = tmp_path / "report.json"
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--json", str(path)]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("\n| ") > 2, done.stdout
+        return json.loads(path.read_text())
+
+    return run
+
+
+def test_quorum_round(ran: Ran) -> None:
+    (size,) = ran("quorum_round")["sizes"]
+    assert all(0 < server["cpu_s"]["median"] < 5 for server in size["servers"])
+
+
+def test_step_overhead(ran: Ran) -> None:
+    *_, standing = ran("step_overhead")["contenders"]
+    assert 0 < standing["calls"]["both_s"]["median_s"] < 1
+    assert 1 <= standing["round_trips"] < 2
+
+
+def test_recovery(ran: Ran) -> None:
+    results = ran("recovery")["results"]
+    assert [row["fault"] for row in results] == ["kill-group", "kill-rank"]
+    for run in (run for row in results for run in row["runs"]):
+        assert 0 < run["noticed_s"] <= run["quorum_s"] <= run["committed_s"] < 8
+
+
+def test_outage(ran: Ran) -> None:
+    (result,) = ran("outage")["results"]
+    (run,) = result["runs"]
+    assert 0 < run["away_s"] < run["standing_s"]
+    assert 0.02 < run["median_step_s"] <= run["longest_step_s"]
+
+
+def test_scale(ran: Ran) -> None:
+    stages = ran("scale")["stages"]
+    assert all(0 < stage["cpu_s"] < 10 * stage["wall_s"] for stage in stages)
+    assert all(20 < stage["memory_mb"] < 300 for stage in stages)
+    first, *_, last = [max(stage["told"]["quorums"]) for stage in stages]
+    assert first < last

@@ -1,0 +1,74 @@
+"""What a standing quorum looks like from outside, while its groups train without asking the lighthouse."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from lighthouse_runtime.clients import LighthouseClient
+from protos.status import JobStatus
+from tests.daemons.groups import Group, training
+from tests.processes import LIGHTHOUSE_CODE, MANAGER_CODE, Lighthouse, eventually, http_get, run_cli
+
+
+@pytest.fixture(scope="module")
+def lighthouse() -> Iterator[Lighthouse]:
+    with Lighthouse() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def groups(lighthouse: Lighthouse) -> Iterator[tuple[Group, ...]]:
+    with training(lighthouse, "default", "ab") as groups:
+        yield groups
+
+
+def scrape(url: str) -> dict[tuple[str, str], float]:
+    """(name, the label that is not the job) to value."""
+    families = text_string_to_metric_families(http_get(url + "/metrics")[1])
+    samples = [sample for family in families for sample in family.samples]
+    return {(s.name, "".join(v for k, v in s.labels.items() if k != "job")): s.value for s in samples}
+
+
+def look(lighthouse: Lighthouse) -> JobStatus:
+    with LighthouseClient(lighthouse.address) as client:
+        return client.status("default").jobs[0]
+
+
+def test_the_manager_says_how_it_holds_it(groups: tuple[Group, ...]) -> None:
+    ended = run_cli(MANAGER_CODE, "status", "--manager", groups[0].manager.address, "--format", "json")
+    said = json.loads(ended.stdout)
+    assert (said["mode"], said["quorum_id"]) == ("standing", groups[0].commits[-1][1])
+    assert said["grants"] > 0
+    assert said["step"] >= said["grants"]
+    text = run_cli(MANAGER_CODE, "status", "--manager", groups[0].manager.address).stdout
+    assert "held: standing, " in text
+    assert " steps granted without asking the lighthouse" in text
+
+
+def test_so_do_its_metrics(groups: tuple[Group, ...]) -> None:
+    seen = scrape(groups[0].manager.http)
+    assert {mode: seen["lighthouse_manager_mode", mode] for mode in ("standing", "revoked", "none")} == {
+        "standing": 1,
+        "revoked": 0,
+        "none": 0,
+    }
+    assert seen["lighthouse_manager_grants_total", ""] > 0
+
+
+def test_the_lighthouse_shows_the_phase(lighthouse: Lighthouse, groups: tuple[Group, ...]) -> None:
+    titles, row, *_ = run_cli(LIGHTHOUSE_CODE, "status", "--lighthouse", lighthouse.address).stdout.splitlines()[1:]
+    shown = dict(zip(titles.split(), row.split(), strict=True))
+    assert (shown["PHASE"], shown["VERDICT"], shown["PARTICIPANTS"]) == ("standing", "formed", "2")
+    seen = scrape(lighthouse.http)
+    assert (seen["lighthouse_standing_phase", "standing"], seen["lighthouse_standing_phase", "none"]) == (1, 0)
+    assert seen["lighthouse_sessions", ""] == 2
+
+
+def test_the_step_goes_on_though_nobody_asks(lighthouse: Lighthouse, groups: tuple[Group, ...]) -> None:
+    before = look(lighthouse)
+    steps = {member.replica_id: member.step for member in before.members}
+    eventually(lambda: all(m.step > steps[m.replica_id] for m in look(lighthouse).members), "beats tell the step")
+    after = look(lighthouse)
+    assert (after.rounds, after.quorum_id, after.recalls) == (before.rounds, before.quorum_id, before.recalls)

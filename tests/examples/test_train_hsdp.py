@@ -1,0 +1,34 @@
+"""The HSDP example as its readers run it: it learns, and a group that is killed heals and ends with the others."""
+
+from pathlib import Path
+
+import pytest
+
+from examples.local_cluster import ROOT
+from tests.agent_client.clusters import Cluster, check_all, fork_server, read_events
+from tests.processes import eventually
+
+STEPS = 80
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_group_heals_its_shards_and_all_end_with_the_same_weights(tmp_path: Path) -> None:
+    script = ROOT / "examples/train_hsdp.py"
+    with (
+        fork_server(tmp_path) as forks,
+        Cluster(forks, tmp_path, groups=2, ranks=2, pace_s=0.02, script=script, steps=STEPS) as cluster,
+    ):
+        cluster.start_lighthouse()
+        cluster.start_groups(*cluster.groups)
+        cluster.wait_steps(*cluster.groups, more=2, participants=2)
+        victim, _ = cluster.groups
+        cluster.kill(victim)
+        cluster.start_groups(victim)
+        eventually(lambda: all(map(cluster.has_ended, cluster.groups)), "all have ended", 120.0)
+        assert [cluster.statuses(group) for group in cluster.groups] == [[0, 0], [0, 0]], cluster.log(victim, 0)
+        assert not cluster.committed(victim)[0]["contributed"]
+        ends = [read_events(cluster.events(group, rank))[-1] for group in cluster.groups for rank in (0, 1)]
+    assert check_all(tmp_path) > STEPS
+    assert {end["finished"] for end in ends} == {STEPS}
+    assert len({end["hash"] for end in ends}) == 1
+    assert all(end["accuracy"] > 0.3 for end in ends), ends

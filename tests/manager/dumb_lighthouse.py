@@ -1,0 +1,126 @@
+"""An honest lighthouse as one manager meets it: what it has heard, and what it may say next."""
+
+from dataclasses import replace
+
+from protos.membership import Participant, Quorum
+from protos.refusals import Drained
+from protos.session import (
+    Beat,
+    Echo,
+    Goodbye,
+    Handed,
+    Held,
+    HoldMode,
+    JoinRequest,
+    Leave,
+    Order,
+    Phase,
+    Refused,
+    ToLighthouse,
+    ToManager,
+    WithdrawRequest,
+)
+from tests.manager.builders import member
+
+
+class DumbLighthouse:
+    """`phase` is that of the quorum that was handed last."""
+
+    def __init__(self) -> None:
+        self.quorum_id = 0
+        self.phase = Phase.NONE
+        self.upto = 0
+        self.join: JoinRequest | None = None
+        self.drains = False
+        self._beats: list[tuple[int, Held | None]] = []
+        self._frozen_at: int | None = None
+        self._stood: set[int] = set()
+        self._left = False
+
+    def stood(self, quorum_id: int) -> bool:
+        return quorum_id in self._stood
+
+    # -- what it hears
+
+    def hear(self, message: ToLighthouse) -> None:
+        match message:
+            case Beat(number, levels):
+                self._beats.append((number, levels.held))
+                self.drains = levels.drains
+                if levels.held is not None and levels.held.quorum_id == self.quorum_id:
+                    self._note(levels.held)
+            case JoinRequest():
+                assert self.join is None, "a join waits already"
+                self.join = message
+            case WithdrawRequest(number):
+                if self.join is not None and self.join.number == number:
+                    self.join = None
+            case Leave():
+                self._left, self.join = True, None
+            case _:
+                pass
+
+    def _note(self, held: Held) -> None:
+        if held.mode is HoldMode.FROZEN and self.phase is Phase.RECALLED:
+            self._frozen_at = held.granted
+        if held.mode is HoldMode.REVOKED and self.phase is not Phase.NONE:
+            self.phase = Phase.REVOKED
+
+    def lost_connection(self) -> None:
+        self.join, self._beats = None, []
+
+    # -- what it says
+
+    def echoes(self) -> list[ToManager]:
+        beats, self._beats = self._beats, []
+        return [Echo(number, 1.0, self._order_for(held)) for number, held in beats]
+
+    def _order_for(self, held: Held | None) -> Order | None:
+        if held is None:
+            return None
+        return self._order() if held.quorum_id == self.quorum_id else Order(held.quorum_id, Phase.REVOKED)
+
+    def _order(self) -> Order:
+        return Order(self.quorum_id, self.phase, self.upto)
+
+    def recall(self) -> list[ToManager]:
+        if self.phase is not Phase.STANDING:
+            return []
+        self.phase, self._frozen_at = Phase.RECALLED, None
+        return [self._order()]
+
+    def resume(self, more: int) -> list[ToManager]:
+        """Another member may have granted `more` steps."""
+        if self.phase is not Phase.RECALLED or self._frozen_at is None:
+            return []
+        self.phase, self.upto = Phase.RESUMED, self._frozen_at + more
+        return [self._order()]
+
+    def revoke(self) -> list[ToManager]:
+        if self.phase in (Phase.NONE, Phase.REVOKED):
+            return []
+        self.phase = Phase.REVOKED
+        return [self._order()]
+
+    def hand(self, *, stands: bool, is_behind: bool) -> list[ToManager]:
+        """A quorum of the group and another one; one of the two may be behind."""
+        if self.join is None:
+            return []
+        join, self.join = self.join, None
+        me = join.participant
+        if self.drains:
+            return [Refused(join.number, Drained(f"{me.replica_id} drains"))]
+        ahead = me.step + (is_behind or me.ranks_disagree)
+        messages = [] if self.phase is Phase.RESUMED else self.revoke()
+        self.quorum_id += 1
+        self.phase, self.upto = (Phase.STANDING if stands and me.watched else Phase.NONE), 0
+        self._stood |= {self.quorum_id} if self.phase is Phase.STANDING else set()
+        quorum = Quorum(self.quorum_id, (_shown(me), _shown(member("b", ahead, tag_quorum_id=me.tag_quorum_id))))
+        return [*messages, Handed(join.number, quorum, self.phase is Phase.STANDING)]
+
+    def dismiss(self) -> list[ToManager]:
+        return [Goodbye("the group has left")] if self._left else []
+
+
+def _shown(participant: Participant) -> Participant:
+    return replace(participant, wire=b"")

@@ -1,0 +1,179 @@
+"""A replica group's machine against drawn configurations, drawn faults, honest ranks and an honest lighthouse."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import Phase as Part
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from manager.grants import GrantMachine
+from manager.group import GroupMachine
+from manager.watches import Watches
+from protos.session import Phase
+from tests.manager.group_stage import Rank, Stage
+
+ranks = st.integers(0, 2)
+calls_s = st.sampled_from([0.5, 3.0, 60.0])
+
+
+class GroupBetweenRanksAndLighthouse(RuleBasedStateMachine):
+    stage: Stage
+    drains = False
+
+    @initialize(
+        size=st.integers(1, 3),
+        lease_s=st.sampled_from([2.0, 5.0]),
+        watched=st.sampled_from([True, True, True, False]),
+        wants_next=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+        trains=st.booleans(),
+        drains=st.sampled_from([False, False, False, True]),
+    )
+    def begin(
+        self, size: int, lease_s: float, watched: bool, wants_next: tuple[bool, bool, bool], trains: bool, drains: bool
+    ) -> None:
+        self.drains = drains
+        self.stage = Stage(size, lease_s, watched=watched, wants_next=wants_next)
+        for _ in range(6 * trains):
+            self.stage.go_on()
+
+    def rank(self, number: int) -> Rank:
+        return self.stage.ranks[number % len(self.stage.ranks)]
+
+    # -- ranks
+
+    @rule(number=ranks)
+    def do(self, number: int) -> None:
+        self.stage.do(self.rank(number))
+
+    @rule(number=ranks, time_left_s=calls_s)
+    def ask(self, number: int, time_left_s: float) -> None:
+        rank = self.rank(number)
+        if rank.granted is None:
+            self.stage.watch(rank)
+            self.stage.ask(rank, time_left_s)
+
+    @precondition(lambda self: any(rank.granted for rank in self.stage.ranks))
+    @rule(number=ranks, vote=st.sampled_from([True, True, False]), time_left_s=calls_s)
+    def vote(self, number: int, vote: bool, time_left_s: float) -> None:
+        if self.rank(number).granted is not None:
+            self.stage.cast(self.rank(number), vote, time_left_s)
+
+    @rule(number=ranks, keeps_state=st.booleans())
+    def kill(self, number: int, keeps_state: bool) -> None:
+        self.stage.kill(self.rank(number), keeps_state=keeps_state)
+
+    @rule(number=ranks)
+    def watch_again(self, number: int) -> None:
+        self.stage.watch_again(self.rank(number))
+
+    # -- the lighthouse
+
+    @precondition(lambda self: not self.stage.is_open)
+    @rule()
+    def open(self) -> None:
+        self.stage.open()
+
+    @rule()
+    def close(self) -> None:
+        self.stage.close()
+
+    @precondition(lambda self: self.stage.queue)
+    @rule(many=st.sampled_from([1, 1, 2, 9]))
+    def deliver(self, many: int) -> None:
+        for _ in range(many):
+            self.stage.deliver()
+
+    @rule()
+    def echo(self) -> None:
+        self.stage.say(self.stage.lighthouse.echoes())
+
+    @precondition(lambda self: self.stage.lighthouse.join)
+    @rule(stands=st.sampled_from([True, True, True, False]), is_behind=st.booleans())
+    def hand(self, stands: bool, is_behind: bool) -> None:
+        if self.stage.is_open:
+            self.stage.say(self.stage.lighthouse.hand(stands=stands, is_behind=is_behind))
+
+    @precondition(lambda self: self.stage.lighthouse.phase is Phase.STANDING)
+    @rule()
+    def recall(self) -> None:
+        self.stage.say(self.stage.lighthouse.recall())
+
+    @precondition(lambda self: self.stage.lighthouse.phase is Phase.RECALLED)
+    @rule(more=st.integers(0, 2))
+    def resume(self, more: int) -> None:
+        self.stage.say(self.stage.lighthouse.resume(more))
+
+    @precondition(lambda self: self.stage.lighthouse.phase not in (Phase.NONE, Phase.REVOKED))
+    @rule()
+    def revoke(self) -> None:
+        self.stage.say(self.stage.lighthouse.revoke())
+
+    # -- time
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 1.7, 4.1, 9.0]))
+    def wait(self, seconds: float) -> None:
+        self.stage.wait(seconds)
+
+    @rule(rounds=st.integers(1, 4), seconds=st.sampled_from([0.0, 0.1, 0.7]))
+    def train(self, rounds: int, seconds: float) -> None:
+        for _ in range(rounds):
+            self.stage.train(seconds)
+
+    @precondition(lambda self: self.stage.queue)
+    @rule(seconds=st.sampled_from([1.7, 4.1, 9.0]))
+    def stop_for(self, seconds: float) -> None:
+        self.stage.stop_for(seconds)
+
+    @rule(rounds=st.integers(1, 4))
+    def go_on(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.stage.go_on()
+
+    @precondition(lambda self: self.drains)
+    @rule()
+    def drain(self) -> None:
+        self.stage.drain("maintenance")
+
+    def teardown(self) -> None:
+        if hasattr(self, "stage"):
+            self.stage.settle()
+
+
+GroupBetweenRanksAndLighthouse.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestGroupBetweenRanksAndLighthouse = GroupBetweenRanksAndLighthouse.TestCase
+
+
+def never_lets_the_lease_end(self: GrantMachine, until: float) -> None:
+    self.lease_until = math.inf
+
+
+def tells_no_rank(self: GroupMachine, reason: str) -> list[object]:
+    return []
+
+
+def takes_an_old_watch_for_the_rank(self: Watches, watch: int) -> int | None:
+    entry = self._open.pop(watch, None)
+    if entry is None:
+        return None
+    self._lost[entry.group_rank] = ""
+    return entry.group_rank
+
+
+@pytest.mark.parametrize(
+    ("machine", "name", "wrong"),
+    [
+        (GrantMachine, "renew", never_lets_the_lease_end),
+        (GroupMachine, "_push_revoked", tells_no_rank),
+        (Watches, "ended", takes_an_old_watch_for_the_rank),
+    ],
+)
+def test_a_wrong_rule_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, machine: type, name: str, wrong: Callable[..., object]
+) -> None:
+    hunt = settings(max_examples=300, derandomize=True, database=None, phases=[Part.generate], deadline=None)
+    monkeypatch.setattr(machine, name, wrong)
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(GroupBetweenRanksAndLighthouse, settings=hunt)

@@ -1,0 +1,88 @@
+"""A rank's side of its manager: the watch, and one call at a time that may be withdrawn or get no answer."""
+
+from typing import TYPE_CHECKING, Any
+
+from agent_client.step import Phase, StepMachine
+from tests.simulation.network import LOCAL_DELAY_S
+from tests.simulation.world import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.group_process import Group
+    from tests.simulation.manager_process import ManagerProcess
+    from tests.simulation.torchft_manager import TorchftManager
+
+CANCELLED_AFTER_S = (0.0001, 0.0005, 0.02, 0.3)
+
+
+class ManagerSide(Process):
+    """`token` numbers the calls: an answer to another than the present one is late, and nothing."""
+
+    def __init__(self, site: "Group", group_rank: int, machine: StepMachine) -> None:
+        super().__init__(site.world, f"{site.name}.{group_rank}", site.host)
+        self.site = site
+        self.machine = machine
+        self.token = 0
+        self.watch = 0
+        self._has_started = False
+        self.after(LOCAL_DELAY_S, self._watch)
+
+    @property
+    def manager(self) -> "ManagerProcess | TorchftManager":
+        return self.site.manager
+
+    @property
+    def quorum_id(self) -> int:
+        raise NotImplementedError
+
+    def begin_step(self) -> None:
+        raise NotImplementedError
+
+    def on_refused(self, token: int, error: Exception) -> None:
+        raise NotImplementedError
+
+    def on_revoked(self, quorum_id: int) -> None:
+        raise NotImplementedError
+
+    # -- the watch
+
+    def _watch(self) -> None:
+        self.world.at(self.world.now + LOCAL_DELAY_S, self.manager, self.manager.on_watch, self)
+
+    def on_watched(self, manager: "ManagerProcess | TorchftManager") -> None:
+        if not self._has_started:
+            self._has_started = True
+            self.begin_step()
+
+    def on_watch_end(self) -> None:
+        """It revokes what this rank holds; the next one is opened a little later."""
+        self.on_revoked(self.quorum_id)
+        self.after(self.world.random.uniform(0.05, 0.5), self._watch)
+
+    # -- calls
+
+    def call_manager(self, method: str, timeout_s: float, *args: Any) -> None:
+        self.token += 1
+        manager = self.manager
+        at = self.world.now + LOCAL_DELAY_S * self.world.random.uniform(0.3, 3)
+        self.world.at(at, manager, getattr(manager, method), self, self.token, timeout_s, *args)
+        self.after(timeout_s + 1, self._lost_call, self.token)
+        if self.machine.phase in self.site.cancels:
+            self.site.cancels.remove(self.machine.phase)
+            self.after(self.world.random.choice(CANCELLED_AFTER_S), self._cancel_if_waiting, self.token)
+
+    def _cancel_if_waiting(self, token: int) -> None:
+        if token == self.token:
+            self.world.counts["calls cancelled"] += 1
+            self.cancel("cancelled")
+
+    def _lost_call(self, token: int) -> None:
+        """The manager answers in time, unless it is paused or gone."""
+        if token == self.token and self.machine.phase in (Phase.ASKED, Phase.VOTED):
+            self.cancel("no answer in time")
+
+    def cancel(self, reason: str) -> None:
+        """The call that waits ends without an answer."""
+        token = self.token
+        manager = self.manager
+        self.world.at(self.world.now + LOCAL_DELAY_S, manager, manager.on_cancel, self, token)
+        self.on_refused(token, TimeoutError(reason))

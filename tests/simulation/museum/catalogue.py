@@ -1,0 +1,155 @@
+"""The exhibits, by the rule whose checker finds them."""
+
+from typing import Any
+
+from tests.simulation.museum import lighthouse_defects as lighthouse
+from tests.simulation.museum import manager_defects as manager
+from tests.simulation.museum.exhibit import Exhibit, Recipe
+
+ANY_SIZE = {"min_replicas": 1, "active": None, "allowed_sizes": frozenset[int]()}
+# One group trains, the other waits as a spare: no quorum without the first has a member in common with the present one.
+ONE_AND_A_SPARE = {**ANY_SIZE, "active": 1}
+SHORT = {"join_timeout_s": 1.5, "heartbeat_timeout_s": 1.5, "lease_s": 1.5}
+LONG_LEASE = {"heartbeat_timeout_s": 1.5, "lease_s": 10.0}
+# What is found only at the end of a run is found sooner where everything that may take its time takes little.
+QUICK = {
+    "step_s": 0.5,
+    "collective_timeout_s": 2.0,
+    "heal_timeout_s": 2.0,
+    "vote_timeout_s": 2.0,
+    "group_world_size": 1,
+}
+LONG_STEPS = {"restart_s": 0.3, "step_s": 5.0, "step_spread": 0.02, "group_world_size": 1}
+PATIENT = {"collective_timeout_s": 12.0, "heal_timeout_s": 12.0}
+
+
+def _storm(*mix: str, config: dict[str, Any], **plan: Any) -> Recipe:
+    native = {"mix": mix, "torchft": 0, "fault_every_s": 1.0, **plan}
+    return Recipe("storm", native, {"stands": True, **config})
+
+
+EXHIBITS: tuple[Exhibit, ...] = (
+    Exhibit(
+        "written-after-telling",
+        "a quorum is written down after its members have been told",
+        "S1",
+        _storm("kill_group", config=ANY_SIZE),
+        lighthouse.WRITTEN_AFTER_TELLING,
+    ),
+    Exhibit(
+        "id-reused",
+        "without its journal the lighthouse begins again at its first id, whatever members hold (torchft's defect 4)",
+        "S1",
+        _storm("lose_journal", "kill_group", config=ANY_SIZE),
+        lighthouse.ID_REUSED,
+    ),
+    Exhibit(
+        "old-id-again",
+        "a quorum is formed again under its old id after a recall",
+        "S1",
+        _storm("stranger", config=ANY_SIZE, step_s=1.0),
+        lighthouse.SAME_ID_AGAIN,
+    ),
+    Exhibit(
+        "id-goes-back",
+        "without its journal the lighthouse begins at a lower id, whatever members hold",
+        "S2",
+        _storm("lose_journal", "kill_group", config=ANY_SIZE),
+        lighthouse.ID_GOES_BACK,
+    ),
+    Exhibit(
+        "grant-after-lease",
+        "a manager grants steps after its lease has run out",
+        "S3",
+        _storm("cut_lighthouse", config={**ONE_AND_A_SPARE, **SHORT}, groups=2, step_s=0.1),
+        manager.LEASE_NEVER_ENDS,
+    ),
+    Exhibit(
+        "formed-before-lease-end",
+        "a quorum without a member of the present one forms before the leases of that one have run out",
+        "S3",
+        _storm("cut_lighthouse", config={**ONE_AND_A_SPARE, **LONG_LEASE}, groups=2, step_s=0.1),
+        lighthouse.FREE_AT_ONCE,
+    ),
+    Exhibit(
+        "intersection-by-name",
+        "a restarted group counts as a member of the quorum that its earlier incarnation was in",
+        "S3",
+        _storm("pause_manager", "kill_group", config={**ANY_SIZE, **LONG_LEASE}, groups=2, restart_s=0.05, step_s=0.1),
+        lighthouse.FREE_BY_NAME,
+        range(60),
+    ),
+    Exhibit(
+        "shorter-lease",
+        "a restarted lighthouse waits for its own, shorter lease, not for the one that it had given",
+        "S3",
+        _storm("cut_lighthouse", "cut_lighthouse", "change_lease", config={**ONE_AND_A_SPARE, **LONG_LEASE}, groups=2),
+        lighthouse.SHORTER_LEASE,
+        range(60),
+    ),
+    Exhibit(
+        "vote-for-another-quorum",
+        "a yes counts for the same step under the next quorum, too (torchft's defect 1)",
+        "S4",
+        _storm("fail_step", "cancel_vote", "pause_rank", config=ANY_SIZE, group_world_size=3, step_s=0.05),
+        manager.VOTE_FOR_ANOTHER_QUORUM,
+    ),
+    Exhibit(
+        "recall-for-nothing",
+        "a quorum is recalled for a newcomer that it has no place for",
+        "S5",
+        _storm("drain", config={**SHORT, **ANY_SIZE, "active": 2}, groups=3, **QUICK),
+        lighthouse.RECALL_FOR_NOTHING,
+    ),
+    Exhibit(
+        "newcomers-clock",
+        "join_timeout counts from a newcomer's join while members are in a long step",
+        "S5",
+        _storm("kill_rank", config={**SHORT, **ANY_SIZE, "stands": False}, groups=5, **LONG_STEPS, **PATIENT),
+        lighthouse.NEWCOMERS_CLOCK,
+        range(40),
+    ),
+    Exhibit(
+        "join-lost-in-a-restart",
+        "a join that waits is not asked again on the next session",
+        "S5",
+        _storm("kill_lighthouse", "kill_group", config={**SHORT, **ANY_SIZE}, quorum_timeout_s=600.0, **QUICK),
+        manager.JOIN_LOST,
+    ),
+    Exhibit(
+        "resumed-too-low",
+        "after a recall the members are resumed up to the lowest grant, not the highest",
+        "S6",
+        Recipe("graceful"),
+        lighthouse.RESUMED_TOO_LOW,
+    ),
+    Exhibit(
+        "dead-counts-as-alive",
+        "the end of a session is no loss; only silence is (torchft's defect 11)",
+        "S7",
+        Recipe("losses", {"mix": ("kill_group", "kill_manager")}),
+        lighthouse.END_UNNOTICED,
+    ),
+    Exhibit(
+        "nobody-forgotten",
+        "ids that have gone are remembered for ever (torchft's defect 12)",
+        "S8",
+        Recipe("churn"),
+        lighthouse.NOBODY_FORGOTTEN,
+        range(3),
+    ),
+    Exhibit(
+        "end-is-a-leave",
+        "a clean end of a stream counts as a leave",
+        "S9",
+        Recipe("restarts", {"mix": ("pause_lighthouse",)}, {"lease_s": 1.5, "heartbeat_timeout_s": 1.5}),
+        lighthouse.END_IS_A_LEAVE,
+    ),
+    Exhibit(
+        "old-end-ends-newer",
+        "the end of a group's old session ends its newer one",
+        "S9",
+        Recipe("restarts", {"mix": ("pause_lighthouse",)}, {"lease_s": 1.5, "heartbeat_timeout_s": 1.5}),
+        lighthouse.OLD_SESSION_ENDS_NEWER,
+    ),
+)

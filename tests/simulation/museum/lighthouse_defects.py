@@ -1,0 +1,148 @@
+"""Defects of the lighthouse, as methods that take the place of its machines' own."""
+
+# pyright: reportPrivateUsage=false
+
+from typing import Any
+
+from lighthouse.attendance import Attendance
+from lighthouse.events import Effect, Left, SessionEnded
+from lighthouse.joins import Joins
+from lighthouse.quorum import QuorumMachine
+from lighthouse.roster import Member, Roster
+from lighthouse.standing import Standing
+from protos.membership import Participant, Quorum
+from protos.session import Order, Phase
+from tests.simulation.lighthouse_process import LighthouseProcess
+from tests.simulation.lighthouse_site import FIRST_WALL_MS, Lighthouse
+from tests.simulation.museum.exhibit import Replaced
+
+_take_place = Attendance._take_place
+_next_composition = QuorumMachine._next_composition
+_expire = Roster.expire
+
+
+def _end_as_leave(self: Attendance, event: SessionEnded, now: float) -> list[Effect]:
+    return self.leave(Left(event.session), now)
+
+
+def _keep_old_session(self: Attendance, participant: Participant, now: float) -> list[Effect]:
+    old = self.roster.get(participant.replica_id)
+    session = old.session if old is not None else None
+    effects = _take_place(self, participant, now)
+    if old is not None and session is not None and old.incarnation == participant.incarnation:
+        self._sessions[session] = old
+    return effects
+
+
+def _end_any_session(self: Attendance, event: SessionEnded, now: float) -> list[Effect]:
+    member = self._sessions.pop(event.session, None)
+    return [] if member is None else self._lose(member, "its connection has ended", now)
+
+
+def _end_unnoticed(self: Attendance, event: SessionEnded, now: float) -> list[Effect]:
+    return []
+
+
+def _keep_waiting(self: Joins, call: int, now: float) -> None:
+    """A call that has ended waits on."""
+
+
+def _free_at_once(self: Standing, chosen: list[Participant], now: float) -> bool:
+    return not self.holds_back
+
+
+def _free_by_name(self: Standing, chosen: list[Participant], now: float) -> bool:
+    if self.holds_back:
+        return False
+    return any(self.is_member(p.replica_id) for p in chosen) or now >= self.free_at()
+
+
+def _resume_at_lowest(self: Standing) -> Order | None:
+    told = [holder.granted for holder in self._holders.values() if holder.granted is not None]
+    if self.phase is not Phase.RECALLED or len(told) < len(self._holders):
+        return None
+    self.upto, self.phase = min(told), Phase.RESUMED
+    return self.order()
+
+
+def _keep_id(self: QuorumMachine, chosen: list[Member], always: bool) -> bool:
+    return _next_composition(self, chosen, False)
+
+
+def _forget_seen_ids(self: QuorumMachine, chosen: list[Member], always: bool) -> bool:
+    self.attendance.seen_id = 0
+    return _next_composition(self, chosen, always)
+
+
+def _recall_for_anybody(self: QuorumMachine) -> list[Effect]:
+    if self.standing.phase is not Phase.STANDING:
+        return []
+    draining = self.attendance.draining()
+    if draining:
+        return self.attendance.recall(f"{draining[0]} drains")
+    newcomers = self.joins.newcomers
+    return self.attendance.recall(f"{newcomers} ask to come in") if newcomers else []
+
+
+def _missed_by_anyones_clock(self: QuorumMachine) -> float | None:
+    if not self._has_stragglers() or not len(self.joins) or self.standing.holds_back:
+        return None
+    started_at = self.joins.anyone.running_since(self._now)
+    return None if started_at is None else started_at + self.config.join_timeout_s
+
+
+def _expire_and_remember(self: Roster, now: float) -> list[Member]:
+    with_all = dict(self._members)
+    lapsed = _expire(self, now)
+    self._members = with_all
+    return lapsed
+
+
+def _tell_then_write(self: LighthouseProcess, quorum: Quorum, calls: tuple[int, ...], **rest: Any) -> None:
+    self._fire_crash()
+    self.site.checkers.formed(quorum, stands=rest["stands"])
+    for call in calls:
+        self._may_die()
+        self._hand(call, quorum, stands=rest["stands"])
+    if rest["record"] is not None:
+        self.site.journal.record = rest["record"]
+
+
+def _wait_for_own_lease(self: LighthouseProcess) -> QuorumMachine:
+    site = self.site
+    until = self.clock() + site.config.lease_s
+    return QuorumMachine(site.config, record=site.journal.record, holders_until=until)
+
+
+def _same_wall(self: Lighthouse) -> int:
+    return FIRST_WALL_MS
+
+
+def _wall_set_back(self: Lighthouse) -> int:
+    return FIRST_WALL_MS - 1_000_000 * self.starts
+
+
+END_IS_A_LEAVE = (Replaced(Attendance, "end", _end_as_leave),)
+OLD_SESSION_ENDS_NEWER = (
+    Replaced(Attendance, "_take_place", _keep_old_session),
+    Replaced(Attendance, "end", _end_any_session),
+)
+END_UNNOTICED = (Replaced(Attendance, "end", _end_unnoticed),)
+ENDED_CALL_WAITS = (Replaced(Joins, "withdraw", _keep_waiting),)
+FREE_AT_ONCE = (Replaced(Standing, "may_form", _free_at_once),)
+FREE_BY_NAME = (Replaced(Standing, "may_form", _free_by_name),)
+RESUMED_TOO_LOW = (Replaced(Standing, "_settle", _resume_at_lowest),)
+SAME_ID_AGAIN = (Replaced(QuorumMachine, "_next_composition", _keep_id),)
+WRITTEN_AFTER_TELLING = (Replaced(LighthouseProcess, "_formed", _tell_then_write),)
+ID_REUSED = (
+    Replaced(Lighthouse, "wall_ms", _same_wall),
+    Replaced(QuorumMachine, "_next_composition", _forget_seen_ids),
+)
+ID_GOES_BACK = (
+    Replaced(Lighthouse, "wall_ms", _wall_set_back),
+    Replaced(QuorumMachine, "_next_composition", _forget_seen_ids),
+)
+SHORTER_LEASE = (Replaced(LighthouseProcess, "_make_machine", _wait_for_own_lease),)
+RECALL_FOR_NOTHING = (Replaced(QuorumMachine, "_review", _recall_for_anybody),)
+NEWCOMERS_CLOCK = (Replaced(QuorumMachine, "missed_at", _missed_by_anyones_clock),)
+NOBODY_FORGOTTEN = (Replaced(Roster, "expire", _expire_and_remember),)

@@ -1,0 +1,50 @@
+"""Defects of the manager, as methods that take the place of its machines' own."""
+
+# pyright: reportPrivateUsage=false
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from manager import commit
+from manager.commit import CommitMachine
+from manager.grants import GrantMachine
+from manager.lighthouse_session import SessionMachine
+from protos.membership import Participant
+from protos.session import JoinRequest, ToLighthouse
+from tests.simulation.museum.exhibit import Replaced
+
+_decide = CommitMachine._decide
+_open = CommitMachine._open
+_opened = SessionMachine.opened
+
+
+def _renew_for_ever(self: GrantMachine, until: float) -> None:
+    self.lease_until = self.renewed_until = math.inf
+
+
+def _open_with_votes_of_the_same_step(self: CommitMachine, attempt: Any) -> Sequence[commit.Effect]:
+    old = self._attempt
+    effects = _open(self, attempt)
+    if old is not None and old.step == attempt.step:
+        attempt.yes = dict(old.yes)
+    return effects
+
+
+def _decide_and_keep_votes(self: CommitMachine, attempt: Any, commits: bool) -> Sequence[commit.Effect]:
+    yes = attempt.yes
+    effects = _decide(self, attempt, commits)
+    attempt.yes = {} if commits else yes
+    return effects
+
+
+def _open_without_join(self: SessionMachine, me: Participant, now: float) -> list[ToLighthouse]:
+    return [message for message in _opened(self, me, now) if not isinstance(message, JoinRequest)]
+
+
+LEASE_NEVER_ENDS = (Replaced(GrantMachine, "renew", _renew_for_ever),)
+VOTE_FOR_ANOTHER_QUORUM = (
+    Replaced(CommitMachine, "_open", _open_with_votes_of_the_same_step),
+    Replaced(CommitMachine, "_decide", _decide_and_keep_votes),
+)
+JOIN_LOST = (Replaced(SessionMachine, "opened", _open_without_join),)

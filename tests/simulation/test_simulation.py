@@ -1,0 +1,86 @@
+"""The suite under drawn faults, on a virtual clock: S1 to S9 hold. docs/simulation.md says how to read a failure."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+
+import pytest
+
+from tests.simulation.plan import FAULTS, SCENARIOS, draw_plan
+from tests.simulation.simulation import Result, Simulation, run_plan, run_seed
+from tests.simulation.world import Violation
+
+SEEDS = range(200)
+LONG = {"seconds": 750.0, "groups": 10, "min_step_s": 0.25}  # 600 s of faults
+LONG_SEEDS = range(100)
+
+
+def failed(results: Iterable[Result]) -> list[str]:
+    return [f"seed {result.seed}: {result.violation}" for result in results if result.violation]
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Result]:
+    return [run_seed(seed) for seed in SEEDS]
+
+
+def test_drawn_runs_are_clean(results: list[Result]):
+    assert failed(results) == []
+
+
+def test_drawn_runs_have_every_fault_and_many_quorums(results: list[Result]):
+    counts = sum((result.counts for result in results), Counter[str]())
+    assert [fault for fault in FAULTS if not counts[f"fault: {fault}"]] == []
+    assert counts["quorums"] > 5 * len(results)
+    assert counts["commits"] > 100 * len(results)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_scenario_is_clean(scenario: str):
+    assert failed(run_seed(seed, scenario=scenario) for seed in range(8)) == []
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_seed_is_the_same_run_again_in_another_process(scenario: str):
+    """Also where the hashes of texts are others: no order may come from a set."""
+    command = [sys.executable, "-m", "tests.simulation", "--seed", "5", "--scenario", scenario, "--trace"]
+    traces = [
+        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
+        for seed in "12"
+    ]
+    assert traces[0] == traces[1]
+    assert traces[0].count(b"\n") > 20
+
+
+def test_a_fault_that_cannot_fire_fails_the_run():
+    simulation = Simulation(replace(draw_plan(1), faults_s=10.0, mix=("fail_step",)))
+    simulation.effects["fail_step"] = lambda simulation, fault: False
+    with pytest.raises(Violation, match="faults that did not fire"):
+        simulation.run()
+
+
+def test_a_quorum_that_is_not_replaced_fails_the_run():
+    simulation = Simulation(draw_plan(1))
+    simulation.run()
+    simulation.promise.hit |= set(range(simulation.world.counts["quorums"]))
+    with pytest.raises(Violation, match="too few quorums"):
+        simulation.promise.at_end()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_groups_for_ten_minutes_are_clean():
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        assert failed(pool.map(partial(run_seed, **LONG), LONG_SEEDS, chunksize=2)) == []
+
+
+def test_plans_are_drawn_from_the_seed_alone():
+    assert draw_plan(3) == draw_plan(3) != draw_plan(4)
+    assert {draw_plan(seed).scenario for seed in range(300)} == set(SCENARIOS)
+    assert run_plan(draw_plan(3)).counts == run_seed(3).counts
