@@ -31,7 +31,7 @@ from protos.membership import Assignment
 
 log = logging.getLogger(__name__)
 
-ASK_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S = 5.0
 SILENCE_SHARE = 0.1
 """Of the heal timeout a source may be silent while there is another."""
 ROOM_FOR_A_COPY = 2.0
@@ -65,13 +65,12 @@ class Healing:
         *,
         serve: ServeMode = ServeMode.AUTO,
         transport: Transport = Transport.HTTP,
-        port: int = 0,
     ) -> None:
         self._state = state
         self._group_rank = group_rank
         self._timeout_s = timeout_s
         self._mode = serve
-        self._server = CheckpointServer(advertise=host, port=port)
+        self._server = CheckpointServer(advertise=host)
         self._groups = None
         if transport is Transport.PROCESS_GROUP:
             self._groups = GroupTransport(group_rank, host, timeout_s * SILENCE_SHARE)
@@ -145,6 +144,7 @@ class Healing:
                 fetch.cancel(reason)
 
     def close(self) -> None:
+        self.revoke(None, "the Agent was closed")
         self._server.close()
 
     def _copies(self, train: dict[str, Any]) -> bool:
@@ -159,7 +159,7 @@ class Healing:
         if self._groups is None:
             return None
         try:
-            received = self._groups.receive(assignment)
+            received = self._groups.receive(assignment, max_bytes=available_bytes())
             self._check(assignment, received)
         except (RuntimeError, CorruptState, StateMismatch) as error:
             log.warning("the state does not come over the process group: %s", error)
@@ -177,6 +177,7 @@ class Healing:
                 self._timeout_s,
                 accept=lambda received: self._check(assignment, received),
                 silence_s=self._timeout_s * SILENCE_SHARE,
+                max_bytes=available_bytes(),
             )
             return self._fetch
 
@@ -195,7 +196,7 @@ class Healing:
             case {
                 "train": dict() as train,
                 "agent": {"step": int() as step, "tag_quorum_id": int() as tag, "batches_committed": int()},
-            } if 0 <= tag < assignment.quorum_id:
+            } if 0 <= tag <= assignment.quorum_id:
                 if step != assignment.max_step:
                     raise StateMismatch(f"it is of step {step}, not {assignment.max_step}")
                 self._state.check(train)

@@ -83,7 +83,10 @@ class OuterSteps(FaultTolerantOptimizer):
 
     @property
     def global_parameters(self) -> list[Tensor]:
-        """Those of the last committed outer step, in the order of model.parameters(); the same in all groups."""
+        """Those of the last committed outer step, in the order of model.parameters(); the same in all groups.
+
+        Of what is sharded inside the group, this rank's shards.
+        """
         return list(self._state.tensors)
 
     @property

@@ -5,20 +5,22 @@ its quorum is revoked. A grant and its revoke travel on different streams, so re
 the watch is a revoke of whatever is held. A manager that has ended may be started again: for a while it is waited for.
 """
 
+import itertools
 import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from agent_client.errors import AgentError, GroupDrained
 from lighthouse_runtime.clients import ManagerClient
 from lighthouse_runtime.process import host_id, started_at
 from lighthouse_runtime.streams import Watch
-from protos.membership import Assignment
+from protos.membership import Assignment, Vote
 from protos.refusals import DeadlinePassed, Drained, LighthouseError, NotServed, Unreachable
-from protos.session import Killed, Revoked, ToRank, WatchOpened, WatchRequest
+from protos.session import Ballot, Counted, Killed, Revoked, ToRank, WatchOpened, WatchRequest
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,9 @@ class ManagerLink:
         self.asks_ahead = True  # a vote asks for the next step's grant
         self._is_closed = False
         self._revoked: dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._ballots: dict[int, Future[Vote]] = {}
         self._granted: Assignment | None = None
         self._has_answered = False
 
@@ -68,6 +73,11 @@ class ManagerLink:
         if self._watch is not None:
             self._watch.cancel()
         self._client.close()
+
+    @property
+    def has_grant(self) -> bool:
+        """The next request for a quorum is answered already."""
+        return self._granted is not None
 
     def revoked(self, quorum_id: int) -> str | None:
         """Why that quorum was revoked; None: it was not."""
@@ -112,15 +122,7 @@ class ManagerLink:
             try:
                 left_s = max(0.001, ends_at - time.monotonic())
                 wants_next = self.asks_ahead and self._is_served
-                answer = self._client.vote(
-                    self._group_rank,
-                    step,
-                    vote,
-                    timeout_s=left_s,
-                    quorum_id=quorum_id,
-                    wants_next=wants_next,
-                    wait_for_ready=False,
-                )
+                answer = self._cast(Ballot(next(self._numbers), step, vote, quorum_id, wants_next, left_s))
             except (Unreachable, DeadlinePassed) as e:
                 is_over = time.monotonic() + backoff_s >= ends_at
                 if not vote or is_over or (isinstance(e, Unreachable) and self._is_given_up()):
@@ -132,6 +134,33 @@ class ManagerLink:
             else:
                 self._granted, self._gone_since = answer.next, None
                 return answer.commit
+
+    def _cast(self, ballot: Ballot) -> Vote:
+        """Over the watch, where it is open: a message on a stream costs half of a call."""
+        counted: Future[Vote] = Future()
+        with self._lock:
+            watch = self._watch if self._is_served and not self._has_ended.is_set() else None
+            if watch is not None:
+                self._ballots[ballot.number] = counted
+        if watch is None:
+            return self._client.vote(
+                self._group_rank,
+                ballot.step,
+                ballot.vote,
+                timeout_s=ballot.time_left_s,
+                quorum_id=ballot.quorum_id,
+                wants_next=ballot.wants_next,
+                wait_for_ready=False,
+            )
+        watch.send(ballot)
+        try:
+            return counted.result(ballot.time_left_s)
+        except DeadlinePassed:
+            raise
+        except TimeoutError:
+            raise DeadlinePassed(f"{self.address} gave no answer within {ballot.time_left_s:g} s") from None
+        finally:
+            self._ballots.pop(ballot.number, None)
 
     def report(self, reason: str) -> None:
         """This rank is about to end."""
@@ -181,14 +210,32 @@ class ManagerLink:
             return
         except LighthouseError as e:
             reason = str(e)
-        self._has_ended.set()
+        self._end_ballots(Unreachable(reason))
         self._is_watched.set()
         if not self._is_closed:
             log.warning("the manager is lost: %s", reason)
             self._on_revoked(None, reason)
 
+    def _end_ballots(self, error: LighthouseError) -> None:
+        with self._lock:
+            self._has_ended.set()
+            waiting, self._ballots = self._ballots, {}
+        for counted in waiting.values():
+            counted.set_exception(error)
+
+    def _count(self, message: Counted) -> None:
+        counted = self._ballots.pop(message.number, None)
+        if counted is None:  # it came too late
+            return
+        if isinstance(message.outcome, Vote):
+            counted.set_result(message.outcome)
+        else:
+            counted.set_exception(message.outcome)
+
     def _take(self, message: ToRank) -> None:
         match message:
+            case Counted():
+                self._count(message)
             case WatchOpened():
                 self._is_watched.set()
             case Revoked(quorum_id, reason):

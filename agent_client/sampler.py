@@ -48,7 +48,8 @@ class StepSampler:
             yield self.batch(self._position.current_step, place, places)
 
     def microbatches(self) -> Iterator[list[torch.Tensor]]:
-        """Those of each step, at least one: back-propagate all of them, then step."""
+        """Those of each step, at least one: back-propagate the mean loss of each, all but the last under `no_sync()`
+        of DistributedDataParallel, and then step."""
         while True:
             slots = self._position.slots()
             yield [self.batch(self._position.current_step, place, places) for place, places in slots]

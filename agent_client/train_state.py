@@ -31,13 +31,13 @@ class TrainState:
         """False: parameters move between a step's quorum and its vote, so no peer may read them in place."""
         self._moving: dict[str, State] = {}
         self._sharded: dict[str, State] = {}
-        self._shards = Shards(model)
+        self._shards = self._find_shards()
 
     def begin_step(self) -> None:
         """Copy what moves before the vote. Costs a copy of the buffers, under each name in state_dict()."""
         named = self.model.named_buffers(remove_duplicate=False)
         buffers = {name: buffer.detach().clone() for name, buffer in named}
-        self._shards = shards = Shards(self.model)
+        self._shards = shards = self._find_shards()
         others = {name: snapshot(shards.take_out(other.state_dict())) for name, other in self.others.items()}
         self._moving = {"buffers": buffers, "others": others}
         # While FSDP's forward pass runs, state_dict() would take the gathered parameters away from it.
@@ -72,7 +72,7 @@ class TrainState:
 
     def install(self, received: dict[str, Any]) -> None:
         """Take over a peer's state. Check it first."""
-        received = Shards(self.model).put_back(received)
+        received = self._find_shards().put_back(received)
         self.model.load_state_dict(received["model"])
         self.optimizer.load_state_dict(received["optimizer"])
         for name, other in self.others.items():
@@ -90,3 +90,7 @@ class TrainState:
         self.begin_step()
         self.check(state_dict)
         self.install(state_dict)
+
+    def _find_shards(self) -> Shards:
+        optimized = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        return Shards([*optimized, *self.model.parameters()])

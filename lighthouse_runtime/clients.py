@@ -5,6 +5,7 @@ while the other side is down, calls wait for it until their time is over and the
 """
 
 import asyncio
+import functools
 import os
 from types import TracebackType
 from typing import Self, TypeVar
@@ -20,7 +21,6 @@ from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY, LIGHTHOUSE_PORT, TOKEN_
 from protos.membership import Assignment, Participant, Quorum, Vote
 from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
 from protos.session import WatchRequest
-from protos.session_wire import watch_request_to_wire
 from protos.status import LighthouseStatus, ManagerStatus
 
 T = TypeVar("T")
@@ -249,9 +249,9 @@ class ManagerClient(SyncClient):
 
     def watch(self, request: WatchRequest, *, wait_for_ready: bool = False) -> Watch:
         """Be watched for as long as it is open, and hear what happens to the quorum."""
-        open_ = self._live_channel().unary_stream(calls.WATCH)
-        body = watch_request_to_wire(request).SerializeToString()
-        return Watch(open_(body, metadata=self._metadata, wait_for_ready=wait_for_ready), self.address)
+        call = self._live_channel().stream_stream(calls.WATCH)
+        open_ = functools.partial(call, metadata=self._metadata, wait_for_ready=wait_for_ready)
+        return Watch(open_, self.address, request)
 
     def report(self, group_rank: int, worker: str, reason: str, *, timeout_s: float = 1.0) -> None:
         """Say why this rank is about to end. `worker` is that of its watch."""
@@ -323,9 +323,8 @@ class AsyncManagerClient(_AsyncClient):
 
     def watch(self, request: WatchRequest, *, wait_for_ready: bool = False) -> AsyncWatch:
         """Be watched for as long as it is open, and hear what happens to the quorum."""
-        open_ = self._channel.unary_stream(calls.WATCH)
-        body = watch_request_to_wire(request).SerializeToString()
-        return AsyncWatch(open_(body, metadata=self._metadata, wait_for_ready=wait_for_ready), self.address)
+        open_ = self._channel.stream_stream(calls.WATCH)
+        return AsyncWatch(open_(metadata=self._metadata, wait_for_ready=wait_for_ready), self.address, request)
 
     async def report(self, group_rank: int, worker: str, reason: str, *, timeout_s: float = 1.0) -> None:
         """Say why this rank is about to end. `worker` is that of its watch."""

@@ -62,15 +62,6 @@ class Sender:
             self.error = error
             self._end(Ending.OURS)
 
-    async def wait_ended(self) -> None:
-        """Returns when the stream has ended, however that was."""
-        try:
-            await self._ended.wait()
-        except asyncio.CancelledError:
-            if asyncio.current_task() is not self._server:
-                raise
-            self._note_cancelled()
-
     # -- for the server
 
     async def read(self) -> bytes | None:

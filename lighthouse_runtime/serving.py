@@ -59,7 +59,6 @@ class Call:
 
 Handler = Callable[[Any, Call], Awaitable[Message | bytes]]
 StreamHandler = Callable[[AsyncIterator[Any], Call, Sender], Awaitable[None]]
-FeedHandler = Callable[[Any, Call, Sender], Awaitable[None]]
 Observer = Callable[[str, grpc.StatusCode], None]
 
 
@@ -77,15 +76,7 @@ class Stream:
     handler: StreamHandler
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """One request, any number of answers. The handler waits for the end by Sender.wait_ended()."""
-
-    request: type[Message]
-    handler: FeedHandler
-
-
-Entry = Method | Stream | Feed
+Entry = Method | Stream
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -108,12 +99,6 @@ class Serving:
                     return stream_handler(Requests(sender, lambda body: _parse(request, body)), call, sender)
 
                 return grpc.stream_stream_rpc_method_handler(self._streaming(path, stream))
-            case Feed(request, feed_handler):
-
-                def feed(body: bytes, call: Call, sender: Sender) -> Awaitable[None]:
-                    return feed_handler(_parse(request, body), call, sender)
-
-                return grpc.unary_stream_rpc_method_handler(self._streaming(path, feed))
 
     def end_streams(self, why: str) -> None:
         """Each is told, after what is on its way to it; no new one is opened."""
@@ -126,7 +111,7 @@ class Serving:
     ) -> Callable[[bytes, _Context], Awaitable[bytes]]:
         async def serve(body: bytes, context: _Context) -> bytes:
             try:
-                answer = await _refusing(path, lambda: handler(_parse(request, body), _call(context)))
+                answer = await refusing(path, lambda: handler(_parse(request, body), _call(context)))
             except LighthouseError as e:
                 await self._refuse(path, context, e)
             self._told(path, grpc.StatusCode.OK)
@@ -142,7 +127,7 @@ class Serving:
                 if self._is_closed:
                     raise Unreachable("the server is stopping")
                 async with self._open(context) as sender:
-                    await _refusing(path, lambda: handler(first, _call(context), sender))
+                    await refusing(path, lambda: handler(first, _call(context), sender))
             except LighthouseError as e:
                 await self._refuse(path, context, e)
             self._told(path, grpc.StatusCode.OK)
@@ -173,7 +158,7 @@ class Serving:
         self._observe(path.rpartition("/")[2], status)
 
 
-async def _refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
+async def refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
     """A defect of ours must not take the daemon down, and is a refusal to its caller."""
     try:
         return await work()

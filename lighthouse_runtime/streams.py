@@ -5,9 +5,11 @@ refusal says why. Nobody pings: a session's holder judges by echoes, a watch by 
 """
 
 import asyncio
+import contextlib
 import math
 import os
-from collections.abc import Callable
+import queue
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -20,8 +22,13 @@ from lighthouse_runtime.outbox import Outbox
 from protos import lighthouse_pb2, manager_pb2
 from protos.limits import MAX_REQUEST_BYTES
 from protos.refusals import InternalError, LighthouseError, LimitReached, Unreachable
-from protos.session import ToLighthouse, ToManager, ToRank
-from protos.session_wire import session_request_to_wire, session_response_from_wire, watch_response_from_wire
+from protos.session import FromRank, ToLighthouse, ToManager, ToRank, WatchRequest
+from protos.session_wire import (
+    session_request_to_wire,
+    session_response_from_wire,
+    watch_request_to_wire,
+    watch_response_from_wire,
+)
 
 M = TypeVar("M")
 P = TypeVar("P", bound=Message)
@@ -124,23 +131,39 @@ class Session(_AsyncStream[ToManager]):
 class AsyncWatch(_AsyncStream[ToRank]):
     """A rank's watch, in asyncio."""
 
-    def __init__(self, call: "grpc.aio.UnaryStreamCall[Any, Any]", address: str) -> None:
+    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str, request: WatchRequest) -> None:
         super().__init__(call, address, _read_watch)
+        self._request = request
+
+    async def __aenter__(self) -> Self:
+        with contextlib.suppress(grpc.RpcError, asyncio.CancelledError, asyncio.InvalidStateError):
+            await self.send(self._request)  # where it has ended already, its iteration says why
+        return self
+
+    async def send(self, message: FromRank) -> None:
+        await self._call.write(watch_request_to_wire(message).SerializeToString())
 
 
 class Watch:
-    """A rank's watch: a context manager and an iterator that blocks. cancel() is for any thread, at any time.
+    """A rank's watch: a context manager and an iterator that blocks. send() and cancel() are for any thread.
 
     A fork does it no harm. gRPC is never at rest while a watch is open, so that it says so on standard error at each
     fork, and a forked child that uses gRPC itself crashes at times. GRPC_ENABLE_FORK_SUPPORT=1, set before grpc is
     imported, cures both, and makes each fork take a second.
     """
 
-    def __init__(self, call: Any, address: str) -> None:
+    def __init__(self, open_: Callable[[Iterator[bytes]], Any], address: str, request: WatchRequest) -> None:
+        """`open_` opens the stream, given what is sent on it."""
         self.address = address
-        self._call = call
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_cancelled = False
         self._pid = os.getpid()
+        self.send(request)
+        self._call = open_(iter(self._outbox.get, None))
+
+    def send(self, message: FromRank) -> None:
+        """Queue it, without waiting. After the end nothing happens."""
+        self._outbox.put(watch_request_to_wire(message).SerializeToString())
 
     def __enter__(self) -> Self:
         return self
@@ -153,6 +176,7 @@ class Watch:
         if self._pid == os.getpid():
             self._is_cancelled = True
             self._call.cancel()
+            self._outbox.put(None)
 
     def __iter__(self) -> Self:
         return self

@@ -1,15 +1,17 @@
 """The manager's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from lighthouse_runtime.process import ended_process, host_id
-from lighthouse_runtime.server import Call, ControlPolicy, Entry, Feed, Method, Sender
+from lighthouse_runtime.server import Call, ControlPolicy, Entry, Method, Sender, Stream, refusing
 from manager.driver import ManagerDriver
 from protos import manager_pb2, session_wire, torchft_pb2, wire
 from protos.limits import MAX_QUORUM_ID, answer_margin_s, cut_reason
-from protos.membership import Quorum
-from protos.refusals import InvalidRequest
+from protos.membership import Quorum, Vote
+from protos.refusals import InvalidRequest, LighthouseError
+from protos.session import Ballot, Counted
 from protos.status import ManagerStatus
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ class ManagerService:
             "Kill": Method(manager_pb2.KillRequest, self.kill),
             "Status": Method(manager_pb2.ManagerStatusRequest, self.status),
             "Report": Method(manager_pb2.ReportRequest, self.report),
-            "Watch": Feed(manager_pb2.WatchRequest, self.watch),
+            "Watch": Stream(manager_pb2.WatchRequest, self.watch),
         }
         torchft: dict[str, Entry] = {
             "Quorum": Method(torchft_pb2.ManagerQuorumRequest, self.torchft_quorum),
@@ -126,16 +128,44 @@ class ManagerService:
         self._driver.report(request.rank, _checked(request.worker, "worker"), reason or "no reason given")
         return manager_pb2.ReportResponse()
 
-    async def watch(self, request: manager_pb2.WatchRequest, call: Call, sender: Sender) -> None:
-        """One rank's watch, until its stream or its process ends."""
-        asked = session_wire.watch_request_from_wire(request)
+    async def watch(self, requests: AsyncIterator[manager_pb2.WatchRequest], call: Call, sender: Sender) -> None:
+        """One rank's watch and votes, until its stream or its process ends."""
+        first = await anext(requests, None)
+        if first is None:
+            return
+        asked = session_wire.watch_request_from_wire(first)
         number = self._driver.open_watch(asked, sender)
         pid = asked.pid if call.is_local and asked.host == host_id() else 0
+        votes: set[asyncio.Task[None]] = set()
         with ended_process(pid, asked.started, lambda: self._driver.end_watch(number)):
             try:
-                await sender.wait_ended()
+                async for request in requests:
+                    ballot = session_wire.ballot_from_wire(request)
+                    vote = asyncio.create_task(self._count(asked.group_rank, ballot, sender))
+                    votes.add(vote)
+                    vote.add_done_callback(votes.discard)
             finally:
                 self._driver.end_watch(number)
+                for vote in votes:
+                    vote.cancel()
+
+    async def _count(self, group_rank: int, ballot: Ballot, sender: Sender) -> None:
+        outcome: Vote | LighthouseError
+        try:
+            outcome = await refusing("Ballot", lambda: self._vote(group_rank, ballot))
+        except LighthouseError as e:
+            outcome = e
+        sender.send(session_wire.watch_response_to_wire(Counted(ballot.number, outcome)))
+
+    async def _vote(self, group_rank: int, ballot: Ballot) -> Vote:
+        return await self._driver.vote(
+            _with_margin(ballot.time_left_s),
+            wants_next=ballot.wants_next,
+            group_rank=group_rank,
+            step=ballot.step,
+            vote=ballot.vote,
+            quorum_id=ballot.quorum_id,
+        )
 
     def _kill(self, msg: str, call: Call) -> None:
         self._policy.check(call)
@@ -146,7 +176,10 @@ class ManagerService:
 
 def _answer_time_s(call: Call) -> float:
     """How long there is to find an answer, or a reason, that still reaches the caller."""
-    left_s = call.require_deadline()
+    return _with_margin(call.require_deadline())
+
+
+def _with_margin(left_s: float) -> float:
     return left_s - answer_margin_s(left_s) / 2
 
 

@@ -339,6 +339,8 @@ global___ManagerStatusResponse = ManagerStatusResponse
 
 @typing.final
 class WatchRequest(google.protobuf.message.Message):
+    """The first message of a watch names the rank; each further one is a vote."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RANK_FIELD_NUMBER: builtins.int
@@ -346,6 +348,7 @@ class WatchRequest(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     STARTED_FIELD_NUMBER: builtins.int
+    BALLOT_FIELD_NUMBER: builtins.int
     rank: builtins.int
     worker: builtins.str
     """new at every start of the rank's process"""
@@ -355,6 +358,8 @@ class WatchRequest(google.protobuf.message.Message):
     """names the machine and its pid namespace"""
     started: builtins.int
     """when the process started, as its host counts"""
+    @property
+    def ballot(self) -> global___Ballot: ...
     def __init__(
         self,
         *,
@@ -363,10 +368,47 @@ class WatchRequest(google.protobuf.message.Message):
         pid: builtins.int = ...,
         host: builtins.str = ...,
         started: builtins.int = ...,
+        ballot: global___Ballot | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["host", b"host", "pid", b"pid", "rank", b"rank", "started", b"started", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ballot", b"ballot"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "host", b"host", "pid", b"pid", "rank", b"rank", "started", b"started", "worker", b"worker"]) -> None: ...
 
 global___WatchRequest = WatchRequest
+
+@typing.final
+class Ballot(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    SHOULD_COMMIT_FIELD_NUMBER: builtins.int
+    QUORUM_ID_FIELD_NUMBER: builtins.int
+    WANTS_NEXT_FIELD_NUMBER: builtins.int
+    TIME_LEFT_S_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """the answer carries it"""
+    step: builtins.int
+    should_commit: builtins.bool
+    quorum_id: builtins.int
+    """as in ShouldCommitRequest"""
+    wants_next: builtins.bool
+    time_left_s: builtins.float
+    """answered within that"""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        step: builtins.int = ...,
+        should_commit: builtins.bool = ...,
+        quorum_id: builtins.int | None = ...,
+        wants_next: builtins.bool = ...,
+        time_left_s: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_quorum_id", b"_quorum_id", "quorum_id", b"quorum_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_quorum_id", b"_quorum_id", "number", b"number", "quorum_id", b"quorum_id", "should_commit", b"should_commit", "step", b"step", "time_left_s", b"time_left_s", "wants_next", b"wants_next"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_quorum_id", b"_quorum_id"]) -> typing.Literal["quorum_id"] | None: ...
+
+global___Ballot = Ballot
 
 @typing.final
 class WatchResponse(google.protobuf.message.Message):
@@ -375,6 +417,7 @@ class WatchResponse(google.protobuf.message.Message):
     OPENED_FIELD_NUMBER: builtins.int
     REVOKED_FIELD_NUMBER: builtins.int
     KILLED_FIELD_NUMBER: builtins.int
+    COUNTED_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> global___WatchOpened:
         """first: the rank is watched"""
@@ -383,18 +426,51 @@ class WatchResponse(google.protobuf.message.Message):
     def revoked(self) -> global___Revoked: ...
     @property
     def killed(self) -> global___Killed: ...
+    @property
+    def counted(self) -> global___Counted: ...
     def __init__(
         self,
         *,
         opened: global___WatchOpened | None = ...,
         revoked: global___Revoked | None = ...,
         killed: global___Killed | None = ...,
+        counted: global___Counted | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed"] | None: ...
+    def HasField(self, field_name: typing.Literal["counted", b"counted", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counted", b"counted", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted"] | None: ...
 
 global___WatchResponse = WatchResponse
+
+@typing.final
+class Counted(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    ANSWER_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """the ballot that is answered"""
+    kind: builtins.str
+    """the refusal's kind and words, as in a session's Refused"""
+    text: builtins.str
+    @property
+    def answer(self) -> global___ShouldCommitResponse:
+        """absent: it was refused"""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        answer: global___ShouldCommitResponse | None = ...,
+        kind: builtins.str = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["answer", b"answer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["answer", b"answer", "kind", b"kind", "number", b"number", "text", b"text"]) -> None: ...
+
+global___Counted = Counted
 
 @typing.final
 class WatchOpened(google.protobuf.message.Message):

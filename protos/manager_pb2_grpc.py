@@ -59,7 +59,7 @@ class ManagerServiceStub(object):
                 request_serializer=protos_dot_manager__pb2.ManagerStatusRequest.SerializeToString,
                 response_deserializer=protos_dot_manager__pb2.ManagerStatusResponse.FromString,
                 _registered_method=True)
-        self.Watch = channel.unary_stream(
+        self.Watch = channel.stream_stream(
                 '/manager.v1.ManagerService/Watch',
                 request_serializer=protos_dot_manager__pb2.WatchRequest.SerializeToString,
                 response_deserializer=protos_dot_manager__pb2.WatchResponse.FromString,
@@ -104,7 +104,7 @@ class ManagerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Watch(self, request, context):
+    def Watch(self, request_iterator, context):
         """Held open by each rank: its end is the rank's end for the manager, and the manager's for the rank.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -146,7 +146,7 @@ def add_ManagerServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_manager__pb2.ManagerStatusRequest.FromString,
                     response_serializer=protos_dot_manager__pb2.ManagerStatusResponse.SerializeToString,
             ),
-            'Watch': grpc.unary_stream_rpc_method_handler(
+            'Watch': grpc.stream_stream_rpc_method_handler(
                     servicer.Watch,
                     request_deserializer=protos_dot_manager__pb2.WatchRequest.FromString,
                     response_serializer=protos_dot_manager__pb2.WatchResponse.SerializeToString,
@@ -303,7 +303,7 @@ class ManagerService(object):
             _registered_method=True)
 
     @staticmethod
-    def Watch(request,
+    def Watch(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -313,8 +313,8 @@ class ManagerService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/manager.v1.ManagerService/Watch',
             protos_dot_manager__pb2.WatchRequest.SerializeToString,

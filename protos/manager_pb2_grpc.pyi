@@ -44,7 +44,7 @@ class ManagerServiceStub:
         protos.manager_pb2.ManagerStatusResponse,
     ]
 
-    Watch: grpc.UnaryStreamMultiCallable[
+    Watch: grpc.StreamStreamMultiCallable[
         protos.manager_pb2.WatchRequest,
         protos.manager_pb2.WatchResponse,
     ]
@@ -82,7 +82,7 @@ class ManagerServiceAsyncStub:
         protos.manager_pb2.ManagerStatusResponse,
     ]
 
-    Watch: grpc.aio.UnaryStreamMultiCallable[
+    Watch: grpc.aio.StreamStreamMultiCallable[
         protos.manager_pb2.WatchRequest,
         protos.manager_pb2.WatchResponse,
     ]
@@ -133,7 +133,7 @@ class ManagerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Watch(
         self,
-        request: protos.manager_pb2.WatchRequest,
+        request_iterator: _MaybeAsyncIterator[protos.manager_pb2.WatchRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[protos.manager_pb2.WatchResponse], collections.abc.AsyncIterator[protos.manager_pb2.WatchResponse]]:
         """Held open by each rank: its end is the rank's end for the manager, and the manager's for the rank."""

@@ -8,7 +8,7 @@ connection costs nothing.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protos.membership import Participant, Quorum
+from protos.membership import Participant, Quorum, Vote
 from protos.refusals import LighthouseError
 
 
@@ -201,4 +201,25 @@ class Killed:
     reason: str
 
 
-ToRank = WatchOpened | Revoked | Killed
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """A vote, by a rank that holds a watch: answered by a Counted of the same number within `time_left_s`."""
+
+    number: int
+    step: int
+    vote: bool
+    quorum_id: int | None
+    wants_next: bool
+    time_left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The answer to a ballot: what was decided, or why it was refused."""
+
+    number: int
+    outcome: Vote | LighthouseError
+
+
+FromRank = WatchRequest | Ballot
+ToRank = WatchOpened | Revoked | Killed | Counted

@@ -8,12 +8,15 @@ import math
 
 from protos import lighthouse_pb2, manager_pb2, wire
 from protos.limits import MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, cut_reason
-from protos.membership import Participant, Quorum
+from protos.membership import Participant, Quorum, Vote
 from protos.refusals import InvalidRequest, LighthouseError
 from protos.session import (
+    Ballot,
     Beat,
+    Counted,
     DrainRequest,
     Echo,
+    FromRank,
     Goodbye,
     Handed,
     Held,
@@ -222,7 +225,7 @@ def _kind(error: LighthouseError) -> str:
     return next(cls.__name__ for cls in type(error).__mro__ if _REFUSALS.get(cls.__name__) is cls)
 
 
-def _error_from(message: lighthouse_pb2.Refused) -> LighthouseError:
+def _error_from(message: lighthouse_pb2.Refused | manager_pb2.Counted) -> LighthouseError:
     """A refusal that only a newer version knows is a plain one."""
     return _REFUSALS.get(message.kind, LighthouseError)(cut_reason(message.text))
 
@@ -230,7 +233,18 @@ def _error_from(message: lighthouse_pb2.Refused) -> LighthouseError:
 # -- rank and manager
 
 
-def watch_request_to_wire(request: WatchRequest) -> manager_pb2.WatchRequest:
+def watch_request_to_wire(request: FromRank) -> manager_pb2.WatchRequest:
+    if isinstance(request, Ballot):
+        return manager_pb2.WatchRequest(
+            ballot=manager_pb2.Ballot(
+                number=request.number,
+                step=request.step,
+                should_commit=request.vote,
+                quorum_id=request.quorum_id,
+                wants_next=request.wants_next,
+                time_left_s=request.time_left_s,
+            )
+        )
     return manager_pb2.WatchRequest(
         rank=request.group_rank, worker=request.worker, pid=request.pid, host=request.host, started=request.started
     )
@@ -250,6 +264,15 @@ def watch_request_from_wire(message: manager_pb2.WatchRequest) -> WatchRequest:
     )
 
 
+def ballot_from_wire(message: manager_pb2.WatchRequest) -> Ballot:
+    if not message.HasField("ballot"):
+        raise InvalidRequest("is missing; after its first message a watch takes votes only", field="ballot")
+    ballot = message.ballot
+    quorum_id = ballot.quorum_id if ballot.HasField("quorum_id") else None
+    time_left_s = _seconds(ballot.time_left_s, "time_left_s")
+    return Ballot(ballot.number, ballot.step, ballot.should_commit, quorum_id, ballot.wants_next, time_left_s)
+
+
 def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
     match message:
         case WatchOpened():
@@ -258,6 +281,8 @@ def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
             return manager_pb2.WatchResponse(
                 revoked=manager_pb2.Revoked(quorum_id=quorum_id, reason=cut_reason(reason))
             )
+        case Counted(number, outcome):
+            return manager_pb2.WatchResponse(counted=_counted(number, outcome))
         case Killed(reason):
             return manager_pb2.WatchResponse(killed=manager_pb2.Killed(reason=cut_reason(reason)))
 
@@ -270,8 +295,25 @@ def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | Non
             return Revoked(_quorum_id(message.revoked.quorum_id), cut_reason(message.revoked.reason))
         case "killed":
             return Killed(cut_reason(message.killed.reason))
+        case "counted":
+            counted = message.counted
+            is_answered = counted.HasField("answer")
+            return Counted(
+                counted.number, wire.vote_from_native(counted.answer) if is_answered else _error_from(counted)
+            )
         case _:
             return None
+
+
+def _counted(number: int, outcome: Vote | LighthouseError) -> manager_pb2.Counted:
+    if isinstance(outcome, LighthouseError):
+        return manager_pb2.Counted(number=number, kind=_kind(outcome), text=cut_reason(str(outcome)))
+    return manager_pb2.Counted(number=number, answer=wire.vote_to_native(outcome.commit, outcome.next))
+
+
+def _counted_from(message: manager_pb2.Counted) -> Counted:
+    outcome = wire.vote_from_native(message.answer) if message.HasField("answer") else _error_from(message)
+    return Counted(message.number, outcome)
 
 
 # -- fields

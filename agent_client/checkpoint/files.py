@@ -8,7 +8,7 @@ from agent_client.checkpoint.format import CorruptState, decode, encode
 from agent_client.checkpoint.tree import State
 
 
-def save(path: Path, state: State) -> None:
+def write_state(path: Path, state: State) -> None:
     """Write `state` so that at any moment, and after a crash, `path` holds what it held before or all of this.
 
     TypeError or ValueError, with the path inside the state, for what cannot be kept; OSError.
@@ -29,7 +29,7 @@ def save(path: Path, state: State) -> None:
     _sync_folder(path.parent)
 
 
-def load(path: Path) -> State:
+def read_state(path: Path) -> State:
     """Its tensors on the CPU. CorruptState, naming the file, if it is damaged or something else; OSError."""
     with path.open("rb", buffering=0) as file:
         try:

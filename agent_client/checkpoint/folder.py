@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from agent_client.agent import Agent
-from agent_client.checkpoint.files import load, save
+from agent_client.checkpoint.files import read_state, write_state
 from agent_client.checkpoint.snapshot import StateMismatch
 from agent_client.checkpoint.tree import CorruptState, State
 
@@ -53,7 +53,7 @@ class CheckpointFolder:
         agent = self._agent.state_dict()
         tag = Tag(agent["step"], agent["tag_quorum_id"])
         path = self._path(tag)
-        save(path, {"agent": agent, "train": self._agent.state.state_dict()})
+        write_state(path, {"agent": agent, "train": self._agent.state.state_dict()})
         older = sorted(other for other in self._held() if other != tag)
         for other in older[: max(0, len(older) + 1 - self._keep)]:
             self._path(other).unlink(missing_ok=True)
@@ -84,7 +84,7 @@ class CheckpointFolder:
     def _load(self, tag: Tag) -> State | None:
         path = self._path(tag)
         try:
-            match state := load(path):
+            match state := read_state(path):
                 case {"train": dict(), "agent": {"step": tag.step, "tag_quorum_id": tag.quorum_id}}:
                     return state
                 case _:

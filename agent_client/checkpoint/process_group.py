@@ -1,6 +1,7 @@
 """Live state over process groups: each pair of a source and a target meets in a gloo group of its own.
 
     int64: the length of the encoding (format.py) · the encoding, in messages of 4 MiB, the last one shorter
+    back: int64, once all has been read; only then the source ends the connection, and gloo may lose nothing with it
 
 The groups meet over the store of the quorum, under a prefix that names the quorum, the rank and the target, so nobody
 can read another state than the one it was dealt; the length, the checksums and the format without code are those of
@@ -44,20 +45,33 @@ class GroupTransport:
             groups = self._meet_targets(assignment)
             for message in messages(encoding):
                 groups = [group for group in groups if _is_sent(group, message)]
+            for group in groups:
+                _await_receipt(group)
         finally:
             self._abort()
 
-    def receive(self, assignment: Assignment) -> State:
-        """From the source that was dealt to this rank. CorruptState for what is no state."""
+    def receive(self, assignment: Assignment, *, max_bytes: int) -> State:
+        """From the source that was dealt to this rank. CorruptState for what is no state.
+
+        The connection is left for the source to end: what was sent last could be lost with it.
+        """
+        self._abort()
         try:
-            group = self._meet(assignment, assignment.replica_rank, _TARGET)
-            length = torch.zeros(1, dtype=torch.int64)
-            group.backend.recv([length], _SOURCE, 0).wait()
-            if length.item() <= 0:
-                raise CorruptState(f"a state of {length.item()} bytes was announced")
-            return decode(_Messages(group, int(length.item())), int(length.item()))
-        finally:
+            state = self._receive(self._meet(assignment, assignment.replica_rank, _TARGET), max_bytes)
+        except BaseException:
             self._abort()
+            raise
+        return state
+
+    def _receive(self, group: GlooGroup, max_bytes: int) -> State:
+        announced = torch.zeros(1, dtype=torch.int64)
+        group.backend.recv([announced], _SOURCE, 0).wait()
+        length = int(announced.item())
+        if not 0 < length <= max_bytes:
+            raise CorruptState(f"a state of {length} bytes was announced, and there is room for {max_bytes}")
+        state = decode(_Messages(group, length), length)
+        group.backend.send([announced], _SOURCE, 0).wait()
+        return state
 
     def cancel(self, quorum_id: int) -> None:
         """End what is under way, or still to come, in that quorum. From any thread."""
@@ -127,6 +141,13 @@ class _Messages:
         buffer[:count] = self._message[:count].numpy().data
         self._message = self._message[count:]
         return count
+
+
+def _await_receipt(group: GlooGroup) -> None:
+    try:
+        group.backend.recv([torch.zeros(1, dtype=torch.int64)], _TARGET, 0).wait()
+    except RuntimeError as error:
+        log.warning("a target has not read all: %s", error)
 
 
 def _is_sent(group: GlooGroup, message: torch.Tensor) -> bool:

@@ -2,12 +2,12 @@
 
     {"shard": tensor, "shape": (8, 4), "stride": (4, 1), "mesh": 0, "placements": (("shard", 0),)}
 
-Meshes have numbers, by their order among the model's parameters: every replica group builds the same model. Without
-sharded parameters everything passes through as it is.
+Meshes have numbers, by their order among the parameters: every replica group builds the same model and optimizer.
+Without sharded parameters everything passes through as it is.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,11 +22,11 @@ _KEYS = {"shard", "shape", "stride", "mesh", "placements"}
 
 
 class Shards:
-    """What is needed to take a model's shards out of a state and to put a peer's in their place."""
+    """What is needed to take shards out of a state and to put a peer's in their place."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        """Call it where the model is sharded: not between FSDP's forward and backward pass."""
-        sharded: list[Any] = [parameter for parameter in model.parameters() if is_sharded(parameter)]
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        """An optimizer holds the sharded ones always; a model after a forward pass of FSDP's maybe gathered ones."""
+        sharded: list[Any] = [parameter for parameter in parameters if is_sharded(parameter)]
         self._meshes: list[DeviceMesh] = list(dict.fromkeys(parameter.device_mesh for parameter in sharded))
 
     def __bool__(self) -> bool:
@@ -42,7 +42,7 @@ class Shards:
 
     def _describe(self, tensor: "DTensor") -> State:
         if tensor.device_mesh not in self._meshes:
-            raise TypeError(f"a tensor is sharded over {tensor.device_mesh}, over which no parameter of the model is")
+            raise TypeError(f"a tensor is sharded over {tensor.device_mesh}, over which no parameter is")
         with torch.no_grad():
             return {
                 "shard": tensor.to_local(),

@@ -1,8 +1,8 @@
 """Which process group connects the same rank of the replica groups. It is made anew for every quorum.
 
 gloo      any tensor, through the CPU; ended by closing its connections
-isolated  gloo in a child process, which is killed to end it, whatever it waits for
-nccl      CUDA tensors only; ended by NCCL's own abort
+nccl      through the CUDA device; ended by NCCL's own abort
+isolated  gloo in a child process, which is killed to end it, whatever it waits for; isolated:nccl the same of nccl
 """
 
 from dataclasses import dataclass
@@ -62,18 +62,21 @@ class GlooConnector:
         """Nothing is kept between groups."""
 
 
-def connector(name: str) -> Connector:
-    """Raises ConfigurationError for a name that is none of the above, or that cannot be had here."""
+def connector(name: str, device: int | None = None) -> Connector:
+    """`device`: the CUDA device's number, for nccl; the current one by default.
+
+    Raises ConfigurationError for a name that is none of the above, or that cannot be had here.
+    """
     match name:
         case "gloo":
             return GlooConnector()
-        case "isolated":
-            from agent_client.process_group.isolated import IsolatedConnector
-
-            return IsolatedConnector()
         case "nccl":
             from agent_client.process_group.nccl import NcclConnector
 
-            return NcclConnector()
+            return NcclConnector(device)
+        case "isolated" | "isolated:nccl":
+            from agent_client.process_group.isolated import IsolatedConnector
+
+            return IsolatedConnector(name.partition(":")[2] or "gloo")
         case _:
-            raise ConfigurationError(f"process_group: {name!r} is none of gloo, isolated and nccl")
+            raise ConfigurationError(f"process_group: {name!r} is none of gloo, nccl, isolated and isolated:nccl")

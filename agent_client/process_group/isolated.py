@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from agent_client.process_group.choice import Place
+from agent_client.process_group.nccl import NcclConnector
 from agent_client.process_group.nursery import MAX_MESSAGE_BYTES, mapped
 
 START_TIMEOUT_S = 120.0
@@ -29,48 +30,63 @@ _LEAST_BYTES = 2**20
 
 
 class IsolatedConnector:
-    """Holds the nursery. Close it; it ends with this process, too."""
+    """Holds the nursery, and starts it again if it ends. Close it; it ends with this process, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "gloo") -> None:
+        """`backend`: gloo or nccl. Raises ConfigurationError if it cannot be had."""
+        self._backend = backend
+        self._device = NcclConnector().device.index if backend == "nccl" else None
         self._lock = threading.Lock()
-        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._orders.settimeout(START_TIMEOUT_S)
-        # -P: the training repository may have modules of its own by these names in its working directory.
-        program = "from agent_client.process_group.nursery import main; main()"
-        with theirs:
-            self._nursery = subprocess.Popen(
-                [sys.executable, "-P", "-c", program, str(theirs.fileno()), str(os.getpid())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-            )
+        self._is_closed = False
+        self._nursery, self._orders = _start_nursery()
 
     def connect(self, place: Place) -> "IsolatedGroup":
-        return IsolatedGroup(*self._bear(), place)
+        order = {"backend": self._backend, "device": self._device, "meet": dataclasses.asdict(place)}
+        return IsolatedGroup(*self._bear(), order, place)
 
     def close(self) -> None:
         """Kills the nursery, and with it all children."""
+        self._is_closed = True
+        self._nursery.kill()
+        with self._lock:
+            self._end_nursery()
+
+    def _bear(self) -> tuple[socket.socket, int]:
+        """A new child: the socket to it, and its pidfd. Raises RuntimeError if the nursery ends, or does not answer."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, self._lock:
+            try:
+                socket.send_fds(self._orders, [b"."], [theirs.fileno()])
+                _, [pidfd], _, _ = socket.recv_fds(self._orders, 1, 1)
+            except (OSError, ValueError) as e:
+                ours.close()
+                self._end_nursery()  # a late answer would be taken for the next one's
+                if not self._is_closed:
+                    self._nursery, self._orders = _start_nursery()
+                raise RuntimeError(f"no child for the process group: its nursery has ended ({e})") from e
+        return ours, pidfd
+
+    def _end_nursery(self) -> None:
         self._nursery.kill()
         self._nursery.wait()
         self._orders.close()
 
-    def _bear(self) -> tuple[socket.socket, int]:
-        """A new child: the socket to it, and its pidfd. Raises RuntimeError if the nursery is gone."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs, self._lock:
-                socket.send_fds(self._orders, [b"."], [theirs.fileno()])
-                _, [pidfd], _, _ = socket.recv_fds(self._orders, 1, 1)
-        except (OSError, ValueError) as e:
-            ours.close()
-            self._orders.close()  # a late answer would be taken for the next one's
-            raise RuntimeError(f"no child for the process group: its nursery is gone ({e})") from e
-        return ours, pidfd
+
+def _start_nursery() -> "tuple[subprocess.Popen[bytes], socket.socket]":
+    """The process, and the socket for orders to it."""
+    orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    orders.settimeout(START_TIMEOUT_S)
+    # -P: the training repository may have modules of its own by these names in its working directory.
+    program = "from agent_client.process_group.nursery import main; main()"
+    command = [sys.executable, "-P", "-c", program, str(theirs.fileno()), str(os.getpid())]
+    with theirs:
+        return subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL), orders
 
 
 class IsolatedGroup:
     """all_reduce is for one thread at a time; abort for any."""
 
-    def __init__(self, channel: socket.socket, pidfd: int, place: Place) -> None:
+    def __init__(self, channel: socket.socket, pidfd: int, order: dict[str, Any], place: Place) -> None:
         self._channel = channel
         self._pidfd = pidfd
         self._timeout_s = place.timeout_s
@@ -79,7 +95,7 @@ class IsolatedGroup:
         for descriptor in (channel.fileno(), pidfd):
             self._poll.register(descriptor, select.POLLIN)
         try:
-            self._ask({"meet": dataclasses.asdict(place)}, place.connect_timeout_s)
+            self._ask(order, place.connect_timeout_s)
         except RuntimeError:
             self.abort()
             raise
@@ -93,11 +109,12 @@ class IsolatedGroup:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         size = tensor.numel() * tensor.itemsize
         descriptors = self._grow(size) if size > self._memory.numel() else []
-        shared = self._memory[:size].view(tensor.dtype).view(tensor.shape)
-        shared.copy_(tensor)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self._ask({"reduce": dtype, "count": tensor.numel(), "timeout_s": limit_s}, limit_s, descriptors)
-        tensor.copy_(shared)
+        with torch.no_grad():
+            shared = self._memory[:size].view(tensor.dtype).view(tensor.shape)
+            shared.copy_(tensor)
+            self._ask({"reduce": dtype, "count": tensor.numel(), "timeout_s": limit_s}, limit_s, descriptors)
+            tensor.copy_(shared)
 
     def abort(self) -> None:
         """Kill the child, whose connections the kernel closes. From any thread; more than once does no harm."""

@@ -27,13 +27,14 @@ NEVER = timedelta(days=365)
 
 
 class NcclConnector:
-    """For the CUDA device that is current where it is made."""
+    def __init__(self, device: int | None = None) -> None:
+        """For the CUDA device of that number, or for the one that is current here.
 
-    def __init__(self) -> None:
-        """Raises ConfigurationError without a device, or where torch was built without NCCL."""
+        Raises ConfigurationError without a device, or where torch was built without NCCL.
+        """
         if not distributed.is_nccl_available() or not torch.cuda.is_available():
             raise ConfigurationError("process_group: nccl needs a CUDA device, and a torch that was built with NCCL")
-        self._device = torch.device("cuda", torch.cuda.current_device())
+        self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device)
 
     def connect(self, place: Place) -> "NcclGroup":
         store = PrefixStore(place.prefix, connect_store(place.store_address, place.connect_timeout_s))
@@ -41,7 +42,7 @@ class NcclConnector:
             store,
             place.rank,
             place.size,
-            self._device,
+            self.device,
             connect_timeout_s=place.connect_timeout_s,
             timeout_s=place.timeout_s,
         )
@@ -89,8 +90,12 @@ class NcclGroup:
         self._fence = Fence()
         with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_NONBLOCKING_TIMEOUT=str(connect_timeout_s)):
             self._backend: Any = distributed.ProcessGroupNCCL(store, rank, size, _options())
-            self._backend.eager_connect_single_device(device)
-        self.all_reduce(torch.zeros(1, device=device), connect_timeout_s)
+            try:
+                self._backend.eager_connect_single_device(device)
+                self.all_reduce(torch.zeros(1, device=device), connect_timeout_s)
+            except RuntimeError:
+                self.abort()
+                raise
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
         """The sum over all ranks, in place; returns when it is there. What is on the CPU goes to the device and back.
@@ -98,7 +103,7 @@ class NcclGroup:
         Raises RuntimeError after an abort, or when its time is over; the group is of no use then.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self._device), torch.no_grad():
             there = tensor.to(self._device)
             self._backend.allreduce([there]).wait()  # makes the current stream wait, not this thread
             self._wait(_recorded(), time.monotonic() + limit_s)

@@ -5,7 +5,7 @@ It has one thread and no group of its own. It ends with the process that started
 Orders come over one socket: a byte, with a child's end of a socket of its own; answered by a byte, with a pidfd of the
 new child. A child is then told, in JSON, one thing after the other:
 
-    {"meet": {Place}}                                     -> {}  or  {"error": "..."}
+    {"meet": {Place}, "backend": "gloo", "device": null}  -> {}  or  {"error": "..."}
     {"reduce": "float32", "count": 7, "timeout_s": 60}    -> {}  or  {"error": "..."}
 
 The tensor lies in memory that both have mapped; a new piece of it comes as a descriptor beside the order.
@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from agent_client.process_group.choice import GlooConnector, Place, RankGroup
+from agent_client.process_group.choice import Place, RankGroup, connector
 from lighthouse_runtime.process import die_with_parent
 
 MAX_MESSAGE_BYTES = 65536
@@ -97,7 +97,7 @@ class Child:
     def _answer(self, order: dict[str, Any]) -> dict[str, str]:
         try:
             if "meet" in order:
-                self._group = GlooConnector().connect(Place(**order["meet"]))
+                self._group = connector(order["backend"], order["device"]).connect(Place(**order["meet"]))
             else:
                 self._reduce(getattr(torch, order["reduce"]), order["count"], order["timeout_s"])
         except Exception as e:  # noqa: BLE001  it belongs to the parent

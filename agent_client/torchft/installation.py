@@ -43,6 +43,7 @@ def install() -> None:
     torchft.__dict__["_torchft"] = ours
     if native is not None:
         _replace(native)
+    _mend_ddp()
 
 
 def _module() -> types.ModuleType:
@@ -58,3 +59,9 @@ def _replace(native: types.ModuleType) -> None:
         taken = {name: id(value) for name, value in getattr(module, "__dict__", {}).items() if id(value) in ours_by_id}
         for name, identity in taken.items():
             setattr(module, name, ours_by_id[identity])
+
+
+def _mend_ddp() -> None:
+    """ddp_hook.py says why."""
+    hook = importlib.import_module("agent_client.torchft.ddp_hook").sum_bucket
+    importlib.import_module("torchft.ddp").DistributedDataParallel._comm_hook = staticmethod(hook)

@@ -17,6 +17,7 @@ from agent_client.checkpoint.fetch import Fetch
 from agent_client.checkpoint.http import CheckpointServer
 from agent_client.train_state import TrainState
 from benchmarks.support.line_protocol import answer_orders
+from benchmarks.support.torchft_native import native
 
 TENSOR_BYTES = 16 * 2**20
 TIMEOUT_S = 600.0
@@ -61,6 +62,7 @@ class Torchft:
     """As torchft's Manager uses it: in one piece, read in place where it lies on the CPU."""
 
     def __init__(self, model: torch.nn.Module) -> None:
+        native()  # its package's other imports are not needed, nor what they need
         from torchft.checkpointing.http_transport import HTTPTransport
 
         self._model = model

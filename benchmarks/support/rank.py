@@ -4,21 +4,15 @@ It does nothing between the steps: a step begins when its group's last one is co
 ManagerClient; or through ours, with a watch, so that its quorum can stand; a vote's answer then brings the next grant.
 """
 
-import os
 import secrets
 import sys
-import threading
 import time
 from datetime import timedelta
 from typing import Any, Protocol
 
+from agent_client.manager_link import ManagerLink
 from benchmarks.support.line_protocol import answer_orders
 from benchmarks.support.torchft_native import native
-from lighthouse_runtime.clients import ManagerClient
-from lighthouse_runtime.process import host_id, started_at
-from lighthouse_runtime.streams import Watch
-from protos.membership import Assignment
-from protos.session import WatchOpened, WatchRequest
 
 TIMEOUT_S = 30.0
 
@@ -59,40 +53,18 @@ class TorchftCalls:
 class OurCalls:
     def __init__(self, address: str) -> None:
         self.round_trips = 0
-        self._client = ManagerClient(address)
-        self._worker = secrets.token_hex(6)
-        self._tag_quorum_id = 0
-        self._granted: Assignment | None = None
-        self._open_watch()
+        self._link = ManagerLink(address, 0, secrets.token_hex(6), lambda quorum_id, reason: None, returns_within_s=0)
+        self._quorum_id = 0
 
     def quorum(self, step: int) -> None:
-        if self._granted is not None:
-            return
-        self.round_trips += 1
-        self._granted = self._client.quorum(
-            0, step, "", timeout_s=TIMEOUT_S, tag_quorum_id=self._tag_quorum_id, worker=self._worker
-        )
+        self.round_trips += not self._link.has_grant
+        tag_quorum_id = self._quorum_id
+        quorum = self._link.ask(step, "", tag_quorum_id=tag_quorum_id, commit_failures=0, timeout_s=TIMEOUT_S)
+        self._quorum_id = quorum.quorum_id
 
     def should_commit(self, step: int) -> None:
-        assert self._granted is not None
         self.round_trips += 1
-        quorum_id = self._granted.quorum_id
-        vote = self._client.vote(0, step, True, timeout_s=TIMEOUT_S, quorum_id=quorum_id, wants_next=True)
-        _must_commit(vote.commit)
-        self._tag_quorum_id, self._granted = quorum_id, vote.next
-
-    def _open_watch(self) -> None:
-        pid, opened = os.getpid(), threading.Event()
-        request = WatchRequest(0, self._worker, pid, host_id(), started_at(pid))
-        watch = self._client.watch(request, wait_for_ready=True)
-        threading.Thread(target=_follow, args=(watch, opened), daemon=True).start()
-        opened.wait(TIMEOUT_S)
-
-
-def _follow(watch: Watch, opened: threading.Event) -> None:
-    for message in watch:
-        if isinstance(message, WatchOpened):
-            opened.set()
+        _must_commit(self._link.vote(step, True, quorum_id=self._quorum_id, timeout_s=TIMEOUT_S))
 
 
 def _must_commit(decision: bool) -> None:

@@ -1,5 +1,6 @@
 """A rank whose state takes several pieces to send, and which can be made to fail while it sends them."""
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 
+from agent_client.checkpoint import process_group
 from agent_client.checkpoint.encoding import Encoding
 from agent_client.checkpoint.folder import CheckpointFolder
 from tests.agent_client.actors import AgentActor
@@ -81,6 +83,14 @@ class HealingActor(AgentActor):
                 yield chunk
 
         Encoding.chunks = chunks
+
+    def break_groups(self) -> None:
+        """What this rank sends over process groups breaks off after the second message."""
+
+        def two(encoding: Encoding, real: Any = process_group.messages) -> Iterator[torch.Tensor]:
+            return itertools.islice(real(encoding), 2)
+
+        process_group.messages = two
 
     def send_slowly(self, pause_s: float) -> None:
         """For each chunk from here."""

@@ -135,6 +135,17 @@ class OuterActor:
     def stop(self) -> None:
         self.is_told_to_stop = True
 
+    def fail_once(self) -> None:
+        """In its next vote it says no."""
+        should_commit = self.agent.should_commit
+
+        def should_commit_not() -> bool:
+            self.agent.report_error("told to fail")
+            self.agent.should_commit = should_commit  # type: ignore[method-assign]
+            return should_commit()
+
+        self.agent.should_commit = should_commit_not  # type: ignore[method-assign]
+
     def hold_fetch(self) -> None:
         self.may_fetch.clear()
 

@@ -11,7 +11,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed import PrefixStore
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from agent_client.agent import Agent
 from agent_client.hsdp import replicate
@@ -29,6 +29,21 @@ MEETS_WITHIN_S = 60.0
 Log = list[Step]
 
 
+def model_of(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def adam_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def loss_of(model: nn.Module, step: int, place: int) -> torch.Tensor:
+    """Over a batch that is a function of the two."""
+    generator = torch.Generator().manual_seed(1000 * step + place)
+    return model(torch.randn(16, 8, generator=generator)).square().mean()
+
+
 class ShardedActor(AgentActor):
     """One rank; over two ranks some shards are uneven and one is empty."""
 
@@ -36,12 +51,11 @@ class ShardedActor(AgentActor):
         """`meeting`: a store in which the ranks of the group meet under `key`, new for each start of the group."""
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
         torch.set_num_threads(1)
-        torch.manual_seed(seed)
         store = PrefixStore(key, connect_store(meeting, MEETS_WITHIN_S))
         distributed.init_process_group("gloo", store=PrefixStore("torch", store), rank=rank, world_size=RANKS)
-        self.model = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.model = model_of(seed)
         self.replicas = self._shard(way)
-        self.adam = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.adam = adam_of(self.model)
         self.agent = Agent(
             manager,
             state=TrainState(self.model, self.adam),
@@ -63,9 +77,10 @@ class ShardedActor(AgentActor):
         shards = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("shard",))
         replicas = ManagedGroup() if way == "mesh" else None
         mesh = managed_mesh(replicas, shards) if replicas else shards
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if way == "bfloat16" else MixedPrecisionPolicy()
         for layer in (self.model[0], self.model[2]):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(self.model, mesh=mesh, mp_policy=policy)
         return replicas
 
     def step(self, *, error: str = "", reduces: bool = True) -> Step:
@@ -76,8 +91,7 @@ class ShardedActor(AgentActor):
         slots = agent.slots()
         for number, (place, _) in enumerate(slots, 1):
             self.model.set_requires_gradient_sync(number == len(slots))
-            generator = torch.Generator().manual_seed(1000 * agent.current_step + place)
-            self.model(torch.randn(16, 8, generator=generator)).square().mean().backward()
+            loss_of(self.model, agent.current_step, place).backward()
         if error:
             agent.report_error(error)
         is_participating = agent.is_participating

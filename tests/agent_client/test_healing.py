@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from agent_client.checkpoint.encoding import Encoding
-from agent_client.checkpoint.http import StateUnavailable
+from agent_client.checkpoint.http import CorruptState, StateUnavailable
 from agent_client.checkpoint.snapshot import StateMismatch
 from agent_client.healing import Healing, ServeMode
 from agent_client.step import StepMachine
@@ -260,6 +260,13 @@ class TestBadState:
         with pytest.raises(StateUnavailable, match='409.*"quorum_id": 7.*"quorum_id": 6'):
             pair.fetch()
 
+    def test_that_does_not_fit_into_memory(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        pair = Pair(stack)
+        pair.serve()
+        monkeypatch.setattr("agent_client.healing.available_bytes", lambda: 2**20)
+        with pytest.raises(CorruptState, match=r"\d+ bytes, more than 1048576"):
+            pair.fetch()
+
     def test_of_another_model(self, stack: ExitStack) -> None:
         pair = Pair(stack)
         pair.states[0].model = torch.nn.Linear(3, 3)
@@ -369,6 +376,25 @@ def state_of(rank: Rank) -> str:
         return Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def test_over_the_process_group(job: Job) -> None:
+    three = Three(job, heal_over="process_group")
+    of_a, of_b, of_c = three.heal()
+    check_healed(of_a, of_b, of_c)
+    assert [step["committed"] for step in of_b] == [True, True], job.log("b")
+    assert three.b.call("get_ballast") == {1.0}
+    assert "sent the state" not in job.log("a"), "nothing went over HTTP"
+
+
+def test_http_follows_where_the_process_group_fails(job: Job) -> None:
+    three = Three(job, heal_over="process_group", heal_timeout_s=20.0)
+    three.a.call("break_groups")
+    of_a, of_b, of_c = three.heal()
+    check_healed(of_a, of_b, of_c)
+    assert [step["committed"] for step in of_b] == [True, True], job.log("b")
+    assert three.b.call("get_ballast") == {1.0}
+    assert "does not come over the process group" in job.log("b")
 
 
 @pytest.fixture

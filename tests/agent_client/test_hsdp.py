@@ -14,7 +14,7 @@ from agent_client.hsdp import replicate
 from examples.local_cluster import ROOT
 from tests.agent_client.clusters import Cluster, check_all, fork_server
 from tests.agent_client.ranks import RankEnded, RankError, RankServer
-from tests.agent_client.sharded_training import RANKS, Log, ShardedJob, results
+from tests.agent_client.sharded_training import RANKS, Log, ShardedJob, adam_of, loss_of, model_of, results
 from tests.agent_client.test_agent import TIMES, check_equal
 from tests.processes import Lighthouse
 
@@ -53,7 +53,7 @@ def fates(log: Log) -> list[tuple[bool, bool]]:
     return [(step["committed"], step["participated"]) for step in log]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, "bfloat16"])
 def test_from_different_weights_to_the_same_bits_and_one_that_comes_late_heals(job: ShardedJob, way: str) -> None:
     a, b = job.start("a", "b", way=way)
     assert a.call("hash") != b.call("hash")
@@ -66,22 +66,38 @@ def test_from_different_weights_to_the_same_bits_and_one_that_comes_late_heals(j
     assert then["late"][0][-1]["participants"] == ["a", "b", "late"]
 
 
-def test_both_ways_train_alike(job: ShardedJob) -> None:
+def weights_without_groups(seed: int, steps: int) -> float:
+    """As one process would train on the batches of both groups; at step 0, when all others heal, on those of one."""
+    model = model_of(seed)
+    adam = adam_of(model)
+    for step in range(steps):
+        adam.zero_grad()
+        places = RANKS if step == 0 else 2 * RANKS
+        for place in range(places):
+            (loss_of(model, step, place) / places).backward()
+        adam.step()
+    return sum(float(parameter.detach().abs().sum()) for parameter in model.parameters())
+
+
+def test_both_ways_train_alike_and_as_one_process_would(job: ShardedJob) -> None:
     """And the ranks of a group hold different shards."""
     hashes: list[list[str]] = []
     for way in WAYS:
         other = job.elsewhere()
         a, b = other.start("a", "b", way=way, seed=7)
-        hashes.append([log[-1]["hash"] for log in other.steps(a, b, until=3)["a"]])
+        ends = [log[-1] for log in other.steps(a, b, until=4)["a"]]
+        assert sum(end["weights"] for end in ends) == pytest.approx(weights_without_groups(7, 4), rel=1e-5)
+        hashes.append([end["hash"] for end in ends])
     assert hashes[0] == hashes[1]
     assert len(set(hashes[0])) == RANKS
 
 
+@pytest.mark.parametrize("way", ["hook", pytest.param("mesh", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("victims", [("a",), ("c",), ("a", "c")], ids=["the first", "the last", "two of three"])
 def test_groups_that_are_killed_in_a_step_cost_that_step_and_heal_when_they_are_back(
-    job: ShardedJob, victims: tuple[str, ...]
+    job: ShardedJob, victims: tuple[str, ...], way: str
 ) -> None:
-    groups = {group.name: group for group in job.start("a", "b", "c")}
+    groups = {group.name: group for group in job.start("a", "b", "c", way=way)}
     begun = job.steps(*groups.values(), until=2)
     pending = {name: groups[name].begin("steps", 5) for name in groups if name not in victims}
     for name in victims:
@@ -93,7 +109,7 @@ def test_groups_that_are_killed_in_a_step_cost_that_step_and_heal_when_they_are_
         assert discarded in ([(False, False)], len(victims) * [(False, False)]), "a step for each death at the most"
         assert fates(log)[-3:] == 3 * [(True, True)]
         assert log[0]["hash"] == begun[name][0][-1]["hash"], "a discarded step leaves everything as it was"
-    back = job.start(*victims)
+    back = job.start(*victims, way=way)
     healed = job.steps(*back, *(groups[name] for name in survivors), until=7)
     assert all(fates(healed[name][0])[-2:] == [(True, False), (True, True)] for name in victims)
     assert shared_steps(begun, survivors, healed) > 0

@@ -121,6 +121,21 @@ def test_a_child_that_dies_ends_the_wait(store: str, ranks: list[Rank]) -> None:
         ranks[0].call("all_reduce", 0, 3)
 
 
+def test_a_nursery_that_dies_takes_its_child_along_and_is_started_again(store: str, ranks: list[Rank]) -> None:
+    meet(store, ranks, "orphans")
+    [waiting] = wait_in_all_reduce(ranks[:1])
+    nursery, _ = descendants(ranks[0].pid)
+    os.kill(nursery, signal.SIGKILL)
+    error, _ = waiting.result(ABORT_WITHIN_S)
+    assert "the child of the process group has ended" in error
+    with pytest.raises(RankError, match="its nursery has ended"):
+        ranks[0].call("meet", store, "alone", 0, 1)
+    for rank in ranks:
+        rank.call("drop")
+    meet(store, ranks, "orphans, again")
+    assert all_equal(sums(ranks))
+
+
 def test_a_child_that_does_not_answer_in_time_is_killed(store: str, ranks: list[Rank]) -> None:
     meet(store, ranks, "late", timeout_s=0.2)
     ranks[0].call("allow_slack", 0.2)
@@ -201,5 +216,5 @@ def test_agents_train_over_it_to_the_bits_of_gloo_and_survive_a_kill(
 
 
 def test_a_process_group_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="'glue' is none of gloo, isolated and nccl"):
+    with pytest.raises(ConfigurationError, match="'glue' is none of gloo, nccl, isolated and isolated:nccl"):
         connector("glue")

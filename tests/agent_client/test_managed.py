@@ -4,9 +4,11 @@ from concurrent.futures import Future
 
 import pytest
 import torch
-from torch.distributed import AllreduceOptions, ReduceOp
+from torch import distributed
+from torch.distributed import AllreduceOptions, HashStore, ReduceOp
+from torch.distributed.device_mesh import init_device_mesh
 
-from agent_client.process_group.managed import ManagedGroup
+from agent_client.process_group.managed import ManagedGroup, managed_mesh
 
 
 class Mean:
@@ -64,6 +66,19 @@ def test_another_reduction_is_refused(group: ManagedGroup, operation: ReduceOp.R
 def test_another_collective_is_refused_by_its_name(group: ManagedGroup, name: str) -> None:
     with pytest.raises(RuntimeError, match=f"{name} over replica groups: they come and go"):
         getattr(group, name)([torch.ones(1)])
+
+
+def test_torch_builds_a_mesh_over_it_and_its_end_takes_it_along(group: ManagedGroup) -> None:
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        mesh = managed_mesh(group, init_device_mesh("cpu", (1,), mesh_dim_names=("shard",)))
+        assert (mesh.mesh_dim_names, mesh.shape) == (("replicate", "shard"), (1, 1))
+        assert mesh.get_group("replicate") is group
+        tensor = torch.full((3,), 4.0)
+        distributed.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [2.0, 2.0, 2.0]
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_it_needs_its_agent() -> None:

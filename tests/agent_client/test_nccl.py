@@ -9,8 +9,10 @@ import torch
 from torch.distributed import HashStore
 
 from agent_client.errors import ConfigurationError
-from agent_client.process_group.choice import connector
+from agent_client.process_group.choice import Place, connector
 from agent_client.process_group.nccl import Fence, NcclGroup
+from tests.agent_client.ranks import RankServer
+from tests.processes import LOCALHOST
 
 ENDS_WITHIN_S = 10.0
 A_SECOND_OF_CYCLES = 2_000_000_000
@@ -71,9 +73,16 @@ def test_an_abort_is_not_announced_while_somebody_looks() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_without_a_device_it_is_refused() -> None:
+@pytest.mark.parametrize("name", ["nccl", "isolated:nccl"])
+def test_without_a_device_it_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="nccl needs a CUDA device"):
-        connector("nccl")
+        connector(name)
+
+
+@pytest.fixture(scope="module")
+def store(rank_server: RankServer) -> Iterator[str]:
+    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
+        yield host.call("serve")
 
 
 class TestOnOneGpu:
@@ -108,6 +117,14 @@ class TestOnOneGpu:
         with pytest.raises(RuntimeError, match="did not end in time"):
             group.all_reduce(torch.ones(10, device="cuda"), timeout_s=0.2)
         assert time.monotonic() - began_at < ENDS_WITHIN_S
+
+    def test_in_a_child_process(self, store: str) -> None:
+        isolated = connector("isolated:nccl")
+        group = isolated.connect(Place(store, "isolated", 0, 1, LOCALHOST, connect_timeout_s=60.0, timeout_s=60.0))
+        tensor = torch.arange(1000.0, device="cuda")
+        group.all_reduce(tensor)
+        assert torch.equal(tensor.cpu(), torch.arange(1000.0))
+        isolated.close()
 
     def test_a_new_group_after_an_abort(self, group: NcclGroup) -> None:
         group.abort()

@@ -170,6 +170,19 @@ def test_the_target_is_killed_while_it_heals(make_job: MakeJob, way: str) -> Non
     job.wait_steps(a, b, target, more=2, participants=3)
 
 
+@pytest.mark.parametrize("way", mostly_slow)
+def test_one_that_fails_while_the_others_commit_takes_over_their_state(make_job: MakeJob, way: str) -> None:
+    job = make_job(way)
+    a, b = job.groups("a", "b")
+    job.start(a, b)
+    for group in (a, b):
+        job.wait_steps(a, b, more=2, participants=2)
+        for rank in group.ranks:
+            rank.call("fail_once")
+    job.wait_steps(a, b, more=3, participants=2)
+    assert all("told to fail" in job.log(group) for group in (a, b))
+
+
 @slow
 @pytest.mark.parametrize("options", [{"serve": "hold"}, {"heal_over": "process_group"}], ids=["hold", "process group"])
 @pytest.mark.parametrize("way", WAYS)

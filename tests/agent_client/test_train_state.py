@@ -200,3 +200,74 @@ def test_a_buffer_that_two_modules_share_is_taken_as_it_was_too() -> None:
     before = hash_of(state.snapshot())
     model(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
     assert hash_of(state.snapshot()) == before
+
+
+class Tensors:
+    """Stands still from a step's begin to its vote: the global parameters of DiLoCo, say."""
+
+    def __init__(self, value: float) -> None:
+        self.tensor = torch.full((1000,), value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensor": self.tensor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.tensor.copy_(state_dict["tensor"])
+
+
+def addresses(state: Any) -> set[int]:
+    if isinstance(state, torch.Tensor):
+        return {state.data_ptr()}
+    children = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
+    return set().union(*map(addresses, children))
+
+
+class TestInPlace:
+    def test_is_the_state_when_the_step_began_without_a_copy_of_what_stands_still(self) -> None:
+        training = Training()
+        training.train(0, 1)
+        training.state.standing["outer"] = Tensors(1.0)
+        before = training.bits()
+        training.forward(2).backward()
+        in_place = training.state.in_place()
+        assert hash_of(in_place) == before
+        still = addresses(
+            [*training.model.parameters(), training.sgd.state_dict(), training.state.standing["outer"].tensor]
+        )
+        moving = addresses(list(training.model.buffers()))
+        assert addresses(in_place) >= still
+        assert not addresses(in_place) & moving
+
+    def test_a_snapshot_copies_that_too(self) -> None:
+        training = Training()
+        training.train(0)
+        training.state.begin_step()
+        assert not addresses(training.state.snapshot()) & addresses(training.state.in_place())
+
+    def test_what_stands_still_heals_along(self) -> None:
+        source, target = Training(0), Training(1)
+        for training, value in ((source, 1.0), (target, 2.0)):
+            training.state.standing["outer"] = Tensors(value)
+            training.state.begin_step()
+        received = over_the_wire(source.state.in_place())
+        target.state.check(received)
+        target.state.install(received)
+        assert target.bits() == source.bits()
+        assert target.state.standing["outer"].state_dict()["tensor"].unique().tolist() == [1.0]
+
+    def test_a_peer_without_it_does_not_fit(self) -> None:
+        source, target = Training(0), Training(1)
+        target.state.standing["outer"] = Tensors(2.0)
+        source.state.begin_step()
+        with pytest.raises(StateMismatch, match=r"\['standing'\]\['outer'\]: missing"):
+            target.state.check(source.state.in_place())
+
+
+def test_a_state_dict_is_the_state_now_and_can_be_loaded() -> None:
+    source, target = Training(0), Training(1)
+    source.train(*range(3))
+    state = over_the_wire(source.state.state_dict())
+    target.state.load_state_dict(state)
+    assert target.bits() == source.bits()
+    with pytest.raises(StateMismatch):
+        Training(width=7).state.load_state_dict(state)

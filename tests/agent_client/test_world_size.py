@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client import Agent, ConfigurationError, StepSampler, TrainState
+from agent_client.step import StepMachine
 from agent_client.world_size import NO_SHARE, Share, WorldSize, WorldSizeMode
 from manager.assignment import assign
 from protos.membership import Assignment, Participant, Quorum
@@ -98,6 +99,19 @@ def test_a_size_is_needed(mode: WorldSizeMode, size: int) -> None:
 def test_without_a_quorum_nothing_counts() -> None:
     assert Share((0,), 1, 1, counts=False) == NO_SHARE
     assert WorldSize(CONSTANT, 4).share(None) == Share((0,), 4, 1, counts=False)
+
+
+@pytest.mark.parametrize(("place", "contributes"), [(0, True), (1, True), (2, False)])
+def test_a_spare_is_in_the_step_and_adds_nothing(place: int, contributes: bool) -> None:
+    machine = StepMachine(step=5, world_size=WorldSize(FIXED, 2))
+    machine.ask()
+    assert not machine.contributes
+    machine.answered(assignments(3, 0)[place])
+    machine.reduced()
+    assert machine.contributes is contributes
+    assert machine.vote()
+    machine.decided(commit=True)
+    assert (machine.step, machine.batches_committed) == (6, 2)
 
 
 @pytest.fixture

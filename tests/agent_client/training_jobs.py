@@ -149,7 +149,10 @@ class TrainingJob:
                 try:
                     assert not training.is_done(), f"{group.name} has stopped: {training.result()}"
                 except RankEnded:
-                    raise AssertionError(f"{group.name} has ended:\n{self._log(group, number).read_text()}") from None
+                    raise AssertionError(f"{group.name} has ended:\n{self.log(group, number)}") from None
+
+    def log(self, group: Group, rank: int = 0) -> str:
+        return self._log(group, rank).read_text()
 
     def _events(self, group: Group, rank: int) -> Path:
         return self.folder / f"{group.name}-rank-{rank}-start-{group.starts}.jsonl"

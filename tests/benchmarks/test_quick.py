@@ -62,3 +62,13 @@ def test_scale(ran: Ran) -> None:
     assert all(20 < stage["memory_mb"] < 300 for stage in stages)
     first, *_, last = [max(stage["told"]["quorums"]) for stage in stages]
     assert first < last
+
+
+def test_heal(ran: Ran) -> None:
+    results = {row["kind"]: row for row in ran("heal")["results"]}
+    assert {"snapshot", "hold"} <= results.keys()
+    for row in results.values():
+        assert row["seconds_per_gib"]["median"] > 0
+        assert 0.9 < row["target_extra"]["median"] < 1.2
+    assert results["hold"]["source_extra"]["median"] < 0.25
+    assert 0.9 < results["snapshot"]["source_extra"]["median"] < 1.05

@@ -33,6 +33,7 @@ runpy.run_path({script!r}, run_name="__main__")
 class Group:
     def __init__(self, server: RankServer, lighthouse: Lighthouse, group: int, log: Path) -> None:
         self._log = log
+        log.touch()
         self._rank: Rank = server.start("tests.agent_client.torchft.scripts:Script", log)
         code = LIKE_TORCHRUN.format(lighthouse=lighthouse.address, group=group, steps=STEPS, script=str(SCRIPT))
         self._run: Pending = self._rank.begin("run", code)

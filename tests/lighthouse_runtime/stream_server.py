@@ -5,12 +5,25 @@ from collections.abc import AsyncIterator, Callable
 
 import uvloop
 
-from lighthouse_runtime.server import Call, Ending, Feed, GrpcServer, Method, Sender, Stream
+from lighthouse_runtime.server import Call, Ending, GrpcServer, Method, Sender, Stream
 from protos import lighthouse_pb2, manager_pb2, wire
-from protos.membership import Assignment
+from protos.membership import Assignment, Vote
 from protos.refusals import Drained, Superseded, UnknownName, WrongState
-from protos.session import Beat, Echo, Goodbye, Hello, Leave, Revoked, ToLighthouse, ToManager, WatchOpened, Welcome
+from protos.session import (
+    Beat,
+    Counted,
+    Echo,
+    Goodbye,
+    Hello,
+    Leave,
+    Revoked,
+    ToLighthouse,
+    ToManager,
+    WatchOpened,
+    Welcome,
+)
 from protos.session_wire import (
+    ballot_from_wire,
     session_request_from_wire,
     session_response_to_wire,
     watch_request_from_wire,
@@ -40,7 +53,7 @@ class StreamServer:
             "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
         }
         manager = {
-            "Watch": Feed(manager_pb2.WatchRequest, self.watch),
+            "Watch": Stream(manager_pb2.WatchRequest, self.watch),
             "ShouldCommit": Method(manager_pb2.ShouldCommitRequest, self.should_commit),
         }
         self.server = GrpcServer(
@@ -75,16 +88,19 @@ class StreamServer:
             case _:
                 send(Goodbye("bye"))
 
-    async def watch(self, request: manager_pb2.WatchRequest, _: Call, sender: Sender) -> None:
+    async def watch(self, requests: AsyncIterator[manager_pb2.WatchRequest], _: Call, sender: Sender) -> None:
         self.senders.append(sender)
         try:
-            rank = watch_request_from_wire(request).group_rank
+            rank = watch_request_from_wire(await anext(requests)).group_rank
             if rank == 9:
                 raise WrongState("rank: 9 is not of this group")
             sender.send(watch_response_to_wire(WatchOpened()))
             sender.send(manager_pb2.WatchResponse())  # of a kind that only a newer manager knows
             sender.send(watch_response_to_wire(Revoked(7, f"of rank {rank}")))
-            await sender.wait_ended()
+            async for request in requests:
+                ballot = ballot_from_wire(request)
+                outcome = Vote(ballot.vote, NEXT if ballot.wants_next else None) if ballot.step else Drained("over")
+                sender.send(watch_response_to_wire(Counted(ballot.number, outcome)))
         finally:
             self.endings.put_nowait(sender.ending)
 

@@ -16,6 +16,7 @@ from protos.refusals import Drained, InvalidRequest, LighthouseError, Superseded
 from protos.session import Handed, HoldMode, Order, Phase, Refused, ToLighthouse, ToManager, ToRank, WatchRequest
 from protos.session_wire import (
     MAX_TEXT_CHARS,
+    ballot_from_wire,
     handed_for,
     handed_shared,
     order_bytes,
@@ -61,7 +62,13 @@ to_manager = st.one_of(
     st.builds(said.Goodbye, reasons),
 )
 to_rank = st.one_of(
-    st.just(said.WatchOpened()), st.builds(said.Revoked, quorum_ids, reasons), st.builds(said.Killed, reasons)
+    st.just(said.WatchOpened()),
+    st.builds(said.Revoked, quorum_ids, reasons),
+    st.builds(said.Killed, reasons),
+    st.builds(said.Counted, counts, st.builds(Vote, st.booleans(), st.none() | assignments)),
+)
+ballots = st.builds(
+    said.Ballot, counts, counts, st.booleans(), st.none() | quorum_ids, st.booleans(), st.floats(0.001, 1e6)
 )
 watch_requests = st.builds(
     WatchRequest,
@@ -88,6 +95,17 @@ class TestThereAndBack:
     def test_a_watch(self, request: WatchRequest):
         body = watch_request_to_wire(request).SerializeToString()
         assert watch_request_from_wire(manager_pb2.WatchRequest.FromString(body)) == request
+
+    @given(ballots)
+    def test_a_ballot(self, ballot: said.Ballot):
+        body = watch_request_to_wire(ballot).SerializeToString()
+        assert ballot_from_wire(manager_pb2.WatchRequest.FromString(body)) == ballot
+
+    @pytest.mark.parametrize("kind", [LighthouseError, *LighthouseError.__subclasses__()])
+    def test_a_ballot_that_is_refused(self, kind: type[LighthouseError]):
+        read = watch_response_from_wire(watch_response_to_wire(said.Counted(3, kind("step: is odd"))))
+        assert isinstance(read, said.Counted)
+        assert (read.number, type(read.outcome), str(read.outcome)) == (3, kind, "step: is odd")
 
     @given(to_rank)
     def test_to_a_rank(self, message: ToRank):
@@ -256,6 +274,15 @@ class TestBadInput:
     def test_of_a_watch(self, name: str, value: object):
         with pytest.raises(InvalidRequest, match=f"^{name}: "):
             watch_request_from_wire(watch(**{name: value}))
+
+    def test_a_ballot_that_is_none(self):
+        with pytest.raises(InvalidRequest, match="^ballot: is missing"):
+            ballot_from_wire(watch())
+
+    @pytest.mark.parametrize("time_left_s", [0.0, -1.0, math.nan, math.inf])
+    def test_a_ballot_without_a_deadline(self, time_left_s: float):
+        with pytest.raises(InvalidRequest, match="^time_left_s: "):
+            ballot_from_wire(manager_pb2.WatchRequest(ballot=manager_pb2.Ballot(time_left_s=time_left_s)))
 
     @pytest.mark.parametrize("quorum_id", NOT_IDS)
     def test_to_a_rank(self, quorum_id: int):

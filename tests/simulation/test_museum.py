@@ -5,6 +5,8 @@ import pytest
 from tests.simulation.museum.catalogue import EXHIBITS
 from tests.simulation.museum.exhibit import Exhibit
 
+pytestmark = pytest.mark.timeout(600)
+
 RULES = {f"S{number}" for number in range(1, 10)}
 
 each = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.name)

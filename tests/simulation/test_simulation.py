@@ -16,6 +16,9 @@ from tests.simulation.plan import FAULTS, SCENARIOS, draw_plan
 from tests.simulation.simulation import Result, Simulation, run_plan, run_seed
 from tests.simulation.world import Violation
 
+# A minute of computing, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(600)
+
 SEEDS = range(200)
 LONG = {"seconds": 750.0, "groups": 10, "min_step_s": 0.25}  # 600 s of faults
 LONG_SEEDS = range(100)

@@ -12,7 +12,7 @@ import torch
 
 from agent_client.checkpoint import files
 from agent_client.checkpoint.encoding import Encoding
-from agent_client.checkpoint.files import load, save
+from agent_client.checkpoint.files import read_state, write_state
 from agent_client.checkpoint.format import CorruptState
 from tests.agent_client.checkpoint.trees import same
 
@@ -21,35 +21,35 @@ OTHER = {"model": {"w": torch.zeros(2, 3)}, "step": 13}
 
 
 def test_there_and_back(tmp_path: Path) -> None:
-    save(tmp_path / "a", STATE)
-    assert same(load(tmp_path / "a"), STATE)
-    save(tmp_path / "a", OTHER)
-    assert same(load(tmp_path / "a"), OTHER)
+    write_state(tmp_path / "a", STATE)
+    assert same(read_state(tmp_path / "a"), STATE)
+    write_state(tmp_path / "a", OTHER)
+    assert same(read_state(tmp_path / "a"), OTHER)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_every_damage_is_refused_with_the_name_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    save(path, STATE)
+    write_state(path, STATE)
     content = path.read_bytes()
     for damaged in [b"", content[:-1], content + b"x", content[: len(content) // 2], b"PK" + content[2:]]:
         path.write_bytes(damaged)
         with pytest.raises(CorruptState, match=f"^{path} cannot be used: "):
-            load(path)
+            read_state(path)
     for at in range(0, len(content), 7):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         with pytest.raises(CorruptState, match=str(path)):
-            load(path)
+            read_state(path)
 
 
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        load(tmp_path / "a")
+        read_state(tmp_path / "a")
 
 
 def test_a_failure_leaves_the_former_and_no_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a"
-    save(path, STATE)
+    write_state(path, STATE)
 
     def fail(encoding: Encoding, start: int) -> Any:
         yield memoryview(b"half")
@@ -58,10 +58,10 @@ def test_a_failure_leaves_the_former_and_no_remains(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(Encoding, "chunks", fail)
         with pytest.raises(OSError, match="no space left"):
-            save(path, OTHER)
+            write_state(path, OTHER)
     with pytest.raises(TypeError, match=r"state\['hook'\]"):
-        save(path, {"hook": print})
-    assert same(load(path), STATE)
+        write_state(path, {"hook": print})
+    assert same(read_state(path), STATE)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -80,18 +80,18 @@ def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(files.os, "fsync", note_sync)
     monkeypatch.setattr(Path, "replace", note_replace)
-    save(tmp_path / "a", STATE)
+    write_state(tmp_path / "a", STATE)
     assert story == ["bytes", "name", "folder"]
 
 
 WRITER = """
 import sys, torch
 from pathlib import Path
-from agent_client.checkpoint.files import save
+from agent_client.checkpoint.files import write_state
 path, number = Path(sys.argv[1]), 0
 while True:
     number += 1
-    save(path, {"w": torch.full((2**18,), number), "number": number})
+    write_state(path, {"w": torch.full((2**18,), number), "number": number})
     print(number, flush=True)
 """
 
@@ -104,6 +104,6 @@ def test_a_writer_that_is_killed_leaves_a_whole_one(tmp_path: Path) -> None:
         for _ in range(20):
             told = int(writer.stdout.readline())
         os.kill(writer.pid, signal.SIGKILL)
-    state = load(path)
+    state = read_state(path)
     assert state["number"] >= told
     assert set(state["w"].tolist()) == {state["number"]}

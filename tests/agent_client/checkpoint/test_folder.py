@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agent_client.agent import Agent
-from agent_client.checkpoint.files import save
+from agent_client.checkpoint.files import write_state
 from agent_client.checkpoint.folder import CheckpointFolder, Tag, newest_common
 from agent_client.checkpoint.snapshot import StateMismatch
 from agent_client.train_state import TrainState
@@ -102,7 +102,7 @@ class TestOneRank:
     def test_one_under_a_wrong_name_is_passed_over(self, agent: Agent, tmp_path: Path) -> None:
         path = CheckpointFolder(tmp_path, at(agent, 1, 1)).save()
         path.rename(tmp_path / "step-000000000009-quorum-1-rank-0.state")
-        save(tmp_path / "step-000000000008-quorum-1-rank-0.state", [1, 2, 3])
+        write_state(tmp_path / "step-000000000008-quorum-1-rank-0.state", [1, 2, 3])
         with make_agent(2) as other:
             assert not CheckpointFolder(tmp_path, other).resume()
 

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from agent_client.checkpoint.files import load, save
+from agent_client.checkpoint.files import read_state, write_state
 from agent_client.checkpoint.format import decode, encode
 from agent_client.checkpoint.shards import Shards
 from agent_client.checkpoint.tree import CorruptState
@@ -70,7 +70,7 @@ def test_out_over_the_wire_and_back(mesh: DeviceMesh, placements: tuple[Any, Any
     model = nn.Linear(4, 3)
     tensor = DTensor.from_local(torch.randn(3, 4), mesh, placements)
     model.weight = nn.Parameter(tensor)
-    shards = Shards(model)
+    shards = Shards(model.parameters())
     state = {"list": [tensor, 1], "tuple": (tensor,), "ordered": OrderedDict(weight=tensor), "plain": torch.ones(2)}
     back = shards.put_back(over_the_wire(shards.take_out(state)))
     for found in (back["list"][0], back["tuple"][0], back["ordered"]["weight"]):
@@ -82,13 +82,13 @@ def test_out_over_the_wire_and_back(mesh: DeviceMesh, placements: tuple[Any, Any
 
 def test_a_shard_is_not_copied(mesh: DeviceMesh) -> None:
     model = sharded_model(mesh)
-    [described, *_] = Shards(model).take_out(dict(model.state_dict())).values()
+    [described, *_] = Shards(model.parameters()).take_out(dict(model.state_dict())).values()
     assert described["shard"].data_ptr() == next(model.parameters()).to_local().data_ptr()
 
 
 def test_without_sharded_parameters_everything_passes_through() -> None:
     model = nn.Linear(2, 2)
-    shards = Shards(model)
+    shards = Shards(model.parameters())
     assert not shards
     state = model.state_dict()
     taken = shards.take_out(state)
@@ -97,9 +97,9 @@ def test_without_sharded_parameters_everything_passes_through() -> None:
 
 
 def test_what_cannot_be_sent_is_named(mesh: DeviceMesh) -> None:
-    shards = Shards(sharded_model(mesh))
+    shards = Shards(sharded_model(mesh).parameters())
     elsewhere = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,), mesh_dim_names=("other",)), [Shard(0)])
-    with pytest.raises(TypeError, match="over which no parameter of the model is"):
+    with pytest.raises(TypeError, match="over which no parameter is"):
         shards.take_out([elsewhere])
     partial = DTensor.from_local(torch.ones(2), mesh["shard"], [Partial()])
     with pytest.raises(TypeError, match=r"laid out as P.* cannot be sent: only shards and replicas can"):
@@ -124,7 +124,7 @@ def test_what_cannot_be_sent_is_named(mesh: DeviceMesh) -> None:
 )
 def test_a_description_that_fits_nothing_is_corrupt(mesh: DeviceMesh, wrong: dict[str, Any]) -> None:
     model = sharded_model(mesh)
-    shards = Shards(model)
+    shards = Shards(model.parameters())
     [described, *_] = shards.take_out(dict(model.state_dict())).values()
     with pytest.raises(CorruptState, match="holds a shard that has no place here"):
         shards.put_back({"model": described | wrong})
@@ -155,19 +155,26 @@ def test_a_rank_s_shards_are_kept_in_its_file(mesh: DeviceMesh, tmp_path: Path) 
     models = [sharded_model(mesh, seed) for seed in (0, 1)]
     adams = [torch.optim.AdamW(model.parameters()) for model in models]
     train(models[0], adams[0], 0)
-    save(tmp_path / "rank-0", TrainState(models[0], adams[0]).state_dict())
-    TrainState(models[1], adams[1]).load_state_dict(load(tmp_path / "rank-0"))
+    write_state(tmp_path / "rank-0", TrainState(models[0], adams[0]).state_dict())
+    TrainState(models[1], adams[1]).load_state_dict(read_state(tmp_path / "rank-0"))
     assert are_equal(wholes(models[0], adams[0]), wholes(models[1], adams[1]))
 
 
-def test_a_snapshot_between_forward_and_backward_is_of_the_steps_begin_and_disturbs_nothing(mesh: DeviceMesh) -> None:
-    """state_dict() there would take the gathered parameters away."""
-    models = [sharded_model(mesh) for _ in range(2)]
+@pytest.mark.parametrize("is_evaluated", [False, True])
+def test_a_snapshot_between_forward_and_backward_is_of_the_steps_begin_and_disturbs_nothing(
+    mesh: DeviceMesh, is_evaluated: bool
+) -> None:
+    """state_dict() there would take the gathered parameters away; and an evaluation leaves them gathered."""
+    models = [fully_shard(nn.Linear(6, 1), mesh=mesh["shard"]) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
     adams = [torch.optim.AdamW(model.parameters()) for model in models]
     state = TrainState(models[0], adams[0])
     before = wholes(models[0], adams[0])
-    state.begin_step()
     batch = torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
+    if is_evaluated:
+        with torch.no_grad():
+            models[0](batch)
+    state.begin_step()
     for model, adam in zip(models, adams, strict=True):
         loss = model(batch).square().mean()
         if model is models[0]:

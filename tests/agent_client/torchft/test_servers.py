@@ -203,7 +203,17 @@ def test_a_group_whose_process_is_killed_has_left_at_once() -> None:
         with clients.LighthouseClient(lighthouse.address) as looks:
             assert states(looks) == {"a": MemberState.PARTICIPANT}
             owner.kill()
-            eventually(lambda: states(looks).get("a", MemberState.LAPSED) is MemberState.LAPSED, "the group is gone")
+            is_gone = lambda: states(looks).get("a", MemberState.LAPSED) is MemberState.LAPSED  # noqa: E731
+            eventually(is_gone, "the group is gone", within_s=20.0)  # a manager's own patience is 30 s
+
+
+def test_what_torchft_has_no_argument_for_is_read_from_the_environment() -> None:
+    """A trainer that hangs is missed when it has asked for nothing for so long."""
+    hangs = {"MANAGER_RANK_TIMEOUT": "500ms"}
+    with Lighthouse() as lighthouse, Process(OWNER, [lighthouse.address, "waits"], env=hangs) as owner:
+        owner.wait_for_log("owner of")
+        with clients.LighthouseClient(lighthouse.address) as looks:
+            eventually(lambda: states(looks)["a"] is MemberState.DOWN, "the group counts as down")
 
 
 def test_who_kills_the_group_ends_its_process() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent_client.ranks import Pending, Rank, RankServer
+from tests.agent_client.ranks import Pending, Rank, RankEnded, RankServer
 from tests.processes import LOCALHOST, Lighthouse, eventually, free_port
 from tests.torchft.stock import require
 
@@ -53,6 +53,18 @@ class Group:
     def kill(self) -> None:
         self._earlier += self._now()
         self._rank.kill()
+
+    def die(self, where: str) -> None:
+        """By SIGKILL; "in a sum" what the others have summed of the step is void."""
+        self._earlier += self._now()
+        self._rank.begin("die", where)
+        eventually(self._has_ended, f"{self.name} has died")
+
+    def _has_ended(self) -> bool:
+        try:
+            return self._training.is_done(0.01)
+        except RankEnded:
+            return True
 
     def finish_at(self, step: int) -> None:
         self._rank.call("finish_at", step)
@@ -115,10 +127,11 @@ def differing_steps(*groups: Group) -> dict[int, set[str]]:
 
 @pytest.mark.parametrize("way", ["ddp", "local_sgd", "diloco"])
 def test_groups_are_bit_identical_after_a_kill_and_a_heal(way: str, rank_server: RankServer, tmp_path: Path) -> None:
+    """The kill is in the middle of a step, where torchft's own DistributedDataParallel would end the others, too."""
     with groups_of(way, rank_server, tmp_path) as (a, b, c):
         for group in (a, b, c):
             group.in_this_life(participants=3)
-        c.kill()
+        c.die("in a sum")
         for group in (a, b):
             group.in_this_life(participants=2)
         c.start()
@@ -147,7 +160,7 @@ def test_a_job_is_moved_group_by_group(rank_server: RankServer, tmp_path: Path) 
             group.in_this_life(participants=3)
         assert [group.is_moved() for group in groups] == [False] * 3
         for group in groups:
-            group.kill()
+            group.die("between steps")  # torchft's own survivors would not outlive another moment
             group.start(MOVED)
             group.in_this_life(participants=3)
         assert [group.is_moved() for group in groups] == [True] * 3

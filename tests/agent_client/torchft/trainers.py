@@ -5,6 +5,7 @@ From here it runs on torchft's own managers, from installed.py on ours.
 
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 from tests.agent_client.actors import digest
 
 TIMEOUT = timedelta(seconds=30)
+# A survivor that hears nothing of the death waits so long for one that has.
+SUM_TIMEOUT = timedelta(seconds=5)
 PACE_S = 0.02
 SYNC_EVERY = 2
 FEATURES = 4
@@ -33,6 +36,7 @@ class Trainer:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
         self._commits: list[dict[str, Any]] = []
         self._last_step: int | None = None
+        self._dies = ""
         torch.manual_seed(os.getpid())
         self._model = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, 1))
 
@@ -47,7 +51,7 @@ class Trainer:
             sgd.load_state_dict(state["optimizer"])
 
         self._manager = Manager(
-            pg=ProcessGroupGloo(timeout=TIMEOUT),
+            pg=ProcessGroupGloo(timeout=SUM_TIMEOUT),
             min_replica_size=2,
             load_state_dict=load_state_dict,
             state_dict=lambda: {"model": self._model.state_dict(), "optimizer": sgd.state_dict()},
@@ -61,8 +65,23 @@ class Trainer:
             hostname="localhost",
             timeout=TIMEOUT,
         )
+        self._sum = self._manager.allreduce
+        setattr(self._manager, "allreduce", self._sum_or_die)  # noqa: B010  pyright knows it as a method
         ways[way](sgd, workers)
         self._manager.shutdown()
+
+    def die(self, where: str) -> None:
+        """By SIGKILL: "in a sum", where the others wait for it, or "between steps"."""
+        self._dies = where
+
+    def _die_if(self, where: str) -> None:
+        if self._dies == where:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _sum_or_die(self, *args: Any, **more: Any) -> Any:
+        self._manager.wait_quorum()  # so that the others wait for this one's part
+        self._die_if("in a sum")
+        return self._sum(*args, **more)
 
     def finish_at(self, step: int) -> None:
         self._last_step = step
@@ -91,6 +110,7 @@ class Trainer:
             for (inputs,) in DataLoader(TensorDataset(torch.rand(64, FEATURES)), batch_size=4, num_workers=workers):
                 if self._manager.current_step() == self._last_step:
                     return
+                self._die_if("between steps")
                 optimizer.zero_grad()
                 model(inputs).square().mean().backward()
                 optimizer.step()

@@ -43,7 +43,7 @@ class Exhibit:
     rule: str
     recipe: Recipe
     replaced: tuple[Replaced, ...]
-    shown_by: range = range(16)
+    shown_by: range = range(12)
 
     @contextmanager
     def planted(self) -> Generator[None]:
