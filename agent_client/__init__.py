@@ -24,6 +24,7 @@ from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient
 
 if TYPE_CHECKING:
     from agent_client.agent import Agent
+    from agent_client.checkpoint.folder import CheckpointFolder
     from agent_client.ddp import DistributedDataParallel
     from agent_client.diloco import DiLoCo
     from agent_client.hsdp import replicate
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _WITH_TORCH = {
     "Agent": "agent_client.agent",
+    "CheckpointFolder": "agent_client.checkpoint.folder",
     "DiLoCo": "agent_client.diloco",
     "DistributedDataParallel": "agent_client.ddp",
     "FaultTolerantOptimizer": "agent_client.optimizer",
@@ -48,6 +50,7 @@ __all__ = [
     "AgentError",
     "AsyncLighthouseClient",
     "AsyncManagerClient",
+    "CheckpointFolder",
     "ConfigurationError",
     "DiLoCo",
     "DistributedDataParallel",

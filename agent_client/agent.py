@@ -4,11 +4,9 @@ Everything of a step but the vote runs on one background thread, in order: the q
 of state, the collectives. So the quorum overlaps the forward pass, and the first collective waits for it.
 """
 
-import functools
 import itertools
 import logging
 import secrets
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
@@ -21,19 +19,18 @@ from agent_client.environment import Environment
 from agent_client.errors import AgentError, ConfigurationError
 from agent_client.healing import Healing, ServeMode, Transport
 from agent_client.last_words import LastWords
-from agent_client.manager_link import FIRST_BACKOFF_S, MAX_BACKOFF_S, ManagerLink
+from agent_client.manager_link import ManagerLink
 from agent_client.manager_process import ManagerProcess
 from agent_client.meeting import meet
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
 from agent_client.step import Phase, StepMachine
+from agent_client.step_runner import Limits, StepRunner
 from agent_client.streams import in_stream_order
 from agent_client.train_state import TrainState
 from agent_client.worker import BackgroundThread
 from agent_client.world_size import WorldSize, WorldSizeMode
 from lighthouse_runtime.address import advertised_host
-from protos.membership import Assignment
-from protos.refusals import InvalidRequest, LighthouseError, NotServed
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +76,6 @@ class Agent:
         self.group_world_size = group_world_size
         self._group = group
         self._timeout_s = timeout_s
-        self._quorum_timeout_s = quorum_timeout_s
-        self._heal_timeout_s = heal_timeout_s
         self._max_discards = max_consecutive_discards
         self._manager_process = manager_process
         self._host = advertised_host(manager_address, advertise)
@@ -109,8 +104,15 @@ class Agent:
         self._round: Future[None] | None = None
         self._reduce_again: Callable[[], None] | None = None
         self._began_with: tuple[int, int | None] | None = None
-        self._last: Assignment | None = None
-        self._unanswered = 0
+        self._runner = StepRunner(
+            self._machine,
+            self._manager,
+            self._peers,
+            self._healing,
+            group,
+            Limits(timeout_s, quorum_timeout_s, heal_timeout_s),
+            lambda: manager_process is not None and not manager_process.is_alive,
+        )
 
     @classmethod
     def from_env(cls, *, state: TrainState, **options: Any) -> "Agent":
@@ -167,12 +169,12 @@ class Agent:
     @property
     def quorum_id(self) -> int:
         """Of the last quorum; 0 before the first."""
-        return self._last.quorum_id if self._last else 0
+        return self._runner.last.quorum_id if self._runner.last else 0
 
     @property
     def participants(self) -> tuple[str, ...]:
         """The replica ids of the last quorum, by replica_rank."""
-        return self._last.replica_ids if self._last else ()
+        return self._runner.last.replica_ids if self._runner.last else ()
 
     @property
     def last_reconfiguration_s(self) -> float:
@@ -226,13 +228,13 @@ class Agent:
 
     def last_slot(self) -> tuple[int, int]:
         """(place, number of places) of this rank among all ranks of the last quorum; waits for the first one."""
-        if self._last is None:
+        if self._runner.last is None:
             self.start_quorum()
             self.wait_quorum()
-        if self._last is None:
+        if self._runner.last is None:
             return self.group_rank, self.group_world_size
-        place = self._last.replica_rank * self.group_world_size + self.group_rank
-        return place, self._last.replica_world_size * self.group_world_size
+        place = self._runner.last.replica_rank * self.group_world_size + self.group_rank
+        return place, self._runner.last.replica_world_size * self.group_world_size
 
     def state_dict(self) -> dict[str, Any]:
         """What names the state that this rank holds: its step and tag. The sampler's position is the step."""
@@ -291,7 +293,7 @@ class Agent:
         `within_group` False: not over the ranks of the group, for what is sharded among them. A lost peer does not fail
         the future: it marks the step, which is then discarded, and leaves `tensor` undefined.
         """
-        return self._thread.submit(in_stream_order(tensor, lambda: self._reduce(tensor, within_group)))
+        return self._thread.submit(in_stream_order(tensor, lambda: self._runner.reduce(tensor, within_group)))
 
     def report_error(self, error: BaseException | str) -> None:
         """This step must not commit."""
@@ -327,13 +329,13 @@ class Agent:
 
     def _begin_round(self) -> None:
         self._machine.ask()
-        self._round = self._thread.submit(self._run_round)
+        self._round = self._thread.submit(self._runner.begin)
 
     def _finish_round(self) -> bool:
         self.wait_quorum()
-        self._thread.submit(self._reach_all).result()
-        self._install()
-        commit = self._vote()
+        self._thread.submit(self._runner.reach_all).result()
+        self._runner.install()
+        commit = self._runner.vote()
         self._healing.release(is_committed=commit)
         failure = self._machine.failure
         self._machine.decided(commit)
@@ -343,131 +345,15 @@ class Agent:
             self._note_discard(failure or "another rank of the group voted no")
         return commit
 
-    # -- on the background thread
-
-    def _run_round(self) -> None:
-        machine = self._machine
-        try:
-            assignment = self._ask_manager()
-        except (InvalidRequest, NotServed) as e:
-            raise AgentError(f"the manager at {self._manager.address} refuses this rank: {e}") from e
-        except LighthouseError as e:
-            self._check_manager(e)
-            time.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**self._unanswered))
-            self._unanswered += 1
-            return machine.unanswered(str(e))
-        machine.answered(assignment)
-        self._last, self._unanswered = assignment, 0
-        why_revoked = functools.partial(self._why_revoked, assignment)
-        if (reason := why_revoked()) is not None:
-            return machine.failed(reason)
-        self._guarded("making the process group", lambda: self._peers.configure(assignment, why_revoked))
-        self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
-        self._guarded("healing", lambda: self._healing.fetch(assignment))
-        return None
-
-    def _ask_manager(self) -> Assignment:
-        """A quorum for this step. One that was revoked before it was used is given back by a no, where no other rank
-        of the group can have begun the step."""
-        machine = self._machine
-        while True:
-            assignment = self._manager.ask(
-                machine.step,
-                self._healing.address,
-                timeout_s=self._quorum_timeout_s,
-                tag_quorum_id=machine.tag_quorum_id,
-                commit_failures=machine.discards,
-            )
-            if self.group_world_size > 1 or self._why_revoked(assignment) is None:
-                return assignment
-            step, quorum_id = assignment.max_step, assignment.quorum_id
-            self._manager.vote(step, False, quorum_id=quorum_id, timeout_s=self._timeout_s)
-            machine.passed_over()
-
-    def _why_revoked(self, assignment: Assignment) -> str | None:
-        reason = self._manager.revoked(assignment.quorum_id)
-        if reason is None and assignment.revoked:
-            reason = "told with the answer"
-        return None if reason is None else f"quorum {assignment.quorum_id} was revoked: {reason}"
-
-    def _check_manager(self, error: LighthouseError) -> None:
-        """A manager that is gone ends this rank; one that answers has only had no quorum."""
-        if self._manager_process is not None and not self._manager_process.is_alive:
-            raise AgentError("the group's manager has ended; restart the group") from error
-        self._manager.check_alive(error)
-
-    def _reduce(self, tensor: torch.Tensor, within_group: bool) -> torch.Tensor:
-        """The group's own sum is always taken, whatever has failed: its other ranks wait in it."""
-        group = self._group
-        if group is not None and within_group:
-            self._guarded("reducing inside the group", lambda: group.all_reduce(tensor, self._limit_s()))
-            tensor /= self.group_world_size
-        if not self._machine.contributes:
-            tensor.zero_()
-        self._reduce_over_peers(tensor)
-        return tensor
-
-    def _reduce_over_peers(self, tensor: torch.Tensor) -> None:
-        assignment = self._machine.assignment
-        if assignment is None or self._machine.failure is not None:
-            return
-        if self._guarded("reducing", lambda: self._peers.all_reduce(tensor, self._limit_s())):
-            self._machine.reduced()
-            tensor /= self._machine.share.divisor
-
-    def _limit_s(self) -> float:
-        """How long a collective or a vote of this step may take: where somebody heals, the others wait for it."""
-        assignment = self._machine.assignment
-        heals = assignment is not None and assignment.contributors < assignment.replica_world_size
-        return self._timeout_s + (self._heal_timeout_s if heals else 0.0)
-
-    def _reach_all(self) -> None:
-        """A step that reduced nothing has still to know that every participant is in it."""
-        if not self._machine.has_reduced:
-            self._reduce_over_peers(torch.zeros(1))
+    # -- within
 
     def _revoke(self, quorum_id: int | None, reason: str) -> None:
         """On the watch's thread."""
         self._peers.revoke(quorum_id, reason)
         self._healing.revoke(quorum_id, reason)
 
-    def _guarded(self, what: str, act: Callable[[], object]) -> bool:
-        """Whether `act` succeeded. A failure marks the step, and ends it for the peers too."""
-        try:
-            act()
-        except Exception as e:  # noqa: BLE001  whatever it was, the next quorum repairs it
-            log.warning("step %d: %s failed: %s", self._machine.step, what, _first_line(e))
-            self._machine.failed(f"{what}: {_first_line(e)}")
-            self._peers.drop()
-            return False
-        return True
-
-    # -- the vote
-
-    def _install(self) -> None:
-        machine = self._machine
-        assignment = machine.assignment
-        if assignment is not None and machine.failure is None:
-            self._guarded("installing a peer's state", lambda: self._healing.install(assignment, machine))
-
-    def _vote(self) -> bool:
-        """Without the decision a rank that voted yes cannot go on: the others may have committed."""
-        vote, machine = self._machine.vote(), self._machine
-        step = machine.assignment.max_step if machine.assignment else machine.step
-        quorum_id = machine.assignment.quorum_id if machine.assignment else None
-        try:
-            return self._manager.vote(step, vote, quorum_id=quorum_id, timeout_s=self._limit_s())
-        except LighthouseError as e:
-            if not vote:
-                return False
-            raise AgentError(f"voted yes for step {step} and cannot learn the decision: {e}; restart the group") from e
-
     def _note_discard(self, reason: str) -> None:
         machine = self._machine
         log.warning("step %d discarded: %s", machine.step, reason)
         if machine.discards >= self._max_discards:
             raise AgentError(f"{machine.discards} steps discarded in a row (max_consecutive_discards): {reason}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

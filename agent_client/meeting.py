@@ -5,8 +5,9 @@ import os
 from torch.distributed import PrefixStore, rendezvous
 
 from agent_client.environment import Environment
-from agent_client.manager_process import START_TIMEOUT_S, ManagerProcess
+from agent_client.manager_process import ManagerProcess
 from agent_client.process_group.gloo import GlooGroup
+from agent_client.server_process import START_TIMEOUT_S
 from lighthouse_runtime.address import advertised_host
 
 MANAGER_KEY = "manager_address"
@@ -18,13 +19,13 @@ def meet(env: Environment, timeout_s: float) -> tuple[str, ManagerProcess | None
     The ranks find each other as under torchrun, by MASTER_ADDR and MASTER_PORT. Raises AgentError or RuntimeError.
     """
     if env.group_world_size == 1:
-        process = None if env.manager else ManagerProcess.start(env.lighthouse, env.replica_id, 1)
+        process = None if env.manager else ManagerProcess(env.lighthouse, env.replica_id, 1)
         return process.address if process else env.manager, process, None
     shared, _, _ = next(rendezvous("env://", env.group_rank, env.group_world_size))
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
     if not env.manager and env.group_rank == 0:
-        process = ManagerProcess.start(env.lighthouse, env.replica_id, env.group_world_size)
+        process = ManagerProcess(env.lighthouse, env.replica_id, env.group_world_size)
         store.set(MANAGER_KEY, process.address)
     address = env.manager or store.get(MANAGER_KEY).decode()
     group = GlooGroup(

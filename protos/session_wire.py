@@ -296,11 +296,7 @@ def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | Non
         case "killed":
             return Killed(cut_reason(message.killed.reason))
         case "counted":
-            counted = message.counted
-            is_answered = counted.HasField("answer")
-            return Counted(
-                counted.number, wire.vote_from_native(counted.answer) if is_answered else _error_from(counted)
-            )
+            return _counted_from(message.counted)
         case _:
             return None
 

@@ -10,8 +10,8 @@ import socket
 import sys
 from datetime import timedelta
 
+from agent_client.server_process import ServerProcess
 from agent_client.torchft.clients import Channel
-from agent_client.torchft.server_process import ServerProcess
 from lighthouse_runtime import calls
 from lighthouse_runtime.bind import split_bind
 from protos.identity import Address, split_replica_id

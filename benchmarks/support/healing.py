@@ -99,7 +99,7 @@ class Side:
     def __init__(self, transport: Transport, model: torch.nn.Module) -> None:
         self._transport = transport
         self._model = model
-        self._resident_bytes = 0
+        self._resident_bytes = self._peak_bytes = 0
         self._cpu_s = 0.0
 
     def handle(self, order: str, **arguments: Any) -> Any:
@@ -121,6 +121,7 @@ class Side:
     def release(self) -> float:
         """CPU seconds since `mark`."""
         self._transport.release()
+        self._peak_bytes = _status_bytes("VmHWM")
         return time.process_time() - self._cpu_s
 
     def heal(self, address: str, value: float) -> dict[str, Any]:
@@ -130,13 +131,14 @@ class Side:
         install()
         installed_at = time.perf_counter()
         self._cpu_s = time.process_time() - self._cpu_s
+        self._peak_bytes = _status_bytes("VmHWM")
         if not all(bool((parameter == value).all()) for parameter in self._model.parameters()):
             raise RuntimeError("what was healed is not what was served")
         return {"fetch_s": fetched_at - began_at, "install_s": installed_at - fetched_at, "cpu_s": self._cpu_s}
 
     def extra_bytes(self) -> int:
-        """At the highest since `mark`."""
-        return _status_bytes("VmHWM") - self._resident_bytes
+        """At the highest from `mark` to the end of the transfer."""
+        return self._peak_bytes - self._resident_bytes
 
 
 def make_model(size_bytes: int) -> torch.nn.Module:

@@ -51,7 +51,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield it
 
 
-def transport(silence_s: float = 20.0) -> GroupTransport:
+def transport(silence_s: float = 10.0) -> GroupTransport:
     """As in an Agent, it outlives its transfers."""
     alive.append(GroupTransport(0, HOST, silence_s))
     return alive[-1]
@@ -109,7 +109,7 @@ def test_a_target_that_breaks_off_keeps_the_other_from_nothing(
     received = pool.submit(staying.receive, target(source, 2), max_bytes=2**40)
     transport().send(source, encode(STATE))
     with pytest.raises(RuntimeError):
-        broken.result(10)
+        broken.result(15)
     assert same(received.result(20)["w"], STATE["w"])
 
 
@@ -153,7 +153,7 @@ def test_garbage_is_refused(
     received = pool.submit(transport().receive, target(source, 1), max_bytes=2**40)
     transport().send(replace(source, serve_to=(1,)), encode(STATE))
     with pytest.raises(CorruptState, match=words):
-        received.result(10)
+        received.result(15)
 
 
 def test_damage_is_found(source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_damage_is_found(source: Assignment, pool: ThreadPoolExecutor, monkeypat
     received = pool.submit(transport().receive, target(source, 1), max_bytes=2**40)
     transport().send(replace(source, serve_to=(1,)), encode(STATE))
     with pytest.raises(CorruptState, match="checksum of blob 0"):
-        received.result(10)
+        received.result(15)
 
 
 class TestCancel:
@@ -189,7 +189,7 @@ class TestCancel:
         with took(0, 5):
             receiving.cancel(source.quorum_id)
             with pytest.raises(RuntimeError):
-                received.result(10)
+                received.result(15)
         waiting.set_result(None)
         sent.result(10)
 

@@ -24,8 +24,15 @@ class ServerProcess:
     nobody has asked to stop. Raises RuntimeError if it does not come up; its own output has said why.
     """
 
-    def __init__(self, serve: str, options: Mapping[str, str], on_end: Callable[[int], None] | None = None) -> None:
-        self._child = _Child(serve, options, on_end or (lambda status: None))
+    def __init__(
+        self,
+        serve: str,
+        options: Mapping[str, str],
+        on_end: Callable[[int], None] | None = None,
+        *,
+        name: str = "the server",
+    ) -> None:
+        self._child = _Child(serve, options, on_end or (lambda status: None), name)
         threading.Thread(target=self._child.run, name="lighthouse server", daemon=True).start()
         self.announced = self._child.announced.result()
         self._finalizer = weakref.finalize(self, self._child.stop)
@@ -34,13 +41,18 @@ class ServerProcess:
     def pid(self) -> int:
         return self._child.pid
 
+    @property
+    def is_alive(self) -> bool:
+        return self._child.is_alive
+
     def stop(self) -> None:
         """Returns when it has ended; more than once does no harm."""
         self._finalizer()
 
 
 class _Child:
-    def __init__(self, serve: str, options: Mapping[str, str], on_end: Callable[[int], None]) -> None:
+    def __init__(self, serve: str, options: Mapping[str, str], on_end: Callable[[int], None], name: str) -> None:
+        self._name = name
         self.announced: Future[str] = Future()
         self.pid = 0
         self._serve = serve
@@ -49,6 +61,10 @@ class _Child:
         self._owner = os.getpid()
         self._is_stopping = False
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def run(self) -> None:
         """Start it, and wait for its end."""
@@ -91,10 +107,10 @@ class _Child:
             raise
         finally:
             os.close(sending)
-        return process, _announced(process, receiving)
+        return process, _announced(process, receiving, self._name)
 
 
-def _announced(process: "subprocess.Popen[bytes]", receiving: int) -> str:
+def _announced(process: "subprocess.Popen[bytes]", receiving: int, name: str) -> str:
     with open(receiving, closefd=True) as pipe:
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(pipe, select.POLLIN)
@@ -102,4 +118,4 @@ def _announced(process: "subprocess.Popen[bytes]", receiving: int) -> str:
     if line:
         return line
     process.kill()
-    raise RuntimeError(f"the server did not start (status {process.wait()}); its messages stand above")
+    raise RuntimeError(f"{name} did not start (status {process.wait()}); its messages stand above")

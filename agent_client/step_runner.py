@@ -1,0 +1,175 @@
+"""What a rank does in one step: ask for the quorum, meet the peers, heal, reduce, install, vote.
+
+`begin`, `reduce` and `reach_all` belong to the background thread, in the order in which they were asked for; `install`
+and `vote` to the script's, when all of these are done.
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from agent_client.errors import AgentError
+from agent_client.healing import Healing
+from agent_client.manager_link import FIRST_BACKOFF_S, MAX_BACKOFF_S, ManagerLink
+from agent_client.peers import Peers
+from agent_client.process_group.gloo import GlooGroup
+from agent_client.step import StepMachine
+from protos.membership import Assignment
+from protos.refusals import InvalidRequest, LighthouseError, NotServed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds: of each collective and each vote, of each quorum, of a transfer of state."""
+
+    step_s: float
+    quorum_s: float
+    heal_s: float
+
+
+class StepRunner:
+    """`last` is the last quorum, as it was assigned. `group` connects the ranks of a group of several.
+
+    `has_lost_manager`: the manager is a child of this process, and has ended.
+    """
+
+    def __init__(
+        self,
+        machine: StepMachine,
+        manager: ManagerLink,
+        peers: Peers,
+        healing: Healing,
+        group: GlooGroup | None,
+        limits: Limits,
+        has_lost_manager: Callable[[], bool],
+    ) -> None:
+        self.machine = machine
+        self.last: Assignment | None = None
+        self._manager = manager
+        self._peers = peers
+        self._healing = healing
+        self._group = group
+        self._group_world_size = group.size if group is not None else 1
+        self._limits = limits
+        self._has_lost_manager = has_lost_manager
+        self._unanswered = 0
+
+    def begin(self) -> None:
+        machine = self.machine
+        try:
+            assignment = self._ask_manager()
+        except (InvalidRequest, NotServed) as e:
+            raise AgentError(f"the manager at {self._manager.address} refuses this rank: {e}") from e
+        except LighthouseError as e:
+            self._check_manager(e)
+            time.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**self._unanswered))
+            self._unanswered += 1
+            return machine.unanswered(str(e))
+        machine.answered(assignment)
+        self.last, self._unanswered = assignment, 0
+        why_revoked = functools.partial(self._why_revoked, assignment)
+        if (reason := why_revoked()) is not None:
+            return machine.failed(reason)
+        self._guarded("making the process group", lambda: self._peers.configure(assignment, why_revoked))
+        self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
+        self._guarded("healing", lambda: self._healing.fetch(assignment))
+        return None
+
+    def _ask_manager(self) -> Assignment:
+        """A quorum for this step. One that was revoked before it was used is given back by a no, where no other rank
+        of the group can have begun the step."""
+        machine = self.machine
+        while True:
+            assignment = self._manager.ask(
+                machine.step,
+                self._healing.address,
+                timeout_s=self._limits.quorum_s,
+                tag_quorum_id=machine.tag_quorum_id,
+                commit_failures=machine.discards,
+            )
+            if self._group_world_size > 1 or self._why_revoked(assignment) is None:
+                return assignment
+            step, quorum_id = assignment.max_step, assignment.quorum_id
+            self._manager.vote(step, False, quorum_id=quorum_id, timeout_s=self._limits.step_s)
+            machine.passed_over()
+
+    def _why_revoked(self, assignment: Assignment) -> str | None:
+        reason = self._manager.revoked(assignment.quorum_id)
+        if reason is None and assignment.revoked:
+            reason = "told with the answer"
+        return None if reason is None else f"quorum {assignment.quorum_id} was revoked: {reason}"
+
+    def _check_manager(self, error: LighthouseError) -> None:
+        """A manager that is gone ends this rank; one that answers has only had no quorum."""
+        if self._has_lost_manager():
+            raise AgentError("the group's manager has ended; restart the group") from error
+        self._manager.check_alive(error)
+
+    def reduce(self, tensor: torch.Tensor, within_group: bool) -> torch.Tensor:
+        """The group's own sum is always taken, whatever has failed: its other ranks wait in it."""
+        group = self._group
+        if group is not None and within_group:
+            self._guarded("reducing inside the group", lambda: group.all_reduce(tensor, self._limit_s()))
+            tensor /= self._group_world_size
+        if not self.machine.contributes:
+            tensor.zero_()
+        self._reduce_over_peers(tensor)
+        return tensor
+
+    def _reduce_over_peers(self, tensor: torch.Tensor) -> None:
+        assignment = self.machine.assignment
+        if assignment is None or self.machine.failure is not None:
+            return
+        if self._guarded("reducing", lambda: self._peers.all_reduce(tensor, self._limit_s())):
+            self.machine.reduced()
+            tensor /= self.machine.share.divisor
+
+    def _limit_s(self) -> float:
+        """How long a collective or a vote of this step may take: where somebody heals, the others wait for it."""
+        assignment = self.machine.assignment
+        heals = assignment is not None and assignment.contributors < assignment.replica_world_size
+        return self._limits.step_s + (self._limits.heal_s if heals else 0.0)
+
+    def reach_all(self) -> None:
+        """A step that reduced nothing has still to know that every participant is in it."""
+        if not self.machine.has_reduced:
+            self._reduce_over_peers(torch.zeros(1))
+
+    def _guarded(self, what: str, act: Callable[[], object]) -> bool:
+        """Whether `act` succeeded. A failure marks the step, and ends it for the peers too."""
+        try:
+            act()
+        except Exception as e:  # noqa: BLE001  whatever it was, the next quorum repairs it
+            log.warning("step %d: %s failed: %s", self.machine.step, what, _first_line(e))
+            self.machine.failed(f"{what}: {_first_line(e)}")
+            self._peers.drop()
+            return False
+        return True
+
+    def install(self) -> None:
+        machine = self.machine
+        assignment = machine.assignment
+        if assignment is not None and machine.failure is None:
+            self._guarded("installing a peer's state", lambda: self._healing.install(assignment, machine))
+
+    def vote(self) -> bool:
+        """Without the decision a rank that voted yes cannot go on: the others may have committed."""
+        vote, machine = self.machine.vote(), self.machine
+        step = machine.assignment.max_step if machine.assignment else machine.step
+        quorum_id = machine.assignment.quorum_id if machine.assignment else None
+        try:
+            return self._manager.vote(step, vote, quorum_id=quorum_id, timeout_s=self._limit_s())
+        except LighthouseError as e:
+            if not vote:
+                return False
+            raise AgentError(f"voted yes for step {step} and cannot learn the decision: {e}; restart the group") from e
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
