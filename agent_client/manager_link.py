@@ -8,11 +8,11 @@ the watch is a revoke of whatever is held. A manager that has ended may be start
 import itertools
 import logging
 import os
+import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 
 from agent_client.errors import AgentError, GroupDrained
 from lighthouse_runtime.clients import ManagerClient
@@ -64,7 +64,7 @@ class ManagerLink:
         self._revoked: dict[int, str] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._ballots: dict[int, Future[Vote]] = {}
+        self._ballots: dict[int, queue.SimpleQueue[Vote | LighthouseError]] = {}
         self._granted: Assignment | None = None
         self._has_answered = False
 
@@ -137,7 +137,7 @@ class ManagerLink:
 
     def _cast(self, ballot: Ballot) -> Vote:
         """Over the watch, where it is open: a message on a stream costs half of a call."""
-        counted: Future[Vote] = Future()
+        counted: queue.SimpleQueue[Vote | LighthouseError] = queue.SimpleQueue()
         with self._lock:
             watch = self._watch if self._is_served and not self._has_ended.is_set() else None
             if watch is not None:
@@ -154,13 +154,14 @@ class ManagerLink:
             )
         watch.send(ballot)
         try:
-            return counted.result(ballot.time_left_s)
-        except DeadlinePassed:
-            raise
-        except TimeoutError:
+            outcome = counted.get(timeout=ballot.time_left_s)
+        except queue.Empty:
             raise DeadlinePassed(f"{self.address} gave no answer within {ballot.time_left_s:g} s") from None
         finally:
             self._ballots.pop(ballot.number, None)
+        if isinstance(outcome, LighthouseError):
+            raise outcome
+        return outcome
 
     def report(self, reason: str) -> None:
         """This rank is about to end."""
@@ -221,21 +222,13 @@ class ManagerLink:
             self._has_ended.set()
             waiting, self._ballots = self._ballots, {}
         for counted in waiting.values():
-            counted.set_exception(error)
-
-    def _count(self, message: Counted) -> None:
-        counted = self._ballots.pop(message.number, None)
-        if counted is None:  # it came too late
-            return
-        if isinstance(message.outcome, Vote):
-            counted.set_result(message.outcome)
-        else:
-            counted.set_exception(message.outcome)
+            counted.put(error)
 
     def _take(self, message: ToRank) -> None:
         match message:
-            case Counted():
-                self._count(message)
+            case Counted(number, outcome):
+                if (counted := self._ballots.pop(number, None)) is not None:  # else it came too late
+                    counted.put(outcome)
             case WatchOpened():
                 self._is_watched.set()
             case Revoked(quorum_id, reason):

@@ -111,7 +111,7 @@ class Serving:
     ) -> Callable[[bytes, _Context], Awaitable[bytes]]:
         async def serve(body: bytes, context: _Context) -> bytes:
             try:
-                answer = await refusing(path, lambda: handler(_parse(request, body), _call(context)))
+                answer = await _refusing(path, lambda: handler(_parse(request, body), _call(context)))
             except LighthouseError as e:
                 await self._refuse(path, context, e)
             self._told(path, grpc.StatusCode.OK)
@@ -127,7 +127,7 @@ class Serving:
                 if self._is_closed:
                     raise Unreachable("the server is stopping")
                 async with self._open(context) as sender:
-                    await refusing(path, lambda: handler(first, _call(context), sender))
+                    await _refusing(path, lambda: handler(first, _call(context), sender))
             except LighthouseError as e:
                 await self._refuse(path, context, e)
             self._told(path, grpc.StatusCode.OK)
@@ -158,7 +158,7 @@ class Serving:
         self._observe(path.rpartition("/")[2], status)
 
 
-async def refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
+async def _refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
     """A defect of ours must not take the daemon down, and is a refusal to its caller."""
     try:
         return await work()

@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from lighthouse_runtime.server import Sender
 from lighthouse_runtime.timer import DeadlineTimer
@@ -44,6 +44,15 @@ from protos.session import Killed as KilledMessage
 from protos.session import ToManager, ToRank, WatchOpened, WatchRequest
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Waiting(NamedTuple, Generic[T]):
+    """A call of a rank, and what will be its answer."""
+
+    call: int
+    answer: "asyncio.Future[T]"
 
 
 class ManagerDriver:
@@ -100,15 +109,24 @@ class ManagerDriver:
         def event(call: int) -> Event:
             return gather.Ask(call=call, deadline_at=deadline_at, **fields)
 
-        return await self._wait(event, time_left_s, self._no_quorum)
+        return await self._wait(self._begin(event, time_left_s, self._no_quorum))
 
     async def vote(self, time_left_s: float, *, wants_next: bool = False, **fields: Any) -> Vote:
         """One rank's vote (the fields of commit.Voted); the decision. Raises a refusal."""
+        return await self._wait(self.cast(time_left_s, wants_next=wants_next, **fields))
+
+    def cast(self, time_left_s: float, *, wants_next: bool, **fields: Any) -> "Waiting[Vote]":
+        """The same without waiting; often it is decided at once. Raises Unreachable after close()."""
 
         def event(call: int) -> Event:
             return VoteCast(commit.Voted(call=call, **fields), wants_next)
 
-        return await self._wait(event, time_left_s, _no_decision)
+        return self._begin(event, time_left_s, _no_decision)
+
+    def end_call(self, call: int) -> None:
+        """Nobody waits for its answer any more, if it has none yet."""
+        if self._waiting.pop(call, None) is not None:
+            self._feed(CallEnded(call))
 
     def open_watch(self, request: WatchRequest, sender: Sender) -> int:
         """The number of the watch. Raises InvalidRequest for a rank that the group does not have."""
@@ -158,28 +176,31 @@ class ManagerDriver:
 
     # -- waiting
 
-    async def _wait(self, event: Any, time_left_s: float, why: Callable[[float], LighthouseError]) -> Any:
+    def _begin(
+        self, event: Callable[[int], Event], time_left_s: float, why: Callable[[float], LighthouseError]
+    ) -> "Waiting[Any]":
+        """Answered, or refused with `why`, in that time."""
         if self._closed is not None:
             raise self._closed
+        loop = asyncio.get_running_loop()
         call = next(self._numbers)
-        answer = self._waiting[call] = asyncio.get_running_loop().create_future()
+        answer = self._waiting[call] = loop.create_future()
         self._feed(event(call))
-        if answer.done():  # every granted step
-            return answer.result()
-        limit = asyncio.timeout(time_left_s)
+        if not answer.done():  # a granted step is answered at once
+            expiry = loop.call_later(time_left_s, lambda: self._expire(call, why(time_left_s)))
+            answer.add_done_callback(lambda _: expiry.cancel())
+        return Waiting(call, answer)
+
+    def _expire(self, call: int, error: LighthouseError) -> None:
+        if (answer := self._waiting.pop(call, None)) is not None and not answer.done():
+            answer.set_exception(error)
+            self._feed(CallExpired(call, error))
+
+    async def _wait(self, waiting: "Waiting[T]") -> T:
         try:
-            async with limit:
-                return await answer
-        except TimeoutError:
-            if not limit.expired():  # a refusal of that kind, with its own reason
-                raise
-            error = why(time_left_s)
-            if self._waiting.pop(call, None) is not None:
-                self._feed(CallExpired(call, error))
-            raise error from None
+            return await waiting.answer
         finally:
-            if self._waiting.pop(call, None) is not None:
-                self._feed(CallEnded(call))
+            self.end_call(waiting.call)
 
     def _no_quorum(self, time_left_s: float) -> LighthouseError:
         size, waiting = self.machine.me.group_world_size, self.machine.ranks_waiting

@@ -135,7 +135,8 @@ class GroupMachine:
 
     def _hear(self, now: float) -> None:
         """A rank with a call under way is there, to the end of that call."""
-        self.watches.heard((*self.ranks_waiting, *self.commit.voters), now)
+        if self.watches.times_out:
+            self.watches.heard((*self.ranks_waiting, *self.commit.voters), now)
 
     def _dispatch(self, event: Event, now: float) -> list[Effect]:
         match event:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from lighthouse_runtime.process import ended_process, host_id
-from lighthouse_runtime.server import Call, ControlPolicy, Entry, Method, Sender, Stream, refusing
+from lighthouse_runtime.server import Call, ControlPolicy, Entry, Method, Sender, Stream
 from manager.driver import ManagerDriver
 from protos import manager_pb2, session_wire, torchft_pb2, wire
 from protos.limits import MAX_QUORUM_ID, answer_margin_s, cut_reason
@@ -136,42 +136,58 @@ class ManagerService:
         asked = session_wire.watch_request_from_wire(first)
         number = self._driver.open_watch(asked, sender)
         pid = asked.pid if call.is_local and asked.host == host_id() else 0
-        votes: set[asyncio.Task[None]] = set()
+        votes: set[int] = set()
         with ended_process(pid, asked.started, lambda: self._driver.end_watch(number)):
             try:
                 async for request in requests:
-                    ballot = session_wire.ballot_from_wire(request)
-                    vote = asyncio.create_task(self._count(asked.group_rank, ballot, sender))
-                    votes.add(vote)
-                    vote.add_done_callback(votes.discard)
+                    self._cast(asked.group_rank, session_wire.ballot_from_wire(request), sender, votes)
             finally:
                 self._driver.end_watch(number)
-                for vote in votes:
-                    vote.cancel()
+                for vote in tuple(votes):
+                    self._driver.end_call(vote)
 
-    async def _count(self, group_rank: int, ballot: Ballot, sender: Sender) -> None:
-        outcome: Vote | LighthouseError
+    def _cast(self, group_rank: int, ballot: Ballot, sender: Sender, votes: set[int]) -> None:
+        """The answer is sent when it is there; until then the call stands in `votes`."""
         try:
-            outcome = await refusing("Ballot", lambda: self._vote(group_rank, ballot))
+            vote = self._driver.cast(
+                _with_margin(ballot.time_left_s),
+                wants_next=ballot.wants_next,
+                group_rank=group_rank,
+                step=ballot.step,
+                vote=ballot.vote,
+                quorum_id=ballot.quorum_id,
+            )
         except LighthouseError as e:
-            outcome = e
-        sender.send(session_wire.watch_response_to_wire(Counted(ballot.number, outcome)))
+            _answer(sender, ballot, e)
+            return
+        if vote.answer.done():
+            _answer(sender, ballot, _outcome(vote.answer))
+            return
 
-    async def _vote(self, group_rank: int, ballot: Ballot) -> Vote:
-        return await self._driver.vote(
-            _with_margin(ballot.time_left_s),
-            wants_next=ballot.wants_next,
-            group_rank=group_rank,
-            step=ballot.step,
-            vote=ballot.vote,
-            quorum_id=ballot.quorum_id,
-        )
+        def answer(decided: "asyncio.Future[Vote]") -> None:
+            votes.discard(vote.call)
+            if not decided.cancelled():
+                _answer(sender, ballot, _outcome(decided))
+
+        votes.add(vote.call)
+        vote.answer.add_done_callback(answer)
 
     def _kill(self, msg: str, call: Call) -> None:
         self._policy.check(call)
         reason = " ".join(msg.split()) or "no reason given"
         log.error("killed by %s: %s", call.peer, reason)
         self._driver.kill(reason)
+
+
+def _outcome(decided: "asyncio.Future[Vote]") -> Vote | LighthouseError:
+    error = decided.exception()
+    if error is not None and not isinstance(error, LighthouseError):
+        raise error
+    return error or decided.result()
+
+
+def _answer(sender: Sender, ballot: Ballot, outcome: Vote | LighthouseError) -> None:
+    sender.send(session_wire.watch_response_to_wire(Counted(ballot.number, outcome)))
 
 
 def _answer_time_s(call: Call) -> float:

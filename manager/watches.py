@@ -85,9 +85,14 @@ class Watches:
         self._lose(group_rank, f"rank {group_rank} has failed: {reason}")
         return True
 
+    @property
+    def times_out(self) -> bool:
+        """Silence is counted."""
+        return self._rank_timeout_s is not None
+
     def heard(self, group_ranks: Iterable[int], now: float) -> None:
         """They have calls under way."""
-        if self._rank_timeout_s is not None:
+        if self.times_out:
             self._heard_at.update((rank, now) for rank in group_ranks)
 
     def expire(self, now: float) -> list[int]:

@@ -1,5 +1,7 @@
 """The command `lighthouse`."""
 
+import lighthouse_runtime.grpc_environment  # noqa: F401, I001  # pyright: ignore[reportUnusedImport]  before grpc
+
 import click
 
 from lighthouse.cli.drain import drain
