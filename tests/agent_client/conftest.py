@@ -11,3 +11,10 @@ from tests.agent_client.ranks import RankServer
 def rank_server() -> Iterator[RankServer]:
     with RankServer() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def store(rank_server: RankServer) -> Iterator[str]:
+    """The address of a TCPStore in a process of its own."""
+    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
+        yield host.call("serve")

@@ -24,12 +24,6 @@ Step = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def store(rank_server: RankServer) -> Iterator[str]:
-    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
-        yield host.call("serve")
-
-
-@pytest.fixture(scope="module")
 def lighthouse() -> Iterator[Lighthouse]:
     """For all tests: each has a job of its own."""
     with Lighthouse(*TIMES) as process:

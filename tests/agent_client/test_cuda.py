@@ -26,12 +26,6 @@ one_gpu_is_not_enough = pytest.mark.skipif(
 Start = Callable[[str], list[Rank]]
 
 
-@pytest.fixture(scope="module")
-def store(rank_server: RankServer) -> Iterator[str]:
-    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
-        yield host.call("serve")
-
-
 @pytest.fixture
 def start(rank_server: RankServer) -> Iterator[Start]:
     with ExitStack() as stack:

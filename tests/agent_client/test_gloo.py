@@ -16,12 +16,6 @@ RECONFIGURATIONS = 30
 Start = Callable[[int], list[Rank]]
 
 
-@pytest.fixture(scope="module")
-def store(rank_server: RankServer) -> Iterator[str]:
-    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
-        yield host.call("serve")
-
-
 @pytest.fixture
 def start(rank_server: RankServer) -> Iterator[Start]:
     with ExitStack() as stack:

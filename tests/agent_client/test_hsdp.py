@@ -24,12 +24,6 @@ KILLS = 20
 
 
 @pytest.fixture(scope="module")
-def store(rank_server: RankServer) -> Iterator[str]:
-    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
-        yield host.call("serve")
-
-
-@pytest.fixture(scope="module")
 def lighthouse() -> Iterator[Lighthouse]:
     with Lighthouse(*TIMES) as process:
         yield process

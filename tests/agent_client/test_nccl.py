@@ -11,7 +11,6 @@ from torch.distributed import HashStore
 from agent_client.errors import ConfigurationError
 from agent_client.process_group.choice import Place, connector
 from agent_client.process_group.nccl import Fence, NcclGroup
-from tests.agent_client.ranks import RankServer
 from tests.processes import LOCALHOST
 
 ENDS_WITHIN_S = 10.0
@@ -77,12 +76,6 @@ def test_an_abort_is_not_announced_while_somebody_looks() -> None:
 def test_without_a_device_it_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="nccl needs a CUDA device"):
         connector(name)
-
-
-@pytest.fixture(scope="module")
-def store(rank_server: RankServer) -> Iterator[str]:
-    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
-        yield host.call("serve")
 
 
 class TestOnOneGpu:

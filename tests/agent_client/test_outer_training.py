@@ -31,12 +31,6 @@ def lighthouse() -> Iterator[Lighthouse]:
         yield process
 
 
-@pytest.fixture(scope="module")
-def store(rank_server: RankServer) -> Iterator[str]:
-    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
-        yield host.call("serve")
-
-
 MakeJob = Callable[..., TrainingJob]
 
 

@@ -146,12 +146,6 @@ def lighthouse() -> Iterator[Lighthouse]:
         yield process
 
 
-@pytest.fixture(scope="module")
-def store(rank_server: RankServer) -> Iterator[str]:
-    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
-        yield host.call("serve")
-
-
 def plain_run(mode: WorldSizeMode, microbatches: int) -> list[tuple[list[float], float]]:
     """(the samples' shares, the mean loss) of each step by torch alone, from the weights of the first group."""
     model = batch_training.model_of(0)

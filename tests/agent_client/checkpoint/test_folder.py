@@ -150,12 +150,6 @@ class Cluster:
 PLACES = [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
 
 
-@pytest.fixture(scope="module")
-def store(rank_server: RankServer) -> Iterator[str]:
-    with rank_server.start("tests.agent_client.actors:StoreActor") as host:
-        yield host.call("serve")
-
-
 def test_all_groups_are_killed_at_different_steps_and_go_on(
     store: str, rank_server: RankServer, tmp_path: Path
 ) -> None:
