@@ -339,7 +339,7 @@ class Agent:
         self._healing.release(is_committed=commit)
         failure = self._machine.failure
         self._machine.decided(commit)
-        if self._machine.tag_quorum_id is None and not commit:
+        if self._machine.is_torn:
             raise AgentError(f"a peer's state was installed in part: {failure}; restart the group")
         if not commit:
             self._note_discard(failure or "another rank of the group voted no")

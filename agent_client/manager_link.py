@@ -170,15 +170,17 @@ class ManagerLink:
         except LighthouseError as e:
             log.info("the manager was not told why this rank ends: %s", e)
 
-    def check_alive(self, error: LighthouseError) -> None:
-        """Raises AgentError if the manager is gone for good; one that answers has only had no quorum."""
+    def check_alive(self, error: LighthouseError) -> bool:
+        """Whether the manager answers, and has only had no quorum. Raises AgentError if it is gone for good."""
         if not isinstance(error, Unreachable):
-            return
+            return True
         try:
             self._client.status(timeout_s=ALIVE_TIMEOUT_S)
         except Unreachable as e:
             if self._is_given_up():
                 raise AgentError(f"the group's manager is gone: {e}; restart the group") from error
+            return False
+        return True
 
     def _is_given_up(self) -> bool:
         now = time.monotonic()

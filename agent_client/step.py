@@ -40,6 +40,7 @@ class StepMachine:
     has_erred: bool = False
     has_reduced: bool = False
     must_install: bool = False
+    is_torn: bool = False
     world_size: WorldSize = field(default_factory=WorldSize)
     share: Share = NO_SHARE
     _history: list[str] = field(default_factory=list)
@@ -90,18 +91,22 @@ class StepMachine:
     def installing(self) -> None:
         """The first byte of a peer's state is about to be written."""
         self.tag_quorum_id = None
+        self.is_torn = True
 
     def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None:
         self.step = step
         self.tag_quorum_id = tag_quorum_id
         self.batches_committed = batches_committed
         self.must_install = False
+        self.is_torn = False
 
     def vote(self) -> bool:
         """A yes needs a quorum, a completed all-reduce over all its participants, and a state that is up to date."""
         self._move("vote", Phase.COMPUTING, to=Phase.VOTED)
         if self.failure is None and not self.has_reduced:
             self.failed("no collective over all participants completed")
+        if self.is_torn:
+            self.failed("the state of a peer was installed in part")
         if self.failure is None and self.must_install:
             self.failed("the state of a peer was not installed")
         return self.failure is None

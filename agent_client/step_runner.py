@@ -62,15 +62,9 @@ class StepRunner:
 
     def begin(self) -> None:
         machine = self.machine
-        try:
-            assignment = self._ask_manager()
-        except (InvalidRequest, NotServed) as e:
-            raise AgentError(f"the manager at {self._manager.address} refuses this rank: {e}") from e
-        except LighthouseError as e:
-            self._check_manager(e)
-            time.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**self._unanswered))
-            self._unanswered += 1
-            return machine.unanswered(str(e))
+        assignment = self._ask_patiently()
+        if isinstance(assignment, LighthouseError):
+            return machine.unanswered(str(assignment))
         machine.answered(assignment)
         self.last, self._unanswered = assignment, 0
         why_revoked = functools.partial(self._why_revoked, assignment)
@@ -80,6 +74,21 @@ class StepRunner:
         self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
         self._guarded("healing", lambda: self._healing.fetch(assignment))
         return None
+
+    def _ask_patiently(self) -> Assignment | LighthouseError:
+        """A manager that is gone is asked again until it is back: the group's other ranks may wait for what this one
+        asks, and not for its next gradients. One that answers, but has no quorum, is asked again in the next round."""
+        while True:
+            try:
+                return self._ask_manager()
+            except (InvalidRequest, NotServed) as e:
+                raise AgentError(f"the manager at {self._manager.address} refuses this rank: {e}") from e
+            except LighthouseError as e:
+                is_alive = self._check_manager(e)
+                time.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**self._unanswered))
+                self._unanswered += 1
+                if is_alive:
+                    return e
 
     def _ask_manager(self) -> Assignment:
         """A quorum for this step. One that was revoked before it was used is given back by a no, where no other rank
@@ -105,11 +114,11 @@ class StepRunner:
             reason = "told with the answer"
         return None if reason is None else f"quorum {assignment.quorum_id} was revoked: {reason}"
 
-    def _check_manager(self, error: LighthouseError) -> None:
-        """A manager that is gone ends this rank; one that answers has only had no quorum."""
+    def _check_manager(self, error: LighthouseError) -> bool:
+        """Whether it answers, and has only had no quorum. One that is gone for good ends this rank."""
         if self._has_lost_manager():
             raise AgentError("the group's manager has ended; restart the group") from error
-        self._manager.check_alive(error)
+        return self._manager.check_alive(error)
 
     def reduce(self, tensor: torch.Tensor, within_group: bool) -> torch.Tensor:
         """The group's own sum is always taken, whatever has failed: its other ranks wait in it."""

@@ -5,8 +5,9 @@ set of equal tags is up to date (ties: the highest quorum_id in the tag). A memb
 one whose ranks disagree, is handed out with a lower step; so every manager, torchft's too, computes one and the same
 assignment from steps alone.
 
-Where nobody at the highest step has a known tag (all resumed from disk, or an unknown past under another
-lighthouse) they are taken as equal: nobody can know better. At step 0 there is nothing to tell apart.
+Where nobody at the highest step has a known tag (torchft's members that resumed from disk, or whose past is unknown
+here) they may have come apart: the first is the source, and the others heal. At step 0 there is nothing
+to tell apart.
 """
 
 from collections import Counter
@@ -47,6 +48,8 @@ def hand_out(candidates: Sequence[Participant], tags: Sequence[int | None]) -> L
     known = Counter(tag for i in at_max if (tag := tags[i]) is not None)
     tag = max(known, key=lambda quorum_id: (known[quorum_id], quorum_id)) if known else None
     good = {i for i in at_max if tags[i] == tag}
+    if tag is None and not candidates[at_max[0]].ranks_disagree:
+        good = {at_max[0]}
     handed = tuple(
         candidate if i in good or candidate.step < max_step else replace(candidate, step=max(0, max_step - 1))
         for i, candidate in enumerate(candidates)

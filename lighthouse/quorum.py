@@ -93,7 +93,7 @@ class QuorumMachine:
         self.quorum = quorum
         self._previous = frozenset(member.replica_id for member in quorum.participants)
         self.joins.expect(self._previous)
-        self.roster.expect(quorum.participants)
+        self.roster.expect(quorum)
         self.attendance.has_formed = True
 
     @property

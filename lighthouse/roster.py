@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from protos.identity import parse_address
-from protos.membership import Participant
+from protos.membership import Participant, Quorum
 
 FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
@@ -76,7 +76,7 @@ class Roster:
         self._members: dict[str, Member] = {}
         self._due: list[tuple[float, int, Member]] = []
         self._pushed = 0
-        self._expected: dict[str, str] = {}
+        self._expected: dict[tuple[str, str], Handed] = {}
         self._births = 0
         self.healthy: set[str] = set()
         self.working: set[str] = set()  # the healthy ones of the present quorum
@@ -221,14 +221,15 @@ class Roster:
         """A moment at or before the next lapse."""
         return self._due[0][0] if self._due else None
 
-    def expect(self, members: Sequence[Participant]) -> None:
-        """`members` were the quorum before a restart of the lighthouse: whoever of them comes is in it."""
-        self._expected = {member.replica_id: member.incarnation for member in members}
+    def expect(self, quorum: Quorum) -> None:
+        """It was the quorum before a restart of the lighthouse: whoever of its members comes was handed it."""
+        handed = Handed(quorum.quorum_id, max(member.step for member in quorum.participants), None)
+        self._expected = {(member.replica_id, member.incarnation): handed for member in quorum.participants}
 
     def _add(self, replica_id: str, incarnation: str, now: float) -> Member:
         self._births += 1
-        is_expected = self._expected.get(replica_id) == incarnation
-        member = Member(replica_id, incarnation, now, self._births, in_quorum=is_expected)
+        handed = self._expected.get((replica_id, incarnation))
+        member = Member(replica_id, incarnation, now, self._births, in_quorum=handed is not None, handed=handed)
         self._members[replica_id] = member
         self._push(member, now)
         return member

@@ -18,6 +18,9 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_http_proxy", 0),
 ]
 
+# What grpc.aio says in place of the status of a stream that the server ends while the client still writes.
+_BROKEN_WHILE_WRITING = "Internal error from Core"
+
 
 def target(address: str, field: str = "address", default_port: int | None = None) -> str:
     """`address` as gRPC writes it. Raises InvalidRequest that names `field`."""
@@ -45,6 +48,8 @@ def refusal(error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseE
         return error_of(status, details)
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlinePassed(f"{address} gave no answer within {timeout_s:g} s")
+    if status is grpc.StatusCode.INTERNAL and details == _BROKEN_WHILE_WRITING:
+        return Unreachable(f"{address} has ended the stream while it was written to")
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # cancelled: by a server that stops
         return Unreachable(f"{address} is unreachable: {details}")
     return error_of(status, details)

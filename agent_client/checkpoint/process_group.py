@@ -11,6 +11,7 @@ the other transport. A broken group cannot go on where it broke: the target turn
 import logging
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.distributed import PrefixStore
@@ -40,15 +41,22 @@ class GroupTransport:
         self._cancelled_id = 0
 
     def send(self, assignment: Assignment, encoding: Encoding) -> None:
-        """The same to all that heal from this rank, message by message. A target that breaks is left to itself."""
+        """The same to all that heal from this rank, each on a thread of its own: one that breaks or hangs is left to
+        itself, and holds up nobody else."""
         try:
-            groups = self._meet_targets(assignment)
-            for message in messages(encoding):
-                groups = [group for group in groups if _is_sent(group, message)]
-            for group in groups:
-                _await_receipt(group)
+            with ThreadPoolExecutor(max(1, len(assignment.serve_to))) as pool:
+                list(pool.map(lambda target: self._send_to(assignment, target, encoding), assignment.serve_to))
         finally:
             self._abort()
+
+    def _send_to(self, assignment: Assignment, target: int, encoding: Encoding) -> None:
+        try:
+            backend = self._meet(assignment, target, _SOURCE).backend
+            for message in messages(encoding):
+                backend.send([message], _TARGET, 0).wait()
+            backend.recv([torch.zeros(1, dtype=torch.int64)], _TARGET, 0).wait()
+        except RuntimeError as error:
+            log.warning("%s has not taken the state: %s", assignment.replica_ids[target], error)
 
     def receive(self, assignment: Assignment, *, max_bytes: int) -> State:
         """From the source that was dealt to this rank. CorruptState for what is no state.
@@ -78,15 +86,6 @@ class GroupTransport:
         with self._lock:
             self._cancelled_id = max(self._cancelled_id, quorum_id)
         self._abort()
-
-    def _meet_targets(self, assignment: Assignment) -> list[GlooGroup]:
-        met: list[GlooGroup] = []
-        for target in assignment.serve_to:
-            try:
-                met.append(self._meet(assignment, target, _SOURCE))
-            except RuntimeError as error:
-                log.warning("%s does not come for the state: %s", assignment.replica_ids[target], error)
-        return met
 
     def _meet(self, assignment: Assignment, target: int, place: int) -> GlooGroup:
         name = f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}/{target}"
@@ -141,19 +140,3 @@ class _Messages:
         buffer[:count] = self._message[:count].numpy().data
         self._message = self._message[count:]
         return count
-
-
-def _await_receipt(group: GlooGroup) -> None:
-    try:
-        group.backend.recv([torch.zeros(1, dtype=torch.int64)], _TARGET, 0).wait()
-    except RuntimeError as error:
-        log.warning("a target has not read all: %s", error)
-
-
-def _is_sent(group: GlooGroup, message: torch.Tensor) -> bool:
-    try:
-        group.backend.send([message], _TARGET, 0).wait()
-    except RuntimeError as error:
-        log.warning("a target has broken off: %s", error)
-        return False
-    return True

@@ -136,7 +136,8 @@ def test_defect_2_an_answer_never_reaches_another_round(pool: ThreadPoolExecutor
         late = ask(5, LONG_S)
         wait_for_state(client, "a", "joined")
         other = client.quorum(Participant("b", step=5, group_world_size=2), timeout_s=LONG_S)
-        assert [(p.replica_id, p.step) for p in other.participants] == [("a", 5), ("b", 5)]
+        # They send no tags: who knows whether they hold the same? b heals.
+        assert [(p.replica_id, p.step) for p in other.participants] == [("a", 5), ("b", 4)]
         assert [answer.result(LONG_S).max_step for answer in late] == [5, 5]
 
 

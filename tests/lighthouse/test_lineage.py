@@ -35,8 +35,9 @@ class TestHandOut:
     def test_an_unknown_tag_heals_however_many_have_none(self):
         assert handed((5, None), (5, None), (5, 2)) == [4, 4, 5]
 
-    def test_all_unknown_are_taken_as_equal(self):
-        assert handed((5, None), (5, None), (4, None)) == [5, 5, 4]
+    def test_where_all_are_unknown_the_first_is_the_source(self):
+        assert handed((5, None), (5, None), (4, None)) == [5, 4, 4]
+        assert handed((4, None), (5, None)) == [4, 5]
 
     def test_one_that_ran_ahead_alone_is_up_to_date(self):
         """That is what min_replicas 1 allows."""
@@ -116,4 +117,5 @@ def plainly_up_to_date(candidates: list[Participant], tags: list[int | None]) ->
     top = max(candidates[i].step for i in sources)
     at_top = [i for i in sources if candidates[i].step == top]
     sets = [[i for i in at_top if tags[i] == tag] for tag in {tags[i] for i in at_top} if tag is not None]
-    return max(sets, key=lambda same: (len(same), tags[same[0]]), default=at_top)
+    one = at_top if candidates[at_top[0]].ranks_disagree else at_top[:1]
+    return max(sets, key=lambda same: (len(same), tags[same[0]]), default=one)

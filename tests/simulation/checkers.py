@@ -91,9 +91,10 @@ class Checkers:
         """Two quorums without a common member that train at once would leave two states."""
         place = self._told[quorum_id]
         for later in range(place + 1, len(self._members)):
-            if not self._members[place] & self._members[later]:
-                other = next(q for q, index in self._told.items() if index == later)
-                raise Violation(f"S3 {manager.name} grants step {step} of quorum {quorum_id} beside quorum {other}")
+            if self._members[place] & self._members[later]:
+                return  # that member takes no part any more, so no step of this one can complete
+            other = next(q for q, index in self._told.items() if index == later)
+            raise Violation(f"S3 {manager.name} grants step {step} of quorum {quorum_id} beside quorum {other}")
 
     # -- ranks
 

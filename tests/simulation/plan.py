@@ -87,7 +87,7 @@ def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_st
         group_world_size=1 if torchft else r.choice((1, 1, 2, 3)),
         faults_s=FAULTS_SHARE * seconds,
         fault_every_s=r.choice((1.0, 2.0, 4.0, 8.0)),
-        mix=_draw_mix(r, has_torchft=torchft > 0),
+        mix=tuple(r.sample(FAULTS, r.randint(2, 6))),
         delay_s=r.choice((0.0005, 0.002, 0.01, 0.03)),
         step_s=step_s,
         heal_s=r.choice((0.05, 0.3, 1.5)),
@@ -97,7 +97,7 @@ def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_st
         quorum_timeout_s=3 * step_s + r.choice((5.0, 20.0, 60.0)),
         restart_s=r.choice((0.05, 0.3, 1.0, 4.0)),
         checkpoint_every=r.choice((1, 5, 20)),
-        from_checkpoint=r.choice((0.0, 0.5, 0.9)) * (not torchft),
+        from_checkpoint=r.choice((0.0, 0.5, 0.9)),
         init_sync=r.random() < 0.7,
         wants_next=r.choice((0.0, 1.0, 1.0, 0.7)),
         breaks=r.choice((0.0, 0.0, 0.1, 0.3)),
@@ -152,13 +152,6 @@ FAULTS = (
     "stranger_drains",
     "slow_lighthouse",
 )
-
-
-def _draw_mix(r: random.Random, *, has_torchft: bool) -> tuple[str, ...]:
-    """A lighthouse that has restarted cannot know whether members without tags have come apart; nor can any, where they
-    start from checkpoints (docs/simulation.md)."""
-    mix = tuple(r.sample(FAULTS, r.randint(2, 6)))
-    return tuple(fault for fault in mix if fault not in RESTARTS) or ("kill_group",) if has_torchft else mix
 
 
 def _one_at_a_time(plan: Plan, mix: tuple[str, ...], **changes: Any) -> Plan:
