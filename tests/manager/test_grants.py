@@ -106,6 +106,16 @@ class TestCommitted:
 class TestLease:
     """Condition 3, looked at for every grant."""
 
+    def test_the_next_quorum_is_held_under_the_newest_echo_s(self):
+        """An earlier lighthouse may have given a longer one, which the present one does not count."""
+        machine = holds()
+        machine.renew(2.0)
+        assert machine.lease_until == UNTIL
+        machine.take(formed(2, 6), 6)
+        machine.committed(2, 6)
+        assert machine.lease_until == 2.0
+        assert decided(machine, ask(1, 0, 7), now=2.0) is Wait
+
     def test_until_it_runs_out(self):
         assert decided(past(), ask(1, 0, 6), UNTIL - 0.01) is True
         assert decided(past(), ask(1, 0, 6), UNTIL) is Wait
