@@ -161,11 +161,11 @@ class ManagerProcess(Process):
             self.after(LOCAL_DELAY_S, self._end_call, number, None)
         return number
 
-    def _end_call(self, number: int, error: Exception | None) -> None:
+    def _end_call(self, number: int, error: DeadlinePassed | None) -> None:
         call = self._calls.pop(number, None)
         if call is None:
             return
-        self.feed(group.CallEnded(number))
+        self.feed(group.CallEnded(number) if error is None else group.CallExpired(number, error))
         if error is not None:
             call.rank.after(LOCAL_DELAY_S, call.rank.on_refused, call.token, error)
 
