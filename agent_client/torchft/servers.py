@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 _LIGHTHOUSE = "from lighthouse.cli import main; main()"
 _MANAGER = "from manager.cli import main; main()"
 _KILLED = 1
+_JOIN_TIMEOUT_MS = 100
 
 
 class LighthouseServer:
@@ -29,7 +30,8 @@ class LighthouseServer:
     Args:
         bind (str): Where it listens; port 0 takes a free one.
         min_replicas (int): No quorum of fewer replica groups.
-        join_timeout_ms (Optional[int]): How long a live group that has not asked is waited for. Default: 60 s.
+        join_timeout_ms (Optional[int]): How long a live group that has not asked is waited for. Default: 100,
+            torchft's, where `lighthouse serve` waits for 60 s.
         quorum_tick_ms (Optional[int]): Nothing: a quorum forms as soon as it can, without ticks.
         heartbeat_timeout_ms (Optional[int]): After so long without a sign of life a group is dead. Default: 5 s.
     """
@@ -42,7 +44,8 @@ class LighthouseServer:
         quorum_tick_ms: int | None = None,
         heartbeat_timeout_ms: int | None = None,
     ) -> None:
-        times = {"--join-timeout": join_timeout_ms, "--heartbeat-timeout": heartbeat_timeout_ms}
+        joined_within_ms = _JOIN_TIMEOUT_MS if join_timeout_ms is None else join_timeout_ms
+        times = {"--join-timeout": joined_within_ms, "--heartbeat-timeout": heartbeat_timeout_ms}
         options = {
             "--bind": bind,
             "--http": "127.0.0.1:0",

@@ -62,6 +62,15 @@ def test_a_lighthouse_on_every_address_names_its_host(bind: str) -> None:
     server.shutdown()
 
 
+def test_who_does_not_ask_is_waited_for_no_longer_than_by_torchft() -> None:
+    """Their default is 100 ms, that of `lighthouse serve` a minute."""
+    server = LighthouseServer(f"{LOCALHOST}:0", 1)
+    client = LighthouseClient(server.address(), LONG)
+    client.heartbeat("c")
+    assert [m.replica_id for m in client.quorum("a", LONG / 2).participants] == ["a"]
+    server.shutdown()
+
+
 def test_a_lighthouse_takes_torchfts_times() -> None:
     """c is alive and does not ask; without the times it would be waited for for a minute."""
     server = LighthouseServer(f"{LOCALHOST}:0", 1, join_timeout_ms=100, quorum_tick_ms=100, heartbeat_timeout_ms=300)

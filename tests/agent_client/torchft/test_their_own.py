@@ -31,7 +31,7 @@ def require_their_tools() -> None:
 @pytest.mark.parametrize(("module", "least"), [("manager_integ_test", 6), ("local_sgd_integ_test", 20)])
 def test_they_pass(module: str, least: int, tmp_path: Path) -> None:
     require_their_tools()
-    ours = ["-p", "tests.agent_client.torchft.installed", "-p", "no:cacheprovider", "-k", f"not {ABOUT_THE_MACHINE}"]
+    ours = ["-p", "tests.agent_client.torchft.their_own", "-p", "no:cacheprovider", "-k", f"not {ABOUT_THE_MACHINE}"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, *ours, "--pyargs", f"torchft.{module}"],
         cwd=tmp_path,
