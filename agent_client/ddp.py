@@ -1,11 +1,11 @@
 """torch's DistributedDataParallel, its gradients reduced by the Agent, bucket by bucket, beside the backward pass.
 
-torch lays its buckets out anew after a replica's first backward pass. A group that has just come back would then sum
-other gradients than its peers: silently, since the lengths agree. `find_unused_parameters` is what keeps torch from
-doing so; it is always on here, and what moves or leaves out buckets is refused.
+torch lays its buckets out anew after a replica's first backward pass, in the order of that pass. A group that has just
+come back would then sum other gradients than its peers: silently, since the lengths agree. Here they are laid out once,
+before the first pass, last parameter first; what moves or leaves out buckets is refused.
 
-With it torch leaves the gradient of a parameter that no rank used as it was, mostly None, and asks its process group
-who used which. All replica groups must agree on that as they do on the sums, so they are asked, too.
+With `find_unused_parameters` torch leaves the gradient of a parameter that no rank used as it was, mostly None, and
+asks its process group who used which. All replica groups must agree on that as they do on the sums, so they are asked.
 """
 
 from concurrent.futures import Future
@@ -33,15 +33,25 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         for name in ("static_graph", "process_group", "skip_all_reduce_unused_params"):
             if options.get(name):
                 raise ValueError(f"{name}: does not go with replica groups that come and go; leave it out")
-        options["find_unused_parameters"] = True
         group = _GroupAmongGroups(agent)
         super().__init__(module, process_group=group, **options)
         group.parameters, _ = self._build_params_for_reducer()
+        self._lay_out_buckets()
         self.salvage = Salvage(agent, group.parameters) if salvage else None
         if self.salvage is not None:
             group.salvage = self.salvage
             agent.salvage_by(self.salvage.reduce_again)
         self.register_comm_hook((agent, self.salvage), _reduce_bucket)
+
+    def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
+        """In the order of the buckets. Where torch looks for unused ones, it turns that order itself."""
+        parameters, are_sparse = super()._build_params_for_reducer()
+        return (parameters, are_sparse) if self.find_unused_parameters else (parameters[::-1], are_sparse[::-1])
+
+    def _lay_out_buckets(self) -> None:
+        """What torch does after a first backward pass, and once only; never where it looks for unused parameters."""
+        self.reducer._push_all_rebuilt_params()
+        self.reducer._rebuild_buckets()
 
 
 class _GroupAmongGroups(ProcessGroup):

@@ -45,13 +45,13 @@ class Salvage:
         if bucket.index() == 0:
             self._buckets, self._used = [], None
         self._buckets.append(_Kept(bucket.parameters(), bucket.buffer().clone()))
-
-    def keep_used(self, used: Tensor) -> None:
-        """The map of the parameters that this rank has used: what a backward pass reduces last."""
-        self._used = used.clone()
-        if not self._has_told:
+        if bucket.is_last() and not self._has_told:
             self._has_told = True
             log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
+
+    def keep_used(self, used: Tensor) -> None:
+        """The map of the parameters that this rank has used, where torch asks for it: what is reduced last."""
+        self._used = used.clone()
 
     def reduce_again(self) -> None:
         """Under the quorum of the step under way; leaves the means where a backward pass would leave them."""

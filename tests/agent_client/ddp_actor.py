@@ -35,7 +35,9 @@ class DdpActor:
         self.module = TwoBranches()
         sgd = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
         self.agent = Agent(manager, state=TrainState(self.module, sgd), advertise=LOOPBACK, **options)
-        self.model = DistributedDataParallel(self.module, self.agent, salvage=salvage, bucket_cap_mb=0.0005)
+        self.model = DistributedDataParallel(
+            self.module, self.agent, salvage=salvage, bucket_cap_mb=0.0005, find_unused_parameters=True
+        )
         self.optimizer = FaultTolerantOptimizer(sgd, self.agent)
         self.computing, self.may_go_on = threading.Event(), threading.Event()
         self.may_go_on.set()

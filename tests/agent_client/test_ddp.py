@@ -15,7 +15,8 @@ from agent_client.process_group.gloo import GlooGroup
 from agent_client.worker import BackgroundThread
 from tests.processes import LOCALHOST, PATIENCE_S
 
-SMALL_BUCKETS = {"bucket_cap_mb": 0.001}
+SMALL_BUCKETS = {"bucket_cap_mb": 0.0005}
+FIND_UNUSED = {"find_unused_parameters": True}
 
 
 class Tower(torch.nn.Module):
@@ -166,8 +167,18 @@ def test_the_gradient_summed_with_a_new_replica_is_the_reference_bit_for_bit() -
             assert torch.equal(found, reference)
 
 
-def test_that_test_would_notice_what_torch_does_by_itself() -> None:
-    """Without find_unused_parameters torch lays the buckets out anew, and other gradients are summed."""
+def test_the_last_layers_gradients_are_reduced_first() -> None:
+    """They are computed first: what is reduced last is not overlapped with anything."""
+    with peers() as agent:
+        first, last = torch.nn.Linear(8, 32), torch.nn.Linear(32, 16)
+        model = ours(torch.nn.Sequential(first, last), agent, **SMALL_BUCKETS)
+        backward(model, 0, 0)
+        sizes = [len(bucket) for bucket in agent.seen]
+        assert sizes == [last.bias.numel() + last.weight.numel(), first.bias.numel() + first.weight.numel()]
+
+
+def test_the_test_of_a_new_replica_would_notice_what_torch_does_by_itself() -> None:
+    """It lays the buckets out anew, and other gradients are summed."""
 
     def sums_fit() -> bool:
         _, of_veteran, of_newcomer = veteran_and_newcomer(torchs_own)
@@ -186,7 +197,7 @@ def test_that_test_would_notice_what_torch_does_by_itself() -> None:
         assert "size" in str(e)  # buckets of other sizes
 
 
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": False}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize("options", [{}, FIND_UNUSED, {"gradient_as_bucket_view": True}])
 def test_the_buckets_stay_as_they_are(options: dict[str, Any]) -> None:
     with peers() as agent:
         model = ours(Tower(), agent, **SMALL_BUCKETS, **options)
@@ -210,7 +221,7 @@ def test_options_that_would_move_the_buckets_are_refused(options: dict[str, Any]
 def test_replicas_agree_on_a_parameter_that_only_one_of_them_used() -> None:
     """Its gradient is the mean with zeros in both: else one replica moves it and the other does not."""
     with peers() as first_agent, peers() as second_agent:
-        first, second = ours(Branches(), first_agent), ours(Branches(), second_agent)
+        first, second = ours(Branches(), first_agent, **FIND_UNUSED), ours(Branches(), second_agent, **FIND_UNUSED)
         backward(first, 0, 0, 0)
         backward(second, 0, 1, 1)
         of_first, of_second = first_agent.seen, second_agent.seen
@@ -227,14 +238,14 @@ def test_replicas_agree_on_a_parameter_that_only_one_of_them_used() -> None:
 def test_a_parameter_that_no_replica_used_gets_no_gradient() -> None:
     """Zeros instead would let momentum and weight decay move it."""
     with peers() as agent:
-        model = ours(Branches(), agent)
+        model = ours(Branches(), agent, **FIND_UNUSED)
         backward(model, 0, 0, 0)
         agent.meet(agent.seen)
         backward(model, 0, 0, 0)
         assert [gradient is None for gradient in gradients(model)] == [False] * 4 + [True] * 2
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize("options", [FIND_UNUSED, {**FIND_UNUSED, "gradient_as_bucket_view": True}])
 def test_what_only_a_healing_replica_used_gets_no_gradient_there_either(options: dict[str, Any]) -> None:
     """It counts for nothing, so its peers have none."""
     with peers() as agent, peers(HealingPeers) as healing_agent:
