@@ -1,6 +1,7 @@
 """The target's side of http.py: transfer.py decides what to read next, this reads it. Errors name every source."""
 
 import http.client
+import logging
 import socket
 import threading
 import time
@@ -15,6 +16,8 @@ from agent_client.checkpoint.snapshot import StateMismatch
 from agent_client.checkpoint.transfer import Broken, Failed, Read, Refused, TransferMachine
 from agent_client.checkpoint.tree import State
 from protos.refusals import LighthouseError
+
+log = logging.getLogger(__name__)
 
 _WAIT_SHARE = 0.9
 """Of its time the source may wait for its snapshot, so that its refusal arrives before that is over."""
@@ -81,7 +84,7 @@ class Fetch:
         self._socket: DeadlineSocket | None = None
         self._response: http.client.HTTPResponse | None = None
         self._length = self._received = 0
-        self._tag = ""
+        self._source = self._tag = ""
 
     def run(self) -> State:
         """Raises TimeoutError, StateUnavailable (ask the next quorum for a source), or, where each source failed in
@@ -116,7 +119,7 @@ class Fetch:
                 self._resume(next_.action)
 
     def _attempt(self, read: Read) -> State:
-        self._received, self._tag = 0, ""
+        self._source, self._received, self._tag = read.source, 0, ""
         with self._judging():
             self._open(read)
             state = decode(self, self._length, max_header_bytes=self._max_header_bytes)
@@ -209,7 +212,10 @@ class Fetch:
         """The cause is not kept: it holds on to what was decoded so far."""
         if self._cancelled.is_set():
             raise StateUnavailable(f"the transfer of {self._key} was given up: {self._why_cancelled}") from None
-        raise _Next(self._machine.handle(event, time.monotonic())) from None
+        action = self._machine.handle(event, time.monotonic())
+        if isinstance(action, Read) and action.source != self._source:
+            log.warning("the state of %s from %s %s; now from %s", self._key, self._source, event.reason, action.source)
+        raise _Next(action) from None
 
     def _failure(self, failed: Failed) -> Exception:
         what = f"the state of {self._key}"

@@ -31,5 +31,6 @@ def check_rest(response: HTTPResponse, offset: int, length: int) -> None:
 
 def _check_status(response: HTTPResponse, expected: int) -> None:
     if response.status != expected:
-        text = response.read(_MAX_REFUSAL_BYTES).decode(errors="replace")
+        is_refusal = response.status >= 400
+        text = response.read(_MAX_REFUSAL_BYTES).decode(errors="replace") if is_refusal else f"not {expected}"
         raise StateUnavailable(f"it answered {response.status}: {text}")

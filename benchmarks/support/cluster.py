@@ -7,8 +7,9 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.support.all_reduce import Place
 from benchmarks.support.children import Child, Children, free_port
@@ -22,6 +23,7 @@ START_TIMEOUT_S = 60.0
 SETTLED_STEPS = 5
 RECENT_S = 1.0
 POLL_S = 0.01
+WITHOUT_TORCH = "benchmarks.support.training_rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +66,25 @@ class Group:
 
 
 class Cluster:
-    """With a second host, group c lives there."""
+    """With a second host, group c lives there. `program`: a rank's, with `options` of its own; `store`: a manager's."""
 
     def __init__(
-        self, children: Children, product: str, heartbeat_timeout_s: float, second_host: SecondHost | None = None
+        self,
+        children: Children,
+        product: str,
+        heartbeat_timeout_s: float,
+        second_host: SecondHost | None = None,
+        *,
+        program: str = WITHOUT_TORCH,
+        options: Mapping[str, Any] | None = None,
+        store: str = "",
     ) -> None:
         self.product = product
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.second_host = second_host
+        self._program = program
+        self._options = dict(options or {})
+        self._store = store
         self._children = children
         self._host = OUR_ADDRESS if second_host else HERE
         self._peers: dict[str, Place] = {name: (self._host_of(name), free_port()) for name in NAMES}
@@ -124,9 +137,11 @@ class Cluster:
         host = self._host_of(name)
         within = self.second_host.within if self.second_host and host == THEIR_ADDRESS else ()
         replica_id = f"{name}:{uuid.uuid4()}" if is_torchft else name
-        manager = start_manager(self._children, self.product, self.lighthouse, replica_id, host=host, within=within)
+        manager = start_manager(
+            self._children, self.product, self.lighthouse, replica_id, host=host, within=within, store=self._store
+        )
         told = {"manager": manager.address, "name": name, "step_s": STEP_S, "peers": self._peers, "torchft": is_torchft}
-        program = ["-m", "benchmarks.support.training_rank", json.dumps(told)]
+        program = ["-m", self._program, json.dumps(told | self._options)]
         group = Group(manager, self._children.start(f"rank of {name}", *program, within=within))
         group.follow()
         return group

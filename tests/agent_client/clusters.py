@@ -129,20 +129,22 @@ def read_events(path: Path) -> list[Event]:
     return [json.loads(line) for line in lines]
 
 
-def all_events(folder: Path) -> Iterator[list[Event]]:
-    """The committed steps of every start of every rank."""
-    for path in sorted(folder.glob("*-start-*.jsonl")):
+def all_events(folder: Path, rank: str = "*") -> Iterator[list[Event]]:
+    """The committed steps of every start of every rank, or of the one of that number in each group."""
+    for path in sorted(folder.glob(f"*-rank-{rank}-start-*.jsonl")):
         yield [event for event in read_events(path) if "step" in event]
 
 
-def check_all(folder: Path) -> int:
+def check_all(folder: Path, rank: str = "*") -> int:
     """Nobody who committed the same step under the same quorum has other weights. How many were compared.
+
+    Where the ranks of a group hold different shards, one `rank` at a time.
 
     A step may be committed under two quorums: by somebody who died with it, and again by those who had lost it.
     """
     found: dict[tuple[int, int], tuple[str, int]] = {}
     compared = 0
-    for events in all_events(folder):
+    for events in all_events(folder, rank):
         steps = [event["step"] for event in events]
         assert steps == sorted(set(steps)), "a rank goes forward, one step once"
         for event in events:

@@ -4,9 +4,11 @@ import copy
 import logging
 import sys
 import threading
+import time
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from agent_client.agent import Agent
 from agent_client.ddp import DistributedDataParallel
@@ -25,6 +27,17 @@ class TwoBranches(torch.nn.Module):
 
     def forward(self, images: torch.Tensor, branch: int) -> torch.Tensor:
         return self.branches[branch](torch.relu(self.stem(images)))
+
+
+class SlowData(Dataset[torch.Tensor]):
+    """Whoever loads a sample of it is busy for longer than any test."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(3600)
+        return torch.zeros(8)
 
 
 class DdpActor:
@@ -79,6 +92,9 @@ class DdpActor:
         while self.agent.current_step < until:
             tried.append(self.step())
         return tried
+
+    def fork_loader_workers(self, count: int) -> None:
+        self.loading = iter(DataLoader(SlowData(), num_workers=count, multiprocessing_context="fork"))
 
     def held_bytes(self) -> int:
         assert self.model.salvage is not None

@@ -78,7 +78,7 @@ def build_agent(
     )
 
 
-def _shard(model: torch.nn.Module, rank: int, ranks: int, meeting: tuple[str, str]) -> None:
+def shard_layers(model: torch.nn.Module, rank: int, ranks: int, meeting: tuple[str, str]) -> None:
     """Layer by layer over the ranks of the group."""
     address, key = meeting
     store = PrefixStore(f"{key}/torch", connect_store(address, PATIENCE_S))
@@ -87,6 +87,13 @@ def _shard(model: torch.nn.Module, rank: int, ranks: int, meeting: tuple[str, st
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer)
     fully_shard(model)
+
+
+def outer_tensors(optimizer: OuterSteps) -> list[torch.Tensor]:
+    """All that the replica groups agree on: global parameters, and the outer optimizer's momenta."""
+    state = optimizer._state
+    outer = state.optimizer.state.values() if state.optimizer else []
+    return [*state.tensors, *(entry["momentum_buffer"] for entry in outer if entry)]
 
 
 class OuterActor:
@@ -107,7 +114,7 @@ class OuterActor:
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
         if way == "sharded":
-            _shard(self.model, rank, ranks, meeting)
+            shard_layers(self.model, rank, ranks, meeting)
         inner = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.agent = build_agent(manager, TrainState(self.model, inner), rank, ranks, meeting, **options)
         self.optimizer = WAYS[way](self.model, inner, self.agent)
@@ -171,11 +178,9 @@ class OuterActor:
     def _hash(self) -> str:
         """Of all that the replica groups agree on."""
         state = self.optimizer._state
-        outer = state.optimizer.state.values() if state.optimizer else []
-        momenta = [entry["momentum_buffer"] for entry in outer if entry]
         if self.is_local_global:
             assert digest(*state.local) == digest(*state.tensors), "the local parameters are the global ones"
-        found = digest(*state.tensors, *momenta)
+        found = digest(*outer_tensors(self.optimizer))
         if self.is_sharded:
             shards: list[Any] = [None] * distributed.get_world_size()
             distributed.all_gather_object(shards, found)

@@ -88,6 +88,11 @@ class Rank:
         self.kill()
         self._channel.close()
 
+    @property
+    def is_alive(self) -> bool:
+        """Neither gone nor a zombie; one that is stopped lives."""
+        return _state(self.pid) not in ("", "Z")
+
     def begin(self, method: str, *args: Any, **kwargs: Any) -> Pending:
         number = next(self._numbers)
         with contextlib.suppress(OSError):  # it has ended: result() says so

@@ -39,6 +39,19 @@ def test_submitting_does_not_wait(thread: BackgroundThread) -> None:
     assert second.result(PATIENCE_S) == "after"
 
 
+def test_it_is_idle_as_soon_as_a_future_says_so_and_not_before(thread: BackgroundThread) -> None:
+    assert thread.is_idle
+    may_end = threading.Event()
+    first, second = thread.submit(may_end.wait), thread.submit(lambda: "after")
+    assert not thread.is_idle
+    was_idle: list[bool] = []
+    second.add_done_callback(lambda _: was_idle.append(thread.is_idle))
+    may_end.set()
+    first.result(PATIENCE_S)
+    second.result(PATIENCE_S)
+    eventually(lambda: was_idle == [True], "the callback has run")
+
+
 @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
 def test_an_error_belongs_to_its_future_and_the_next_task_runs(thread: BackgroundThread, error: BaseException) -> None:
     def fail() -> None:

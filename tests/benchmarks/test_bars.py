@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks import outage, recovery
+from benchmarks import faults, outage, recovery
 from benchmarks.support.bars import Bar, conclude
 from benchmarks.support.daemons import OURS, TORCHFT
 
@@ -52,6 +52,19 @@ class TestRecovery:
 
     def test_torchft_has_no_bars(self) -> None:
         assert recovery.bars([kills([NEVER], TORCHFT)]) == []
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        ("fault", "limit_s"), [("kill", 0.5), ("kill-workers", 0.5), ("kill-rank", 0.5), ("stop", 3.0)]
+    )
+    def test_the_largest_is_checked(self, fault: str, limit_s: float) -> None:
+        def bars(*committed_s: float) -> list[bool]:
+            runs = [recovery.Run(noticed_s=0.1, quorum_s=math.inf, committed_s=value) for value in committed_s]
+            return met(faults.bars([{"fault": fault, "product": OURS, "runs": runs}]))
+
+        assert bars(0.1, limit_s) == [True]
+        assert bars(0.1, 0.1, limit_s + 0.01) == [False]
 
 
 class TestOutage:

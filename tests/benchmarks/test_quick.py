@@ -49,6 +49,21 @@ def test_recovery(ran: Ran) -> None:
         assert 0 < run["noticed_s"] <= run["quorum_s"] <= run["committed_s"] < 8
 
 
+@pytest.mark.slow
+def test_faults(ran: Ran) -> None:
+    results = ran("faults")["results"]
+    assert [row["fault"] for row in results] == ["kill", "kill-rank"]
+    for run in (run for row in results for run in row["runs"]):
+        assert 0 < run["noticed_s"] <= run["committed_s"] < 8
+
+
+@pytest.mark.slow
+def test_catch_up(ran: Ran) -> None:
+    (healed,) = ran("catch_up")["results"]
+    assert 0 < healed["median_s"] <= healed["longest_s"] < 8
+    assert healed["behind"] >= 1
+
+
 def test_outage(ran: Ran) -> None:
     (result,) = ran("outage")["results"]
     (run,) = result["runs"]
