@@ -88,6 +88,7 @@ def _become(order: dict[str, Any]) -> NoReturn:
             _host_store(order["store_port"])
         os.environ.update(order["environment"])
         sys.argv = [order["script"], *order["arguments"]]
+        sys.path.insert(0, os.path.dirname(order["script"]))  # as Python does for a script
         runpy.run_path(order["script"], run_name="__main__")
         status = 0
     except SystemExit as e:

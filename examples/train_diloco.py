@@ -7,47 +7,23 @@
 Kill one of them; the other goes on. Start it again; it heals at the next outer step and trains along.
 """
 
-import argparse
-import hashlib
-import json
 import logging
 import time
-from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from agent_client import Agent, DiLoCo, GroupDrained, StepSampler, TrainState
-
-TEST_EVERY = 5
-
-
-def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """1,797 images of 8 x 8: (training images, labels, test images, labels); every fifth is a test image."""
-    pixels, targets = load_digits(return_X_y=True)
-    images = torch.tensor(pixels / 16, dtype=torch.float32)
-    labels = torch.tensor(targets)
-    is_test = torch.arange(len(labels)) % TEST_EVERY == 0
-    return images[~is_test], labels[~is_test], images[is_test], labels[is_test]
-
-
-def weights_hash(tensors: list[torch.Tensor]) -> str:
-    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
+from digits import Events, accuracy, bits_of, digits, make_parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60, help="train until this many outer steps are committed")
+    parser = make_parser(__doc__, steps=60)
     parser.add_argument(
         "--sync-every", type=int, default=20, help="synchronise each parameter after so many inner steps"
     )
     parser.add_argument("--fragments", type=int, default=2, help="synchronise the model in so many parts, in turn")
     parser.add_argument("--delay", type=int, default=1, help="inner steps beside which a fragment travels")
-    parser.add_argument("--batch-size", type=int, default=32, help="images per rank and inner step")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the data")
-    parser.add_argument("--pace", type=float, default=0.0, help="an inner step takes at least so many seconds")
-    parser.add_argument("--events", type=Path, help="append a JSON line per outer step to this file")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
 
@@ -62,11 +38,7 @@ def main() -> None:
         model, inner, outer, agent, sync_every=args.sync_every, fragments=args.fragments, delay=args.delay
     )
 
-    def log_event(**fields: object) -> None:
-        if args.events:
-            with args.events.open("a") as file:
-                file.write(json.dumps({"time": time.time()} | fields) + "\n")
-
+    events = Events(args.events)
     for batch in StepSampler(len(labels), args.batch_size, optimizer, args.seed):
         if agent.current_step >= args.steps:
             break
@@ -75,25 +47,17 @@ def main() -> None:
         loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
         loss.backward()
         if not optimizer.step():
-            log_event(discarded=agent.current_step)
+            events.log(discarded=agent.current_step)
         elif agent.current_step > outer_step:
-            log_event(
-                step=agent.current_step,
-                inner_step=optimizer.current_step,
-                quorum_id=agent.quorum_id,
-                participants=agent.num_participants,
-                hash=weights_hash(optimizer.global_parameters),
-                loss=loss.item(),
-            )
+            bits = bits_of(optimizer.global_parameters)
+            events.committed(agent, loss, bits, inner_step=optimizer.current_step)
         time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
 
     for parameter, tensor in zip(model.parameters(), optimizer.global_parameters, strict=True):
         parameter.data.copy_(tensor)
-    with torch.no_grad():
-        accuracy = float((model(test_images).argmax(1) == test_labels).float().mean())
-    weights = weights_hash(optimizer.global_parameters)
-    log_event(finished=agent.current_step, accuracy=accuracy, hash=weights)
-    print(f"outer step {agent.current_step}: test accuracy {accuracy:.1%}, weights {weights[:16]}", flush=True)
+    reached, bits = accuracy(model, test_images, test_labels), bits_of(optimizer.global_parameters)
+    events.log(finished=agent.current_step, accuracy=reached, hash=bits)
+    print(f"outer step {agent.current_step}: test accuracy {reached:.1%}, weights {bits[:16]}", flush=True)
     agent.close()
 
 

@@ -7,23 +7,18 @@
 Kill one of them; the other goes on. Start it again; it heals, each rank its own shards, and trains along.
 """
 
-import argparse
-import hashlib
-import json
 import logging
 import time
-from pathlib import Path
+from collections.abc import Iterator
 
 import torch
 import torch.distributed
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from agent_client import Agent, FaultTolerantOptimizer, GroupDrained, StepSampler, TrainState, replicate
-
-TEST_EVERY = 5
+from digits import Events, accuracy, bits_of, digits, make_parser
 
 
 class Reader(nn.Module):
@@ -39,8 +34,8 @@ class Reader(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores of shape (batch, 10) for `images` of shape (batch, 8, 8)."""
-        hidden = self.embed(images) + self.places(torch.arange(8))
+        """Scores of shape (batch, 10) for `images` of shape (batch, 64)."""
+        hidden = self.embed(images.view(-1, 8, 8)) + self.places(torch.arange(8))
         for layer in self.layers:
             hidden = layer(hidden)
         return self.head(hidden.mean(1))
@@ -55,31 +50,21 @@ def sharded_reader() -> Reader:
     return model
 
 
-def weights_hash(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """SHA-256 over all parameters and the optimizer's state, gathered from the ranks of the group."""
-    digest = hashlib.sha256()
+def weights(model: nn.Module, adam: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """All parameters and the optimizer's state, gathered from the ranks of the group."""
     for parameter in model.parameters():
-        for tensor in (parameter.detach(), *optimizer.state.get(parameter, {}).values()):
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            digest.update(whole.numpy().tobytes())
-    return digest.hexdigest()
+        for tensor in (parameter.detach(), *adam.state.get(parameter, {}).values()):
+            yield tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="train until this many steps are committed")
-    parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
-    parser.add_argument("--pace", type=float, default=0.0, help="a step takes at least so many seconds")
-    parser.add_argument("--events", type=Path, help="append a JSON line per committed step to this file")
+    parser = make_parser(__doc__, steps=300)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
-    images, labels = (torch.tensor(data) for data in load_digits(return_X_y=True))
-    images = (images / 16).float().view(-1, 8, 8)
-    is_test = torch.arange(len(labels)) % TEST_EVERY == 0
-    training, answers = images[~is_test], labels[~is_test]
+    images, labels, test_images, test_labels = digits()
 
     model = sharded_reader()
     adam = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -87,36 +72,23 @@ def main() -> None:
     replicate(model, agent)
     optimizer = FaultTolerantOptimizer(adam, agent)
 
-    def log_event(**fields: object) -> None:
-        if args.events:
-            with args.events.open("a") as file:
-                file.write(json.dumps({"time": time.time()} | fields) + "\n")
-
-    for batch in StepSampler(len(answers), args.batch_size, agent):
+    events = Events(args.events)
+    for batch in StepSampler(len(labels), args.batch_size, agent, args.seed):
         if agent.current_step >= args.steps:
             break
         began_at = time.monotonic()
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(training[batch]), answers[batch])
+        loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
         loss.backward()
         if optimizer.step():
-            log_event(
-                step=agent.current_step,
-                quorum_id=agent.quorum_id,
-                participants=agent.num_participants,
-                hash=weights_hash(model, adam),
-                loss=loss.item(),
-                contributed=agent.is_participating,
-            )
+            events.committed(agent, loss, bits_of(weights(model, adam)))
         else:
-            log_event(discarded=agent.current_step)
+            events.log(discarded=agent.current_step)
         time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
 
-    with torch.no_grad():
-        accuracy = float((model(images[is_test]).argmax(1) == labels[is_test]).float().mean())
-    weights = weights_hash(model, adam)
-    log_event(finished=agent.current_step, accuracy=accuracy, hash=weights)
-    print(f"step {agent.current_step}: test accuracy {accuracy:.1%}, weights {weights[:16]}", flush=True)
+    reached, bits = accuracy(model, test_images, test_labels), bits_of(weights(model, adam))
+    events.log(finished=agent.current_step, accuracy=reached, hash=bits)
+    print(f"step {agent.current_step}: test accuracy {reached:.1%}, weights {bits[:16]}", flush=True)
     agent.close()
     torch.distributed.destroy_process_group()
 

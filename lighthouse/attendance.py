@@ -2,12 +2,10 @@
 
 1. A session's end without a leave is a loss at once: that is how a killed process shows. The end of an old session
    never touches a newer one of the same group. The same incarnation's new session takes the old one's place.
-2. Who falls silent (a lapse, or a connection that keepalive closed) is lost too, unless more than half of the quorum
-   falls silent in the same moment: then all are held for one more timeout.
-3. A lighthouse that was itself paused moves every lapse by its lateness, and holds the closings that it reads then for
-   the lateness and CLOSINGS_HELD_S: their managers come back.
-4. A group that is down (its ranks restart) is lost to its quorum, and not waited for until it joins.
-5. A participant is (replica_id, incarnation): a join or a hello of another incarnation is the loss of the old one.
+2. Who falls silent (a lapse, or a connection that keepalive closed) is lost too, unless the fault is more likely the
+   lighthouse's own (silence.py).
+3. A group that is down (its ranks restart) is lost to its quorum, and not waited for until it joins.
+4. A participant is (replica_id, incarnation): a join or a hello of another incarnation is the loss of the old one.
 """
 
 from lighthouse.admission import refusal, sent_away
@@ -28,12 +26,12 @@ from lighthouse.events import (
 from lighthouse.joins import Joins
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse.roster import Member, Roster, is_reborn
+from lighthouse.silence import Silence
 from lighthouse.standing import HandAgain, Standing
 from protos.membership import Participant
 from protos.refusals import Drained, LighthouseError, Superseded, Unreachable
 from protos.session import STARTING, Levels, Order, Phase, Welcome
 
-CLOSINGS_HELD_S = 2.0
 MAX_BEAT_INTERVAL_S = 1.0
 SESSIONS_PER_BEAT_S = 500
 
@@ -43,14 +41,13 @@ class Attendance:
         self._config = config
         self.standing = standing
         self.roster = Roster(config.heartbeat_timeout_s)
+        self.silence = Silence(self.roster, config.heartbeat_timeout_s)
         self.joins = Joins(config.heartbeat_timeout_s)
         self.seen_id = 0
         self.has_formed = False
-        self.braked_until = 0.0
         self._sessions: dict[int, Member] = {}
         self._leaving: list[int] = []
         self._draining: set[str] = set()
-        self._held_until = 0.0
 
     @property
     def sessions(self) -> int:
@@ -132,14 +129,11 @@ class Attendance:
             self._leaving.remove(event.session)
         if member is None or member.session != event.session:
             return []
-        interval_s = self.beat_interval_s
-        if now < self._held_until:
-            self._hold(member, self._held_until, now)
-        elif self.roster.is_silent(member, interval_s, now) and self.roster.is_mass_silence(interval_s, now):
-            self._hold(member, now + self._config.heartbeat_timeout_s, now)
-            self.braked_until = now + self._config.heartbeat_timeout_s
-        else:
+        until = self.silence.closing_held_until(member, self.beat_interval_s, now)
+        if until is None:
             return self._lose(member, "its connection has ended", now)
+        self._drop_join(member, now)
+        self.roster.close(member, until, now)
         return []
 
     def leave(self, event: Left, now: float) -> list[Effect]:
@@ -175,9 +169,8 @@ class Attendance:
         return effects
 
     def was_late(self, by_s: float, now: float) -> None:
-        self.roster.shift(by_s)
+        self.silence.was_late(by_s, now)
         self.standing.shift(by_s)
-        self._held_until = now + by_s + CLOSINGS_HELD_S
 
     # -- within
 
@@ -274,22 +267,15 @@ class Attendance:
         return effects + self._tell(self.standing.observe(name, incarnation, levels.held))
 
     def _lapse(self, member: Member, now: float) -> list[Effect]:
-        timeout_s = self._config.heartbeat_timeout_s
-        is_excused = member.excused_until > member.seen_at + timeout_s
-        if member.closes_at is None and not is_excused and self.roster.is_mass_silence(self.beat_interval_s, now):
-            self.roster.excuse(member, now + timeout_s, now)
-            self.braked_until = now + timeout_s
+        if self.silence.excuse(member, self.beat_interval_s, now):
             return []
         session = member.session if member.closes_at is None else None
         effects = self._lose(member, "it is silent", now)
         if session is not None:
+            timeout_s = self._config.heartbeat_timeout_s
             gone = Unreachable(f"the lighthouse has heard nothing of {member.replica_id} for {timeout_s:g} s")
             effects.append(SessionRefused(session, gone))
         return effects
-
-    def _hold(self, member: Member, until: float, now: float) -> None:
-        self._drop_join(member, now)
-        self.roster.close(member, until, now)
 
     def _lose(self, member: Member, reason: str, now: float) -> list[Effect]:
         self._drop_join(member, now)

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from lighthouse.quorum import Verdict
+from lighthouse.verdict import Verdict
 from protos.lighthouse_pb2 import DESCRIPTOR
 from protos.refusals import LighthouseError
 from protos.session import Phase

@@ -14,11 +14,9 @@ On every event and every tick, in this order:
    the healthy ones: one straggler must not let everybody's call expire.
 
 Before any of that, a quorum that stands (standing.py) holds back all forming while it stands, and after that forms the
-next one only with a member of it, or when its leases are over. The id grows with every standing quorum.
+next one only with a member of it, or when its leases are over. Which id the next one gets is in numbering.py.
 
-A quorum that does not stand keeps its id while the same members (id, incarnation, addresses) form it and none reports a
-failed commit. Nothing here is remembered of ids that have gone. An event that changes nothing costs O(1), a round
-O(n log n) once.
+Nothing here is remembered of ids that have gone. An event that changes nothing costs O(1), a round O(n log n) once.
 """
 
 from collections.abc import Sequence
@@ -30,7 +28,6 @@ from lighthouse.events import (
     Event,
     HeartbeatReceived,
     Joined,
-    JoinRefused,
     Left,
     QuorumFormed,
     SessionEnded,
@@ -40,6 +37,7 @@ from lighthouse.events import (
 )
 from lighthouse.lineage import hand_out, tag_of
 from lighthouse.memory import Record
+from lighthouse.numbering import Numbering
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse.roster import Handed, Member
 from lighthouse.selection import choose, size_for
@@ -47,19 +45,6 @@ from lighthouse.standing import Standing, entry_of
 from lighthouse.verdict import Verdict
 from protos.membership import Participant, Quorum
 from protos.session import Phase
-
-__all__ = [
-    "Effect",
-    "Event",
-    "HeartbeatReceived",
-    "JoinRefused",
-    "Joined",
-    "QuorumConfig",
-    "QuorumFormed",
-    "QuorumMachine",
-    "Verdict",
-    "Withdrawn",
-]
 
 
 class QuorumMachine:
@@ -79,8 +64,7 @@ class QuorumMachine:
         self.formed_at: float | None = None  # before a restart: when this lighthouse first heard of it
         self.quorums_formed = 0
         self.rounds = 0
-        self._next_id = max(config.first_quorum_id, record.quorum_id + (record.quorum is None) if record else 0)
-        self._composition: tuple[tuple[int, tuple[str, ...]], ...] = ()
+        self._numbering = Numbering(config.first_quorum_id, record)
         self._previous: frozenset[str] = frozenset()
         self._now = 0.0
         if record is not None and record.quorum is not None:
@@ -104,7 +88,7 @@ class QuorumMachine:
     @property
     def braked_until(self) -> float:
         """Until then members that fell silent together are held for alive."""
-        return self.attendance.braked_until
+        return self.attendance.silence.braked_until
 
     def is_participant(self, member: Member) -> bool:
         return member.in_quorum
@@ -254,13 +238,14 @@ class QuorumMachine:
         tags = [tag_of(member.participant, member.handed) for member in chosen if member.participant]
         lineage = hand_out(participants, tags)
         stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
-        is_new = self._next_composition(chosen, stands or self.standing.phase is not Phase.NONE)
+        always = stands or self.standing.phase is not Phase.NONE
+        is_new = self._numbering.number(chosen, self.attendance.seen_id, always=always)
         for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
             # Who is sent back a step and comes again at max_step may have healed, or not.
             tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None
-            member.handed = Handed(self._next_id, lineage.max_step, tag_quorum_id)
+            member.handed = Handed(self._numbering.quorum_id, lineage.max_step, tag_quorum_id)
             self.roster.see(member, now)
-        self.quorum = Quorum(self._next_id, lineage.participants)
+        self.quorum = Quorum(self._numbering.quorum_id, lineage.participants)
         self._stand(participants, chosen, stands)
         self.attendance.has_formed = True
         self.rounds += 1
@@ -290,19 +275,6 @@ class QuorumMachine:
         participants = [member.participant for member in candidates if member.participant]
         chosen = [by_id[p.replica_id] for p in choose(participants, self._previous, self._size(len(candidates)))]
         return sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else "")
-
-    def _next_composition(self, chosen: list[Member], always: bool) -> bool:
-        """Move the id on if the membership is another one, a commit failed, or a member was told a higher id; `always`
-        where it stands."""
-        composition = tuple((member.birth, member.participant.identity) for member in chosen if member.participant)
-        has_failed = any(member.participant is not None and member.participant.commit_failures > 0 for member in chosen)
-        was_told_more = self.attendance.seen_id > (self.quorum.quorum_id if self.quorum else self._next_id - 1)
-        is_same = composition == self._composition and not has_failed and not was_told_more and not always
-        if self.quorum is not None and is_same:
-            return False
-        self._next_id = max(self._next_id + (self.quorum is not None), self.attendance.seen_id + 1)
-        self._composition = composition
-        return True
 
 
 def _can_stand(participant: Participant | None) -> bool:

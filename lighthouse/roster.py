@@ -5,9 +5,6 @@ sign of life (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It
 and has not missed a join_timeout; joining heals it. A lapsed member is remembered a while, for the status, and then
 forgotten.
 
-If more than half of the members of a quorum fall silent in one moment, the fault is more likely the lighthouse's own
-network: they are held for alive for one timeout more.
-
 Moments are the caller's monotonic clock. Every operation costs O(log n) at most.
 """
 
@@ -21,7 +18,6 @@ from protos.membership import Participant, Quorum
 
 FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
-BEAT_SLACK_S = 0.25
 
 
 @dataclass(slots=True)
@@ -166,15 +162,6 @@ class Roster:
         if member.is_alive:
             self._lapse(member, now)
             self._push(member, now)
-
-    def is_silent(self, member: Member, beat_interval_s: float, now: float) -> bool:
-        """Its beat is overdue: a process that is killed was heard of within an interval."""
-        return now - member.seen_at > beat_interval_s + BEAT_SLACK_S
-
-    def is_mass_silence(self, beat_interval_s: float, now: float) -> bool:
-        """Whether more than half of the quorum's members with a session are silent. O(n), when one is lost."""
-        members = [m for m in self._members.values() if m.in_quorum and m.session is not None and m.is_alive]
-        return 2 * sum(self.is_silent(m, beat_interval_s, now) for m in members) > len(members) > 1
 
     def excuse(self, member: Member, until: float, now: float) -> None:
         member.excused_until = until

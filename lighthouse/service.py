@@ -1,9 +1,8 @@
 """The lighthouse's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from lighthouse.callers import Answer
@@ -12,7 +11,7 @@ from lighthouse.jobs import Jobs
 from lighthouse.metrics import Counters
 from lighthouse.roster import Member
 from lighthouse_runtime.clients import AsyncManagerClient
-from lighthouse_runtime.server import Call, ControlPolicy, Entry, Method, Sender, Stream
+from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
 from protos import VERSION, lighthouse_pb2, session_wire, torchft_pb2, wire
 from protos.identity import check_name, split_replica_id
 from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY
@@ -23,13 +22,15 @@ from protos.status import LighthouseStatus
 
 log = logging.getLogger(__name__)
 
-HELLO_WITHIN_S = 10.0
 REFLECTED = ("lighthouse.v1.LighthouseService", "torchft.LighthouseService")
 
 
 class LighthouseService:
-    def __init__(self, jobs: Jobs, policy: ControlPolicy, counters: Counters) -> None:
+    def __init__(
+        self, jobs: Jobs, policy: ControlPolicy, counters: Counters, hello_within_s: float = FIRST_WITHIN_S
+    ) -> None:
         self._jobs = jobs
+        self._hello_within_s = hello_within_s
         self._policy = policy
         self._counters = counters
         self._started_at = time.monotonic()
@@ -80,52 +81,48 @@ class LighthouseService:
     async def kill(
         self, request: lighthouse_pb2.LighthouseKillRequest, call: Call
     ) -> lighthouse_pb2.LighthouseKillResponse:
-        self._policy.check(call)
-        check_name(request.replica_id)
-        driver = self._jobs.find(request.job or _job(call))
-        reason = " ".join(request.msg.split())
-        log.warning("[%s] %s asks to kill %s: %s", driver.job, call.peer, request.replica_id, reason)
-        if driver.tell(_live(driver, request.replica_id), KillRequest(reason or f"killed by {call.peer}")):
-            return lighthouse_pb2.LighthouseKillResponse()
-        address = _manager_address(driver, request.replica_id)
-        await self._kill(
-            address, request.msg or f"killed through the lighthouse by {call.peer}", call.time_left_s or 10.0
-        )
+        driver, member, reason = self._control(request, call)
+        log.warning("[%s] %s asks to kill %s: %s", driver.job, call.peer, member.replica_id, reason)
+        reason = reason or f"killed by {call.peer}"
+        if not driver.tell(member, KillRequest(reason)):
+            await self._kill(_manager_address(member), reason, call.time_left_s or 10.0)
         return lighthouse_pb2.LighthouseKillResponse()
 
     async def drain(
         self, request: lighthouse_pb2.LighthouseDrainRequest, call: Call
     ) -> lighthouse_pb2.LighthouseDrainResponse:
-        self._policy.check(call)
-        check_name(request.replica_id)
-        driver = self._jobs.find(request.job or _job(call))
-        reason = " ".join(request.msg.split()) or f"drained by {call.peer}"
-        log.info("[%s] %s asks to drain %s: %s", driver.job, call.peer, request.replica_id, reason)
-        if not driver.tell(_live(driver, request.replica_id), DrainRequest(reason)):
+        driver, member, reason = self._control(request, call)
+        log.info("[%s] %s asks to drain %s: %s", driver.job, call.peer, member.replica_id, reason)
+        if not driver.tell(member, DrainRequest(reason or f"drained by {call.peer}")):
             raise WrongState(
-                f"replica_id: {request.replica_id} holds no session, so it cannot be asked; kill it instead"
+                f"replica_id: {member.replica_id} holds no session, so it cannot be asked; kill it instead"
             )
         return lighthouse_pb2.LighthouseDrainResponse()
 
-    async def session(self, requests: AsyncIterator[lighthouse_pb2.SessionRequest], call: Call, sender: Sender) -> None:
+    def _control(
+        self, request: lighthouse_pb2.LighthouseKillRequest | lighthouse_pb2.LighthouseDrainRequest, call: Call
+    ) -> tuple[JobDriver, Member, str]:
+        """Who is meant, and the reason in one line. Raises a refusal for a caller that may not, or an unknown name."""
+        self._policy.check(call)
+        check_name(request.replica_id)
+        driver = self._jobs.find(request.job or _job(call))
+        return driver, _live(driver, request.replica_id), " ".join(request.msg.split())
+
+    async def session(self, requests: Requests[lighthouse_pb2.SessionRequest], call: Call, sender: Sender) -> None:
         """A manager's session, until it ends."""
-        driver, number = self._jobs.get(_job(call)), None
-        no_hello = InvalidRequest(f"none came within {HELLO_WITHIN_S:g} s", field="hello")
-        limit = asyncio.get_running_loop().call_later(HELLO_WITHIN_S, sender.end, no_hello)
+        driver, read = self._jobs.get(_job(call)), session_wire.session_request_from_wire
+        hello = await requests.first(read, "hello", self._hello_within_s)
+        if hello is None:
+            return
+        if not isinstance(hello, Hello):
+            raise InvalidRequest("must be a session's first message", field="hello")
+        number = driver.open_session(hello, sender)
         try:
             async for request in requests:
-                message = session_wire.session_request_from_wire(request)
-                if number is not None and message is not None:
+                if (message := read(request)) is not None:
                     driver.receive(number, message)
-                elif isinstance(message, Hello):
-                    limit.cancel()
-                    number = driver.open_session(message, sender)
-                elif message is not None:
-                    raise InvalidRequest("must be a session's first message", field="hello")
         finally:
-            limit.cancel()
-            if number is not None:
-                driver.end_session(number)
+            driver.end_session(number)
 
     def status(self, job: str = "") -> LighthouseStatus:
         self._jobs.forget_quiet()
@@ -187,8 +184,7 @@ def _live(driver: JobDriver, replica_id: str) -> Member:
     return member
 
 
-def _manager_address(driver: JobDriver, replica_id: str) -> str:
-    member = _live(driver, replica_id)
+def _manager_address(member: Member) -> str:
     if member.participant is None or not member.participant.address:
-        raise WrongState(f"address: {replica_id} has advertised no manager to kill it through")
+        raise WrongState(f"address: {member.replica_id} has advertised no manager to kill it through")
     return member.participant.address

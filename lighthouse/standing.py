@@ -155,7 +155,7 @@ class Standing:
         if self.phase is Phase.RETURNING:
             return self._come_back(holder, is_odd=held.mode is not HoldMode.STANDING)
         if held.mode is HoldMode.STANDING:
-            return None
+            return self.recall(f"{replica_id} has caught up, or cannot") if held.wants_next else None
         order = self.recall("a member has stopped granting") if self.phase is Phase.STANDING else None
         if self.phase is Phase.RECALLED and held.mode in (HoldMode.FROZEN, HoldMode.JOINING):
             return self._told(holder, held.granted, is_spent=held.mode is HoldMode.JOINING) or order
@@ -174,16 +174,13 @@ class Standing:
         if participant.commit_failures > 0:
             return self.revoke(f"{name} has discarded its step")
         if self.phase is Phase.RETURNING:
-            holder.granted, holder.is_spent = participant.step - 1, True
+            holder.granted, holder.is_spent = participant.asks_for - 1, True
             return self._come_back(holder, is_odd=True)
         if self.phase is Phase.RESUMED:
-            return (
-                self.revoke(f"{name} asks for step {participant.step} already")
-                if participant.step <= self.upto
-                else None
-            )
+            is_early = participant.asks_for <= self.upto
+            return self.revoke(f"{name} asks for step {participant.asks_for} already") if is_early else None
         order = self.recall(f"{name} asks for a quorum") if self.phase is Phase.STANDING else None
-        return self._told(holder, participant.step - 1, is_spent=True) or order
+        return self._told(holder, participant.asks_for - 1, is_spent=True) or order
 
     def lose(self, replica_id: str, incarnation: str, reason: str) -> Order | None:
         """A member has gone, is down, or has taken another incarnation."""

@@ -1,7 +1,8 @@
 """The one snapshot that log, CLI, page and metrics show."""
 
-from lighthouse.quorum import QuorumMachine, Verdict
+from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member
+from lighthouse.verdict import Verdict
 from protos.status import JobStatus, MemberState, MemberStatus
 
 NAMES_SHOWN = 8

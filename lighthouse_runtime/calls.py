@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from protos import lighthouse_pb2, manager_pb2, torchft_pb2, wire
-from protos.membership import Assignment, Participant, Quorum, Vote
+from protos.membership import Assignment, CatchUp, Participant, Quorum, Vote
 from protos.status import LighthouseStatus, ManagerStatus
 
 T = TypeVar("T")
@@ -78,7 +78,9 @@ def quorum(
     init_sync: bool,
     commit_failures: int,
     worker: str,
+    catch_up: CatchUp,
 ) -> Rpc[Assignment]:
+    held = catch_up.held
     request = manager_pb2.ManagerQuorumRequest(
         rank=group_rank,
         step=step,
@@ -88,6 +90,10 @@ def quorum(
         init_sync=init_sync,
         commit_failures=commit_failures,
         worker=worker,
+        catch_up=catch_up.is_wanted,
+        held_step=held.step if held else None,
+        held_quorum_id=held.quorum_id if held else None,
+        has_source=catch_up.has_source,
     )
     return Rpc(MANAGER + "Quorum", request, manager_pb2.ManagerQuorumResponse, wire.assignment_from_native)
 

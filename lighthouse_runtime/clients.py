@@ -1,128 +1,18 @@
 """Typed clients of both daemons, synchronous and asyncio, one method per RPC. No torch.
 
-Every method takes `timeout_s` and raises a refusal of protos/refusals.py. A client connects with its first call;
-while the other side is down, calls wait for it until their time is over and then raise Unreachable.
+Every method takes `timeout_s` and raises a refusal of protos/refusals.py.
 """
 
-import asyncio
 import functools
-import os
-from types import TracebackType
-from typing import Self, TypeVar
-
-import grpc
 
 from lighthouse_runtime import calls
-from lighthouse_runtime.calls import Rpc
-from lighthouse_runtime.channel import async_channel, refusal, sync_channel
+from lighthouse_runtime.connection import AsyncClient, SyncClient, metadata_of
 from lighthouse_runtime.streams import AsyncWatch, Session, Watch
 from protos.identity import parse_address
-from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY, LIGHTHOUSE_PORT, TOKEN_METADATA_KEY
-from protos.membership import Assignment, Participant, Quorum, Vote
-from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
+from protos.limits import DEFAULT_JOB, LIGHTHOUSE_PORT
+from protos.membership import PLAIN, Assignment, CatchUp, Participant, Quorum, Vote
 from protos.session import WatchRequest
 from protos.status import LighthouseStatus, ManagerStatus
-
-T = TypeVar("T")
-
-_Metadata = tuple[tuple[str, str], ...]
-
-
-def _metadata(job: str, token: str | None) -> _Metadata:
-    entries = [(JOB_METADATA_KEY, job)] if job != DEFAULT_JOB else []
-    if token:
-        entries.append((TOKEN_METADATA_KEY, token))
-    return tuple(entries)
-
-
-class SyncClient:
-    """A channel that is never used in a forked child: there it is made anew."""
-
-    def __init__(self, address: str, metadata: _Metadata) -> None:
-        self.address = address
-        self._metadata = metadata
-        self._channel = sync_channel(address)
-        self._pid = os.getpid()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """In a forked child that has not used it, the channel is its parent's: closing it there would not return."""
-        if os.getpid() == self._pid:
-            self._channel.close()
-
-    def connect(self, timeout_s: float) -> None:
-        """Raises Unreachable if nobody answers in time.
-
-        It asks something, since watching the channel's state (channel_ready_future) makes forked children crash.
-        """
-        try:
-            self._run(calls.health(), timeout_s)
-        except (DeadlinePassed, Unreachable):
-            raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
-        except LighthouseError:
-            pass  # another program's answer is one, too
-
-    def _live_channel(self) -> grpc.Channel:
-        if os.getpid() != self._pid:
-            self._channel, self._pid = sync_channel(self.address), os.getpid()
-        return self._channel
-
-    def _run(self, rpc: Rpc[T], timeout_s: float, wait_for_ready: bool = True) -> T:
-        invoke = self._live_channel().unary_unary(
-            rpc.path,
-            request_serializer=type(rpc.request).SerializeToString,
-            response_deserializer=rpc.answer.FromString,
-        )
-        try:
-            answer = invoke(rpc.request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready)
-        except grpc.RpcError as e:
-            raise refusal(e, self.address, timeout_s) from None
-        return rpc.read(answer)
-
-
-class _AsyncClient:
-    def __init__(self, address: str, metadata: _Metadata) -> None:
-        self.address = address
-        self._metadata = metadata
-        self._channel = async_channel(address)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        await self._channel.close()
-
-    async def connect(self, timeout_s: float) -> None:
-        """Raises Unreachable if there is no connection in time."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._channel.channel_ready()
-        except TimeoutError:
-            raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
-
-    async def _run(self, rpc: Rpc[T], timeout_s: float, wait_for_ready: bool = True) -> T:
-        invoke = self._channel.unary_unary(
-            rpc.path,
-            request_serializer=type(rpc.request).SerializeToString,
-            response_deserializer=rpc.answer.FromString,
-        )
-        try:
-            answer = await invoke(
-                rpc.request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready
-            )
-        except grpc.RpcError as e:
-            raise refusal(e, self.address, timeout_s) from None
-        return rpc.read(answer)
 
 
 def _lighthouse(address: str) -> str:
@@ -134,7 +24,7 @@ def _lighthouse(address: str) -> str:
 class LighthouseClient(SyncClient):
     def __init__(self, address: str, *, job: str = DEFAULT_JOB, token: str | None = None) -> None:
         self.job = job
-        super().__init__(_lighthouse(address), _metadata(job, token))
+        super().__init__(_lighthouse(address), metadata_of(job, token))
 
     def quorum(self, participant: Participant, *, timeout_s: float) -> Quorum:
         """Ask to be in the next quorum and wait for it."""
@@ -156,10 +46,10 @@ class LighthouseClient(SyncClient):
         self._run(calls.lighthouse_drain(self.job, replica_id, msg), timeout_s, wait_for_ready=False)
 
 
-class AsyncLighthouseClient(_AsyncClient):
+class AsyncLighthouseClient(AsyncClient):
     def __init__(self, address: str, *, job: str = DEFAULT_JOB, token: str | None = None) -> None:
         self.job = job
-        super().__init__(_lighthouse(address), _metadata(job, token))
+        super().__init__(_lighthouse(address), metadata_of(job, token))
 
     async def quorum(self, participant: Participant, *, timeout_s: float, wait_for_ready: bool = True) -> Quorum:
         """Ask to be in the next quorum and wait for it; without `wait_for_ready` raise Unreachable at once."""
@@ -189,7 +79,7 @@ class AsyncLighthouseClient(_AsyncClient):
 
 class ManagerClient(SyncClient):
     def __init__(self, address: str, *, token: str | None = None) -> None:
-        super().__init__(address, _metadata(DEFAULT_JOB, token))
+        super().__init__(address, metadata_of(DEFAULT_JOB, token))
 
     def quorum(
         self,
@@ -203,6 +93,7 @@ class ManagerClient(SyncClient):
         init_sync: bool = True,
         commit_failures: int = 0,
         worker: str = "",
+        catch_up: CatchUp = PLAIN,
         wait_for_ready: bool = True,
     ) -> Assignment:
         """One rank's request for a quorum; answered when every rank of the group has asked and one has formed.
@@ -219,6 +110,7 @@ class ManagerClient(SyncClient):
             init_sync=init_sync,
             commit_failures=commit_failures,
             worker=worker,
+            catch_up=catch_up,
         )
         return self._run(rpc, timeout_s, wait_for_ready)
 
@@ -264,9 +156,9 @@ class ManagerClient(SyncClient):
         return self._run(calls.manager_status(), timeout_s, wait_for_ready=False)
 
 
-class AsyncManagerClient(_AsyncClient):
+class AsyncManagerClient(AsyncClient):
     def __init__(self, address: str, *, token: str | None = None) -> None:
-        super().__init__(address, _metadata(DEFAULT_JOB, token))
+        super().__init__(address, metadata_of(DEFAULT_JOB, token))
 
     async def quorum(
         self,
@@ -280,6 +172,7 @@ class AsyncManagerClient(_AsyncClient):
         init_sync: bool = True,
         commit_failures: int = 0,
         worker: str = "",
+        catch_up: CatchUp = PLAIN,
     ) -> Assignment:
         """One rank's request for a quorum; answered when every rank of the group has asked and one has formed.
 
@@ -294,6 +187,7 @@ class AsyncManagerClient(_AsyncClient):
             init_sync=init_sync,
             commit_failures=commit_failures,
             worker=worker,
+            catch_up=catch_up,
         )
         return await self._run(rpc, timeout_s)
 

@@ -9,12 +9,23 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from lighthouse_runtime.server_streams import Ending, Sender
+from lighthouse_runtime.server_streams import FIRST_WITHIN_S, Ending, Requests, Sender
 from lighthouse_runtime.serving import Call, Entry, Method, Observer, Serving, Stream
 from protos.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, TOKEN_METADATA_KEY
 from protos.refusals import InvalidRequest, NotPermitted
 
-__all__ = ["Call", "ControlPolicy", "Ending", "Entry", "GrpcServer", "Method", "Sender", "Stream"]
+__all__ = [
+    "FIRST_WITHIN_S",
+    "Call",
+    "ControlPolicy",
+    "Ending",
+    "Entry",
+    "GrpcServer",
+    "Method",
+    "Requests",
+    "Sender",
+    "Stream",
+]
 
 # Clients ping while idle, some every 60 s: grpcio's defaults end them after 240 s ("too_many_pings"). Our own pings
 # close the connections of paused and vanished callers within 2 s. A misspelt option is silently ignored; a test looks

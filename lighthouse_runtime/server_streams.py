@@ -7,15 +7,19 @@ are an end of the iteration, and so is an end from our side; Sender.ending says 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc.aio
 from google.protobuf.message import Message
 
 from lighthouse_runtime.outbox import MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, Outbox
-from protos.refusals import LighthouseError, LimitReached
+from protos.refusals import InvalidRequest, LighthouseError, LimitReached
 
+FIRST_WITHIN_S = 10.0  # how long a stream that was opened may say nothing
 FLUSH_S = 10.0  # how long an ended stream waits for its peer to read the rest
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 
 class Ending(StrEnum):
@@ -128,18 +132,33 @@ class Sender:
             self._server.cancel()
 
 
-class Requests(AsyncIterator[Any]):
+class Requests(AsyncIterator[M]):
     """What the peer of a stream sends, parsed."""
 
-    def __init__(self, sender: Sender, parse: Callable[[bytes], Message]) -> None:
+    def __init__(self, sender: Sender, parse: Callable[[bytes], M]) -> None:
         self._sender = sender
         self._parse = parse
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Message:
+    async def __anext__(self) -> M:
         body = await self._sender.read()
         if body is None:
             raise StopAsyncIteration
         return self._parse(body)
+
+    async def first(self, read: Callable[[M], T | None], name: str, within_s: float) -> T | None:
+        """What `read` makes of the first message that says something to it; None if the stream ends before.
+
+        It ends with InvalidRequest when no `name` has come within that time.
+        """
+        missing = InvalidRequest(f"none came within {within_s:g} s", field=name)
+        limit = asyncio.get_running_loop().call_later(within_s, self._sender.end, missing)
+        try:
+            async for message in self:
+                if (meaning := read(message)) is not None:
+                    return meaning
+            return None
+        finally:
+            limit.cancel()

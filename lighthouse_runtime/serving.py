@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import unquote
@@ -58,7 +58,7 @@ class Call:
 
 
 Handler = Callable[[Any, Call], Awaitable[Message | bytes]]
-StreamHandler = Callable[[AsyncIterator[Any], Call, Sender], Awaitable[None]]
+StreamHandler = Callable[[Requests[Any], Call, Sender], Awaitable[None]]
 Observer = Callable[[str, grpc.StatusCode], None]
 
 

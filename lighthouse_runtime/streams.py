@@ -5,7 +5,6 @@ refusal says why. Nobody pings: a session's holder judges by echoes, a watch by 
 """
 
 import asyncio
-import contextlib
 import math
 import os
 import queue
@@ -23,30 +22,48 @@ from protos import lighthouse_pb2, manager_pb2
 from protos.limits import MAX_REQUEST_BYTES
 from protos.refusals import InternalError, LighthouseError, LimitReached, Unreachable
 from protos.session import FromRank, ToLighthouse, ToManager, ToRank, WatchRequest
-from protos.session_wire import (
-    session_request_to_wire,
-    session_response_from_wire,
-    watch_request_to_wire,
-    watch_response_from_wire,
-)
+from protos.session_wire import session_request_to_wire, session_response_from_wire
+from protos.watch_wire import watch_request_to_wire, watch_response_from_wire
 
 M = TypeVar("M")
+S = TypeVar("S")
 P = TypeVar("P", bound=Message)
 
 
-class _AsyncStream(Generic[M]):
+class _AsyncStream(Generic[S, M]):
     """An async context manager, whose end gives the stream up, and an async iterator with one reader."""
 
-    def __init__(self, call: Any, address: str, read: Callable[[bytes], M | None]) -> None:
+    def __init__(
+        self,
+        call: "grpc.aio.StreamStreamCall[Any, Any]",
+        address: str,
+        to_wire: Callable[[S], Message],
+        read: Callable[[bytes], M | None],
+    ) -> None:
         self.address = address
-        self._call = call
+        self._call: Any = call
+        self._to_wire = to_wire
         self._read = read
         self._is_cancelled = False
         self._error: LighthouseError | None = None
+        self._outbox = Outbox(call.write)
+        self._writer = asyncio.create_task(self._write())
 
     @property
     def is_open(self) -> bool:
         return not self._call.done()
+
+    def send(self, message: S) -> None:
+        """Queue it, without waiting. After the end nothing happens. Raises LimitReached for one that is too big."""
+        body = self._to_wire(message).SerializeToString()
+        if len(body) > MAX_REQUEST_BYTES:
+            raise LimitReached(f"{type(message).__name__} has {len(body)} bytes; at most {MAX_REQUEST_BYTES} are taken")
+        if not self._outbox.put(body):
+            self.cancel(Unreachable(f"{self.address} does not read what it is sent"))
+
+    def end(self) -> None:
+        """Say no more; what is queued is sent. The other side then ends the stream."""
+        self._outbox.close()
 
     def cancel(self, error: LighthouseError | None = None) -> None:
         """Give the stream up: the iteration raises `error`, or ends without one. The first cancel counts."""
@@ -54,6 +71,8 @@ class _AsyncStream(Generic[M]):
             self._is_cancelled = True
             self._error = self._error or error
             self._call.cancel()
+        self._outbox.clear()
+        self._writer.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -62,6 +81,7 @@ class _AsyncStream(Generic[M]):
         self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
     ) -> None:
         self.cancel()
+        await asyncio.wait((self._writer,))
 
     def __aiter__(self) -> Self:
         return self
@@ -88,38 +108,6 @@ class _AsyncStream(Generic[M]):
             raise self._error
         raise StopAsyncIteration
 
-
-class Session(_AsyncStream[ToManager]):
-    """One session of a manager. A task cancelled inside the iteration ends it, too."""
-
-    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
-        super().__init__(call, address, _read_session)
-        self._outbox = Outbox(call.write)
-        self._writer = asyncio.create_task(self._write())
-
-    def send(self, message: ToLighthouse) -> None:
-        """Queue it, without waiting. After the end nothing happens. Raises LimitReached for one that is too big."""
-        body = session_request_to_wire(message).SerializeToString()
-        if len(body) > MAX_REQUEST_BYTES:
-            raise LimitReached(f"{type(message).__name__} has {len(body)} bytes; at most {MAX_REQUEST_BYTES} are taken")
-        if not self._outbox.put(body):
-            self.cancel(Unreachable(f"{self.address} does not read what it is sent"))
-
-    def end(self) -> None:
-        """Say no more; what is queued is sent. The lighthouse then ends the session."""
-        self._outbox.close()
-
-    def cancel(self, error: LighthouseError | None = None) -> None:
-        super().cancel(error)
-        self._outbox.clear()
-        self._writer.cancel()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None
-    ) -> None:
-        self.cancel()
-        await asyncio.wait((self._writer,))
-
     async def _write(self) -> None:
         try:
             await self._outbox.run()
@@ -128,20 +116,19 @@ class Session(_AsyncStream[ToManager]):
             self._outbox.clear()  # the stream has ended; its reader learns why
 
 
-class AsyncWatch(_AsyncStream[ToRank]):
+class Session(_AsyncStream[ToLighthouse, ToManager]):
+    """One session of a manager. A task cancelled inside the iteration ends it, too."""
+
+    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
+        super().__init__(call, address, session_request_to_wire, _read_session)
+
+
+class AsyncWatch(_AsyncStream[FromRank, ToRank]):
     """A rank's watch, in asyncio."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str, request: WatchRequest) -> None:
-        super().__init__(call, address, _read_watch)
-        self._request = request
-
-    async def __aenter__(self) -> Self:
-        with contextlib.suppress(grpc.RpcError, asyncio.CancelledError, asyncio.InvalidStateError):
-            await self.send(self._request)  # where it has ended already, its iteration says why
-        return self
-
-    async def send(self, message: FromRank) -> None:
-        await self._call.write(watch_request_to_wire(message).SerializeToString())
+        super().__init__(call, address, watch_request_to_wire, _read_watch)
+        self.send(request)
 
 
 class Watch:

@@ -4,6 +4,9 @@ A pure function of the quorum and the group_rank, the one that torchft computes 
 comes to the same answer. Participants below max_step heal. With `init_sync`, at step 0, everybody but the primary
 takes the primary's state. Sources are dealt round-robin, offset by group_rank; the i-th healing participant is
 served by up-to-date participant (i + group_rank) mod their number; the next few in that order stand in for it.
+
+In a quorum that stands, a participant below max_step that says so catches up: it heals beside its steps, contributes
+to none of them until the next quorum, and is dealt no source if it has one already.
 """
 
 from dataclasses import replace
@@ -13,7 +16,9 @@ from protos.membership import Assignment, Participant, Quorum
 MAX_OTHER_SOURCES = 4
 
 
-def assign(quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool) -> Assignment | None:
+def assign(
+    quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool, *, stands: bool = False
+) -> Assignment | None:
     """None if no participant is called `wire_id`.
 
     torchft has each group_rank start from another group's state. Where every participant sends tags, as our Agents do,
@@ -27,9 +32,11 @@ def assign(quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool) -> As
     at_max = [i for i, member in enumerate(members) if member.step == max_step]
     primary = at_max[group_rank % len(at_max)]
     origin = at_max[0] if all(member.tag_quorum_id is not None for member in members) else primary
-    healing = _healing(members, max_step, origin if init_sync and max_step == 0 else None)
-    sources = [i for i in range(len(members)) if i not in healing]
-    dealt = {target: (n + group_rank) % len(sources) for n, target in enumerate(sorted(healing))}
+    behind = _behind(members, max_step, origin if init_sync and max_step == 0 else None)
+    catching_up = [i for i in behind if stands and members[i].catch_up and members[i].step < max_step]
+    healing = [i for i in behind if i not in catching_up or not members[i].has_source]
+    sources = [i for i in range(len(members)) if i not in behind]
+    dealt = {target: (n + group_rank) % len(sources) for n, target in enumerate(healing)}
     answer = Assignment(
         quorum_id=quorum.quorum_id,
         replica_rank=mine,
@@ -43,6 +50,8 @@ def assign(quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool) -> As
         primary_address=members[primary].address,
         serve_to=tuple(target for target, at in dealt.items() if sources[at] == mine),
         commit_failures=max(member.commit_failures for member in members),
+        catching_up=tuple(catching_up),
+        tag_quorum_id=members[at_max[0]].tag_quorum_id,
     )
     if mine not in dealt:
         return answer
@@ -55,9 +64,9 @@ def assign(quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool) -> As
     )
 
 
-def _healing(members: tuple[Participant, ...], max_step: int, only_source: int | None) -> set[int]:
-    return {
+def _behind(members: tuple[Participant, ...], max_step: int, only_source: int | None) -> list[int]:
+    return [
         i
         for i, member in enumerate(members)
         if member.step != max_step or (only_source is not None and i != only_source)
-    }
+    ]

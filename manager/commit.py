@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from manager.gather import check_rank
+from manager.ask import check_rank
 from protos.refusals import InvalidRequest, LighthouseError, Superseded, WrongState
 
 DECISIONS_KEPT = 16

@@ -96,7 +96,7 @@ class ManagerDaemon:
         driver, link, config = self._driver, self._link, self._config
         assert driver is not None
         assert link is not None
-        held = driver.machine.held
+        held, ranks = driver.machine.held, driver.machine.ranks
         return ManagerStatus(
             version=VERSION,
             uptime_s=time.monotonic() - self._started_at,
@@ -112,11 +112,11 @@ class ManagerDaemon:
             quorum_id=driver.gather.quorum_id,
             step=max(driver.gather.step, held.granted if held is not None else 0),
             phase=driver.phase,
-            ranks_waiting=driver.machine.ranks_waiting,
-            commits=driver.machine.commit.commits,
-            discards=driver.machine.commit.discards,
+            ranks_waiting=ranks.waiting,
+            commits=ranks.commit.commits,
+            discards=ranks.commit.discards,
             mode=held.mode.value if held is not None else "none",
-            grants=driver.machine.grants.given,
+            grants=ranks.grants.given,
         )
 
     async def _start_store(self) -> str:

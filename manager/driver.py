@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from lighthouse_runtime.server import Sender
 from lighthouse_runtime.timer import DeadlineTimer
 from manager import commit, gather
+from manager.ask import Ask, check_rank
 from manager.events import (
     CallEnded,
     CallExpired,
@@ -34,10 +35,9 @@ from manager.events import (
     WatchEnded,
 )
 from manager.events import WatchOpened as RankWatched
-from manager.gather import check_rank
 from manager.group import GroupMachine
 from manager.lighthouse_link import LighthouseLink
-from protos import session_wire, torchft_pb2
+from protos import torchft_pb2, watch_wire
 from protos.membership import Assignment, Participant, Quorum, Vote
 from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
 from protos.session import Killed as KilledMessage
@@ -82,15 +82,15 @@ class ManagerDriver:
 
     @property
     def gather(self) -> gather.GatherMachine:
-        return self.machine.gather
+        return self.machine.ranks.gather
 
     @property
     def phase(self) -> str:
         if self.gather.is_joined:
             return "joined"
-        if self.machine.ranks_waiting:
+        if self.machine.ranks.waiting:
             return "gathering"
-        return "voting" if self.machine.commit.is_voting else "idle"
+        return "voting" if self.machine.ranks.commit.is_voting else "idle"
 
     def describe(self, me: Participant) -> None:
         """The addresses, once they are known."""
@@ -103,11 +103,11 @@ class ManagerDriver:
     # -- ranks
 
     async def ask(self, time_left_s: float, **fields: Any) -> tuple[Assignment, Quorum | None]:
-        """One rank's request (the fields of gather.Ask). Raises a refusal, at the latest when its time is over."""
+        """One rank's request (the fields of Ask). Raises a refusal, at the latest when its time is over."""
         deadline_at = self._clock() + time_left_s
 
         def event(call: int) -> Event:
-            return gather.Ask(call=call, deadline_at=deadline_at, **fields)
+            return Ask(call=call, deadline_at=deadline_at, **fields)
 
         return await self._wait(self._begin(event, time_left_s, self._no_quorum))
 
@@ -125,7 +125,8 @@ class ManagerDriver:
 
     def end_call(self, call: int) -> None:
         """Nobody waits for its answer any more, if it has none yet."""
-        if self._waiting.pop(call, None) is not None:
+        if (answer := self._waiting.pop(call, None)) is not None:
+            answer.cancel()  # and with it its expiry
             self._feed(CallEnded(call))
 
     def open_watch(self, request: WatchRequest, sender: Sender) -> int:
@@ -203,7 +204,7 @@ class ManagerDriver:
             self.end_call(waiting.call)
 
     def _no_quorum(self, time_left_s: float) -> LighthouseError:
-        size, waiting = self.machine.me.group_world_size, self.machine.ranks_waiting
+        size, waiting = self.machine.me.group_world_size, self.machine.ranks.waiting
         missing = [rank for rank in range(size) if rank not in waiting]
         if missing and self.gather.waiting:
             what = f"ranks {missing} of {size} have not asked for a quorum"
@@ -268,7 +269,7 @@ class ManagerDriver:
 
 
 def _push(sender: Sender, message: ToRank) -> None:
-    sender.send(session_wire.watch_response_to_wire(message))
+    sender.send(watch_wire.watch_response_to_wire(message))
 
 
 def _no_decision(time_left_s: float) -> LighthouseError:

@@ -1,8 +1,9 @@
-"""What happens to a replica group's machine, and what it answers with. Requests for a quorum are gather.Ask."""
+"""What happens to a replica group's machine, and what it answers with. Requests for a quorum are in ask.py."""
 
 from dataclasses import dataclass
 
-from manager import commit, gather
+from manager import commit
+from manager.ask import Ask
 from protos.membership import Assignment, Quorum
 from protos.refusals import LighthouseError
 from protos.session import ToLighthouse, ToManager, ToRank
@@ -128,17 +129,6 @@ class HasLeft:
     reason: str
 
 
-Event = (
-    gather.Ask
-    | VoteCast
-    | CallEnded
-    | CallExpired
-    | WatchOpened
-    | WatchEnded
-    | RankFailed
-    | SessionOpened
-    | SessionClosed
-    | Received
-    | DrainAsked
-)
+RankEvent = Ask | VoteCast | CallEnded | CallExpired | WatchOpened | WatchEnded | RankFailed
+Event = RankEvent | SessionOpened | SessionClosed | Received | DrainAsked
 Effect = QuorumAnswered | VoteAnswered | CallRefused | Sent | Pushed | SessionGivenUp | Killed | HasLeft

@@ -13,26 +13,10 @@ A rank whose process is new (`worker` differs) has lost its state: the group tak
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from manager.ask import Ask, check_rank, states_differ, steps_differ, superseded
 from manager.assignment import assign
 from protos.membership import Assignment, Quorum
-from protos.refusals import InternalError, InvalidRequest, LighthouseError, Superseded, WrongState
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One rank's call. `worker` is empty, and `tag_quorum_id` None, for a caller that does not say."""
-
-    call: int
-    group_rank: int
-    step: int
-    deadline_at: float
-    checkpoint_address: str = ""
-    tag_quorum_id: int | None = None
-    worker: str = ""
-    shrink_only: bool = False
-    init_sync: bool = True
-    commit_failures: int = 0
-    handle: str = ""
+from protos.refusals import InternalError, InvalidRequest, LighthouseError, WrongState
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +28,7 @@ class Withdrawn:
 class QuorumReceived:
     round: int
     quorum: Quorum
+    stands: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +39,8 @@ class JoinFailed:
 
 @dataclass(frozen=True, slots=True)
 class GroupJoined:
-    """Every rank has asked: join the lighthouse with this, as round `round`."""
+    """Every rank has asked: join the lighthouse with this, as round `round`. `step` and tag are of the state that the
+    group holds; `works_at` is its step, where it holds an older one."""
 
     round: int
     step: int
@@ -66,6 +52,9 @@ class GroupJoined:
     seen_quorum_id: int
     deadline_at: float
     handles: tuple[str, ...]
+    catch_up: bool = False
+    works_at: int | None = None
+    has_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +146,8 @@ class GatherMachine:
                 return self._ask(event)
             case Withdrawn(call):
                 return self._withdraw(call)
-            case QuorumReceived(number, quorum):
-                return self._receive(quorum) if self._is_joined and number == self._round else []
+            case QuorumReceived(number, quorum, stands):
+                return self._receive(quorum, stands) if self._is_joined and number == self._round else []
             case JoinFailed(number, error):
                 return self.refuse_all(error) if self._is_joined and number == self._round else []
 
@@ -179,7 +168,7 @@ class GatherMachine:
         self._asks[ask.group_rank] = self._last[ask.group_rank] = ask
         odd = next((other for other in self._asks.values() if _cannot_meet(ask, other)), None)
         if odd is not None:
-            return effects + self.refuse_all(_steps_differ(ask, odd))
+            return effects + self.refuse_all(steps_differ(ask, odd))
         return effects + (self._join() if len(self._asks) == self._size else [])
 
     def _check_step(self, ask: Ask) -> None:
@@ -203,22 +192,26 @@ class GatherMachine:
 
     def _join(self) -> list[Effect]:
         asks = [self._asks[rank] for rank in sorted(self._asks)]
-        states = {(ask.step, ask.tag_quorum_id) for ask in asks}
+        states = {ask.holds for ask in asks}
+        lags = any(ask.catch_up.held for ask in asks)
         self._round += 1
         self._is_joined = True
-        self.step = min(ask.step for ask in asks)
+        self.step = min(ask.holds.step for ask in asks)
         return [
             GroupJoined(
                 round=self._round,
                 step=self.step,
                 incarnation=self.incarnation,
-                tag_quorum_id=asks[0].tag_quorum_id if len(states) == 1 else None,
+                tag_quorum_id=asks[0].holds.quorum_id if len(states) == 1 else None,
                 ranks_disagree=len(states) > 1,
                 shrink_only=any(ask.shrink_only for ask in asks),
                 commit_failures=max(ask.commit_failures for ask in asks),
                 seen_quorum_id=self.quorum_id,
                 deadline_at=min(ask.deadline_at for ask in asks),
                 handles=tuple(ask.handle for ask in asks),
+                catch_up=all(ask.catch_up.is_wanted for ask in asks),
+                works_at=max(ask.step for ask in asks) if lags else None,
+                has_source=all(ask.catch_up.has_source for ask in asks),
             )
         ]
 
@@ -232,12 +225,12 @@ class GatherMachine:
         self._is_joined = False
         return [JoinTakenBack(self._round)]
 
-    def _receive(self, quorum: Quorum) -> list[Effect]:
+    def _receive(self, quorum: Quorum, stands: bool) -> list[Effect]:
         if quorum.quorum_id < self.quorum_id:
             return self.refuse_all(_went_back(quorum.quorum_id, self.quorum_id))
         answers: list[RankAnswered] = []
         for ask in self._asks.values():
-            assignment = assign(quorum, self._wire_id, ask.group_rank, ask.init_sync)
+            assignment = assign(quorum, self._wire_id, ask.group_rank, ask.init_sync, stands=stands)
             if assignment is None:
                 return self.refuse_all(
                     InternalError(f"the lighthouse's quorum {quorum.quorum_id} lacks {self._wire_id}")
@@ -245,7 +238,7 @@ class GatherMachine:
             answers.append(RankAnswered(ask.call, assignment, quorum))
         self.quorum_id = quorum.quorum_id
         odd = self._disagreement()
-        if odd is not None and not answers[0].assignment.heals:
+        if odd is not None and not (answers[0].assignment.heals or answers[0].assignment.catches_up):
             return self.refuse_all(odd)
         self._asks = {}
         self._is_joined = False
@@ -255,9 +248,8 @@ class GatherMachine:
     def _disagreement(self) -> WrongState | None:
         """Why the waiting ranks cannot train without healing, if they hold different states."""
         first, *others = self._asks.values()
-        state = (first.step, first.tag_quorum_id)
-        odd = next((other for other in others if (other.step, other.tag_quorum_id) != state), None)
-        return _states_differ(first, odd) if odd is not None else None
+        odd = next((other for other in others if other.holds != first.holds), None)
+        return states_differ(first, odd) if odd is not None else None
 
     def refuse_all(self, error: LighthouseError) -> list[Effect]:
         """Every waiting rank gets `error`."""
@@ -271,32 +263,6 @@ class GatherMachine:
 def _cannot_meet(ask: Ask, other: Ask) -> bool:
     """At different steps; and one of them, being no Agent, could not heal inside its group's step."""
     return ask.step != other.step and not (ask.worker and other.worker)
-
-
-def check_rank(group_rank: int, group_world_size: int) -> None:
-    if not 0 <= group_rank < group_world_size:
-        raise InvalidRequest(
-            f"is {group_rank}; the group has ranks 0 to {group_world_size - 1} (--group-world-size)", field="rank"
-        )
-
-
-def superseded(group_rank: int) -> Superseded:
-    return Superseded(f"rank {group_rank} has asked again")
-
-
-def _steps_differ(ask: Ask, other: Ask) -> WrongState:
-    return WrongState(
-        f"step: rank {ask.group_rank} is at step {ask.step} and rank {other.group_rank} at {other.step}; the ranks of "
-        "a group advance together: restart the group, or load one checkpoint in all its ranks"
-    )
-
-
-def _states_differ(ask: Ask, other: Ask) -> WrongState:
-    return WrongState(
-        f"step: rank {ask.group_rank} holds step {ask.step} of quorum {ask.tag_quorum_id} and rank {other.group_rank} "
-        f"step {other.step} of quorum {other.tag_quorum_id}, and there is no other group to heal from: restart the "
-        "group, or load one checkpoint in all its ranks"
-    )
 
 
 def _went_back(received: int, seen: int) -> WrongState:

@@ -14,9 +14,9 @@ never grants under that quorum again, whatever becomes of the join.
 
 from dataclasses import dataclass, replace
 
+from manager.ask import Ask
 from manager.assignment import assign
-from manager.gather import Ask
-from protos.membership import Assignment, Quorum
+from protos.membership import Assignment, CatchUp, Quorum
 from protos.session import Held, HoldMode, Order, Phase
 
 # The lighthouse counts the whole lease from a beat's arrival, so clocks may differ in rate by a tenth.
@@ -43,13 +43,16 @@ class Join:
 
 
 class GrantMachine:
-    def __init__(self, wire_id: str) -> None:
+    def __init__(self, wire_id: str, group_world_size: int = 1) -> None:
         self._wire_id = wire_id
+        self._size = group_world_size
         self._quorum: Quorum | None = None
         self._formed_for = 0
         self._committed = -1
         self._upto = 0
         self._assigned: dict[tuple[int, bool], Assignment] = {}
+        self._catching_up: dict[int, CatchUp] = {}
+        self._wants_next = False
         self.mode = HoldMode.REVOKED
         self.granted = 0
         self.lease_until = 0.0
@@ -58,7 +61,9 @@ class GrantMachine:
 
     @property
     def held(self) -> Held | None:
-        return Held(self._quorum.quorum_id, self.mode, self.granted) if self._quorum is not None else None
+        if self._quorum is None:
+            return None
+        return Held(self._quorum.quorum_id, self.mode, self.granted, self._wants_next)
 
     @property
     def grants(self) -> bool:
@@ -70,6 +75,7 @@ class GrantMachine:
         self._quorum, self._formed_for, self.granted = quorum, step, step
         self._committed, self._upto = -1, 0
         self._assigned = {}
+        self._catching_up, self._wants_next = {}, False
         self.mode = HoldMode.STANDING
         self.lease_until = self.renewed_until  # an earlier lighthouse may have given a longer lease
 
@@ -141,17 +147,21 @@ class GrantMachine:
         return True
 
     def assignment(self, group_rank: int, init_sync: bool) -> Assignment:
-        """What the highest granted step means for a rank: after the step it was formed for, nobody heals."""
+        """What the highest granted step means for a rank: after the step it was formed for, nobody heals but those who
+        catch up, and these contribute to none."""
         formed = self._assign(group_rank, init_sync)
         revoked = self.mode is HoldMode.REVOKED
         if self.granted == self._formed_for:
             return replace(formed, revoked=revoked)
+        contributors = formed.replica_world_size - len(formed.catching_up)
+        place = formed.replica_rank - sum(rank < formed.replica_rank for rank in formed.catching_up)
         return replace(
             formed,
             max_step=self.granted,
-            max_rank=formed.replica_rank,
-            max_world_size=formed.replica_world_size,
-            contributors=formed.replica_world_size,
+            max_rank=None if formed.catches_up else place,
+            max_world_size=contributors,
+            contributors=contributors,
+            tag_quorum_id=formed.quorum_id,
             heal_from_rank=None,
             heal_from_address="",
             serve_to=(),
@@ -164,10 +174,23 @@ class GrantMachine:
         formed = self._assigned.get((group_rank, init_sync))
         if formed is None:
             assert self._quorum is not None
-            formed = assign(self._quorum, self._wire_id, group_rank, init_sync)
+            formed = assign(self._quorum, self._wire_id, group_rank, init_sync, stands=True)
             assert formed is not None
             self._assigned[group_rank, init_sync] = formed
         return formed
 
     def _grant(self, ask: Ask, *, is_first: bool) -> Granted:
-        return Granted(self.assignment(ask.group_rank, ask.init_sync), is_first)
+        assignment = self.assignment(ask.group_rank, ask.init_sync)
+        if assignment.catches_up and self.granted > self._formed_for:
+            self._note_catch_up(ask, is_first)
+        return Granted(assignment, is_first)
+
+    def _note_catch_up(self, ask: Ask, is_first: bool) -> None:
+        """All ranks hold what they work at, or one of them cannot get there under this quorum: another one is to come.
+        Said until it has."""
+        if is_first:
+            self._catching_up = {}
+        self._catching_up[ask.group_rank] = ask.catch_up
+        if len(self._catching_up) == self._size:
+            lagging = [rank for rank in self._catching_up.values() if rank.held is not None]
+            self._wants_next |= not all(rank.has_source for rank in lagging) or not lagging

@@ -12,6 +12,7 @@ from protos.membership import Participant
 from protos.session import (
     Beat,
     Echo,
+    Held,
     Hello,
     HoldMode,
     JoinRequest,
@@ -126,5 +127,12 @@ class SessionMachine:
 
 def _is_news(levels: Levels, told: Levels) -> bool:
     """Not each grant, nor what the lighthouse has ordered itself, or a join tells it: the next beat is soon enough."""
-    is_held = levels.held is not None and levels.held.mode in _NEWS and levels.held != told.held
-    return is_held or (levels.drains, levels.down) != (told.drains, told.down)
+    held = levels.held
+    is_held = held is not None and held.mode in _NEWS and held != told.held
+    is_wanted = _wanted(held) not in (None, _wanted(told.held))
+    return is_held or is_wanted or (levels.drains, levels.down) != (told.drains, told.down)
+
+
+def _wanted(held: Held | None) -> int | None:
+    """The quorum that is to be followed by another one."""
+    return held.quorum_id if held is not None and held.wants_next else None

@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 from lighthouse_runtime.process import ended_process, host_id
-from lighthouse_runtime.server import Call, ControlPolicy, Entry, Method, Sender, Stream
+from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
 from manager.driver import ManagerDriver
-from protos import manager_pb2, session_wire, torchft_pb2, wire
-from protos.limits import MAX_QUORUM_ID, answer_margin_s, cut_reason
-from protos.membership import Quorum, Vote
-from protos.refusals import InvalidRequest, LighthouseError
+from protos import manager_pb2, torchft_pb2, watch_wire, wire
+from protos.fields import check_count, check_quorum_id, check_short
+from protos.limits import answer_margin_s, cut_reason
+from protos.membership import CatchUp, Quorum, Tag, Vote
+from protos.refusals import LighthouseError
 from protos.session import Ballot, Counted
 from protos.status import ManagerStatus
 
@@ -21,10 +22,17 @@ MAX_CHECKPOINT_ADDRESS_CHARS = 4096
 
 
 class ManagerService:
-    def __init__(self, driver: ManagerDriver, policy: ControlPolicy, status: Callable[[], ManagerStatus]) -> None:
+    def __init__(
+        self,
+        driver: ManagerDriver,
+        policy: ControlPolicy,
+        status: Callable[[], ManagerStatus],
+        watch_within_s: float = FIRST_WITHIN_S,
+    ) -> None:
         self._driver = driver
         self._policy = policy
         self._status = status
+        self._watch_within_s = watch_within_s
 
     def services(self) -> Mapping[str, Mapping[str, Entry]]:
         """Handlers by service and method."""
@@ -59,7 +67,8 @@ class ManagerService:
             worker=_checked(request.worker, "worker"),
             shrink_only=request.shrink_only,
             init_sync=request.init_sync if request.HasField("init_sync") else True,
-            commit_failures=_counted(request.commit_failures),
+            commit_failures=check_count(request.commit_failures, "commit_failures"),
+            catch_up=_catch_up(request),
         )
         return wire.assignment_to_native(assignment)
 
@@ -73,7 +82,7 @@ class ManagerService:
             checkpoint_address=_checked(request.checkpoint_metadata, "checkpoint_metadata"),
             shrink_only=request.shrink_only,
             init_sync=request.init_sync,
-            commit_failures=_counted(request.commit_failures),
+            commit_failures=check_count(request.commit_failures, "commit_failures"),
             handle=_checked(request.reconfigure_handle, "reconfigure_handle"),
         )
         return wire.assignment_to_torchft(assignment, _handles(quorum, request.group_rank))
@@ -128,19 +137,18 @@ class ManagerService:
         self._driver.report(request.rank, _checked(request.worker, "worker"), reason or "no reason given")
         return manager_pb2.ReportResponse()
 
-    async def watch(self, requests: AsyncIterator[manager_pb2.WatchRequest], call: Call, sender: Sender) -> None:
+    async def watch(self, requests: Requests[manager_pb2.WatchRequest], call: Call, sender: Sender) -> None:
         """One rank's watch and votes, until its stream or its process ends."""
-        first = await anext(requests, None)
-        if first is None:
+        asked = await requests.first(watch_wire.watch_request_from_wire, "watch", self._watch_within_s)
+        if asked is None:
             return
-        asked = session_wire.watch_request_from_wire(first)
         number = self._driver.open_watch(asked, sender)
         pid = asked.pid if call.is_local and asked.host == host_id() else 0
         votes: set[int] = set()
         with ended_process(pid, asked.started, lambda: self._driver.end_watch(number)):
             try:
                 async for request in requests:
-                    self._cast(asked.group_rank, session_wire.ballot_from_wire(request), sender, votes)
+                    self._cast(asked.group_rank, watch_wire.ballot_from_wire(request), sender, votes)
             finally:
                 self._driver.end_watch(number)
                 for vote in tuple(votes):
@@ -187,7 +195,7 @@ def _outcome(decided: "asyncio.Future[Vote]") -> Vote | LighthouseError:
 
 
 def _answer(sender: Sender, ballot: Ballot, outcome: Vote | LighthouseError) -> None:
-    sender.send(session_wire.watch_response_to_wire(Counted(ballot.number, outcome)))
+    sender.send(watch_wire.watch_response_to_wire(Counted(ballot.number, outcome)))
 
 
 def _answer_time_s(call: Call) -> float:
@@ -200,23 +208,21 @@ def _with_margin(left_s: float) -> float:
 
 
 def _checked(text: str, field: str) -> str:
-    if len(text) > MAX_CHECKPOINT_ADDRESS_CHARS:
-        raise InvalidRequest(f"has {len(text)} characters; at most {MAX_CHECKPOINT_ADDRESS_CHARS}", field=field)
-    return text
+    return check_short(text, field, MAX_CHECKPOINT_ADDRESS_CHARS)
 
 
 def _tag(request: manager_pb2.ManagerQuorumRequest) -> int | None:
-    if not request.HasField("tag_quorum_id"):
-        return None
-    if not 0 <= request.tag_quorum_id <= MAX_QUORUM_ID:
-        raise InvalidRequest(f"is {request.tag_quorum_id}; quorum ids are 0 to {MAX_QUORUM_ID}", field="tag_quorum_id")
-    return request.tag_quorum_id
+    has_tag = request.HasField("tag_quorum_id")
+    return check_quorum_id(request.tag_quorum_id, "tag_quorum_id") if has_tag else None
 
 
-def _counted(commit_failures: int) -> int:
-    if commit_failures < 0:
-        raise InvalidRequest(f"is {commit_failures}; it counts from 0", field="commit_failures")
-    return commit_failures
+def _catch_up(request: manager_pb2.ManagerQuorumRequest) -> CatchUp:
+    held = None
+    if request.HasField("held_step"):
+        has_tag = request.HasField("held_quorum_id")
+        quorum_id = check_quorum_id(request.held_quorum_id, "held_quorum_id") if has_tag else None
+        held = Tag(check_count(request.held_step, "held_step"), quorum_id)
+    return CatchUp(request.catch_up, held, request.has_source)
 
 
 def _handles(quorum: Quorum | None, group_rank: int) -> list[str]:

@@ -41,6 +41,11 @@ class Watches:
         return bool(self._asked or self._newest)
 
     @property
+    def ranks(self) -> set[int]:
+        """Those that are watched now."""
+        return set(self._newest)
+
+    @property
     def lost(self) -> list[int]:
         """The ranks that have gone and not come back."""
         return sorted(self._lost)

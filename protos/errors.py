@@ -1,7 +1,8 @@
-"""One table for both ends: refusal class <-> gRPC status."""
+"""One table for both ends: refusal class <-> gRPC status; and its name, where a refusal is part of a message."""
 
 import grpc
 
+from protos.limits import cut_reason
 from protos.refusals import (
     DeadlinePassed,
     Drained,
@@ -38,6 +39,7 @@ _CLASS = {status: cls for cls, status in _STATUS.items()} | {
     grpc.StatusCode.UNAUTHENTICATED: NotPermitted,
     grpc.StatusCode.DATA_LOSS: InternalError,
 }
+_KINDS = {cls.__name__: cls for cls in (LighthouseError, *LighthouseError.__subclasses__())}
 
 
 def status_of(error: BaseException) -> grpc.StatusCode:
@@ -48,3 +50,13 @@ def status_of(error: BaseException) -> grpc.StatusCode:
 def error_of(status: grpc.StatusCode, details: str | None) -> LighthouseError:
     """The refusal that a caller raises for a call that ended with `status`."""
     return _CLASS.get(status, InternalError)(details or status.name.lower().replace("_", " "))
+
+
+def kind_of(error: LighthouseError) -> str:
+    """The name that the other side knows it by: a more special refusal goes as its kind."""
+    return next(cls.__name__ for cls in type(error).__mro__ if _KINDS.get(cls.__name__) is cls)
+
+
+def refusal_of(kind: str, text: str) -> LighthouseError:
+    """A refusal that only a newer version knows is a plain one."""
+    return _KINDS.get(kind, LighthouseError)(cut_reason(text))

@@ -107,6 +107,9 @@ class QuorumMember(google.protobuf.message.Message):
     RANKS_DISAGREE_FIELD_NUMBER: builtins.int
     SEEN_QUORUM_ID_FIELD_NUMBER: builtins.int
     WATCHED_FIELD_NUMBER: builtins.int
+    CATCH_UP_FIELD_NUMBER: builtins.int
+    WORKS_AT_FIELD_NUMBER: builtins.int
+    HAS_SOURCE_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     """1 to 128 of A-Z a-z 0-9 . _ : / @ + = -"""
     address: builtins.str
@@ -133,6 +136,12 @@ class QuorumMember(google.protobuf.message.Message):
     """the highest quorum_id that this group was ever told"""
     watched: builtins.bool
     """all ranks hold a Watch: the group's collectives can be aborted"""
+    catch_up: builtins.bool
+    """where it is behind: it heals beside its steps, and contributes to none of them"""
+    works_at: builtins.int
+    """it catches up, and works at this step, while it holds the state of `step`"""
+    has_source: builtins.bool
+    """what it heals from is on its way already: it is dealt no source"""
     def __init__(
         self,
         *,
@@ -149,10 +158,16 @@ class QuorumMember(google.protobuf.message.Message):
         ranks_disagree: builtins.bool = ...,
         seen_quorum_id: builtins.int = ...,
         watched: builtins.bool = ...,
+        catch_up: builtins.bool = ...,
+        works_at: builtins.int | None = ...,
+        has_source: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_tag_quorum_id", b"_tag_quorum_id", "tag_quorum_id", b"tag_quorum_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tag_quorum_id", b"_tag_quorum_id", "address", b"address", "commit_failures", b"commit_failures", "data", b"data", "incarnation", b"incarnation", "ranks_disagree", b"ranks_disagree", "replica_id", b"replica_id", "seen_quorum_id", b"seen_quorum_id", "shrink_only", b"shrink_only", "step", b"step", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "watched", b"watched", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tag_quorum_id", b"_tag_quorum_id", "_works_at", b"_works_at", "tag_quorum_id", b"tag_quorum_id", "works_at", b"works_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tag_quorum_id", b"_tag_quorum_id", "_works_at", b"_works_at", "address", b"address", "catch_up", b"catch_up", "commit_failures", b"commit_failures", "data", b"data", "has_source", b"has_source", "incarnation", b"incarnation", "ranks_disagree", b"ranks_disagree", "replica_id", b"replica_id", "seen_quorum_id", b"seen_quorum_id", "shrink_only", b"shrink_only", "step", b"step", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "watched", b"watched", "works_at", b"works_at", "world_size", b"world_size"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_tag_quorum_id", b"_tag_quorum_id"]) -> typing.Literal["tag_quorum_id"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_works_at", b"_works_at"]) -> typing.Literal["works_at"] | None: ...
 
 global___QuorumMember = QuorumMember
 
@@ -544,18 +559,22 @@ class Held(google.protobuf.message.Message):
     QUORUM_ID_FIELD_NUMBER: builtins.int
     MODE_FIELD_NUMBER: builtins.int
     GRANTED_FIELD_NUMBER: builtins.int
+    WANTS_NEXT_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
     mode: global___HoldMode.ValueType
     granted: builtins.int
     """the highest step that the group's ranks were let into under it"""
+    wants_next: builtins.bool
+    """the group catches up: it has got there, or cannot under this quorum"""
     def __init__(
         self,
         *,
         quorum_id: builtins.int = ...,
         mode: global___HoldMode.ValueType = ...,
         granted: builtins.int = ...,
+        wants_next: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["granted", b"granted", "mode", b"mode", "quorum_id", b"quorum_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["granted", b"granted", "mode", b"mode", "quorum_id", b"quorum_id", "wants_next", b"wants_next"]) -> None: ...
 
 global___Held = Held
 

@@ -24,6 +24,10 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
     COMMIT_FAILURES_FIELD_NUMBER: builtins.int
     TAG_QUORUM_ID_FIELD_NUMBER: builtins.int
     WORKER_FIELD_NUMBER: builtins.int
+    CATCH_UP_FIELD_NUMBER: builtins.int
+    HELD_STEP_FIELD_NUMBER: builtins.int
+    HELD_QUORUM_ID_FIELD_NUMBER: builtins.int
+    HAS_SOURCE_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """the caller's rank inside its replica group"""
     step: builtins.int
@@ -37,6 +41,13 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
     """the quorum under which this rank's step was committed"""
     worker: builtins.str
     """new at every start of the rank's process"""
+    catch_up: builtins.bool
+    """where the group is behind, it heals beside its steps"""
+    held_step: builtins.int
+    """Where this rank holds the state of an older step than the one that it works at: that state's tag."""
+    held_quorum_id: builtins.int
+    has_source: builtins.bool
+    """what it heals from is on its way already"""
     def __init__(
         self,
         *,
@@ -48,9 +59,17 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
         commit_failures: builtins.int = ...,
         tag_quorum_id: builtins.int | None = ...,
         worker: builtins.str = ...,
+        catch_up: builtins.bool = ...,
+        held_step: builtins.int | None = ...,
+        held_quorum_id: builtins.int | None = ...,
+        has_source: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "init_sync", b"init_sync", "tag_quorum_id", b"tag_quorum_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "checkpoint_server_addr", b"checkpoint_server_addr", "commit_failures", b"commit_failures", "init_sync", b"init_sync", "rank", b"rank", "shrink_only", b"shrink_only", "step", b"step", "tag_quorum_id", b"tag_quorum_id", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_held_quorum_id", b"_held_quorum_id", "_held_step", b"_held_step", "_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "held_quorum_id", b"held_quorum_id", "held_step", b"held_step", "init_sync", b"init_sync", "tag_quorum_id", b"tag_quorum_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_held_quorum_id", b"_held_quorum_id", "_held_step", b"_held_step", "_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "catch_up", b"catch_up", "checkpoint_server_addr", b"checkpoint_server_addr", "commit_failures", b"commit_failures", "has_source", b"has_source", "held_quorum_id", b"held_quorum_id", "held_step", b"held_step", "init_sync", b"init_sync", "rank", b"rank", "shrink_only", b"shrink_only", "step", b"step", "tag_quorum_id", b"tag_quorum_id", "worker", b"worker"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_held_quorum_id", b"_held_quorum_id"]) -> typing.Literal["held_quorum_id"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_held_step", b"_held_step"]) -> typing.Literal["held_step"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_init_sync", b"_init_sync"]) -> typing.Literal["init_sync"] | None: ...
     @typing.overload
@@ -78,6 +97,8 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     CONTRIBUTORS_FIELD_NUMBER: builtins.int
     REVOKED_FIELD_NUMBER: builtins.int
     OTHER_SOURCES_FIELD_NUMBER: builtins.int
+    CATCHING_UP_FIELD_NUMBER: builtins.int
+    TAG_QUORUM_ID_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
     address: builtins.str
     """the manager to heal from; without healing, the primary's"""
@@ -97,6 +118,8 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     """participants that do not heal: what a sum is divided by"""
     revoked: builtins.bool
     """the quorum was revoked meanwhile: do the step, and vote no"""
+    tag_quorum_id: builtins.int
+    """the quorum under which max_step was committed, where that is known"""
     @property
     def recover_dst_replica_ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -106,6 +129,10 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     @property
     def other_sources(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """managers of further up-to-date participants, if `address` cannot give its state"""
+
+    @property
+    def catching_up(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """replica ranks that contribute nothing for as long as this quorum stands"""
 
     def __init__(
         self,
@@ -126,13 +153,17 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
         contributors: builtins.int = ...,
         revoked: builtins.bool = ...,
         other_sources: collections.abc.Iterable[builtins.str] | None = ...,
+        catching_up: collections.abc.Iterable[builtins.int] | None = ...,
+        tag_quorum_id: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "max_rank", b"max_rank", "recover_src_replica_rank", b"recover_src_replica_rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "address", b"address", "commit_failures", b"commit_failures", "contributors", b"contributors", "heal", b"heal", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "other_sources", b"other_sources", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "store_address", b"store_address"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "max_rank", b"max_rank", "recover_src_replica_rank", b"recover_src_replica_rank", "tag_quorum_id", b"tag_quorum_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "address", b"address", "catching_up", b"catching_up", "commit_failures", b"commit_failures", "contributors", b"contributors", "heal", b"heal", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "other_sources", b"other_sources", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_rank", b"_max_rank"]) -> typing.Literal["max_rank"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_recover_src_replica_rank", b"_recover_src_replica_rank"]) -> typing.Literal["recover_src_replica_rank"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_tag_quorum_id", b"_tag_quorum_id"]) -> typing.Literal["tag_quorum_id"] | None: ...
 
 global___ManagerQuorumResponse = ManagerQuorumResponse
 

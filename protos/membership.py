@@ -1,6 +1,27 @@
 """Participant, Quorum and what they mean for a rank, as the pure cores know them: no protobuf."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Tag(NamedTuple):
+    """The name of a state: so many steps, the last one committed under that quorum. None: not known."""
+
+    step: int
+    quorum_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """How a rank heals. `is_wanted`: beside its steps, else plainly; `held`: the state that it holds, where it works at
+    a later one; `has_source`: what it needs to get there is on its way, or here."""
+
+    is_wanted: bool = False
+    held: Tag | None = None
+    has_source: bool = False
+
+
+PLAIN = CatchUp()
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +31,8 @@ class Participant:
     `wire_id` is the id as its caller writes it (torchft: name:uuid); `replica_id` and `incarnation` are what it means.
     `tag_quorum_id` is the quorum under which `step` was committed, None where the caller does not say.
     `watched`: all ranks of the group hold a Watch, so that its collectives can be aborted.
+    `catch_up`: where it is behind, it heals beside its steps; `works_at`: it does so now, at that step, while it holds
+    `step`; `has_source`: and is to be dealt no source.
     `wire` is the member as it came, opaque: fields that we do not know are relayed in it.
     """
 
@@ -27,11 +50,19 @@ class Participant:
     ranks_disagree: bool = False
     seen_quorum_id: int = 0
     watched: bool = False
+    catch_up: bool = False
+    works_at: int | None = None
+    has_source: bool = False
     wire: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.wire_id:
             object.__setattr__(self, "wire_id", self.replica_id)
+
+    @property
+    def asks_for(self) -> int:
+        """The step that it wants a quorum for, if it is not behind."""
+        return self.step if self.works_at is None else self.works_at
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
@@ -53,8 +84,10 @@ class Assignment:
 
     `contributors` is what a sum over the participants is divided by: those that do not heal. `heal_*` name the peer
     to take state from, `other_sources` the managers of some that can stand in for it; `serve_to` the replica ranks that
-    take it from here. `max_rank` is the place among those at
-    `max_step`, None for one that is behind. `revoked`: the quorum was revoked meanwhile; do the step and vote no.
+    take it from here. `max_rank` is the place among those at `max_step`, None for one that is behind. `revoked`: the
+    quorum was revoked meanwhile; do the step and vote no. `catching_up`: the replica ranks that heal beside their
+    steps, and contribute nothing for as long as the quorum stands. `tag_quorum_id` with `max_step`: the state that the
+    step begins with.
     """
 
     quorum_id: int
@@ -73,6 +106,12 @@ class Assignment:
     commit_failures: int = 0
     revoked: bool = False
     other_sources: tuple[str, ...] = ()
+    catching_up: tuple[int, ...] = ()
+    tag_quorum_id: int | None = None
+
+    @property
+    def catches_up(self) -> bool:
+        return self.replica_rank in self.catching_up
 
     @property
     def heals(self) -> bool:
@@ -80,8 +119,8 @@ class Assignment:
 
     @property
     def has_healing(self) -> bool:
-        """Whether any participant heals."""
-        return self.contributors < self.replica_world_size
+        """Whether any participant heals, and is waited for."""
+        return self.contributors + len(self.catching_up) < self.replica_world_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,15 @@ class HoldMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """`granted` is the highest step that the manager's ranks were let into under that quorum."""
+    """`granted` is the highest step that the manager's ranks were let into under that quorum.
+
+    `wants_next`: the group catches up under it, and has got there, or cannot: it is to be followed by another one.
+    """
 
     quorum_id: int
     mode: HoldMode
     granted: int
+    wants_next: bool = False
 
 
 class Phase(StrEnum):

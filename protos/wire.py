@@ -45,7 +45,18 @@ def participant_from_native(member: lighthouse_pb2.QuorumMember, *, min_world_si
         ranks_disagree=member.ranks_disagree,
         seen_quorum_id=member.seen_quorum_id,
         watched=member.watched,
+        catch_up=member.catch_up,
+        works_at=_works_at(member),
+        has_source=member.has_source,
     )
+
+
+def _works_at(member: lighthouse_pb2.QuorumMember) -> int | None:
+    if not member.HasField("works_at"):
+        return None
+    if member.works_at < 0:
+        raise InvalidRequest(f"is {member.works_at}; steps count from 0", field="works_at")
+    return member.works_at
 
 
 def participant_from_torchft(member: torchft_pb2.QuorumMember) -> Participant:
@@ -138,6 +149,11 @@ def _fill_native(member: lighthouse_pb2.QuorumMember, participant: Participant) 
     member.ranks_disagree = participant.ranks_disagree
     member.seen_quorum_id = participant.seen_quorum_id
     member.watched = participant.watched
+    member.catch_up, member.has_source = participant.catch_up, participant.has_source
+    if participant.works_at is not None:
+        member.works_at = participant.works_at
+    else:
+        member.ClearField("works_at")
     _fill_both(member, participant)
 
 
@@ -182,6 +198,9 @@ def _told(member: lighthouse_pb2.QuorumMember) -> Participant:
         ranks_disagree=member.ranks_disagree,
         seen_quorum_id=member.seen_quorum_id,
         watched=member.watched,
+        catch_up=member.catch_up,
+        works_at=member.works_at if member.HasField("works_at") else None,
+        has_source=member.has_source,
         wire=member.SerializeToString(),
     )
 
@@ -246,6 +265,8 @@ def assignment_to_native(answer: Assignment) -> manager_pb2.ManagerQuorumRespons
         contributors=answer.contributors,
         revoked=answer.revoked,
         other_sources=answer.other_sources,
+        catching_up=answer.catching_up,
+        tag_quorum_id=answer.tag_quorum_id,
     )
 
 
@@ -267,6 +288,8 @@ def assignment_from_native(message: manager_pb2.ManagerQuorumResponse) -> Assign
         commit_failures=message.commit_failures,
         revoked=message.revoked,
         other_sources=tuple(message.other_sources),
+        catching_up=tuple(message.catching_up),
+        tag_quorum_id=message.tag_quorum_id if message.HasField("tag_quorum_id") else None,
     )
 
 

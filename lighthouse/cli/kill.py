@@ -1,35 +1,14 @@
 """`lighthouse kill`: end a replica group through its manager."""
 
-import json
-from pathlib import Path
-
 import click
 
-from lighthouse.cli.options import client_options, connect, token_option
-from lighthouse_runtime.settings import read_token
-from lighthouse_runtime.terminal import reports_errors
-from protos.limits import DEFAULT_JOB
+from lighthouse.cli.control import Control, control_options
 
 
 @click.command()
-@click.argument("replica_id")
-@click.option("--message", metavar="TEXT", default="", help="The reason; it goes to the replica group's log.")
-@token_option
-@client_options(job_help=f"The replica group's job.  [default: {DEFAULT_JOB}]", timeout="10s")
-@reports_errors
-def kill(
-    replica_id: str,
-    message: str,
-    control_token_file: Path | None,
-    address: str,
-    job: str,
-    output: str,
-    timeout: float,
-) -> None:
+@control_options
+def kill(to: Control) -> None:
     """End the replica group REPLICA_ID through its manager."""
-    token = read_token(control_token_file)
-    job = job or DEFAULT_JOB
-    with connect(address, job=job, token=token) as client:
-        client.kill(replica_id, message, timeout_s=timeout)
-    done = {"job": job, "replica_id": replica_id, "message": message, "killed": True}
-    click.echo(json.dumps(done) if output == "json" else f"killed replica group {replica_id} of job {job}")
+    with to.connect() as client:
+        client.kill(to.replica_id, to.message, timeout_s=to.timeout)
+    to.say(f"killed replica group {to.replica_id} of job {to.job}", killed=True)

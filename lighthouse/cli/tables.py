@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lighthouse.cli.layout import Column, table
-from lighthouse.quorum import Verdict
+from lighthouse.verdict import Verdict
 from lighthouse_runtime.durations import format_duration
 from lighthouse_runtime.terminal import printable
 from protos.session import Phase

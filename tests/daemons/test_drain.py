@@ -1,20 +1,11 @@
 """`lighthouse drain` and SIGTERM to a manager, as a person uses them, with groups that train."""
 
 import json
-from collections.abc import Iterator
-
-import pytest
 
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
 from protos.membership import Participant
 from tests.daemons.groups import training
 from tests.processes import LIGHTHOUSE_CODE, LOCALHOST, Lighthouse, Manager, eventually, run_cli
-
-
-@pytest.fixture(scope="module")
-def lighthouse() -> Iterator[Lighthouse]:
-    with Lighthouse() as process:
-        yield process
 
 
 def drain(lighthouse: Lighthouse, replica_id: str, *options: str) -> tuple[int, str, str]:

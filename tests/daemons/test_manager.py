@@ -39,12 +39,6 @@ NOWHERE = f"{LOCALHOST}:1"
 
 
 @pytest.fixture(scope="module")
-def lighthouse() -> Iterator[Lighthouse]:
-    with Lighthouse() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def manager(lighthouse: Lighthouse) -> Iterator[Manager]:
     """One for the tests that only look."""
     with Manager(lighthouse.address, "looked-at", "--job", "looked-at") as process:

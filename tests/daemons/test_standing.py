@@ -13,12 +13,6 @@ from tests.processes import LIGHTHOUSE_CODE, MANAGER_CODE, Lighthouse, eventuall
 
 
 @pytest.fixture(scope="module")
-def lighthouse() -> Iterator[Lighthouse]:
-    with Lighthouse() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def groups(lighthouse: Lighthouse) -> Iterator[tuple[Group, ...]]:
     with training(lighthouse, "default", "ab") as groups:
         yield groups

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lighthouse.quorum import QuorumFormed, QuorumMachine, Withdrawn
+from lighthouse.events import QuorumFormed, Withdrawn
+from lighthouse.quorum import QuorumMachine
 from manager.commit import CommitMachine, Decided, Opened, Voted
 from manager.commit import Withdrawn as VoteWithdrawn
 from manager.gather import GatherMachine, GroupJoined, JoinFailed, QuorumReceived, RankAnswered, RankRefused

@@ -1,10 +1,13 @@
 """Short words for what goes into the lighthouse's machine and what comes out."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from lighthouse.quorum import HeartbeatReceived, Joined, JoinRefused, QuorumConfig, QuorumFormed, QuorumMachine
+from lighthouse.events import HeartbeatReceived, Joined, JoinRefused, QuorumFormed
+from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum_config import QuorumConfig
 from protos.membership import Participant, Quorum
 from protos.refusals import LighthouseError
+from tests.refusals import Refused
 
 FAR = 1e6
 """A deadline that no test comes near."""
@@ -32,24 +35,8 @@ def formed(quorum_id: int, calls: tuple[int, ...], *participants: Participant, i
     return QuorumFormed(Quorum(quorum_id, participants), calls, is_new)
 
 
-@dataclass(frozen=True, eq=False)
-class Refused:
-    """Equal to a JoinRefused of that call, of that kind, whose message has all `words`."""
-
-    call: int
-    kind: type[LighthouseError]
-    words: tuple[str, ...]
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, JoinRefused)
-            and (other.call, type(other.error)) == (self.call, self.kind)
-            and all(word in str(other.error) for word in self.words)
-        )
-
-
 def refused(call: int, kind: type[LighthouseError], *words: str) -> Refused:
-    return Refused(call, kind, words)
+    return Refused((JoinRefused,), call, kind, words)
 
 
 def machine(**config: object) -> QuorumMachine:

@@ -6,8 +6,9 @@ which birth of an id is meant it takes from the machine's roster, which test_ros
 
 from dataclasses import dataclass, replace
 
-from lighthouse.quorum import Effect, Event, HeartbeatReceived, Joined, JoinRefused, QuorumFormed, QuorumMachine
-from lighthouse.quorum import Withdrawn as WithdrawnEvent
+from lighthouse.events import Effect, Event, HeartbeatReceived, Joined, JoinRefused, QuorumFormed
+from lighthouse.events import Withdrawn as WithdrawnEvent
+from lighthouse.quorum import QuorumMachine
 from protos.membership import Participant
 
 NEVER = float("inf")

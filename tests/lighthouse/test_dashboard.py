@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lighthouse import dashboard
-from lighthouse.quorum import Verdict
+from lighthouse.verdict import Verdict
 from protos.session import Phase
 from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 from tests.lighthouse.statuses import job, many, member, status

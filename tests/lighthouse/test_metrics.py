@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from lighthouse.metrics import MAX_JOBS, METHODS, OTHER, REFUSALS, Counters, LighthouseCollector, render
-from lighthouse.quorum import Verdict
+from lighthouse.verdict import Verdict
 from protos.session import Phase
 from protos.status import LighthouseStatus, MemberState
 from tests.lighthouse.statuses import job, member, status

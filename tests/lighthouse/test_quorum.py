@@ -2,7 +2,8 @@
 
 import pytest
 
-from lighthouse.quorum import Verdict, Withdrawn
+from lighthouse.events import Withdrawn
+from lighthouse.verdict import Verdict
 from protos.refusals import DuplicateReplica, InvalidRequest, LimitReached, Superseded, WrongState
 from tests.lighthouse.builders import (
     FAR,

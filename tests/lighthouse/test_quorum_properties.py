@@ -9,20 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lighthouse.attendance import Attendance
-from lighthouse.joins import Joins
-from lighthouse.quorum import (
+from lighthouse.events import (
     Effect,
     Event,
     HeartbeatReceived,
     Joined,
     JoinRefused,
-    QuorumConfig,
     QuorumFormed,
-    QuorumMachine,
-    Verdict,
     Withdrawn,
 )
+from lighthouse.joins import Joins
+from lighthouse.numbering import Numbering
+from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum_config import QuorumConfig
 from lighthouse.roster import Roster
+from lighthouse.verdict import Verdict
 from protos.membership import Participant
 from tests.lighthouse.builders import beat, group
 from tests.lighthouse.plain_quorum import PlainQuorum
@@ -262,8 +263,7 @@ def keeps_who_withdrew(self: Attendance, call: int, now: float) -> None:
     pass
 
 
-def never_new_id(self: QuorumMachine, chosen: list[Any], always: bool) -> bool:
-    self._next_id += self.quorum is None
+def never_new_id(self: Numbering, chosen: list[Any], seen_id: int, *, always: bool) -> bool:
     return False
 
 
@@ -292,7 +292,7 @@ def immortal(self: Roster, now: float) -> list[Any]:
         (QuorumMachine, "_is_enough", enough_of_any_size),
         (QuorumMachine, "verdict", fast_whatever_their_number),
         (Attendance, "withdraw", keeps_who_withdrew),
-        (QuorumMachine, "_next_composition", never_new_id),
+        (Numbering, "number", never_new_id),
         (QuorumMachine, "missed_at", never_misses),
         (Roster, "form", newcomers_count),
         (Joins, "list_candidates", takes_everybody),

@@ -1,5 +1,7 @@
 """The standing quorum's phases, one by one: what its members say, and what follows."""
 
+from dataclasses import replace
+
 import pytest
 
 from lighthouse.memory import Entry, Record
@@ -149,6 +151,40 @@ class TestRecall:
         assert standing.observe("a", "i2", held(QUORUM_ID, "revoked")) is None
         assert standing.observe("x", "i1", held(QUORUM_ID, "revoked")) is None
         assert standing.phase is Phase.RECALLED
+
+
+class TestCatchingUp:
+    """A member that works at another step than it holds."""
+
+    def wants(self, standing: Standing, quorum_id: int = QUORUM_ID) -> Order | None:
+        return standing.observe("a", "i1", replace(held(quorum_id, granted=6), wants_next=True))
+
+    def test_one_that_has_got_there_is_a_recall(self):
+        standing = formed()
+        assert phase_of(self.wants(standing)) is Phase.RECALLED
+        assert "a has caught up" in standing.reason
+        assert self.wants(standing) is None, "once"
+        assert (standing.recalls, standing.revokes) == (1, 0)
+
+    def test_what_it_says_of_another_quorum_is_nothing(self):
+        standing = formed()
+        assert self.wants(standing, QUORUM_ID - 1) is None
+        assert standing.phase is Phase.STANDING
+
+    def test_it_comes_back_with_it_to_a_lighthouse_that_has_restarted(self):
+        standing = unsettled(Phase.RETURNING)
+        self.wants(standing)
+        for name in "bc":
+            says(standing, name, "standing", 6)
+        assert standing.phase is Phase.STANDING
+        assert phase_of(self.wants(standing)) is Phase.RECALLED
+
+    def test_its_join_counts_by_the_step_that_it_works_at(self):
+        standing = formed("ab")
+        assert phase_of(standing.joined(holds("a", 2, works_at=6))) is Phase.RECALLED
+        assert says(standing, "b", "frozen", 5) == Order(QUORUM_ID, Phase.RESUMED, 5, standing.reason)
+        assert standing.joined(holds("a", 2, works_at=6)) is None
+        assert phase_of(standing.joined(holds("a", 2, works_at=5))) is Phase.REVOKED
 
 
 class TestRevoke:

@@ -2,8 +2,10 @@
 
 import pytest
 
-from lighthouse.quorum import QuorumMachine, Verdict, Withdrawn
+from lighthouse.events import Withdrawn
+from lighthouse.quorum import QuorumMachine
 from lighthouse.status import NAMES_SHOWN, explain, job_status
+from lighthouse.verdict import Verdict
 from protos.status import JobStatus, MemberState, MemberStatus
 from tests.lighthouse.builders import beat, beating, group, join, machine, training
 from tests.lighthouse.sessions import held, pulse, standing

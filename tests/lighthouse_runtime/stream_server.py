@@ -22,13 +22,8 @@ from protos.session import (
     WatchOpened,
     Welcome,
 )
-from protos.session_wire import (
-    ballot_from_wire,
-    session_request_from_wire,
-    session_response_to_wire,
-    watch_request_from_wire,
-    watch_response_to_wire,
-)
+from protos.session_wire import session_request_from_wire, session_response_to_wire
+from protos.watch_wire import ballot_from_wire, watch_request_from_wire, watch_response_to_wire
 
 LIGHTHOUSE = "lighthouse.v1.LighthouseService"
 MANAGER = "manager.v1.ManagerService"

@@ -384,16 +384,26 @@ class TestAsyncWatch:
     async def test_a_rank_votes(self, server: StreamServer):
         async with AsyncManagerClient(f"{LOCALHOST}:{server.port}") as client, client.watch(REQUEST) as watch:
             assert [await anext(watch), await anext(watch)] == OPENED
-            await watch.send(Ballot(5, 3, True, 7, True, 1.0))
-            await watch.send(Ballot(6, 3, False, None, False, 1.0))
+            watch.send(Ballot(5, 3, True, 7, True, 1.0))
+            watch.send(Ballot(6, 3, False, None, False, 1.0))
             assert [await anext(watch), await anext(watch)] == [Counted(5, Vote(True, NEXT)), Counted(6, Vote(False))]
-            await watch.send(Ballot(7, 0, True, 7, False, 1.0))
+            watch.send(Ballot(7, 0, True, 7, False, 1.0))
             refused = await anext(watch)
             assert isinstance(refused, Counted)
             assert isinstance(refused.outcome, Drained)
-            await watch.send(Ballot(8, 0, True, 7, False, 0.0))
+            watch.send(Ballot(8, 0, True, 7, False, 0.0))
             with pytest.raises(InvalidRequest, match="time_left_s"):
                 await anext(watch)
+
+    async def test_a_manager_that_does_not_read_is_given_up(self, server: StreamServer):
+        """Votes are queued, as what a session says is: none waits for another to be written."""
+        async with AsyncManagerClient(f"{LOCALHOST}:{server.port}") as client, client.watch(REQUEST) as watch:
+            assert [await anext(watch), await anext(watch)] == OPENED
+            for number in range(10_002):
+                watch.send(Ballot(number, 3, True, 7, False, 1.0))
+            with pytest.raises(Unreachable, match="does not read what it is sent"):
+                async for _ in watch:
+                    pass
 
     async def test_the_managers_death_is_unreachable(self, remote: Server):
         async with AsyncManagerClient(remote.address) as client, client.watch(REQUEST) as watch:

@@ -1,11 +1,10 @@
 """Short words for what goes into the manager's machines."""
 
-from dataclasses import dataclass
-
 from manager.commit import VoteRefused
 from manager.gather import Ask, GatherMachine, RankRefused
 from protos.membership import Participant, Quorum
 from protos.refusals import LighthouseError
+from tests.refusals import Refused
 
 
 def member(name: str, step: int = 0, **fields: object) -> Participant:
@@ -31,21 +30,5 @@ def gathered(size: int = 2, step: int = 0, name: str = "a", **fields: object) ->
     return machine
 
 
-@dataclass(frozen=True, eq=False)
-class Refused:
-    """Equal to a refusal of that call, of that kind, whose message has all `words`."""
-
-    call: int
-    kind: type[LighthouseError]
-    words: tuple[str, ...]
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, RankRefused | VoteRefused)
-            and (other.call, type(other.error)) == (self.call, self.kind)
-            and all(word in str(other.error) for word in self.words)
-        )
-
-
 def refused(call: int, kind: type[LighthouseError], *words: str) -> Refused:
-    return Refused(call, kind, words)
+    return Refused((RankRefused, VoteRefused), call, kind, words)

@@ -3,7 +3,8 @@
 Nothing here shares a rule with manager/: leases, grants and decisions are counted once more, from what is said.
 """
 
-from manager import commit, gather
+from manager import commit
+from manager.ask import Ask
 from manager.events import (
     CallExpired,
     CallRefused,
@@ -80,7 +81,7 @@ class Stage:
         before = self.machine.held
         effects = list(self.machine.handle(event, self.now))
         after = self.machine.held
-        if before is not None and after is not None and self.machine.grants.mode is HoldMode.REVOKED:
+        if before is not None and after is not None and self.machine.ranks.grants.mode is HoldMode.REVOKED:
             was_over = before.mode in (HoldMode.REVOKED, HoldMode.JOINING)
             assert was_over or any(isinstance(effect, Pushed) for effect in effects), "its ranks are not told"
         self.perform(effects)
@@ -98,10 +99,10 @@ class Stage:
         due = self.machine.deadline()
         assert due is None or due > self.now
         held = self.machine.held
-        assert held is None or held.mode not in (HoldMode.REVOKED, HoldMode.JOINING) or not self.machine._waiting
-        assert not self.watched or bool(self.machine.down) == any(rank.watch is None for rank in self.ranks)
+        assert held is None or held.mode not in (HoldMode.REVOKED, HoldMode.JOINING) or not self.machine.ranks._waiting
+        assert not self.watched or bool(self.machine.ranks.down) == any(rank.watch is None for rank in self.ranks)
         waiting = tuple(sorted(c.rank.number for n, c in self.calls.items() if c.rank.call == n))
-        assert self.machine.ranks_waiting == waiting, "a call waits that nobody will answer"
+        assert self.machine.ranks.waiting == waiting, "a call waits that nobody will answer"
         if self.is_open and not self.has_left:
             self.check_told(self.machine.levels)
 
@@ -154,7 +155,7 @@ class Stage:
         rank.call = number
         self.calls[number] = Call(rank, self.now + time_left_s)
         self.feed(
-            gather.Ask(
+            Ask(
                 call=number,
                 group_rank=rank.number,
                 step=rank.step,

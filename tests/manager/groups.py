@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 from manager.commit import Voted
-from manager.group import (
+from manager.events import (
     CallRefused,
     Effect,
     Event,
-    GroupMachine,
     Pushed,
     QuorumAnswered,
     Received,
@@ -16,6 +15,7 @@ from manager.group import (
     VoteCast,
     WatchOpened,
 )
+from manager.group import GroupMachine
 from protos.membership import Assignment, Participant, Quorum
 from protos.refusals import LighthouseError
 from protos.session import (
@@ -33,6 +33,7 @@ from protos.session import (
     Welcome,
 )
 from tests.manager.builders import ask, member
+from tests.refusals import Refused
 
 LEASE_UNTIL = 4.0
 """0.8 of the 5 s since the first beat was sent at 0."""
@@ -107,7 +108,7 @@ def joined(size: int = 2, step: int = 0, **fields: object) -> GroupMachine:
     machine = watched(size)
     for rank in range(size):
         machine.handle(ask(rank + 1, rank, step, **({"tag_quorum_id": 0} | fields)), 0)
-    assert machine.gather.is_joined
+    assert machine.ranks.gather.is_joined
     return machine
 
 
@@ -153,24 +154,8 @@ def granted(call: int, step: int, quorum_id: int = 1, revoked: bool = False, **f
     return Granted(call, {"max_step": step, "quorum_id": quorum_id, "revoked": revoked} | fields)
 
 
-@dataclass(frozen=True, eq=False)
-class Refused:
-    """Equal to a CallRefused of that call, of that kind, whose message has all `words`."""
-
-    call: int
-    kind: type[LighthouseError]
-    words: tuple[str, ...]
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, CallRefused)
-            and (other.call, type(other.error)) == (self.call, self.kind)
-            and all(word in str(other.error) for word in self.words)
-        )
-
-
 def refused(call: int, kind: type[LighthouseError], *words: str) -> Refused:
-    return Refused(call, kind, words)
+    return Refused((CallRefused,), call, kind, words)
 
 
 def steps_of(effects: list[Effect]) -> list[tuple[int, int, bool]]:

@@ -14,15 +14,16 @@ class Plan:
     at_max: list[Participant]
     primary: Participant
     takes_from: dict[str, Participant]  # wire_id of who heals -> its source
+    members: list[Participant]
+    up_to_date: list[Participant]
+    catching_up: list[Participant]
 
     @property
     def contributors(self) -> list[str]:
-        return [p.wire_id for p in self.members if p.wire_id not in self.takes_from]
-
-    members: list[Participant]
+        return [p.wire_id for p in self.up_to_date]
 
 
-def plan(quorum: Quorum, group_rank: int, init_sync: bool) -> Plan:
+def plan(quorum: Quorum, group_rank: int, init_sync: bool, stands: bool = False) -> Plan:
     members = sorted(quorum.participants, key=lambda p: p.wire_id)
     max_step = 0
     for member in members:
@@ -34,7 +35,13 @@ def plan(quorum: Quorum, group_rank: int, init_sync: bool) -> Plan:
     for member in members:
         is_forced = init_sync and max_step == 0 and member is not source
         (recovering if member.step < max_step or is_forced else up_to_date).append(member)
+    catching_up, served = [], []
+    for member in recovering:
+        if stands and member.catch_up and member.step < max_step:
+            catching_up.append(member)
+        if member not in catching_up or not member.has_source:
+            served.append(member)
     takes_from = {}
-    for i, member in enumerate(recovering):
+    for i, member in enumerate(served):
         takes_from[member.wire_id] = up_to_date[(i + group_rank) % len(up_to_date)]
-    return Plan(max_step, at_max, primary, takes_from, members)
+    return Plan(max_step, at_max, primary, takes_from, members, up_to_date, catching_up)

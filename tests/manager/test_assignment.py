@@ -82,6 +82,40 @@ class TestFirstStep:
         assert [assign(q, name, 0, init_sync=True).heals for name in "ab"] == [False, False]
 
 
+class TestCatchingUp:
+    Q = quorum(member("a", 7), member("b", 3, catch_up=True), member("c", 7), member("d", 5))
+
+    def test_one_that_is_behind_and_says_so_contributes_nothing_and_is_dealt_a_source(self):
+        answer = assign(self.Q, "b", 0, init_sync=True, stands=True)
+        assert (answer.catches_up, answer.heal_from_rank, answer.max_rank, answer.contributors) == (True, 0, None, 2)
+        assert assign(self.Q, "a", 0, init_sync=True, stands=True).serve_to == (1,)
+        assert assign(self.Q, "d", 0, init_sync=True, stands=True).catching_up == (1,), "d heals plainly"
+
+    def test_who_has_a_source_is_dealt_none_and_serves_nobody(self):
+        q = quorum(member("a", 7), member("b", 3, catch_up=True, has_source=True), member("c", 5))
+        answers = [assign(q, name, 0, init_sync=True, stands=True) for name in "abc"]
+        assert [a.heal_from_rank for a in answers] == [None, None, 0]
+        assert [a.contributors for a in answers] == [1, 1, 1]
+        assert [a.serve_to for a in answers] == [(2,), (), ()]
+
+    def test_nobody_does_in_a_quorum_that_does_not_stand(self):
+        answer = assign(self.Q, "b", 0, init_sync=True)
+        assert (answer.catching_up, answer.heal_from_rank) == ((), 0)
+
+    def test_nobody_does_at_the_first_step(self):
+        q = quorum(member("a", catch_up=True), member("b", catch_up=True))
+        assert [assign(q, name, 0, init_sync=True, stands=True).catching_up for name in "ab"] == [(), ()]
+
+    def test_others_are_waited_for_only_where_one_heals_plainly(self):
+        plain = assign(self.Q, "a", 0, init_sync=True, stands=True)
+        beside = assign(quorum(*self.Q.participants[:3]), "a", 0, init_sync=True, stands=True)
+        assert (plain.has_healing, beside.has_healing) == (True, False)
+
+    def test_the_state_that_the_step_begins_with_is_named(self):
+        q = quorum(member("a", 7, tag_quorum_id=4), member("b", 3, tag_quorum_id=2, catch_up=True))
+        assert assign(q, "b", 0, init_sync=True, stands=True).tag_quorum_id == 4
+
+
 def test_one_that_is_not_in_it():
     assert assign(quorum(member("a")), "b", 0, init_sync=True) is None
 
@@ -95,10 +129,14 @@ def test_is_known_by_the_id_that_it_writes():
 
 quorums = st.lists(
     st.builds(
-        lambda name, step, failures: member(name, step, commit_failures=failures),
+        lambda name, step, failures, catch_up, has_source: member(
+            name, step, commit_failures=failures, catch_up=catch_up, has_source=has_source
+        ),
         st.text("abcd", min_size=1, max_size=3),
         st.sampled_from([0, 0, 1, 2, 5]),
         st.integers(0, 2),
+        st.booleans(),
+        st.booleans(),
     ),
     min_size=1,
     max_size=8,
@@ -112,12 +150,12 @@ def tagged(q: Quorum) -> Quorum:
 
 
 @settings(max_examples=300, deadline=None)
-@given(quorums, st.integers(0, 5), st.booleans(), st.booleans())
-def test_like_the_dumb_version(q: Quorum, group_rank: int, init_sync: bool, all_tagged: bool):
+@given(quorums, st.integers(0, 5), st.booleans(), st.booleans(), st.booleans())
+def test_like_the_dumb_version(q: Quorum, group_rank: int, init_sync: bool, all_tagged: bool, stands: bool):
     q = tagged(q) if all_tagged else q
-    expected = plan(q, group_rank, init_sync)
+    expected = plan(q, group_rank, init_sync, stands)
     for place, participant in enumerate(q.participants):
-        answer = assign(q, participant.wire_id, group_rank, init_sync)
+        answer = assign(q, participant.wire_id, group_rank, init_sync, stands=stands)
         source = expected.takes_from.get(participant.wire_id)
         assert answer == Assignment(
             quorum_id=4,
@@ -139,6 +177,8 @@ def test_like_the_dumb_version(q: Quorum, group_rank: int, init_sync: bool, all_
             ),
             commit_failures=max(p.commit_failures for p in q.participants),
             other_sources=stand_ins([p for p in q.participants if p.wire_id in expected.contributors], source),
+            catching_up=tuple(i for i, p in enumerate(q.participants) if p in expected.catching_up),
+            tag_quorum_id=expected.at_max[0].tag_quorum_id,
         )
 
 
@@ -151,18 +191,19 @@ def stand_ins(sources: list[Participant], first: Participant | None) -> tuple[st
 
 
 @settings(max_examples=200, deadline=None)
-@given(quorums, st.integers(0, 5), st.booleans(), st.booleans())
-def test_all_managers_of_a_quorum_agree(q: Quorum, group_rank: int, init_sync: bool, all_tagged: bool):
+@given(quorums, st.integers(0, 5), st.booleans(), st.booleans(), st.booleans())
+def test_all_managers_of_a_quorum_agree(q: Quorum, group_rank: int, init_sync: bool, all_tagged: bool, stands: bool):
     q = tagged(q) if all_tagged else q
-    answers = [assign(q, p.wire_id, group_rank, init_sync) for p in q.participants]
+    answers = [assign(q, p.wire_id, group_rank, init_sync, stands=stands) for p in q.participants]
+    assert len({(a.catching_up, a.tag_quorum_id) for a in answers}) == 1
     assert len({(a.store_address, a.max_step, a.contributors, a.primary_address, a.replica_ids) for a in answers}) == 1
     served = [(target, a.replica_rank) for a in answers for target in a.serve_to]
     taken = [(a.replica_rank, a.heal_from_rank) for a in answers if a.heals]
     assert sorted(served) == taken
     assert not {source for _, source in taken} & {target for target, _ in taken}, "nobody heals from one that heals"
-    assert answers[0].contributors == sum(not a.heals for a in answers) >= 1
+    assert answers[0].contributors == sum(not (a.heals or a.catches_up) for a in answers) >= 1
     assert [a.max_rank for a in answers if a.max_rank is not None] == list(range(answers[0].max_world_size))
-    load = [len(a.serve_to) for a in answers if not a.heals]
+    load = [len(a.serve_to) for a in answers if not (a.heals or a.catches_up)]
     assert max(load) - min(load) <= 1, "dealt round-robin"
 
 

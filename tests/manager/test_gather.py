@@ -1,5 +1,6 @@
 """All ranks have asked: events in, the whole list of effects out; and drawn events against a witness."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from manager.gather import (
     RoundAnswered,
     Withdrawn,
 )
-from protos.membership import Quorum
+from protos.membership import CatchUp, Quorum, Tag
 from protos.refusals import InternalError, InvalidRequest, LimitReached, Superseded, Unreachable, WrongState
 from tests.manager.builders import ask, gathered, member, quorum, refused
 
@@ -167,6 +168,41 @@ class TestSteps:
         assert m.handle(ask(2, 0, 0, worker="w9")) == [joined(2, step=0, size=1, incarnation=1)]
 
 
+class TestCatchingUp:
+    """Ranks that work at step 7 and hold step 3."""
+
+    HELD = CatchUp(True, Tag(3, 2), has_source=True)
+
+    def test_joins_with_what_it_holds_and_says_where_it_works(self):
+        m = GatherMachine("a", 2)
+        m.handle(ask(1, 0, 7, tag_quorum_id=5, catch_up=self.HELD))
+        [effect] = m.handle(ask(2, 1, 7, tag_quorum_id=5, catch_up=self.HELD))
+        assert effect == joined(step=3, tag_quorum_id=2, works_at=7, catch_up=True, has_source=True, handles=("", ""))
+
+    def test_one_rank_that_heals_plainly_or_has_no_source_is_enough(self):
+        m = GatherMachine("a", 2)
+        m.handle(ask(1, 0, 7, tag_quorum_id=5, catch_up=self.HELD))
+        [effect] = m.handle(
+            ask(2, 1, 7, tag_quorum_id=5, catch_up=replace(self.HELD, is_wanted=False, has_source=False))
+        )
+        assert (effect.catch_up, effect.has_source, effect.ranks_disagree) == (False, False, False)
+
+    def test_ranks_that_hold_different_states_disagree_and_catch_up(self):
+        m = GatherMachine("a", 2)
+        m.handle(ask(1, 0, 7, tag_quorum_id=5, catch_up=self.HELD))
+        [effect] = m.handle(ask(2, 1, 7, tag_quorum_id=5, catch_up=CatchUp(True)))
+        assert (effect.step, effect.tag_quorum_id, effect.ranks_disagree, effect.works_at) == (3, None, True, 7)
+        q = quorum(member("a", 3, catch_up=True, ranks_disagree=True), member("b", 7), quorum_id=6)
+        effects = m.handle(QuorumReceived(1, q, stands=True))
+        assert [effect.assignment.catches_up for effect in effects[1:]] == [True, True]
+
+    def test_in_a_quorum_that_does_not_stand_it_heals_plainly(self):
+        m = gathered(1, 0, catch_up=CatchUp(True))
+        q = quorum(member("a", 0, catch_up=True), member("b", 7), quorum_id=6)
+        [_, effect] = m.handle(QuorumReceived(1, q, stands=False))
+        assert (effect.assignment.heals, effect.assignment.catches_up) == (True, False)
+
+
 class TestIncarnation:
     def test_is_new_when_a_worker_is(self):
         m = gathered(2, step=5)
@@ -297,6 +333,7 @@ happenings = st.lists(
             st.sampled_from([0, 0, 0, 0, 1]),  # steps ahead
             st.sampled_from(["", "w", "w", "w", "v"]),
             st.sampled_from([None, 1, 2]),
+            st.sampled_from([None, None, None, 0, 1]),  # steps that the state held is behind
         ),
         st.tuples(st.just("withdraw"), st.integers(0, 5)),
         st.tuples(st.just("answer"), st.integers(0, 2), st.integers(-1, 2)),
@@ -354,11 +391,13 @@ class Witness:
         by_rank = {a.group_rank: a for a in self.open.values()}
         assert sorted(by_rank) == list(range(SIZE)), "all ranks are there"
         asks = [by_rank[rank] for rank in range(SIZE)]
-        states = {(a.step, a.tag_quorum_id) for a in asks}
-        assert effect.step == min(a.step for a in asks)
+        states = {a.catch_up.held or (a.step, a.tag_quorum_id) for a in asks}
+        assert effect.step == min(step for step, _ in states)
+        is_behind = any(a.catch_up.held for a in asks)
+        assert effect.works_at == (max(a.step for a in asks) if is_behind else None)
         assert effect.ranks_disagree == (len(states) > 1)
         assert len({a.step for a in asks}) == 1 or all(a.worker for a in asks)
-        assert effect.tag_quorum_id == (None if effect.ranks_disagree else asks[0].tag_quorum_id)
+        assert effect.tag_quorum_id == (None if effect.ranks_disagree else states.pop()[1])
         assert effect.deadline_at == min(a.deadline_at for a in asks)
         assert effect.seen_quorum_id == self.highest_id
         assert effect.round > self.number
@@ -375,9 +414,13 @@ def run(drawn: list[tuple[Any, ...]]) -> None:
                     witness.open[calls] = ask(calls, rank, step, worker="w")
                     witness.feed(witness.open[calls])
             case "ask":
-                rank, ahead, worker, tag = details
+                rank, ahead, worker, tag, lag = details
                 calls += 1
-                event = ask(calls, rank, step + ahead, 100.0 - calls, worker=worker, tag_quorum_id=tag)
+                held = None if lag is None or not worker else Tag(max(0, step - lag), tag)
+                catch_up = CatchUp(held is not None, held)
+                event = ask(
+                    calls, rank, step + ahead, 100.0 - calls, worker=worker, tag_quorum_id=tag, catch_up=catch_up
+                )
                 witness.open[calls] = event
                 witness.feed(event)
             case "withdraw":
@@ -398,13 +441,14 @@ def run(drawn: list[tuple[Any, ...]]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(happenings)
-@example([("all ask", [0, 1, 2]), ("ask", 0, 0, "", None), ("ask", 1, 1, "w", None)])
+@example([("all ask", [0, 1, 2]), ("ask", 0, 0, "", None, None), ("ask", 1, 1, "w", None, None)])
 def test_rounds_never_mix(drawn: list[tuple[Any, ...]]):
     run(drawn)
 
 
 def hands_a_late_answer_on(self: GatherMachine, event: Any, honest=GatherMachine.handle) -> Any:
-    return self._receive(event.quorum) if isinstance(event, QuorumReceived) and self._is_joined else honest(self, event)
+    is_late = isinstance(event, QuorumReceived) and self._is_joined
+    return self._receive(event.quorum, event.stands) if is_late else honest(self, event)
 
 
 def keeps_the_join(self: GatherMachine, call: int) -> list[Effect]:
@@ -412,8 +456,10 @@ def keeps_the_join(self: GatherMachine, call: int) -> list[Effect]:
     return []
 
 
-def answers_the_first_rank_only(self: GatherMachine, q: Quorum, honest=GatherMachine._receive) -> list[Effect]:
-    return honest(self, q)[:2]
+def answers_the_first_rank_only(
+    self: GatherMachine, q: Quorum, stands: bool, honest=GatherMachine._receive
+) -> list[Effect]:
+    return honest(self, q, stands)[:2]
 
 
 def joins_without_the_last(self: GatherMachine, event: Ask, honest=GatherMachine._ask) -> list[Effect]:

@@ -1,10 +1,12 @@
 """When a manager lets its ranks into the next step by itself: conditions 1 to 3 of manager/grants.py, one by one."""
 
+from dataclasses import replace
+
 import pytest
 
-from manager.gather import Ask
+from manager.ask import Ask
 from manager.grants import LEASE_SHARE, Granted, GrantMachine, Join, Wait
-from protos.membership import Quorum
+from protos.membership import PLAIN, CatchUp, Quorum, Tag
 from protos.session import Held, HoldMode
 from tests.manager.builders import ask, member
 from tests.manager.groups import formed, held, order
@@ -286,3 +288,70 @@ class TestAssignment:
         machine.committed(1, 5)
         assert machine.offer(0)
         assert machine.assignment(0, True).serve_to == ()
+
+
+class TestCatchingUp:
+    """a catches up in quorum 4, which was formed for step 5; its group has two ranks."""
+
+    Q = Quorum(4, (member("a", 2, catch_up=True), member("b", 5), member("c", 5)))
+    LAGS = CatchUp(True, Tag(2, 1), has_source=True)
+    THERE = CatchUp(True, None, has_source=True)
+    FAILED = CatchUp(True, Tag(2, 1), has_source=False)
+
+    def machine(self, name: str = "a", size: int = 2) -> GrantMachine:
+        machine = GrantMachine(name, size)
+        machine.take(self.Q, 5)
+        machine.renew(UNTIL)
+        return machine
+
+    def step(self, machine: GrantMachine, step: int, *words: CatchUp) -> None:
+        machine.committed(4, step - 1)
+        for rank, catch_up in enumerate(words):
+            assert isinstance(machine.decide(ask(rank + 1, rank, step, catch_up=catch_up), 1), Granted)
+
+    @pytest.mark.parametrize(("name", "place"), [("a", None), ("b", 0), ("c", 1)])
+    def test_contributes_nothing_for_as_long_as_the_quorum_stands(self, name: str, place: int | None):
+        machine = self.machine(name, 1)
+        for step in (6, 7):
+            self.step(machine, step, self.LAGS)
+            assignment = machine.assignment(0, True)
+            assert (assignment.contributors, assignment.max_world_size, assignment.max_rank) == (2, 2, place)
+            assert (assignment.catches_up, assignment.heals, assignment.serve_to) == (name == "a", False, ())
+            assert (assignment.max_step, assignment.tag_quorum_id, assignment.has_healing) == (step, 4, False)
+
+    @pytest.mark.parametrize("words", [(LAGS, LAGS), (THERE, LAGS), (LAGS, THERE)])
+    def test_wants_nothing_while_a_rank_is_on_its_way(self, words: tuple[CatchUp, ...]):
+        machine = self.machine()
+        self.step(machine, 6, *words)
+        assert machine.held == held("standing", 6, quorum_id=4)
+
+    @pytest.mark.parametrize("words", [(THERE, THERE), (FAILED, LAGS), (THERE, FAILED)])
+    def test_wants_the_next_quorum_when_all_are_there_or_one_cannot_get_there(self, words: tuple[CatchUp, ...]):
+        machine = self.machine()
+        self.step(machine, 6, *words[:1])
+        assert machine.held == held("standing", 6, quorum_id=4), "not all have asked"
+        self.step(machine, 6, *words)
+        wanted = replace(held("standing", 6, quorum_id=4), wants_next=True)
+        assert machine.held == wanted
+        self.step(machine, 7, self.LAGS)
+        assert machine.held == replace(wanted, granted=7), "it says so until the quorum is over"
+        machine.take(replace(self.Q, quorum_id=5), 8)
+        assert machine.held == held("standing", 8, quorum_id=5)
+
+    def test_not_by_what_was_asked_before_the_quorum(self):
+        machine = self.machine()
+        for rank in (0, 1):
+            assert isinstance(machine.decide(ask(rank + 1, rank, 5, catch_up=PLAIN), 1), Granted)
+        assert machine.held == held("standing", 5, quorum_id=4)
+
+    def test_not_by_ranks_of_different_steps(self):
+        machine = self.machine()
+        self.step(machine, 6, self.THERE)
+        machine.committed(4, 6)
+        assert isinstance(machine.decide(ask(9, 1, 7, catch_up=self.THERE), 1), Granted)
+        assert machine.held == held("standing", 7, quorum_id=4)
+
+    def test_others_want_nothing(self):
+        machine = self.machine("b", 1)
+        self.step(machine, 6, PLAIN)
+        assert machine.held == held("standing", 6, quorum_id=4)

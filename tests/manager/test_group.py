@@ -2,10 +2,9 @@
 
 import pytest
 
-from manager.group import (
+from manager.events import (
     CallEnded,
     DrainAsked,
-    GroupMachine,
     Received,
     Sent,
     SessionClosed,
@@ -15,6 +14,7 @@ from manager.group import (
     WatchEnded,
     WatchOpened,
 )
+from manager.group import GroupMachine
 from protos.membership import Participant
 from protos.refusals import LimitReached, Superseded
 from protos.session import (
@@ -116,7 +116,7 @@ class TestQuorum:
         full = LimitReached("full")
         assert m.handle(told(Refused(1, full)), 0.5) == [refused(1, LimitReached, "full"), refused(2, LimitReached)]
         assert m.handle(told(Refused(1, full)), 0.5) == []
-        assert m.ranks_waiting == ()
+        assert m.ranks.waiting == ()
 
     def test_also_that_of_the_hello(self):
         m = joined(2)
@@ -143,7 +143,7 @@ class TestQuorum:
         """The answer was read late: meanwhile another quorum may have formed without this group."""
         m = joined(1)
         assert steps_of(m.handle(handed(1, formed(1, names="a")), 20)) == []
-        assert m.ranks_waiting == (0,)
+        assert m.ranks.waiting == (0,)
         assert steps_of(m.handle(echo(m.session._beats), 20.1)) == [(1, 0, False)]
 
     @pytest.mark.parametrize("what", [echo(5), told(order("revoked"))], ids=["the lease is valid", "it is revoked"])
@@ -155,7 +155,7 @@ class TestQuorum:
         m.handle(WatchOpened(2, 0, "w0-again"), 20.2)
         m.handle(ask(2, 0, worker="w0-again"), 20.3)
         assert said(m, what, 20.4) == []
-        assert m.ranks_waiting == (0,)
+        assert m.ranks.waiting == (0,)
         assert steps_of(m.handle(handed(2, formed(2, names="a")), 20.5)) == ([(2, 0, False)] if what == echo(5) else [])
 
 
@@ -172,7 +172,7 @@ class TestGrants:
         m.tick(1)
         assert said(m, ask(10, 0, 1), LEASE_UNTIL) == []
         assert said(m, ask(11, 1, 1), LEASE_UNTIL) == []
-        assert m.ranks_waiting == (0, 1)
+        assert m.ranks.waiting == (0, 1)
         assert said(m, echo(2), 4.5) == [], "sent at 0: it renews nothing"
         assert said(m, echo(3), 4.6) == [granted(10, 1), granted(11, 1)]
 
@@ -180,7 +180,7 @@ class TestGrants:
         m = holding(1)
         m.tick(1)
         m.handle(echo(3), 3)
-        assert m.grants.lease_until == 5
+        assert m.ranks.grants.lease_until == 5
 
     def test_an_echo_that_says_revoked_lets_nobody_on_and_counts_for_the_next_quorum(self):
         m = holding(1)
@@ -197,7 +197,7 @@ class TestGrants:
         assert said(m, ask(10, 0, 1), 0.3) == []
         assert said(m, ask(11, 0, 1), 0.4) == [refused(10, Superseded, "rank 0")]
         assert said(m, CallEnded(11), 0.5) == []
-        assert m.ranks_waiting == ()
+        assert m.ranks.waiting == ()
         assert said(m, told(order("resumed", upto=5)), 0.6) == []
 
     def test_an_odd_request_ends_the_quorum_for_all_ranks(self):

@@ -3,9 +3,10 @@
 import pytest
 
 from manager.commit import Voted
-from manager.group import (
+from manager.events import (
     CallEnded,
     DrainAsked,
+    Event,
     HasLeft,
     Killed,
     Sent,
@@ -149,7 +150,7 @@ class TestLostRank:
     def test_another_process_of_it_is_a_loss_too(self):
         m = holding(2)
         assert said(m, WatchOpened(3, 1, "w1-again"), 0.1) == [revoked("rank 1 has restarted", 1, 2, 3)]
-        assert m.down == ""
+        assert m.ranks.down == ""
 
     def test_its_waiting_request_goes_with_it(self):
         """Else it would stand for a rank that is not there."""
@@ -163,7 +164,7 @@ class TestLostRank:
             revoked("rank 1 has ended", 1),
             beat(4, held("revoked", 0), down="rank 1 has ended"),
         ]
-        assert m.gather.waiting == (0,)
+        assert m.ranks.gather.waiting == (0,)
 
     def test_its_join_too(self):
         m = joined(2)
@@ -234,6 +235,18 @@ class TestLeaving:
         assert said(m, ask(12, 0, 2), 0.7) == [refused(12, Drained, *words), Sent(Leave("maintenance"))]
         assert said(m, ask(13, 1, 2), 0.8) == [refused(13, Drained, *words)]
         assert m.handle(told(Goodbye("the group has left")), 0.9) == [HasLeft("the group has left")]
+
+    @pytest.mark.parametrize("last", [ask(13, 1, 1), WatchEnded(2)])
+    def test_it_stays_until_its_slowest_rank_knows(self, last: Event):
+        """Who asks a manager that has gone takes it for dead."""
+        m = holding(2)
+        m.handle(DrainAsked("x"), 0.1)
+        m.handle(told(order("recalled")), 0.4)
+        m.handle(told(order("resumed", upto=0)), 0.5)
+        committed(m, 0, 0.6)
+        m.handle(ask(12, 0, 1), 0.7)
+        assert m.handle(told(Goodbye("the group has left")), 0.8) == []
+        assert m.handle(last, 0.9)[-1] == HasLeft("the group has left")
 
     def test_the_lighthouse_may_ask_for_it_and_the_first_reason_stays(self):
         m = holding(1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from manager.grants import GrantMachine
-from manager.group import GroupMachine
+from manager.ranks import Ranks
 from manager.watches import Watches
 from protos.session import Phase
 from tests.manager.group_stage import Rank, Stage
@@ -150,7 +150,7 @@ def never_lets_the_lease_end(self: GrantMachine, until: float) -> None:
     self.lease_until = math.inf
 
 
-def tells_no_rank(self: GroupMachine, reason: str) -> list[object]:
+def tells_no_rank(self: Ranks, reason: str) -> list[object]:
     return []
 
 
@@ -166,7 +166,7 @@ def takes_an_old_watch_for_the_rank(self: Watches, watch: int) -> int | None:
     ("machine", "name", "wrong"),
     [
         (GrantMachine, "renew", never_lets_the_lease_end),
-        (GroupMachine, "_push_revoked", tells_no_rank),
+        (Ranks, "_push_revoked", tells_no_rank),
         (Watches, "ended", takes_an_old_watch_for_the_rank),
     ],
 )

@@ -31,6 +31,9 @@ native_participants = st.builds(
     ranks_disagree=st.booleans(),
     seen_quorum_id=st.integers(0, MAX_QUORUM_ID),
     watched=st.booleans(),
+    catch_up=st.booleans(),
+    works_at=st.none() | counts,
+    has_source=st.booleans(),
     **shared,
 )
 torchft_members = st.builds(
@@ -55,6 +58,8 @@ assignments = st.builds(
     serve_to=st.lists(st.integers(0, 9), max_size=3).map(tuple),
     commit_failures=counts,
     revoked=st.booleans(),
+    catching_up=st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    tag_quorum_id=st.none() | counts,
 )
 
 

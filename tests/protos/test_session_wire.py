@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from protos import lighthouse_pb2, manager_pb2
 from protos import session as said
+from protos.fields import MAX_TEXT_CHARS
 from protos.identity import split_replica_id
 from protos.limits import MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, MAX_REASON_CHARS
 from protos.membership import Assignment, Participant, Quorum, Vote
 from protos.refusals import Drained, InvalidRequest, LighthouseError, Superseded, WrongState
 from protos.session import Handed, HoldMode, Order, Phase, Refused, ToLighthouse, ToManager, ToRank, WatchRequest
 from protos.session_wire import (
-    MAX_TEXT_CHARS,
-    ballot_from_wire,
     handed_for,
     handed_shared,
     order_bytes,
@@ -24,6 +23,9 @@ from protos.session_wire import (
     session_request_to_wire,
     session_response_from_wire,
     session_response_to_wire,
+)
+from protos.watch_wire import (
+    ballot_from_wire,
     watch_request_from_wire,
     watch_request_to_wire,
     watch_response_from_wire,
@@ -41,7 +43,7 @@ seconds = st.floats(min_value=1e-9, allow_nan=False, allow_infinity=False)
 reasons = st.text(st.characters(codec="utf-8"), max_size=20)
 members = native_participants.filter(lambda p: split_replica_id(p.wire_id)[1] != p.incarnation)
 
-helds = st.builds(said.Held, quorum_ids, st.sampled_from(HoldMode), counts)
+helds = st.builds(said.Held, quorum_ids, st.sampled_from(HoldMode), counts, st.booleans())
 levels = st.builds(said.Levels, st.none() | helds, st.booleans(), reasons)
 orders = st.builds(Order, quorum_ids, st.sampled_from(Phase), counts, reasons)
 to_lighthouse = st.one_of(

@@ -69,6 +69,12 @@ class TestParticipant:
         assert wire.participant_from_native(native()).tag_quorum_id is None
         assert wire.participant_from_native(native(tag_quorum_id=0)).tag_quorum_id == 0
 
+    def test_an_absent_step_that_it_works_at_is_not_step_0(self):
+        assert wire.participant_from_native(native()).works_at is None
+        assert wire.participant_from_native(native(works_at=0)).works_at == 0
+        with pytest.raises(InvalidRequest, match="works_at"):
+            wire.participant_from_native(native(works_at=-1))
+
     def test_of_a_torchft_member(self):
         p = wire.participant_from_torchft(torchft(replica_id=f"train:{UUID}"))
         assert (p.replica_id, p.incarnation, p.wire_id) == ("train", UUID, f"train:{UUID}")

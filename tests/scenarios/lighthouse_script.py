@@ -11,8 +11,11 @@ status                                          the verdict in words
 import re
 from collections.abc import Iterator
 
-from lighthouse.quorum import Effect, Event, JoinRefused, QuorumConfig, QuorumFormed, QuorumMachine, Verdict, Withdrawn
+from lighthouse.events import Effect, Event, JoinRefused, QuorumFormed, Withdrawn
+from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum_config import QuorumConfig
 from lighthouse.status import explain
+from lighthouse.verdict import Verdict
 from protos.membership import Participant, Quorum
 from protos.session import HoldMode
 from tests.lighthouse.builders import FAR, beat, group, join

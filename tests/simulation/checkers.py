@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lighthouse.memory import Record
-from protos.membership import Assignment, Quorum
+from protos.membership import Assignment, Quorum, Tag
 from tests.simulation.world import Violation, World
 
 if TYPE_CHECKING:
@@ -116,14 +116,18 @@ class Checkers:
         if took_part != self._names[quorum_id]:
             raise Violation(f"S4 {rank.name} commits {where} of {self._names[quorum_id]}; took part: {took_part}")
         self._decide(rank, assignment, commit=True)
-        was = self._states.setdefault((step + 1, quorum_id, rank.group_rank), rank.state)
-        if was != rank.state:
-            raise Violation(f"S3 after {where} the tag names two states; {rank.name} has another than one before it")
         now = self._world.now
         gap_s = now - self.last_commit_at.get(rank.name, now)
         self.longest_gap_s[rank.name] = max(gap_s, self.longest_gap_s.get(rank.name, 0.0))
         self.last_commit_at[rank.name] = now
         self._world.counts["commits"] += 1
+
+    def holds(self, rank: "Rank", tag: Tag) -> None:
+        """Its state is named by that tag."""
+        if tag.quorum_id:
+            was = self._states.setdefault((tag.step, tag.quorum_id, rank.group_rank), rank.state)
+            if was != rank.state:
+                raise Violation(f"S3 tag {tuple(tag)} names two states; {rank.name} has another than one before it")
 
     def discarded(self, rank: "Rank", assignment: Assignment) -> None:
         self._decide(rank, assignment, commit=False)

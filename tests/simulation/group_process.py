@@ -1,18 +1,19 @@
 """A replica group's host: its manager, its ranks, the supervisor that starts them again, its checkpoints on disk."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agent_client.step import Phase
 from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.rank import Rank, Snapshot
 from tests.simulation.torchft_manager import TorchftManager
-from tests.simulation.world import World
+from tests.simulation.world import Process, World
 
 if TYPE_CHECKING:
     from tests.simulation.checkers import Checkers
     from tests.simulation.collectives import Collectives
     from tests.simulation.lighthouse_site import Lighthouse
-    from tests.simulation.network import Network
+    from tests.simulation.network import End, Network
     from tests.simulation.plan import Plan
 
 KILLS_TAKE_S = 0.05
@@ -36,6 +37,8 @@ class Group:
         self.store_address = f"10.0.{number // 250}.{number % 250 + 1}:29600"
         self.size = system.plan.group_world_size
         self.is_torchft = is_torchft
+        share = 0.0 if is_torchft else system.plan.catch_up
+        self.may_catch_up = share > 0 and system.world.random.random() < share
         self._manager: ManagerProcess | TorchftManager | None = None
         self.ranks: list[Rank] = []
         self.shrinks = False
@@ -61,6 +64,18 @@ class Group:
     @property
     def wire_id(self) -> str:
         return self.manager.wire_id if isinstance(self.manager, TorchftManager) else self.replica_id
+
+    def connect_to_lighthouse(
+        self, manager: Process, connected: "Callable[[End], None]", failed: Callable[[], None]
+    ) -> None:
+        lighthouse = self.lighthouse
+        self.network.connect(
+            manager,
+            lighthouse.process,
+            lambda end: lighthouse.process.accept(end) if lighthouse.process else None,
+            connected,
+            failed,
+        )
 
     @property
     def is_training(self) -> bool:

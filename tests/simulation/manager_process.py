@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from manager import group
+from manager import events
+from manager.ask import Ask
 from manager.commit import Voted
-from manager.gather import Ask
 from manager.group import GroupMachine
 from protos.membership import Participant
 from protos.refusals import DeadlinePassed
@@ -61,14 +61,7 @@ class ManagerProcess(Process):
     # -- the link
 
     def _connect(self) -> None:
-        lighthouse = self.site.lighthouse
-        self.site.network.connect(
-            self,
-            lighthouse.process,
-            lambda end: lighthouse.process.accept(end) if lighthouse.process else None,
-            self._connected,
-            self._connect_later,
-        )
+        self.site.connect_to_lighthouse(self, self._connected, self._connect_later)
 
     def _connect_later(self) -> None:
         delay_s = self._backoff_s * self.world.random.uniform(0.5, 1)
@@ -79,7 +72,7 @@ class ManagerProcess(Process):
         self.link = end
         end.on_message = lambda message: self._receive(end, message)
         end.on_end = lambda: self._link_ended(end)
-        self.feed(group.SessionOpened())
+        self.feed(events.SessionOpened())
 
     def _receive(self, end: End, message: Any) -> None:
         if end is not self.link:
@@ -90,14 +83,14 @@ class ManagerProcess(Process):
             self._backoff_s = FIRST_BACKOFF_S
         else:
             self.say(f"is refused: {message.error}")
-        self.feed(group.Received(message))
+        self.feed(events.Received(message))
 
     def _link_ended(self, end: End) -> None:
         if end is not self.link:
             return
         self.link = None
         self.say("has lost its session")
-        self.feed(group.SessionClosed())
+        self.feed(events.SessionClosed())
         self._connect_later()
 
     def _give_up_link(self, reason: str) -> None:
@@ -105,7 +98,7 @@ class ManagerProcess(Process):
         link, self.link = self.link, None
         if link is not None:
             link.close()
-        self.feed(group.SessionClosed())
+        self.feed(events.SessionClosed())
         self._connect_later()
 
     def describe(self) -> str:
@@ -120,14 +113,14 @@ class ManagerProcess(Process):
 
     def on_vote(self, rank: "Rank", token: int, time_left_s: float, wants_next: bool, fields: dict[str, Any]) -> None:
         call = self._new_call(rank, token, time_left_s)
-        self.feed(group.VoteCast(Voted(call=call, **fields), wants_next))
+        self.feed(events.VoteCast(Voted(call=call, **fields), wants_next))
 
     def on_cancel(self, rank: "Rank", token: int) -> None:
         """The rank's call is over: it was cancelled, or its connection broke."""
         for number, call in list(self._calls.items()):
             if call.rank is rank and call.token == token:
                 del self._calls[number]
-                self.feed(group.CallEnded(number))
+                self.feed(events.CallEnded(number))
 
     def on_watch(self, rank: "Rank") -> None:
         if not rank.is_up:
@@ -135,12 +128,12 @@ class ManagerProcess(Process):
         watch = next(self._numbers)
         self._watching[watch] = rank
         rank.watch = watch
-        self.feed(group.WatchOpened(watch, rank.group_rank, rank.worker))
+        self.feed(events.WatchOpened(watch, rank.group_rank, rank.worker))
         rank.after(LOCAL_DELAY_S, rank.on_watched, self)
 
     def on_watch_end(self, watch: int) -> None:
         if self._watching.pop(watch, None) is not None:
-            self.feed(group.WatchEnded(watch))
+            self.feed(events.WatchEnded(watch))
 
     def on_rank_death(self, rank: "Rank") -> None:
         """Its host closes its connections, in any order."""
@@ -165,45 +158,45 @@ class ManagerProcess(Process):
         call = self._calls.pop(number, None)
         if call is None:
             return
-        self.feed(group.CallEnded(number) if error is None else group.CallExpired(number, error))
+        self.feed(events.CallEnded(number) if error is None else events.CallExpired(number, error))
         if error is not None:
             call.rank.after(LOCAL_DELAY_S, call.rank.on_refused, call.token, error)
 
     # -- the machine
 
     def drain(self, reason: str) -> None:
-        self.feed(group.DrainAsked(reason))
+        self.feed(events.DrainAsked(reason))
 
-    def feed(self, event: group.Event) -> None:
+    def feed(self, event: events.Event) -> None:
         self._perform(self.machine.handle(event, self.clock()))
 
     def _tick(self) -> None:
         self._perform(self.machine.tick(self.clock()))
 
-    def _perform(self, effects: Sequence[group.Effect]) -> None:
+    def _perform(self, effects: Sequence[events.Effect]) -> None:
         for effect in effects:
             match effect:
-                case group.Sent(message):
+                case events.Sent(message):
                     if self.link is not None:
                         self.link.send(message)
-                case group.QuorumAnswered(call, assignment, quorum):
+                case events.QuorumAnswered(call, assignment, quorum):
                     self.site.checkers.answered(self, assignment, is_grant=quorum is None)
                     self._reply(call, "on_quorum", assignment)
-                case group.VoteAnswered(call, commit, granted):
+                case events.VoteAnswered(call, commit, granted):
                     if granted is not None:
                         self.site.checkers.answered(self, granted, is_grant=True)
                     self._reply(call, "on_decision", commit, granted)
-                case group.CallRefused(call, error):
+                case events.CallRefused(call, error):
                     self._reply(call, "on_refused", error)
-                case group.Pushed(message, watches):
+                case events.Pushed(message, watches):
                     self._push(message, watches)
-                case group.SessionGivenUp(reason):
+                case events.SessionGivenUp(reason):
                     self._give_up_link(reason)
-                case group.Killed(reason):
+                case events.Killed(reason):
                     self.say(f"is told to end: {reason}")
                     self.site.kill()
                     raise Died
-                case group.HasLeft(reason):
+                case events.HasLeft(reason):
                     self._left(reason)
         self._timer.set(self.machine.deadline())
 

@@ -18,7 +18,8 @@ NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`one_at_a_time`: a fault waits until all train together again. `settle_s`: how long that may take in the end."""
+    """`one_at_a_time`: a fault waits until all train together again. `settle_s`: how long that may take in the end.
+    `catch_up`: the share of groups that heal beside their steps."""
 
     seed: int
     scenario: str
@@ -44,6 +45,7 @@ class Plan:
     breaks: float = 0.0
     torchft: int = 0
     one_at_a_time: bool = False
+    catch_up: float = 0.0
 
     @property
     def quiet_s(self) -> float:
@@ -69,7 +71,8 @@ def draw_plan(
     r = random.Random(f"plan {seed}")
     scenario = scenario or r.choices(tuple(SCENARIOS), SCENARIO_WEIGHTS)[0]
     groups = groups or r.choice((2, 3, 3, 4, 5, 6))
-    return SCENARIOS[scenario](_draw_storm(r, seed, seconds, groups, min_step_s), r)
+    plan = SCENARIOS[scenario](_draw_storm(r, seed, seconds, groups, min_step_s), r)
+    return replace(plan, catch_up=random.Random(f"catch up {seed}").choice((0.0, 0.0, 0.5, 1.0)))
 
 
 def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_step_s: float) -> Plan:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent_client.step import Phase, StepMachine
-from protos.membership import Assignment
+from protos.membership import PLAIN, Assignment, Tag
 from protos.refusals import Drained, InvalidRequest, LighthouseError, NotServed, Superseded
 from tests.simulation.collectives import Arrival
+from tests.simulation.follower import Follower, Step
 from tests.simulation.manager_side import ManagerSide
 from tests.simulation.network import LOCAL_DELAY_S
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 5.0
 FETCH_RETRY_S = 0.05
 REVOKED_KEPT = 64
+COPIES_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Rank(ManagerSide):
         self.has_vanished = False
         self.commits = self.discards = 0
         self.served: tuple[tuple[int, int], Snapshot] | None = None
+        self.copies: dict[tuple[int, int], Snapshot] = {}
+        self.follower = Follower(self) if site.may_catch_up else None
         self._received: Snapshot | None = None
         self._sum = 0
         self._entered: int | None = None
@@ -57,6 +61,16 @@ class Rank(ManagerSide):
         return self._entered or 0
 
     @property
+    def catches_up(self) -> bool:
+        """It, or another rank of its group."""
+        assignment = self.machine.assignment
+        return self.follows or (assignment is not None and assignment.catches_up)
+
+    @property
+    def follows(self) -> bool:
+        return self.follower is not None and self.follower.follows
+
+    @property
     def _max_step(self) -> int:
         return self.machine.assignment.max_step if self.machine.assignment else self.machine.step
 
@@ -64,7 +78,7 @@ class Rank(ManagerSide):
 
     def on_manager_gone(self, manager: "ManagerProcess | TorchftManager") -> None:
         if manager is self.manager:
-            self._exit("its manager is gone")
+            self.exit("its manager is gone")
 
     def on_revoked(self, quorum_id: int) -> None:
         self._revoked[quorum_id] = None
@@ -91,6 +105,7 @@ class Rank(ManagerSide):
             "shrink_only": self.site.shrinks,
             "init_sync": self.plan.init_sync,
             "commit_failures": machine.discards,
+            "catch_up": self.follower.words() if self.follower is not None else PLAIN,
         }
         self.call_manager("on_ask", self.plan.quorum_timeout_s, fields)
 
@@ -112,7 +127,7 @@ class Rank(ManagerSide):
             return self._stay()
         if isinstance(error, InvalidRequest | NotServed) or "restart the group" in str(error):
             self.site.must_agree = True
-            return self._exit(f"refused: {error}")
+            return self.exit(f"refused: {error}")
         self.world.counts["steps without a quorum"] += 1
         self.say(f"has no quorum for step {self.machine.step}: {error}")
         self.machine.unanswered(str(error))
@@ -135,6 +150,8 @@ class Rank(ManagerSide):
         machine = self.machine
         machine.answered(assignment)
         self._unanswered = 0
+        if self.follower is not None:
+            self.follower.answered(assignment)
         self.site.checkers.begun(self, assignment)
         if assignment.quorum_id != self._entered:
             self._drop()
@@ -144,7 +161,7 @@ class Rank(ManagerSide):
             machine.failed("revoked")
         self._serve(assignment)
         this_round = self._next_round()
-        if assignment.heals and machine.failure is None:
+        if assignment.heals and not assignment.catches_up and machine.failure is None:
             give_up_at = self.world.now + self.plan.heal_timeout_s
             return self._fetch(this_round, assignment, give_up_at)
         return self._compute(this_round)
@@ -154,7 +171,12 @@ class Rank(ManagerSide):
         if assignment.serve_to:
             machine = self.machine
             snapshot = Snapshot(self.state, machine.step, machine.tag_quorum_id, machine.batches_committed)
-            self.served = (assignment.quorum_id, assignment.max_step), snapshot
+            key = assignment.quorum_id, assignment.max_step
+            self.served = key, snapshot
+            if set(assignment.serve_to) & set(assignment.catching_up):
+                self.copies[key] = snapshot
+                while len(self.copies) > COPIES_KEPT:
+                    del self.copies[next(iter(self.copies))]
 
     def _fetch(self, this_round: int, assignment: Assignment, give_up_at: float) -> None:
         """A transfer takes its time, and ends with its source, a cut, or the revoke."""
@@ -179,7 +201,7 @@ class Rank(ManagerSide):
         if this_round != self._round:
             return None
         network = self.site.network
-        if not source.is_up or self.machine.failure is not None or self._happens("a transfer broke", self.plan.breaks):
+        if not source.is_up or self.machine.failure is not None or self.happens("a transfer broke", self.plan.breaks):
             return self._fail(this_round, "the transfer broke")
         if network.is_cut(source.host, self.host) or source.is_paused:
             return self._fetch(this_round, assignment, give_up_at)
@@ -208,7 +230,7 @@ class Rank(ManagerSide):
         key = assignment.quorum_id, self.group_rank
         self.site.collectives.arrive(*key, assignment.max_step, arrival, self.wire_id)
         limit_s = self.plan.collective_timeout_s
-        if assignment.contributors < assignment.replica_world_size:
+        if assignment.has_healing:
             limit_s += self.plan.heal_timeout_s
         return self.after(limit_s, self._collective_over, this_round, limit_s)
 
@@ -236,8 +258,8 @@ class Rank(ManagerSide):
         received = self._received
         if this_round != self._round or received is None:
             return None
-        if self._happens("an install broke", self.plan.breaks):
-            return self._exit("the install of a peer's state broke")
+        if self.happens("an install broke", self.plan.breaks):
+            return self.exit("the install of a peer's state broke")
         self.state = received.state
         self.machine.installed(received.step, received.tag_quorum_id, received.batches)
         return self._vote(this_round)
@@ -245,7 +267,7 @@ class Rank(ManagerSide):
     def report_error(self, reason: str) -> None:
         self.machine.failed(reason)
 
-    def _happens(self, what: str, share: float) -> bool:
+    def happens(self, what: str, share: float) -> bool:
         happens = share > 0 and not self.world.is_calm and self.world.random.random() < share
         self.world.counts[what] += happens
         return happens
@@ -277,15 +299,19 @@ class Rank(ManagerSide):
             "vote": machine.failure is None,
             "quorum_id": assignment.quorum_id if assignment else None,
         }
-        wants_next = self.plan.wants_next == 1 or self.world.random.random() < self.plan.wants_next
-        self.call_manager("on_vote", self.plan.vote_timeout_s, wants_next, fields)
+        self.call_manager("on_vote", self.plan.vote_timeout_s, self._asks_ahead(), fields)
+
+    def _asks_ahead(self) -> bool:
+        assignment = self.machine.assignment
+        is_free = assignment is None or not assignment.catches_up
+        return is_free and (self.plan.wants_next == 1 or self.world.random.random() < self.plan.wants_next)
 
     def _vote_refused(self, error: Exception) -> None:
         """A no needs no decision; a yes is bound, and repeated."""
         if self.machine.failure is not None:
             return self._decide(False, None)
         if isinstance(error, LighthouseError) and not isinstance(error, TimeoutError | Superseded):
-            return self._exit(f"voted yes and cannot learn the decision: {error}")
+            return self.exit(f"voted yes and cannot learn the decision: {error}")
         self.world.counts["votes repeated"] += 1
         return self._cast()
 
@@ -299,10 +325,12 @@ class Rank(ManagerSide):
         assignment = machine.assignment
         if commit and machine.failure is not None:
             self.site.checkers.forced_commit(self)
-        if commit and assignment is not None:
-            self.state = hash((self.state, assignment.max_step, self._sum, assignment.contributors))
         reason = machine.failure
         machine.decided(commit)
+        if commit and assignment is not None:
+            self._apply(Step(assignment.max_step, self._sum, assignment.contributors))
+            if not self.is_up:
+                return None
         if assignment is not None:
             self._count(commit, assignment, reason)
         if granted is None:
@@ -311,11 +339,19 @@ class Rank(ManagerSide):
         self._sum, self._received = 0, None
         return self._begin(granted)
 
+    def _apply(self, step: Step) -> None:
+        if self.follower is not None and self.follower.follows:
+            self.follower.committed(step)
+        else:
+            self.state = step.apply(self.state)
+
     def _count(self, commit: bool, assignment: Assignment, reason: str | None) -> None:
         if commit:
             self.commits += 1
             self.site.checkers.committed(self, assignment)
-            self.site.save(self)
+            if not self.follows:
+                self.site.checkers.holds(self, Tag(*self.machine.tag))
+                self.site.save(self)
             return
         self.discards += 1
         self.say(f"discards step {assignment.max_step} of quorum {assignment.quorum_id}: {reason or 'another rank'}")
@@ -326,7 +362,7 @@ class Rank(ManagerSide):
 
     # -- its end
 
-    def _exit(self, reason: str) -> None:
+    def exit(self, reason: str) -> None:
         self.say(f"ends: {reason}")
         self.world.counts["ranks that ended by themselves"] += 1
         self.kill()

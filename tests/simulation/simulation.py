@@ -129,7 +129,8 @@ class Simulation(System):
         config = self.plan.config
         living = [group for group in self.groups if not group.has_gone]
         newest = self.checkers.newest_id
-        inside = [g for g in living if g.ranks and all(rank.quorum_id == newest for rank in g.ranks)]
+        is_in: Callable[[Rank], bool] = lambda rank: rank.quorum_id == newest and not rank.catches_up  # noqa: E731
+        inside = [g for g in living if g.ranks and all(map(is_in, g.ranks))]
         expected = size_for(len(living), config.allowed_sizes, config.active)
         return [rank for group in inside for rank in group.ranks] if len(inside) == expected else []
 

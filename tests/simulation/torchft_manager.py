@@ -69,14 +69,7 @@ class TorchftManager(Process):
     # -- the lighthouse
 
     def _connect(self) -> None:
-        lighthouse = self.site.lighthouse
-        self.site.network.connect(
-            self,
-            lighthouse.process,
-            lambda end: lighthouse.process.accept(end) if lighthouse.process else None,
-            self._connected,
-            self._reconnect,
-        )
+        self.site.connect_to_lighthouse(self, self._connected, self._reconnect)
 
     def _reconnect(self) -> None:
         self.after(self.world.random.uniform(*RECONNECT_S), self._connect)

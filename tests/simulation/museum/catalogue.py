@@ -24,7 +24,7 @@ PATIENT = {"collective_timeout_s": 12.0, "heal_timeout_s": 12.0}
 
 
 def _storm(*mix: str, config: dict[str, Any], **plan: Any) -> Recipe:
-    native = {"mix": mix, "torchft": 0, "fault_every_s": 1.0, **plan}
+    native = {"mix": mix, "torchft": 0, "fault_every_s": 1.0, "catch_up": 0.0, **plan}
     return Recipe("storm", native, {"stands": True, **config})
 
 
@@ -101,6 +101,13 @@ EXHIBITS: tuple[Exhibit, ...] = (
         ),
         lighthouse.SHORTER_LEASE,
         range(120),
+    ),
+    Exhibit(
+        "catching-up-contributes",
+        "a group that catches up counts as a contributor after the step that its quorum was formed for",
+        "S3",
+        _storm("kill_group", config=ANY_SIZE, catch_up=1.0, step_s=0.1, heal_s=1.5, groups=3),
+        manager.CATCHING_UP_CONTRIBUTES,
     ),
     Exhibit(
         "vote-for-another-quorum",

@@ -7,6 +7,7 @@ from typing import Any
 from lighthouse.attendance import Attendance
 from lighthouse.events import Effect, Left, SessionEnded
 from lighthouse.joins import Joins
+from lighthouse.numbering import Numbering
 from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member, Roster
 from lighthouse.standing import Standing
@@ -17,7 +18,7 @@ from tests.simulation.lighthouse_site import FIRST_WALL_MS, Lighthouse
 from tests.simulation.museum.exhibit import Replaced
 
 _take_place = Attendance._take_place
-_next_composition = QuorumMachine._next_composition
+_number = Numbering.number
 _expire = Roster.expire
 
 
@@ -65,13 +66,12 @@ def _resume_at_lowest(self: Standing) -> Order | None:
     return self.order()
 
 
-def _keep_id(self: QuorumMachine, chosen: list[Member], always: bool) -> bool:
-    return _next_composition(self, chosen, False)
+def _keep_id(self: Numbering, chosen: list[Member], seen_id: int, *, always: bool) -> bool:
+    return _number(self, chosen, seen_id, always=False)
 
 
-def _forget_seen_ids(self: QuorumMachine, chosen: list[Member], always: bool) -> bool:
-    self.attendance.seen_id = 0
-    return _next_composition(self, chosen, always)
+def _forget_seen_ids(self: Numbering, chosen: list[Member], seen_id: int, *, always: bool) -> bool:
+    return _number(self, chosen, 0, always=always)
 
 
 def _recall_for_anybody(self: QuorumMachine) -> list[Effect]:
@@ -132,15 +132,15 @@ ENDED_CALL_WAITS = (Replaced(Joins, "withdraw", _keep_waiting),)
 FREE_AT_ONCE = (Replaced(Standing, "may_form", _free_at_once),)
 FREE_BY_NAME = (Replaced(Standing, "may_form", _free_by_name),)
 RESUMED_TOO_LOW = (Replaced(Standing, "_settle", _resume_at_lowest),)
-SAME_ID_AGAIN = (Replaced(QuorumMachine, "_next_composition", _keep_id),)
+SAME_ID_AGAIN = (Replaced(Numbering, "number", _keep_id),)
 WRITTEN_AFTER_TELLING = (Replaced(LighthouseProcess, "_formed", _tell_then_write),)
 ID_REUSED = (
     Replaced(Lighthouse, "wall_ms", _same_wall),
-    Replaced(QuorumMachine, "_next_composition", _forget_seen_ids),
+    Replaced(Numbering, "number", _forget_seen_ids),
 )
 ID_GOES_BACK = (
     Replaced(Lighthouse, "wall_ms", _wall_set_back),
-    Replaced(QuorumMachine, "_next_composition", _forget_seen_ids),
+    Replaced(Numbering, "number", _forget_seen_ids),
 )
 SHORTER_LEASE = (Replaced(LighthouseProcess, "_make_machine", _wait_for_own_lease),)
 RECALL_FOR_NOTHING = (Replaced(QuorumMachine, "_review", _recall_for_anybody),)

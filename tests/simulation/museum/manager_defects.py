@@ -4,19 +4,21 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from manager import commit
 from manager.commit import CommitMachine
 from manager.grants import GrantMachine
 from manager.lighthouse_session import SessionMachine
-from protos.membership import Participant
+from protos.membership import Assignment, Participant
 from protos.session import JoinRequest, ToLighthouse
 from tests.simulation.museum.exhibit import Replaced
 
 _decide = CommitMachine._decide
 _open = CommitMachine._open
 _opened = SessionMachine.opened
+_assignment = GrantMachine.assignment
 
 
 def _renew_for_ever(self: GrantMachine, until: float) -> None:
@@ -38,6 +40,14 @@ def _decide_and_keep_votes(self: CommitMachine, attempt: Any, commits: bool) -> 
     return effects
 
 
+def _assign_all_as_contributors(self: GrantMachine, group_rank: int, init_sync: bool) -> Assignment:
+    answer = _assignment(self, group_rank, init_sync)
+    if not answer.catching_up:
+        return answer
+    size = answer.replica_world_size
+    return replace(answer, catching_up=(), contributors=size, max_world_size=size, max_rank=answer.replica_rank)
+
+
 def _open_without_join(self: SessionMachine, me: Participant, now: float) -> list[ToLighthouse]:
     return [message for message in _opened(self, me, now) if not isinstance(message, JoinRequest)]
 
@@ -47,4 +57,5 @@ VOTE_FOR_ANOTHER_QUORUM = (
     Replaced(CommitMachine, "_open", _open_with_votes_of_the_same_step),
     Replaced(CommitMachine, "_decide", _decide_and_keep_votes),
 )
+CATCHING_UP_CONTRIBUTES = (Replaced(GrantMachine, "assignment", _assign_all_as_contributors),)
 JOIN_LOST = (Replaced(SessionMachine, "opened", _open_without_join),)

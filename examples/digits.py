@@ -1,0 +1,80 @@
+"""What the training examples share, and what is not about training together: their data, and a log of their steps."""
+
+import argparse
+import hashlib
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from agent_client import Agent
+
+TEST_EVERY = 5
+
+
+class Digits(NamedTuple):
+    """1,797 handwritten digits of 8 x 8 pixels; every fifth is for the test."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    test_images: torch.Tensor
+    test_labels: torch.Tensor
+
+
+def digits() -> Digits:
+    pixels, targets = load_digits(return_X_y=True)
+    images, labels = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(targets)
+    is_test = torch.arange(len(labels)) % TEST_EVERY == 0
+    return Digits(images[~is_test], labels[~is_test], images[is_test], labels[is_test])
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    return float((model(images).argmax(1) == labels).float().mean())
+
+
+def bits_of(tensors: Iterable[torch.Tensor]) -> str:
+    """SHA-256 over their bytes."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def make_parser(description: str | None, steps: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=steps, help="train until this many steps are committed")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the data")
+    parser.add_argument("--pace", type=float, default=0.0, help="a step takes at least so many seconds")
+    parser.add_argument("--events", type=Path, help="append a JSON line per committed step to this file")
+    return parser
+
+
+class Events:
+    """JSON lines, for a program that watches the training; nothing without a `file`."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+
+    def log(self, **fields: object) -> None:
+        if self._file is not None:
+            with self._file.open("a") as file:
+                file.write(json.dumps({"time": time.time()} | fields) + "\n")
+
+    def committed(self, agent: Agent, loss: torch.Tensor, bits: str, **fields: object) -> None:
+        """The step before the agent's present one; `bits` are of the weights after it."""
+        self.log(
+            step=agent.current_step,
+            quorum_id=agent.quorum_id,
+            participants=agent.num_participants,
+            hash=bits,
+            loss=loss.item(),
+            contributed=agent.is_participating,
+            **fields,
+        )

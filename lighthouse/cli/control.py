@@ -1,0 +1,53 @@
+"""What the verbs share that act on one replica group: who is meant, why, and how it is said that it was done."""
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lighthouse.cli.options import client_options, connect, token_option
+from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.settings import read_token
+from lighthouse_runtime.terminal import reports_errors
+from protos.limits import DEFAULT_JOB
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What was typed."""
+
+    replica_id: str
+    message: str
+    control_token_file: Path | None
+    address: str
+    job: str
+    output: str
+    timeout: float
+
+    def connect(self) -> LighthouseClient:
+        return connect(self.address, job=self.job, token=read_token(self.control_token_file))
+
+    def say(self, text: str, **done: bool) -> None:
+        """That it was done: `text` for a person, `done` for a program."""
+        told = {"job": self.job, "replica_id": self.replica_id, "message": self.message} | done
+        click.echo(json.dumps(told) if self.output == "json" else text)
+
+
+def control_options(function: Callable[[Control], None]) -> Callable[..., None]:
+    """REPLICA_ID and the options of such a verb."""
+
+    @functools.wraps(function)
+    def run(job: str, **options: Any) -> None:
+        function(Control(job=job or DEFAULT_JOB, **options))
+
+    options = (
+        click.argument("replica_id"),
+        click.option("--message", metavar="TEXT", default="", help="The reason; it goes to the replica group's log."),
+        token_option,
+        client_options(job_help=f"The replica group's job.  [default: {DEFAULT_JOB}]", timeout="10s"),
+    )
+    return functools.reduce(lambda inner, option: option(inner), reversed(options), reports_errors(run))

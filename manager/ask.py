@@ -1,0 +1,56 @@
+"""One rank's request for a quorum, and what is said against it."""
+
+from dataclasses import dataclass
+
+from protos.membership import PLAIN, CatchUp, Tag
+from protos.refusals import InvalidRequest, Superseded, WrongState
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One rank's call. `worker` is empty, and `tag_quorum_id` None, for a caller that does not say."""
+
+    call: int
+    group_rank: int
+    step: int
+    deadline_at: float
+    checkpoint_address: str = ""
+    tag_quorum_id: int | None = None
+    worker: str = ""
+    shrink_only: bool = False
+    init_sync: bool = True
+    commit_failures: int = 0
+    handle: str = ""
+    catch_up: CatchUp = PLAIN
+
+    @property
+    def holds(self) -> Tag:
+        """The state that the rank holds."""
+        return self.catch_up.held or Tag(self.step, self.tag_quorum_id)
+
+
+def check_rank(group_rank: int, group_world_size: int) -> None:
+    if not 0 <= group_rank < group_world_size:
+        raise InvalidRequest(
+            f"is {group_rank}; the group has ranks 0 to {group_world_size - 1} (--group-world-size)", field="rank"
+        )
+
+
+def superseded(group_rank: int) -> Superseded:
+    return Superseded(f"rank {group_rank} has asked again")
+
+
+def steps_differ(ask: Ask, other: Ask) -> WrongState:
+    return WrongState(
+        f"step: rank {ask.group_rank} is at step {ask.step} and rank {other.group_rank} at {other.step}; the ranks of "
+        "a group advance together: restart the group, or load one checkpoint in all its ranks"
+    )
+
+
+def states_differ(ask: Ask, other: Ask) -> WrongState:
+    held, other_held = ask.holds, other.holds
+    return WrongState(
+        f"step: rank {ask.group_rank} holds step {held.step} of quorum {held.quorum_id} and rank {other.group_rank} "
+        f"step {other_held.step} of quorum {other_held.quorum_id}, and there is no other group to heal from: restart "
+        "the group, or load one checkpoint in all its ranks"
+    )

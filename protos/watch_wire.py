@@ -1,0 +1,94 @@
+"""to_wire / from_wire between session.py and the messages of a rank's watch, with every check of a field.
+
+Readers raise InvalidRequest that names the field. What a newer manager says and this version does not know is read as
+None and is to be skipped.
+"""
+
+from protos import manager_pb2, wire
+from protos.errors import kind_of, refusal_of
+from protos.fields import check_count, check_quorum_id, check_seconds, check_short
+from protos.limits import MAX_GROUP_WORLD_SIZE, cut_reason
+from protos.membership import Vote
+from protos.refusals import InvalidRequest, LighthouseError
+from protos.session import Ballot, Counted, FromRank, Killed, Revoked, ToRank, WatchOpened, WatchRequest
+
+
+def watch_request_to_wire(request: FromRank) -> manager_pb2.WatchRequest:
+    if isinstance(request, Ballot):
+        return manager_pb2.WatchRequest(
+            ballot=manager_pb2.Ballot(
+                number=request.number,
+                step=request.step,
+                should_commit=request.vote,
+                quorum_id=request.quorum_id,
+                wants_next=request.wants_next,
+                time_left_s=request.time_left_s,
+            )
+        )
+    return manager_pb2.WatchRequest(
+        rank=request.group_rank, worker=request.worker, pid=request.pid, host=request.host, started=request.started
+    )
+
+
+def watch_request_from_wire(message: manager_pb2.WatchRequest) -> WatchRequest:
+    if not 0 <= message.rank < MAX_GROUP_WORLD_SIZE:
+        raise InvalidRequest(f"is {message.rank}; ranks are 0 to {MAX_GROUP_WORLD_SIZE - 1}", field="rank")
+    if not message.worker:
+        raise InvalidRequest("is empty; name the process, anew at every start", field="worker")
+    return WatchRequest(
+        message.rank,
+        check_short(message.worker, "worker"),
+        check_count(message.pid, "pid"),
+        check_short(message.host, "host"),
+        check_count(message.started, "started"),
+    )
+
+
+def ballot_from_wire(message: manager_pb2.WatchRequest) -> Ballot:
+    if not message.HasField("ballot"):
+        raise InvalidRequest("is missing; after its first message a watch takes votes only", field="ballot")
+    ballot = message.ballot
+    quorum_id = ballot.quorum_id if ballot.HasField("quorum_id") else None
+    time_left_s = check_seconds(ballot.time_left_s, "time_left_s")
+    return Ballot(ballot.number, ballot.step, ballot.should_commit, quorum_id, ballot.wants_next, time_left_s)
+
+
+def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
+    match message:
+        case WatchOpened():
+            return manager_pb2.WatchResponse(opened=manager_pb2.WatchOpened())
+        case Revoked(quorum_id, reason):
+            return manager_pb2.WatchResponse(
+                revoked=manager_pb2.Revoked(quorum_id=quorum_id, reason=cut_reason(reason))
+            )
+        case Counted(number, outcome):
+            return manager_pb2.WatchResponse(counted=_counted(number, outcome))
+        case Killed(reason):
+            return manager_pb2.WatchResponse(killed=manager_pb2.Killed(reason=cut_reason(reason)))
+
+
+def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | None:
+    match message.WhichOneof("message"):
+        case "opened":
+            return WatchOpened()
+        case "revoked":
+            return Revoked(check_quorum_id(message.revoked.quorum_id), cut_reason(message.revoked.reason))
+        case "killed":
+            return Killed(cut_reason(message.killed.reason))
+        case "counted":
+            return _counted_from(message.counted)
+        case _:
+            return None
+
+
+def _counted(number: int, outcome: Vote | LighthouseError) -> manager_pb2.Counted:
+    if isinstance(outcome, LighthouseError):
+        return manager_pb2.Counted(number=number, kind=kind_of(outcome), text=cut_reason(str(outcome)))
+    return manager_pb2.Counted(number=number, answer=wire.vote_to_native(outcome.commit, outcome.next))
+
+
+def _counted_from(message: manager_pb2.Counted) -> Counted:
+    outcome = (
+        wire.vote_from_native(message.answer) if message.HasField("answer") else refusal_of(message.kind, message.text)
+    )
+    return Counted(message.number, outcome)

@@ -1,0 +1,80 @@
+"""A stream that is opened and says nothing: each daemon ends it, and says what it has waited for."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from lighthouse.jobs import Jobs
+from lighthouse.memory import NoMemory
+from lighthouse.metrics import Counters
+from lighthouse.quorum_config import QuorumConfig
+from lighthouse.service import LighthouseService
+from lighthouse_runtime.calls import SESSION, WATCH
+from lighthouse_runtime.clients import AsyncLighthouseClient
+from lighthouse_runtime.server import ControlPolicy, GrpcServer
+from manager.driver import ManagerDriver
+from manager.lighthouse_link import LighthouseLink
+from manager.service import ManagerService
+from protos import lighthouse_pb2, manager_pb2
+from protos.membership import Participant
+from tests.processes import LOCALHOST, PATIENCE_S
+
+SOON_S = 0.05
+LONG_S = 600.0
+
+
+def lighthouse(within_s: float) -> LighthouseService:
+    jobs = Jobs(lambda job: QuorumConfig(), NoMemory(), lambda status: None)
+    return LighthouseService(jobs, ControlPolicy(), Counters(), within_s)
+
+
+def manager(within_s: float) -> ManagerService:
+    link = LighthouseLink(lambda: AsyncLighthouseClient(LOCALHOST), LOCALHOST)
+    driver = ManagerDriver(Participant("a", group_world_size=1), "L", link, lambda status: None)
+    return ManagerService(driver, ControlPolicy(), lambda: pytest.fail("nobody asks for it"), within_s)
+
+
+@asynccontextmanager
+async def opened(service: LighthouseService | ManagerService, path: str) -> AsyncGenerator[Any, None]:
+    """A stream on which nothing has been said."""
+    server = GrpcServer(service.services(), [])
+    port = await server.start(f"{LOCALHOST}:0")
+    try:
+        async with grpc.aio.insecure_channel(f"{LOCALHOST}:{port}") as channel, asyncio.timeout(PATIENCE_S):
+            yield channel.stream_stream(path)()
+    finally:
+        await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("service", "path", "what"), [(lighthouse, SESSION, "hello"), (manager, WATCH, "watch")], ids=["session", "watch"]
+)
+async def test_it_is_ended_with_what_is_missing(service: Any, path: str, what: str):
+    async with opened(service(SOON_S), path) as stream:
+        assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await stream.details() == f"{what}: none came within {SOON_S:g} s"
+
+
+async def test_what_a_newer_manager_says_first_is_no_hello():
+    async with opened(lighthouse(SOON_S), SESSION) as stream:
+        await stream.write(lighthouse_pb2.SessionRequest().SerializeToString())
+        assert await stream.details() == f"hello: none came within {SOON_S:g} s"
+
+
+async def test_a_session_begins_with_its_hello():
+    async with opened(lighthouse(LONG_S), SESSION) as stream:
+        await stream.write(lighthouse_pb2.SessionRequest(leave=lighthouse_pb2.Leave()).SerializeToString())
+        assert await stream.details() == "hello: must be a session's first message"
+
+
+async def test_once_it_has_spoken_it_may_be_silent():
+    async with opened(manager(SOON_S), WATCH) as stream:
+        await stream.write(manager_pb2.WatchRequest(rank=0, worker="w").SerializeToString())
+        assert manager_pb2.WatchResponse.FromString(await stream.read()).HasField("opened")
+        await asyncio.sleep(3 * SOON_S)
+        assert not stream.done()
