@@ -5,7 +5,6 @@ of state, the collectives. So the quorum overlaps the forward pass, and the firs
 """
 
 import itertools
-import logging
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,9 +13,11 @@ from typing import Any, Self
 
 import torch
 from torch.distributed import HashStore, ProcessGroup
+from torch.optim import Optimizer
 
 from agent_client.environment import Environment
 from agent_client.errors import AgentError, ConfigurationError
+from agent_client.follower import Follower, HealMode
 from agent_client.healing import Healing, ServeMode, Transport
 from agent_client.last_words import LastWords
 from agent_client.manager_link import ManagerLink
@@ -29,19 +30,18 @@ from agent_client.step_runner import Limits, StepRunner
 from agent_client.streams import in_stream_order
 from agent_client.train_state import TrainState
 from agent_client.worker import BackgroundThread
-from agent_client.world_size import WorldSize, WorldSizeMode
+from agent_client.world_size import WorldSize, WorldSizeMode, slot_among_all
 from lighthouse_runtime.address import advertised_host
-
-log = logging.getLogger(__name__)
 
 
 class Agent:
     """`timeout_s` bounds each collective and each vote, `connect_timeout_s` meeting the peers of a new quorum,
     `quorum_timeout_s` each quorum, `heal_timeout_s` a transfer of state. `serve` says how this rank's state is given to
     a peer: "snapshot" copies it, "hold" delays its next write until it is read, "auto" copies where memory allows.
-    `heal_over`: http or process_group. `manager_returns_within_s` is how long a manager that has ended is waited for,
-    unless this rank has started it. `world_size_mode` says what counts in a step,
-    and `world_size` how much of it (world_size.py). `process_group`: gloo, isolated or nccl (process_group/choice.py).
+    `heal_over`: http or process_group. `heal_mode`: "stall": the others wait while this group heals; "catch_up": nobody
+    waits, it heals beside its steps (follower.py). `manager_returns_within_s` is how long a manager that has ended is
+    waited for, unless this rank has started it. `world_size_mode` says what counts in a step, and `world_size` how much
+    of it (world_size.py). `process_group`: gloo, isolated or nccl (process_group/choice.py).
 
     Several ranks of one group pass `group`, which connects them. Use `from_env`.
     """
@@ -67,52 +67,32 @@ class Agent:
         world_size: int = 0,
         process_group: str = "gloo",
         advertise: str | None = None,
+        heal_mode: str = HealMode.STALL,
     ) -> None:
         if (group_world_size > 1) != (group is not None):
             raise ConfigurationError("group: a group of several ranks, and only such a one, needs its process group")
         machine = StepMachine(world_size=WorldSize(WorldSizeMode(world_size_mode), world_size))
-        self.state = state
-        self.group_rank = group_rank
-        self.group_world_size = group_world_size
-        self._group = group
-        self._timeout_s = timeout_s
-        self._max_discards = max_consecutive_discards
-        self._manager_process = manager_process
-        self._host = advertised_host(manager_address, advertise)
-        self._peers = Peers(
-            group_rank,
-            self._host,
-            connect_timeout_s=connect_timeout_s,
-            timeout_s=timeout_s,
-            process_group=process_group,
-        )
-        self._healing = Healing(
-            state, group_rank, self._host, heal_timeout_s, serve=ServeMode(serve), transport=Transport(heal_over)
-        )
+        follows = HealMode(heal_mode) is HealMode.CATCH_UP
+        self._follower = Follower(state, machine, lambda lead: self._healing.fetch_beside(lead)) if follows else None
+        self.state, self.group_rank, self.group_world_size = state, group_rank, group_world_size
+        self._group, self._manager_process, self._timeout_s = group, manager_process, timeout_s
+        self._host = host = advertised_host(manager_address, advertise)
+        times = {"connect_timeout_s": connect_timeout_s, "timeout_s": timeout_s}
+        self._peers = Peers(group_rank, host, **times, process_group=process_group)
+        modes = ServeMode(serve), Transport(heal_over)
+        self._healing = Healing(state, group_rank, host, heal_timeout_s, serve=modes[0], transport=modes[1])
         self._thread = BackgroundThread(f"lighthouse agent {group_rank}")
         self._machine = machine
-        self._manager = ManagerLink(
-            manager_address,
-            group_rank,
-            secrets.token_hex(6),
-            self._revoke,
-            returns_within_s=0.0 if manager_process else manager_returns_within_s,
-        )
+        worker, returns_s = secrets.token_hex(6), 0.0 if manager_process else manager_returns_within_s
+        self._manager = ManagerLink(manager_address, group_rank, worker, self._revoke, returns_within_s=returns_s)
         self._last_words = LastWords(self._manager.report)
         self._last_words.listen()
         self._groups_for_torch = itertools.count()
         self._round: Future[None] | None = None
         self._reduce_again: Callable[[], None] | None = None
-        self._began_with: tuple[int, int | None] | None = None
-        self._runner = StepRunner(
-            self._machine,
-            self._manager,
-            self._peers,
-            self._healing,
-            group,
-            Limits(timeout_s, quorum_timeout_s, heal_timeout_s),
-            lambda: manager_process is not None and not manager_process.is_alive,
-        )
+        limits = Limits(timeout_s, quorum_timeout_s, heal_timeout_s, max_consecutive_discards)
+        parts = (machine, self._manager, self._peers, self._healing, group)
+        self._runner = StepRunner(*parts, limits, manager_process, self._follower)
 
     @classmethod
     def from_env(cls, *, state: TrainState, **options: Any) -> "Agent":
@@ -146,6 +126,8 @@ class Agent:
         self._last_words.fall_silent()
         self._manager.close()
         self._peers.drop()
+        if self._follower is not None:
+            self._follower.close()
         self._thread.close(5.0)
         self._peers.close()
         self._healing.close()
@@ -214,8 +196,7 @@ class Agent:
             return [self.last_slot()]
         self.start_quorum()
         self.wait_quorum()
-        share, size = self._machine.share, self.group_world_size
-        return [(number * size + self.group_rank, share.total * size) for number in share.microbatches]
+        return self._machine.share.slots(self.group_rank, self.group_world_size)
 
     def slot(self) -> tuple[int, int]:
         """The only one of `slots()`. Raises ConfigurationError in CONSTANT_BATCH mode, where it may be one of many."""
@@ -231,19 +212,14 @@ class Agent:
         if self._runner.last is None:
             self.start_quorum()
             self.wait_quorum()
-        if self._runner.last is None:
-            return self.group_rank, self.group_world_size
-        place = self._runner.last.replica_rank * self.group_world_size + self.group_rank
-        return place, self._runner.last.replica_world_size * self.group_world_size
+        return slot_among_all(self._runner.last, self.group_rank, self.group_world_size)
 
     def state_dict(self) -> dict[str, Any]:
         """What names the state that this rank holds: its step and tag. The sampler's position is the step."""
-        machine = self._machine
-        return {
-            "step": machine.step,
-            "tag_quorum_id": machine.tag_quorum_id,
-            "batches_committed": machine.batches_committed,
-        }
+        tag, batches = self._machine.tag, self._machine.batches_committed
+        if self._follower is not None:
+            tag, batches = self._follower.held
+        return {"step": tag[0], "tag_quorum_id": tag[1], "batches_committed": batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Begin where that checkpoint was made; its model and optimizer must have been loaded. Between two steps."""
@@ -271,8 +247,10 @@ class Agent:
         """Begin a step: ask for its quorum in the background. Once a step; further calls do nothing."""
         if self._machine.phase is not Phase.IDLE:
             return
+        if self._follower is not None:
+            self._follower.begin_step()
         self.state.begin_step()
-        self._began_with = self._state_tag
+        self._machine.begin()
         self._begin_round()
 
     def ask_late(self) -> None:
@@ -306,11 +284,27 @@ class Agent:
         True: apply the gradients now. Raises AgentError after `max_consecutive_discards`, or if this rank voted yes and
         cannot learn the decision.
         """
-        while not (is_committed := self._finish_round()) and self._reduce_again is not None and self._is_salvageable():
+        while not (is_committed := self._finish_round()) and self._reduce_again and self._machine.is_salvageable:
             self._begin_round()
             self.wait_quorum()
             self._reduce_again()
         return is_committed
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether this rank works at a later state than it holds."""
+        return self._follower is not None and self._follower.catch_up.follows
+
+    def follow(self, optimizer: Optimizer) -> Follower | None:
+        """What moves `optimizer` after a commit; None: it is always moved by the step's own gradients."""
+        if self._follower is not None:
+            self._follower.attach(optimizer)
+        return self._follower
+
+    def refuse_catch_up(self, what: str) -> None:
+        """Raises ConfigurationError if this rank may catch up, which `what` cannot."""
+        if self._follower is not None:
+            raise ConfigurationError(f"heal_mode catch_up: not with {what}; use heal_mode='stall'")
 
     def salvage_by(self, reduce_again: Callable[[], None]) -> None:
         """A step that has lost a peer is tried again under the next quorum, with what it has computed already:
@@ -319,31 +313,15 @@ class Agent:
             raise ConfigurationError("salvage: in constant_batch mode another quorum means other microbatches")
         self._reduce_again = reduce_again
 
-    @property
-    def _state_tag(self) -> tuple[int, int | None]:
-        return self._machine.step, self._machine.tag_quorum_id
-
-    def _is_salvageable(self) -> bool:
-        """Whether the gradients are still those of the state that this rank holds."""
-        return not self._machine.has_erred and self._state_tag == self._began_with
-
     def _begin_round(self) -> None:
         self._machine.ask()
         self._round = self._thread.submit(self._runner.begin)
 
     def _finish_round(self) -> bool:
         self.wait_quorum()
-        self._thread.submit(self._runner.reach_all).result()
-        self._runner.install()
-        commit = self._runner.vote()
-        self._healing.release(is_committed=commit)
-        failure = self._machine.failure
-        self._machine.decided(commit)
-        if self._machine.is_torn:
-            raise AgentError(f"a peer's state was installed in part: {failure}; restart the group")
-        if not commit:
-            self._note_discard(failure or "another rank of the group voted no")
-        return commit
+        if not (self._machine.has_reduced and self._thread.is_idle):
+            self._thread.submit(self._runner.reach_all).result()
+        return self._runner.finish()
 
     # -- within
 
@@ -351,9 +329,3 @@ class Agent:
         """On the watch's thread."""
         self._peers.revoke(quorum_id, reason)
         self._healing.revoke(quorum_id, reason)
-
-    def _note_discard(self, reason: str) -> None:
-        machine = self._machine
-        log.warning("step %d discarded: %s", machine.step, reason)
-        if machine.discards >= self._max_discards:
-            raise AgentError(f"{machine.discards} steps discarded in a row (max_consecutive_discards): {reason}")

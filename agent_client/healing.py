@@ -9,12 +9,18 @@ that fails, and are read in place.
 
 Over HTTP every source can stand in for another, and a broken transfer goes on. Over the process group it is what the
 collectives' network can do; where that fails, HTTP follows.
+
+A target that catches up is waited for by nobody: it fetches over HTTP on a thread of its own, from a copy that its
+source keeps beyond its step. Without room for one the source refuses.
 """
 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -22,6 +28,7 @@ from agent_client.checkpoint.fetch import Fetch
 from agent_client.checkpoint.format import CorruptState, encode
 from agent_client.checkpoint.http import CheckpointServer, StateUnavailable
 from agent_client.checkpoint.memory import available_bytes
+from agent_client.checkpoint.priority import give_way
 from agent_client.checkpoint.process_group import GroupTransport
 from agent_client.checkpoint.snapshot import StateMismatch, size_bytes
 from agent_client.step import StepMachine
@@ -76,6 +83,7 @@ class Healing:
             self._groups = GroupTransport(group_rank, host, timeout_s * SILENCE_SHARE)
         self._received: dict[str, Any] | None = None
         self._is_read_in_place = False
+        self._kept: dict[tuple[int, int, int], _Kept] = {}
         self._lock = threading.Lock()
         self._fetch: Fetch | None = None
         self._quorum_id = self._revoked_id = 0
@@ -88,22 +96,38 @@ class Healing:
         """Offer this step's state if a participant heals. What the last step offered has been read."""
         self._is_read_in_place = False
         self._quorum_id = assignment.quorum_id
-        is_source = bool(assignment.serve_to)
-        if not assignment.has_healing or assignment.heals or not (is_source or self._state.stands_still):
-            return self._server.withdraw()
+        self._forget_kept(assignment)
+        beside = [target for target in assignment.serve_to if target in assignment.catching_up]
+        is_source = len(beside) < len(assignment.serve_to)
+        is_up_to_date = not (assignment.heals or assignment.catches_up)
+        offers = assignment.has_healing and is_up_to_date and (is_source or self._state.stands_still)
+        if offers or beside:
+            self._offer(assignment, machine, beside, offers=offers, is_source=is_source)
+        if not offers:
+            self._server.withdraw()
+        self._server.settle(assignment.quorum_id, assignment.max_step)
+
+    def _offer(
+        self, assignment: Assignment, machine: StepMachine, beside: list[int], *, offers: bool, is_source: bool
+    ) -> None:
         agent = {
             "step": machine.step,
             "tag_quorum_id": machine.tag_quorum_id,
             "batches_committed": machine.batches_committed,
         }
         train = self._state.in_place()
-        copies = is_source and self._copies(train)
+        keeps = bool(beside) and self._has_room(train)
+        copies = keeps or (is_source and self._copies(train))
         state = {"train": self._state.snapshot() if copies else train, "agent": agent}
-        self._server.publish(self._key(assignment), state)
-        self._is_read_in_place = not copies
+        if keeps:
+            self._keep(assignment, state, beside)
+        elif beside:
+            log.warning("no room for a copy of the state: who catches up has to heal from another group, or plainly")
+        if offers:
+            self._server.publish(self._key(assignment), state)
+            self._is_read_in_place = not copies
         if self._groups is not None and is_source:
             self._groups.send(assignment, encode(state))
-        return None
 
     def release(self, *, is_committed: bool) -> None:
         """The state may be written when this returns."""
@@ -130,6 +154,12 @@ class Healing:
         self._state.install(received["train"])
         machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
 
+    def fetch_beside(self, assignment: Assignment) -> "Beside":
+        """Receive the state of the source that this rank is dealt, while its steps go on."""
+        name, find = next(iter(self._sources(assignment).items()))
+        log.info("catching up from %s at step %d", name, assignment.max_step)
+        return Beside(self._new_fetch(assignment, {name: find}))
+
     def revoke(self, quorum_id: int | None, reason: str) -> None:
         """End the transfers of that quorum, or of any so far, in both directions."""
         with self._lock:
@@ -150,9 +180,30 @@ class Healing:
     def _copies(self, train: dict[str, Any]) -> bool:
         if not self._state.stands_still or self._mode is ServeMode.SNAPSHOT:
             return True
-        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        needed_bytes = ROOM_FOR_A_COPY * ranks_here * size_bytes(train)
-        return self._mode is ServeMode.AUTO and available_bytes() > needed_bytes
+        return self._mode is ServeMode.AUTO and self._has_room(train)
+
+    def _has_room(self, train: dict[str, Any]) -> bool:
+        return has_room(size_bytes(train))
+
+    def _keep(self, assignment: Assignment, state: dict[str, Any], targets: list[int]) -> None:
+        names = frozenset(assignment.replica_ids[target] for target in targets)
+        for key in [key for key, kept in self._kept.items() if kept.targets & names]:
+            self._forget(key)
+        key = self._key(assignment)
+        self._server.keep(key, state, len(targets))
+        self._kept[key] = _Kept(names, time.monotonic() + self._timeout_s)
+
+    def _forget_kept(self, assignment: Assignment) -> None:
+        """Copies whose targets catch up no more, or have had their time."""
+        if self._kept:
+            catching_up = {assignment.replica_ids[rank] for rank in assignment.catching_up}
+            for key, kept in list(self._kept.items()):
+                if not kept.targets & catching_up or time.monotonic() >= kept.until:
+                    self._forget(key)
+
+    def _forget(self, key: tuple[int, int, int]) -> None:
+        del self._kept[key]
+        self._server.forget(key)
 
     def _fetch_over_group(self, assignment: Assignment) -> dict[str, Any] | None:
         """None: not by this way."""
@@ -171,15 +222,18 @@ class Healing:
             self._quorum_id = assignment.quorum_id
             if assignment.quorum_id <= self._revoked_id:
                 raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
-            self._fetch = Fetch(
-                sources,
-                self._key(assignment),
-                self._timeout_s,
-                accept=lambda received: self._check(assignment, received),
-                silence_s=self._timeout_s * SILENCE_SHARE,
-                max_bytes=available_bytes(),
-            )
+            self._fetch = self._new_fetch(assignment, sources)
             return self._fetch
+
+    def _new_fetch(self, assignment: Assignment, sources: dict[str, Callable[[], str]]) -> Fetch:
+        return Fetch(
+            sources,
+            self._key(assignment),
+            self._timeout_s,
+            accept=lambda received: self._check(assignment, received),
+            silence_s=self._timeout_s * SILENCE_SHARE,
+            max_bytes=available_bytes(),
+        )
 
     def _sources(self, assignment: Assignment) -> dict[str, Callable[[], str]]:
         named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}
@@ -199,9 +253,44 @@ class Healing:
             } if 0 <= tag <= assignment.quorum_id:
                 if step != assignment.max_step:
                     raise StateMismatch(f"it is of step {step}, not {assignment.max_step}")
+                if assignment.tag_quorum_id not in (None, tag):
+                    raise StateMismatch(f"quorum {tag} has committed it, not {assignment.tag_quorum_id}")
                 self._state.check(train)
             case _:
                 raise StateMismatch("it is not what an Agent serves, or of another quorum's future")
 
     def _key(self, assignment: Assignment) -> tuple[int, int, int]:
         return (assignment.quorum_id, assignment.max_step, self._group_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A copy that is on offer beyond its step, for who was dealt this rank; until that moment."""
+
+    targets: frozenset[str]
+    until: float
+
+
+class Beside:
+    """A transfer on a thread of its own. What it brings, or why it does not come, is in `received` when it is done."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self.received: Future[Any] = Future()
+        threading.Thread(target=self._run, name="lighthouse catch-up", daemon=True).start()
+
+    def cancel(self, reason: str) -> None:
+        self._fetch.cancel(reason)
+
+    def _run(self) -> None:
+        give_way()
+        try:
+            self.received.set_result(self._fetch.run())
+        except Exception as e:  # noqa: BLE001  it belongs to who waits for the state
+            self.received.set_exception(e)
+
+
+def has_room(size: int) -> bool:
+    """For a copy of so many bytes in each rank of this host."""
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return available_bytes() > ROOM_FOR_A_COPY * ranks_here * size

@@ -27,6 +27,7 @@ def replicate(module: nn.Module, agent: Agent) -> None:
 
     Raises ValueError if nothing in it is sharded, or not all: what is not would drift apart.
     """
+    agent.refuse_catch_up("a model that is sharded")
     sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
     if not sharded:
         raise ValueError("nothing in the module is sharded: call torch's fully_shard first, or use our DDP")

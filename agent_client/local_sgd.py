@@ -63,6 +63,7 @@ class OuterSteps(FaultTolerantOptimizer):
     def __init__(
         self, optimizer: Optimizer, agent: Agent, state: OuterState, *, interval: int, delay: int, attempts: int
     ) -> None:
+        agent.refuse_catch_up("steps of one's own: an average is no sum of gradients")
         super().__init__(optimizer, agent)
         if interval < 1 or attempts < 1:
             raise ValueError(f"sync_every and attempts must be at least 1, not {interval} and {attempts}")

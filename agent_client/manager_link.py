@@ -18,7 +18,7 @@ from agent_client.errors import AgentError, GroupDrained
 from lighthouse_runtime.clients import ManagerClient
 from lighthouse_runtime.process import host_id, started_at
 from lighthouse_runtime.streams import Watch
-from protos.membership import Assignment, Vote
+from protos.membership import PLAIN, Assignment, CatchUp, Vote
 from protos.refusals import DeadlinePassed, Drained, LighthouseError, NotServed, Unreachable
 from protos.session import Ballot, Counted, Killed, Revoked, ToRank, WatchOpened, WatchRequest
 
@@ -84,7 +84,14 @@ class ManagerLink:
         return self._revoked.get(quorum_id)
 
     def ask(
-        self, step: int, checkpoint_address: str, *, tag_quorum_id: int | None, commit_failures: int, timeout_s: float
+        self,
+        step: int,
+        checkpoint_address: str,
+        *,
+        tag_quorum_id: int | None,
+        commit_failures: int,
+        timeout_s: float,
+        catch_up: CatchUp = PLAIN,
     ) -> Assignment:
         """The quorum for `step`; a grant that came with the last decision costs nothing.
 
@@ -103,6 +110,7 @@ class ManagerLink:
                 tag_quorum_id=tag_quorum_id,
                 commit_failures=commit_failures,
                 worker=self._worker,
+                catch_up=catch_up,
                 wait_for_ready=not self._has_answered,  # once it has answered, a manager that does not is gone
             )
         except Drained as e:

@@ -14,6 +14,7 @@ class FaultTolerantOptimizer(Optimizer):
     def __init__(self, optimizer: Optimizer, agent: Agent) -> None:
         self.wrapped = optimizer
         self._agent = agent
+        self._follower = agent.follow(optimizer)
         # Hooks have one home: those registered here run when the wrapped one steps, or saves or loads its state.
         vars(self).update((name, hooks) for name, hooks in vars(optimizer).items() if name.endswith("_hooks"))
 
@@ -35,12 +36,16 @@ class FaultTolerantOptimizer(Optimizer):
         self.wrapped.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> bool:  # type: ignore[override]
-        """Vote; apply the gradients if every rank of the group agrees. Whether the step was committed."""
+        """Vote; apply the gradients if every rank of the group agrees: at once, or where this group catches up when
+        their turn comes. Whether the step was committed."""
         if closure is not None:
             raise ValueError("closure: a step that evaluates the model again cannot be voted on; call it before step()")
         if not self._agent.should_commit():
             return False
-        self.wrapped.step()
+        if self._follower is not None:
+            self._follower.apply()
+        else:
+            self.wrapped.step()
         return True
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]

@@ -43,7 +43,21 @@ class StepMachine:
     is_torn: bool = False
     world_size: WorldSize = field(default_factory=WorldSize)
     share: Share = NO_SHARE
+    _began_with: tuple[int, int | None] | None = None
     _history: list[str] = field(default_factory=list)
+
+    @property
+    def tag(self) -> tuple[int, int | None]:
+        return self.step, self.tag_quorum_id
+
+    def begin(self) -> None:
+        """A step begins, and not only a further try of one."""
+        self._began_with = self.tag
+
+    @property
+    def is_salvageable(self) -> bool:
+        """Whether the step's gradients are still those of the state that this rank holds."""
+        return not self.has_erred and self.tag == self._began_with
 
     def ask(self) -> None:
         self._move("ask", Phase.IDLE, to=Phase.ASKED)
@@ -58,7 +72,7 @@ class StepMachine:
         self._move("answered", Phase.ASKED, to=Phase.COMPUTING)
         self.assignment = assignment
         self.share = self.world_size.share(assignment)
-        self.must_install = assignment.heals
+        self.must_install = assignment.heals and not assignment.catches_up
 
     def unanswered(self, reason: str) -> None:
         """There is no quorum for this step; it will be discarded."""
@@ -99,6 +113,10 @@ class StepMachine:
         self.batches_committed = batches_committed
         self.must_install = False
         self.is_torn = False
+
+    def work_at(self, step: int, tag_quorum_id: int | None) -> None:
+        """It catches up, or does so no more: the state that it works at is that one, whichever it holds."""
+        self.step, self.tag_quorum_id = step, tag_quorum_id
 
     def vote(self) -> bool:
         """A yes needs a quorum, a completed all-reduce over all its participants, and a state that is up to date."""

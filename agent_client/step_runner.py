@@ -1,7 +1,7 @@
 """What a rank does in one step: ask for the quorum, meet the peers, heal, reduce, install, vote.
 
-`begin`, `reduce` and `reach_all` belong to the background thread, in the order in which they were asked for; `install`
-and `vote` to the script's, when all of these are done.
+`begin`, `reduce` and `reach_all` belong to the background thread, in the order in which they were asked for; `finish`
+to the script's, when all of these are done.
 """
 
 import functools
@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from agent_client.errors import AgentError
+from agent_client.follower import Follower
 from agent_client.healing import Healing
 from agent_client.manager_link import FIRST_BACKOFF_S, MAX_BACKOFF_S, ManagerLink
+from agent_client.manager_process import ManagerProcess
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
 from agent_client.step import StepMachine
-from protos.membership import Assignment
+from protos.membership import PLAIN, Assignment
 from protos.refusals import InvalidRequest, LighthouseError, NotServed
 
 log = logging.getLogger(__name__)
@@ -26,17 +28,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds: of each collective and each vote, of each quorum, of a transfer of state."""
+    """Seconds: of each collective and each vote, of each quorum, of a transfer of state. And how many discards in a
+    row."""
 
     step_s: float
     quorum_s: float
     heal_s: float
+    discards: int
 
 
 class StepRunner:
     """`last` is the last quorum, as it was assigned. `group` connects the ranks of a group of several.
 
-    `has_lost_manager`: the manager is a child of this process, and has ended.
+    `manager_process`: the manager, where it is a child of this process. `follower`: where this rank may catch up.
     """
 
     def __init__(
@@ -47,7 +51,8 @@ class StepRunner:
         healing: Healing,
         group: GlooGroup | None,
         limits: Limits,
-        has_lost_manager: Callable[[], bool],
+        manager_process: ManagerProcess | None,
+        follower: Follower | None = None,
     ) -> None:
         self.machine = machine
         self.last: Assignment | None = None
@@ -57,7 +62,8 @@ class StepRunner:
         self._group = group
         self._group_world_size = group.size if group is not None else 1
         self._limits = limits
-        self._has_lost_manager = has_lost_manager
+        self._manager_process = manager_process
+        self._follower = follower
         self._unanswered = 0
 
     def begin(self) -> None:
@@ -67,12 +73,16 @@ class StepRunner:
             return machine.unanswered(str(assignment))
         machine.answered(assignment)
         self.last, self._unanswered = assignment, 0
+        if self._follower is not None:
+            self._follower.answered(assignment)
+            self._manager.asks_ahead = not assignment.catches_up
         why_revoked = functools.partial(self._why_revoked, assignment)
         if (reason := why_revoked()) is not None:
             return machine.failed(reason)
         self._guarded("making the process group", lambda: self._peers.configure(assignment, why_revoked))
         self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
-        self._guarded("healing", lambda: self._healing.fetch(assignment))
+        if not assignment.catches_up:
+            self._guarded("healing", lambda: self._healing.fetch(assignment))
         return None
 
     def _ask_patiently(self) -> Assignment | LighthouseError:
@@ -101,6 +111,7 @@ class StepRunner:
                 timeout_s=self._limits.quorum_s,
                 tag_quorum_id=machine.tag_quorum_id,
                 commit_failures=machine.discards,
+                catch_up=self._follower.words() if self._follower is not None else PLAIN,
             )
             if self._group_world_size > 1 or self._why_revoked(assignment) is None:
                 return assignment
@@ -116,7 +127,7 @@ class StepRunner:
 
     def _check_manager(self, error: LighthouseError) -> bool:
         """Whether it answers, and has only had no quorum. One that is gone for good ends this rank."""
-        if self._has_lost_manager():
+        if self._manager_process is not None and not self._manager_process.is_alive:
             raise AgentError("the group's manager has ended; restart the group") from error
         return self._manager.check_alive(error)
 
@@ -142,7 +153,7 @@ class StepRunner:
     def _limit_s(self) -> float:
         """How long a collective or a vote of this step may take: where somebody heals, the others wait for it."""
         assignment = self.machine.assignment
-        heals = assignment is not None and assignment.contributors < assignment.replica_world_size
+        heals = assignment is not None and assignment.has_healing
         return self._limits.step_s + (self._limits.heal_s if heals else 0.0)
 
     def reach_all(self) -> None:
@@ -161,13 +172,29 @@ class StepRunner:
             return False
         return True
 
-    def install(self) -> None:
+    # -- on the script's thread
+
+    def finish(self) -> bool:
+        """Install, vote, and learn the decision. Raises AgentError where this rank cannot go on."""
+        machine = self.machine
+        self._install()
+        commit = self._vote()
+        self._healing.release(is_committed=commit)
+        failure = machine.failure
+        machine.decided(commit)
+        if machine.is_torn:
+            raise AgentError(f"a peer's state was installed in part: {failure}; restart the group")
+        if not commit:
+            self._note_discard(failure or "another rank of the group voted no")
+        return commit
+
+    def _install(self) -> None:
         machine = self.machine
         assignment = machine.assignment
         if assignment is not None and machine.failure is None:
             self._guarded("installing a peer's state", lambda: self._healing.install(assignment, machine))
 
-    def vote(self) -> bool:
+    def _vote(self) -> bool:
         """Without the decision a rank that voted yes cannot go on: the others may have committed."""
         vote, machine = self.machine.vote(), self.machine
         step = machine.assignment.max_step if machine.assignment else machine.step
@@ -178,6 +205,12 @@ class StepRunner:
             if not vote:
                 return False
             raise AgentError(f"voted yes for step {step} and cannot learn the decision: {e}; restart the group") from e
+
+    def _note_discard(self, reason: str) -> None:
+        machine = self.machine
+        log.warning("step %d discarded: %s", machine.step, reason)
+        if machine.discards >= self._limits.discards:
+            raise AgentError(f"{machine.discards} steps discarded in a row (max_consecutive_discards): {reason}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -33,15 +33,25 @@ class TrainState:
         self._sharded: dict[str, State] = {}
         self._shards = self._find_shards()
 
+    @property
+    def has_shards(self) -> bool:
+        return bool(self._shards)
+
     def begin_step(self) -> None:
         """Copy what moves before the vote. Costs a copy of the buffers, under each name in state_dict()."""
         named = self.model.named_buffers(remove_duplicate=False)
         buffers = {name: buffer.detach().clone() for name, buffer in named}
-        self._shards = shards = self._find_shards()
+        if not self._moving:  # the script has built its model by now
+            self._shards = self._find_shards()
+        shards = self._shards
         others = {name: snapshot(shards.take_out(other.state_dict())) for name, other in self.others.items()}
         self._moving = {"buffers": buffers, "others": others}
         # While FSDP's forward pass runs, state_dict() would take the gathered parameters away from it.
         self._sharded = shards.take_out(dict(self.model.state_dict())) if shards else {}
+
+    def others_were(self, states: dict[str, State]) -> None:
+        """When the step began: what the script did to them since the state that is held does not count."""
+        self._moving["others"] = snapshot(states)
 
     def in_place(self) -> dict[str, State]:
         """The state as it was when the step began. Only what moves is copied: the rest is to be read before the vote.

@@ -31,6 +31,11 @@ class Share:
     divisor: int
     counts: bool
 
+    def slots(self, group_rank: int, group_world_size: int) -> list[tuple[int, int]]:
+        """(place, number of places) among the ranks of all groups, of each of the microbatches."""
+        places = self.total * group_world_size
+        return [(number * group_world_size + group_rank, places) for number in self.microbatches]
+
 
 @dataclass(frozen=True, slots=True)
 class WorldSize:
@@ -70,11 +75,19 @@ class WorldSize:
         return (place,) if place < divisor else ()
 
 
+def slot_among_all(assignment: Assignment | None, group_rank: int, group_world_size: int) -> tuple[int, int]:
+    """(place, number of places) of a rank among all ranks of the quorum; without one, among those of its group."""
+    if assignment is None:
+        return group_rank, group_world_size
+    place = assignment.replica_rank * group_world_size + group_rank
+    return place, assignment.replica_world_size * group_world_size
+
+
 NO_SHARE = WorldSize().share(None)
 
 
 def _place(assignment: Assignment) -> int | None:
-    """Among the contributors; None for one that heals. At step 0 all are at max_step, and one contributes."""
-    if assignment.heals:
+    """Among the contributors; None for one that is behind. At step 0 all are at max_step, and one contributes."""
+    if assignment.heals or assignment.catches_up:
         return None
     return assignment.max_rank if assignment.contributors > 1 else 0

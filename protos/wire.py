@@ -5,14 +5,14 @@ unknown field, and what both mean under other numbers is written in both.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
 from protos import lighthouse_pb2, manager_pb2, torchft_pb2
+from protos.fields import check_count, check_quorum_id
 from protos.identity import parse_address, read_identity
-from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_MEMBER_BYTES, MAX_QUORUM_ID
+from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_MEMBER_BYTES
 from protos.membership import Assignment, Participant, Quorum, Vote
 from protos.refusals import InvalidRequest
 from protos.status import JobStatus, LighthouseStatus, ManagerStatus, MemberState, MemberStatus
@@ -35,41 +35,26 @@ class _Member(Protocol):
 
 def participant_from_native(member: lighthouse_pb2.QuorumMember, *, min_world_size: int = 1) -> Participant:
     """Checked. Raises InvalidRequest naming the field."""
-    tag = member.tag_quorum_id if member.HasField("tag_quorum_id") else None
-    for field, quorum_id in (("tag_quorum_id", tag or 0), ("seen_quorum_id", member.seen_quorum_id)):
-        if not 0 <= quorum_id <= MAX_QUORUM_ID:
-            raise InvalidRequest(f"is {quorum_id}; quorum ids are 0 to {MAX_QUORUM_ID}", field=field)
-    participant = _participant(member, member.incarnation, tag, min_world_size=min_world_size)
-    return replace(
-        participant,
-        ranks_disagree=member.ranks_disagree,
-        seen_quorum_id=member.seen_quorum_id,
-        watched=member.watched,
-        catch_up=member.catch_up,
-        works_at=_works_at(member),
-        has_source=member.has_source,
-    )
-
-
-def _works_at(member: lighthouse_pb2.QuorumMember) -> int | None:
-    if not member.HasField("works_at"):
-        return None
-    if member.works_at < 0:
-        raise InvalidRequest(f"is {member.works_at}; steps count from 0", field="works_at")
-    return member.works_at
+    check_quorum_id(member.tag_quorum_id, "tag_quorum_id")
+    check_quorum_id(member.seen_quorum_id, "seen_quorum_id")
+    check_count(member.works_at, "works_at")
+    identity = read_identity(member.replica_id, member.incarnation)
+    _check_member(member, min_world_size)
+    return _participant(member, identity, _relayable(member), **_ours(member))
 
 
 def participant_from_torchft(member: torchft_pb2.QuorumMember) -> Participant:
     """Checked. Raises InvalidRequest naming the field. torchft's client says world_size 0 where it was told none."""
-    return _participant(member, "", None, min_world_size=0)
+    identity = read_identity(member.replica_id, "")
+    _check_member(member, 0)
+    return _participant(member, identity, _relayable(member))
 
 
-def _participant(member: _Member, incarnation: str, tag: int | None, *, min_world_size: int) -> Participant:
-    name, implied = read_identity(member.replica_id, incarnation)
-    _check_member(member, min_world_size)
+def _participant(member: _Member, identity: tuple[str, str], raw: bytes, **ours: Any) -> Participant:
+    name, incarnation = identity
     return Participant(
         replica_id=name,
-        incarnation=implied,
+        incarnation=incarnation,
         wire_id=member.replica_id,
         address=member.address,
         store_address=member.store_address,
@@ -78,9 +63,22 @@ def _participant(member: _Member, incarnation: str, tag: int | None, *, min_worl
         shrink_only=member.shrink_only,
         commit_failures=member.commit_failures,
         data=member.data,
-        tag_quorum_id=tag,
-        wire=_relayable(member),
+        wire=raw,
+        **ours,
     )
+
+
+def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
+    """What only our own form has."""
+    return {
+        "tag_quorum_id": member.tag_quorum_id if member.HasField("tag_quorum_id") else None,
+        "ranks_disagree": member.ranks_disagree,
+        "seen_quorum_id": member.seen_quorum_id,
+        "watched": member.watched,
+        "catch_up": member.catch_up,
+        "works_at": member.works_at if member.HasField("works_at") else None,
+        "has_source": member.has_source,
+    }
 
 
 def _relayable(member: _Member) -> bytes:
@@ -108,8 +106,7 @@ def _check_member(member: _Member, min_world_size: int) -> None:
         )
     if len(member.data.encode()) > MAX_DATA_BYTES:
         raise InvalidRequest(f"has {len(member.data.encode())} bytes; at most {MAX_DATA_BYTES}", field="data")
-    if member.commit_failures < 0:
-        raise InvalidRequest(f"is {member.commit_failures}; it counts from 0", field="commit_failures")
+    check_count(member.commit_failures, "commit_failures")
 
 
 def quorum_to_native(quorum: Quorum, created_at: float) -> lighthouse_pb2.LighthouseQuorumResponse:
@@ -182,27 +179,8 @@ def quorum_from_native(message: lighthouse_pb2.Quorum) -> Quorum:
 
 
 def _told(member: lighthouse_pb2.QuorumMember) -> Participant:
-    name, incarnation = read_identity(member.replica_id, member.incarnation)
-    return Participant(
-        replica_id=name,
-        incarnation=incarnation,
-        wire_id=member.replica_id,
-        address=member.address,
-        store_address=member.store_address,
-        step=member.step,
-        group_world_size=member.world_size,
-        shrink_only=member.shrink_only,
-        commit_failures=member.commit_failures,
-        data=member.data,
-        tag_quorum_id=member.tag_quorum_id if member.HasField("tag_quorum_id") else None,
-        ranks_disagree=member.ranks_disagree,
-        seen_quorum_id=member.seen_quorum_id,
-        watched=member.watched,
-        catch_up=member.catch_up,
-        works_at=member.works_at if member.HasField("works_at") else None,
-        has_source=member.has_source,
-        wire=member.SerializeToString(),
-    )
+    identity = read_identity(member.replica_id, member.incarnation)
+    return _participant(member, identity, member.SerializeToString(), **_ours(member))
 
 
 def lighthouse_status_to_wire(status: LighthouseStatus) -> lighthouse_pb2.LighthouseStatusResponse:

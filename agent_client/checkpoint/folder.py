@@ -48,8 +48,11 @@ class CheckpointFolder:
         self._name = re.compile(rf"step-(\d+)-quorum-(\d+)-rank-{agent.group_rank}\.state")
         self._folder.mkdir(parents=True, exist_ok=True)
 
-    def save(self) -> Path:
-        """Between two steps, in every rank of the group at the same one. The files of older steps are removed."""
+    def save(self) -> Path | None:
+        """Between two steps, in every rank of the group at the same one. The files of older steps are removed. A rank
+        that catches up holds nothing new, and writes nothing."""
+        if self._agent.catches_up:
+            return None
         agent = self._agent.state_dict()
         tag = Tag(agent["step"], agent["tag_quorum_id"])
         path = self._path(tag)

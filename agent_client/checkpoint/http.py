@@ -5,7 +5,7 @@
          and an ETag, new for each state that is published
     206  its end, if asked for with `Range: bytes=N-` and `If-Match: ETag`: how a transfer goes on where it broke
     409  another key, or none, is held: JSON {"asked": key, "held": key or null}; sent after up to `wait_s`, because
-         the target may ask before the source has its snapshot
+         the target may ask before the source has its snapshot, or at once where the source will not have it
     412  the state held under this key is not the one that was begun
 
 Plain text, for a network that is trusted as far as the gradients that cross it are.
@@ -23,6 +23,7 @@ from agent_client.checkpoint.connection import host_in_url
 from agent_client.checkpoint.fetch import fetch
 from agent_client.checkpoint.format import CHUNK_BYTES, CorruptState, encode
 from agent_client.checkpoint.listener import Listener
+from agent_client.checkpoint.priority import give_way
 from agent_client.checkpoint.response import StateUnavailable
 from agent_client.checkpoint.shelf import Held, NotHeldError, Shelf, StateKey
 from agent_client.checkpoint.tree import State
@@ -36,7 +37,7 @@ _RANGE = re.compile(r"bytes=([0-9]{1,20})-")
 
 
 class CheckpointServer:
-    """Serves at most one state, from threads of its own, to any number of readers.
+    """Serves one state, and copies that are kept beside it, from threads of its own, to any number of readers.
 
     `advertise`: host name or IP address under which peers reach this host. `stall_timeout_s`: how long one chunk may
     take a reader. `max_wait_s`: how long a request may wait for its key. In a forked child it is closed.
@@ -65,6 +66,18 @@ class CheckpointServer:
         """
         encoding = encode(state, chunk_bytes=self._chunk_bytes)
         self._shelf.put(StateKey(*key), encoding)
+
+    def keep(self, key: tuple[int, int, int], state: State, reads: int) -> None:
+        """Offer `state`, which never changes, beside all others, until it was read so often, or `forget`."""
+        self._shelf.keep(StateKey(*key), encode(state, chunk_bytes=self._chunk_bytes), reads)
+
+    def forget(self, key: tuple[int, int, int]) -> None:
+        """Offer one that was kept no longer; who reads it is cut off."""
+        self._shelf.forget(StateKey(*key))
+
+    def settle(self, quorum_id: int, step: int) -> None:
+        """Whoever asks for what is not offered of that step, or an earlier one, is refused at once."""
+        self._shelf.settle(quorum_id, step)
 
     def withdraw(self, grace_s: float = 0.0) -> None:
         """Offer nothing. Streams in flight may finish for `grace_s`, then they are aborted.
@@ -121,10 +134,13 @@ class _Handler(BaseHTTPRequestHandler):
         return self._stream(held, start, headers)
 
     def _stream(self, held: Held, start: int, headers: dict[str, Any]) -> None:
+        if held.reads:
+            give_way()
         began_at = time.monotonic()
         self._start(206 if start else 200, {"Content-Type": "application/octet-stream", **headers})
         for chunk in held.encoding.chunks(start):
             self.wfile.write(chunk)
+        self._shelf.was_read(held)
         sent_bytes, took_s = held.encoding.length - start, time.monotonic() - began_at
         logger.info("sent the state of %s to %s: %d bytes, %.3f s", held.key, self.client_address, sent_bytes, took_s)
 

@@ -1,4 +1,4 @@
-"""The one snapshot on offer, who is reading it, and how it is taken back."""
+"""What is on offer: the state of the present step, and copies that outlive theirs; who reads it, how it ends."""
 
 import secrets
 import socket
@@ -32,23 +32,27 @@ class NotHeldError(Exception):
         self.held = held
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Held:
-    """`tag` is new at every put: who has read a part asks for the rest under it."""
+    """`tag` is new at every put: who has read a part asks for the rest under it. `reads`: how often one that is kept is
+    still to be read."""
 
     key: StateKey
     encoding: Encoding
+    reads: int = 0
     tag: str = field(default_factory=lambda: f'"{secrets.token_hex(8)}"')
     readers: set[socket.socket] = field(default_factory=set[socket.socket])
 
 
 class Shelf:
-    """Thread safe. Once `clear` or `put` has returned, nothing reads the state that was held before."""
+    """Thread safe. Once `clear` or `put` has returned, nothing reads the state that was put before."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._held: Held | None = None
         self._cleared: Held | None = None
+        self._kept: dict[StateKey, Held] = {}
+        self._settled = (0, -1)
         self._closed = False
 
     def put(self, key: StateKey, encoding: Encoding) -> None:
@@ -72,8 +76,34 @@ class Shelf:
                 if not self._wait(lambda: not held.readers, ABORT_TIMEOUT_S):
                     raise TimeoutError(f"the state of {held.key} is still being read {ABORT_TIMEOUT_S} s after its end")
 
+    def keep(self, key: StateKey, encoding: Encoding, reads: int) -> None:
+        """Hold this one beside all others, until it was read `reads` times, or `forget`. It never changes."""
+        with self._changed:
+            self._kept[key] = Held(key, encoding, reads)
+            self._changed.notify_all()
+
+    def forget(self, key: StateKey) -> None:
+        """One that was kept; who reads it is cut off."""
+        with self._changed:
+            if (held := self._kept.pop(key, None)) is not None:
+                _cut_off(held.readers)
+
+    def settle(self, quorum_id: int, step: int) -> None:
+        """What is not held of that step, or an earlier one, never will be: nobody waits for it."""
+        with self._changed:
+            self._settled = max(self._settled, (quorum_id, step))
+            self._changed.notify_all()
+
+    def was_read(self, held: Held) -> None:
+        """To its end."""
+        with self._changed:
+            held.reads -= 1
+            if held.reads == 0 and self._kept.get(held.key) is held:
+                del self._kept[held.key]
+
     def cut_off(self) -> None:
-        """End the connections of those who read now, also of those whom `clear` waits for. Waits for nothing."""
+        """End the connections of those who read what was put, also of those whom `clear` waits for. Waits for
+        nothing."""
         with self._changed:
             for held in (self._held, self._cleared):
                 _cut_off(held.readers if held else set())
@@ -83,6 +113,8 @@ class Shelf:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            for key in list(self._kept):
+                self.forget(key)
         self.clear()
 
     @contextmanager
@@ -98,17 +130,20 @@ class Shelf:
 
     def _await(self, key: StateKey, wait_s: float, reader: socket.socket) -> Held:
         with self._changed:
-            self._wait(lambda: self._closed or self._key() == key, wait_s)
-            if self._held is None or self._held.key != key:
+            self._wait(lambda: self._closed or self._find(key) or key[:2] <= self._settled, wait_s)
+            if (held := self._find(key)) is None:
                 raise NotHeldError(self._key())
-            self._held.readers.add(reader)
-            return self._held
+            held.readers.add(reader)
+            return held
+
+    def _find(self, key: StateKey) -> Held | None:
+        return self._held if self._key() == key else self._kept.get(key)
 
     def _key(self) -> StateKey | None:
         return self._held.key if self._held else None
 
-    def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> bool:
-        return self._changed.wait_for(is_done, timeout_s)
+    def _wait(self, is_done: Callable[[], object], timeout_s: float) -> bool:
+        return bool(self._changed.wait_for(is_done, timeout_s))
 
 
 def _cut_off(readers: set[socket.socket]) -> None:

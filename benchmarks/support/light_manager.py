@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lighthouse_runtime.timer import DeadlineTimer
-from manager.gather import Ask
+from manager.ask import Ask
 from manager.grants import LEASE_SHARE, GrantMachine, Join, Wait
 from manager.lighthouse_link import LighthouseLink
 from manager.lighthouse_session import SessionMachine

@@ -1,10 +1,14 @@
 """One interpreter with torch for all tests of the Agent: forking a rank from it takes milliseconds."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from tests.agent_client.jobs import TIMES, Job
 from tests.agent_client.ranks import RankServer
+from tests.processes import Lighthouse
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +22,16 @@ def store(rank_server: RankServer) -> Iterator[str]:
     """The address of a TCPStore in a process of its own."""
     with rank_server.start("tests.agent_client.actors:StoreActor") as host:
         yield host.call("serve")
+
+
+@pytest.fixture(scope="module")
+def lighthouse(request: pytest.FixtureRequest) -> Iterator[Lighthouse]:
+    """For all tests of a module, with the TIMES that it may name: each test has a job of its own."""
+    with Lighthouse(*getattr(request.module, "TIMES", TIMES)) as process:
+        yield process
+
+
+@pytest.fixture
+def job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path) -> Iterator[Job]:
+    with ExitStack() as stack:
+        yield Job(lighthouse.address, store, rank_server, tmp_path, stack)

@@ -12,6 +12,8 @@ from tests.agent_client.ranks import Rank, RankServer
 from tests.processes import PATIENCE_S, eventually
 
 AGENT = "tests.agent_client.actors:AgentActor"
+# Where nothing stands, a group that is ahead waits at its next step, so that scripted ranks meet where a test says so.
+TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--standing-quorum", "off")
 
 _jobs = itertools.count()
 

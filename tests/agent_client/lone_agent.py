@@ -30,6 +30,12 @@ class LoneAgent:
     def quorum_step(self) -> int | None:
         return self.current_step if self.has_quorum else None
 
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """It never catches up."""
+
+    def refuse_catch_up(self, what: str) -> None:
+        pass
+
     def ask_late(self) -> None:
         self.asked.append("late")
 

@@ -13,27 +13,11 @@ from typing import Any
 import pytest
 
 from lighthouse_runtime.clients import ManagerClient
-from tests.agent_client.jobs import Job
+from tests.agent_client.jobs import TIMES, Job
 from tests.agent_client.ranks import Pending, Rank, RankError, RankServer
 from tests.processes import LOCALHOST, Lighthouse, eventually, free_port
 
-# Where nothing stands, a group that is ahead waits at its next step, so that scripted ranks meet where a test says so.
-TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--standing-quorum", "off")
-
 Step = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def lighthouse() -> Iterator[Lighthouse]:
-    """For all tests: each has a job of its own."""
-    with Lighthouse(*TIMES) as process:
-        yield process
-
-
-@pytest.fixture
-def job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path) -> Iterator[Job]:
-    with ExitStack() as stack:
-        yield Job(lighthouse.address, store, rank_server, tmp_path, stack)
 
 
 def step_together(*ranks: Rank, **options: Any) -> list[Step]:

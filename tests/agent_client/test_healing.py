@@ -24,7 +24,6 @@ from tests.agent_client.ranks import Pending, Rank, RankServer
 from tests.processes import LOCALHOST, Lighthouse, eventually, free_port
 
 ACTOR = "tests.agent_client.healing_actor:HealingActor"
-TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--standing-quorum", "off")
 
 # -- one source, one target, in this process: no manager
 
@@ -276,12 +275,6 @@ class TestBadState:
 
 
 # -- replica groups under real daemons
-
-
-@pytest.fixture(scope="module")
-def lighthouse() -> Iterator[Lighthouse]:
-    with Lighthouse(*TIMES) as process:
-        yield process
 
 
 @pytest.fixture

@@ -15,18 +15,12 @@ from examples.local_cluster import ROOT
 from tests.agent_client.clusters import Cluster, check_all, fork_server
 from tests.agent_client.ranks import RankEnded, RankError, RankServer
 from tests.agent_client.sharded_training import RANKS, Log, ShardedJob, adam_of, loss_of, model_of, results
-from tests.agent_client.test_agent import TIMES, check_equal
+from tests.agent_client.test_agent import check_equal
 from tests.processes import Lighthouse
 
 WAYS = ["hook", "mesh"]
 SEED = 20261121
 KILLS = 20
-
-
-@pytest.fixture(scope="module")
-def lighthouse() -> Iterator[Lighthouse]:
-    with Lighthouse(*TIMES) as process:
-        yield process
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from agent_client.process_group.choice import connector
 from tests.agent_client.clusters import command_of, descendants, is_running
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank, RankError, RankServer
-from tests.agent_client.test_agent import TIMES, check_equal
+from tests.agent_client.test_agent import check_equal
 from tests.agent_client.test_agent import meet as meet_in_a_quorum
 from tests.agent_client.test_gloo import all_equal, meet, sums, wait_in_all_reduce
 from tests.processes import Lighthouse, eventually
@@ -177,12 +177,6 @@ def test_reconfigurations_leak_no_descriptor_and_no_process(store: str, ranks: l
         eventually(lambda rank=rank, d=descriptors: rank.call("held")[0] <= d, f"{descriptors} descriptors")
         eventually(lambda rank=rank, t=threads: rank.call("held")[1] <= t, f"{threads} threads")
         eventually(lambda rank=rank: len(descendants(rank.pid)) == 1, "only the nursery is left")
-
-
-@pytest.fixture(scope="module")
-def lighthouse() -> Iterator[Lighthouse]:
-    with Lighthouse(*TIMES) as process:
-        yield process
 
 
 def test_agents_train_over_it_to_the_bits_of_gloo_and_survive_a_kill(

@@ -25,12 +25,6 @@ slow = pytest.mark.slow
 mostly_slow = [pytest.param(way, marks=() if way == "streamed" else slow) for way in WAYS]
 
 
-@pytest.fixture(scope="module")
-def lighthouse() -> Iterator[Lighthouse]:
-    with Lighthouse(*TIMES) as process:
-        yield process
-
-
 MakeJob = Callable[..., TrainingJob]
 
 

@@ -1,32 +1,15 @@
 """A peer dies in the middle of a backward pass: the very step commits, with the survivors' average, bit for bit."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from tests.agent_client.jobs import Job
-from tests.agent_client.ranks import Pending, Rank, RankServer
-from tests.processes import Lighthouse
+from tests.agent_client.ranks import Pending, Rank
 
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
 ACTOR = "tests.agent_client.ddp_actor:DdpActor"
 PARAMETERS_BYTES = 4 * ((8 * 64 + 64) + 2 * (64 * 4 + 4))
-
-
-@pytest.fixture(scope="module")
-def lighthouse() -> Iterator[Lighthouse]:
-    with Lighthouse(*TIMES) as process:
-        yield process
-
-
-@pytest.fixture
-def job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path) -> Iterator[Job]:
-    with ExitStack() as stack:
-        yield Job(lighthouse.address, store, rank_server, tmp_path, stack)
 
 
 def step_together(*ranks: Rank) -> list[Any]:

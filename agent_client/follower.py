@@ -1,0 +1,239 @@
+"""A rank that catches up: what catch_up.py decides, done with tensors, a transfer and an optimizer.
+
+The gradients of a step are kept as they are when the optimizer would apply them: after the averaging, and after what
+the script has done to them, which is the same in every group. So nothing hooks into the backward pass, and what is
+applied later is bit by bit what the others applied.
+
+`answered` belongs to the step's own thread; the rest to the script's, between its steps and in their ends.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from agent_client.catch_up import CatchUpMachine, Kept, Lead, Transfer, Turn
+from agent_client.checkpoint.snapshot import StateMismatch
+from agent_client.errors import AgentError, ConfigurationError
+from agent_client.healing import Beside, has_room
+from agent_client.moves import Movers, Moves
+from agent_client.step import StepMachine
+from agent_client.train_state import TrainState
+from protos.membership import Assignment, CatchUp, Tag
+
+log = logging.getLogger(__name__)
+
+
+class HealMode(StrEnum):
+    """STALL: the others wait in a step until a group that heals has got its state. CATCH_UP: it trains along, and they
+    do not."""
+
+    STALL = "stall"
+    CATCH_UP = "catch_up"
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one committed step applies: a gradient for each parameter, None where it has none; after the moves."""
+
+    gradients: list[Tensor | None]
+    moves: Moves
+    is_first: bool = False
+    """The state that it is applied to is that of its beginning: all before that is in it."""
+
+
+class Follower:
+    """`fetch` begins the transfer of the state that an assignment deals. Raises ConfigurationError for a state that
+    cannot be taken over beside the steps."""
+
+    def __init__(self, state: TrainState, machine: StepMachine, fetch: Callable[[Assignment], Beside]) -> None:
+        if state.has_shards:
+            raise ConfigurationError("heal_mode catch_up: not for a model that is sharded; use heal_mode='stall'")
+        self.catch_up: CatchUpMachine[_Step] = CatchUpMachine()
+        self._state = state
+        self._machine = machine
+        self._fetch = fetch
+        self._movers = Movers(state.others)
+        self._optimizer: Optimizer | None = None
+        self._transfer: Beside | None = None
+        self._snapshot: dict[str, Any] | None = None
+        self._batches = 0
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """What applies the gradients."""
+        self._optimizer = optimizer
+        self._movers.attach(optimizer)
+
+    @property
+    def held(self) -> tuple[Tag, int]:
+        """The state that this rank holds, and the batches that are in it."""
+        if self.catch_up.held is not None:
+            return self.catch_up.held, self._batches
+        return Tag(*self._machine.tag), self._machine.batches_committed
+
+    def words(self) -> CatchUp:
+        """For the manager, with a request for a quorum."""
+        self._poll()
+        catch_up = self.catch_up
+        return CatchUp(not catch_up.heals_plainly, catch_up.held, catch_up.has_source)
+
+    def close(self) -> None:
+        if self._transfer is not None:
+            self._transfer.cancel("the Agent was closed")
+
+    # -- a step
+
+    def begin_step(self) -> None:
+        """Raises ConfigurationError where nobody applies what is kept."""
+        if self._optimizer is None:
+            raise ConfigurationError("heal_mode catch_up: wrap the optimizer in a FaultTolerantOptimizer")
+        if not self.catch_up.follows:
+            self._movers.save()
+        self._movers.begin()
+
+    def answered(self, assignment: Assignment) -> None:
+        """What the quorum, or its next step, means for who catches up."""
+        self._poll()
+        machine, catch_up = self._machine, self.catch_up
+        held, was_following = catch_up.held or Tag(*machine.tag), catch_up.follows
+        first = catch_up.kept[:1] if catch_up.transfer is Transfer.DONE else ()
+        begins = Tag(assignment.max_step, assignment.tag_quorum_id)
+        lead = Lead(begins, assignment.catches_up, assignment.heals, assignment.replica_ids)
+        source = assignment.replica_ids[assignment.heal_from_rank] if assignment.heal_from_rank is not None else ""
+        batches = self._batches if was_following else machine.batches_committed
+        turn = catch_up.answered(lead, held, source)
+        self._batches = batches
+        if turn is Turn.FETCH or catch_up.transfer is not Transfer.UNDER_WAY:
+            self._drop_transfer("the quorum has changed")
+        if turn is Turn.FETCH:
+            self._transfer = self._fetch(assignment)
+        if turn is Turn.RETURN:
+            self._return(held, assignment, [kept.content for kept in first])
+        if catch_up.follows:
+            machine.work_at(*catch_up.followed)
+
+    def apply(self) -> None:
+        """After a commit: move the optimizer by this step's gradients, or by those whose turn it is."""
+        assert self._optimizer is not None
+        if not self.catch_up.follows:
+            self._optimizer.step()
+            return
+        self._poll()
+        self._keep()
+        if self.catch_up.transfer is Transfer.ARRIVED:
+            self._install()
+        else:
+            self._catch_up()
+        if self.catch_up.follows:
+            self._movers.save()
+
+    # -- within
+
+    def _poll(self) -> None:
+        """Whether the transfer is over."""
+        transfer = self._transfer
+        if transfer is None or not transfer.received.done():
+            return
+        self._transfer = None
+        error = transfer.received.exception()
+        if error is not None:
+            log.warning("catching up: %s", error)
+            self.catch_up.failed(is_hopeless=isinstance(error, StateMismatch))
+            return
+        self._snapshot = received = transfer.received.result()
+        agent = received["agent"]
+        self.catch_up.arrived(Tag(agent["step"], agent["tag_quorum_id"]))
+
+    def _drop_transfer(self, reason: str) -> None:
+        """And what it brought, unless that is to be installed."""
+        if self._transfer is not None:
+            self._transfer.cancel(reason)
+            self._transfer = None
+        if self.catch_up.transfer is not Transfer.ARRIVED:
+            self._snapshot = None
+
+    def _return(self, held: Tag, assignment: Assignment, first: Sequence[_Step]) -> None:
+        """What this rank holds is what counts, as it was when the `first` step that is kept began: what it worked at is
+        forgotten. A plain heal brings all of its own."""
+        machine = self._machine
+        machine.work_at(*held)
+        machine.batches_committed = self._batches
+        if assignment.heals and not assignment.catches_up:
+            return
+        self._movers.take_back()
+        for step in first:
+            self._move_to(step)
+        self._movers.save()
+        self._state.others_were(self._movers.saved)
+
+    def _keep(self) -> None:
+        machine, catch_up = self._machine, self.catch_up
+        parameters = self._parameters()
+        gradients = [parameter.grad for parameter in parameters]
+        moves = self._movers.take_back()
+        tag = Tag(*machine.tag)
+        kept: Kept[_Step] | None = None
+        if catch_up.keeps and has_room(sum(gradient.nbytes for gradient in gradients if gradient is not None)):
+            taken = [None if gradient is None else _take(gradient) for gradient in gradients]
+            for parameter in parameters:
+                parameter.grad = None
+            kept = Kept(tag, machine.share.divisor, _Step(taken, moves, is_first=not catch_up.kept))
+        elif catch_up.keeps:
+            log.warning("catching up: no room for the gradients of another step; this group heals plainly")
+        catch_up.committed(kept, tag)
+        if not catch_up.keeps:
+            self._drop_transfer("what it is for is not kept")
+
+    def _install(self) -> None:
+        machine, received = self._machine, self._snapshot
+        assert received is not None
+        works_at = machine.tag
+        machine.installing()
+        try:
+            self._state.install(received["train"])
+        except Exception as e:
+            raise AgentError(f"a peer's state was installed in part: {e}; restart the group") from e
+        machine.installed(*works_at, machine.batches_committed)
+        self._batches, self._snapshot = received["agent"]["batches_committed"], None
+        self.catch_up.installed()
+        log.info("catching up: installed step %d, %d more to apply", self.catch_up.begins.step, len(self.catch_up.kept))
+
+    def _catch_up(self) -> None:
+        """Apply the kept steps whose turn it is."""
+        parameters = self._parameters()
+        for kept in self.catch_up.due():
+            self._apply(kept.content, parameters)
+            self._batches += kept.batches
+            self.catch_up.applied()
+        for parameter in parameters:
+            parameter.grad = None
+        if not self.catch_up.follows:
+            self._machine.batches_committed = self._batches
+            log.info("caught up at step %d", self._machine.step)
+
+    def _apply(self, step: _Step, parameters: list[Tensor]) -> None:
+        assert self._optimizer is not None
+        self._move_to(step)
+        self._movers.move(step.moves.inside)
+        for parameter, gradient in zip(parameters, step.gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+        self._optimizer.step()
+
+    def _move_to(self, step: _Step) -> None:
+        """The schedulers, to the beginning of that step."""
+        if not step.is_first:
+            self._movers.move(step.moves.between)
+
+    def _parameters(self) -> list[Tensor]:
+        assert self._optimizer is not None
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+
+def _take(gradient: Tensor) -> Tensor:
+    """What it holds now, in memory of its own: a view into a bucket of torch's is written anew in the next step."""
+    is_whole = gradient.untyped_storage().nbytes() == gradient.nbytes
+    return gradient if gradient.device.type == "cpu" and is_whole else gradient.detach().to("cpu", copy=True)

@@ -1,0 +1,164 @@
+"""How long the other groups' steps take while one heals: in the plain mode they wait for it, in catch_up they do not.
+
+Three replica groups of one rank train a model by DDP on gloo; its parameters and Adam's moments are the state. One is
+killed and started again. Each step of the two others counts from when the third is back to when it contributes and all
+have made some more steps; their median is that of the steps before.
+"""
+
+import itertools
+import json
+import signal
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from torch.distributed import TCPStore
+
+from benchmarks.support.bars import Bar, conclude
+from benchmarks.support.children import Children
+from benchmarks.support.cluster import NAMES, Event, Group, wait_until
+from benchmarks.support.daemons import HERE, OURS, start_lighthouse, start_manager
+from benchmarks.support.figures import machine, machine_text, table, write_json
+
+GIB = 2**30
+MODES = ("stall", "catch_up")
+STAYS, LATE = NAMES[:2], NAMES[2]
+STEPS_BEFORE = 15
+STEPS_AFTER = 5
+TIMEOUT_S = 300.0
+LIMIT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """Of the other groups' steps, in seconds; `behind`: the steps that the third one made before it contributed."""
+
+    mode: str
+    gib: float
+    link_mb_s: float
+    median_s: float
+    longest_s: float
+    behind: int
+    behind_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.longest_s / self.median_s
+
+
+class Job:
+    def __init__(self, children: Children, mode: str, state_bytes: int, link_mb_s: float) -> None:
+        self._children = children
+        self._told = {"mode": mode, "state_bytes": state_bytes, "link_mb_s": link_mb_s}
+        self._store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+        self._lighthouse = start_lighthouse(children, OURS, len(STAYS))
+        self.groups = {name: self._start(name) for name in NAMES}
+
+    def _start(self, name: str) -> Group:
+        manager = start_manager(self._children, OURS, self._lighthouse, name, store=f"{HERE}:{self._store.port}")
+        told = json.dumps(self._told | {"manager": manager.address})
+        group = Group(manager, self._children.start(f"rank of {name}", "-m", "benchmarks.support.catch_up_rank", told))
+        group.follow()
+        return group
+
+    def lose(self, name: str) -> None:
+        self.groups[name].signal(signal.SIGKILL)
+        self.groups[name].manager.child.end()
+        self.groups[name].rank.end()
+
+    def replace(self, name: str) -> None:
+        self.groups[name] = self._start(name)
+
+    def wait_commits(self, count: int, size: int, *names: str) -> None:
+        """So many more by each, in quorums of that size, that count."""
+        before = {name: len(self.groups[name].events) for name in names}
+
+        def is_done() -> bool:
+            for name in names:
+                self.groups[name].rank.check()
+            new = [self.groups[name].events[before[name] :] for name in names]
+            return all(sum((e.what, e.size) == ("commit", size) for e in events) >= count for events in new)
+
+        wait_until(is_done, TIMEOUT_S, f"{count} steps of {size} groups by {names}")
+
+
+def heal(mode: str, state_bytes: int, link_mb_s: float) -> Healed:
+    with Children() as children:
+        job = Job(children, mode, state_bytes, link_mb_s)
+        job.wait_commits(3, len(NAMES), *NAMES)
+        job.wait_commits(STEPS_BEFORE, len(NAMES), *NAMES)
+        before = {name: job.groups[name].events[-STEPS_BEFORE:] for name in STAYS}
+        job.lose(LATE)
+        job.wait_commits(3, len(STAYS), *STAYS)
+        job.replace(LATE)
+        job.wait_commits(STEPS_AFTER, len(NAMES), LATE)
+        late = list(job.groups[LATE].events)
+        median_s = statistics.median([s for events in before.values() for s in lengths(events)])
+        since = [events_since(job.groups[name].events, late[0].step - 1) for name in STAYS]
+        behind = [event for event in late if event.what == "behind"]
+        longest_s = max(s for events in since for s in lengths(events))
+        behind_s = behind[-1].at - behind[0].at if behind else 0.0
+        return Healed(mode, state_bytes / GIB, link_mb_s, median_s, longest_s, len(behind), behind_s)
+
+
+def events_since(events: Sequence[Event], step: int) -> list[Event]:
+    return [event for event in events if event.step >= step]
+
+
+def lengths(events: Sequence[Event]) -> list[float]:
+    return [after.at - before.at for before, after in itertools.pairwise(events)]
+
+
+def render(results: Sequence[Healed]) -> str:
+    header = ["heal_mode", "state", "link", "median step, s", "longest step, s", "longest / median", "steps behind"]
+    rows = [
+        [
+            healed.mode,
+            f"{healed.gib:g} GiB",
+            f"{healed.link_mb_s:g} MB/s" if healed.link_mb_s else "loopback",
+            f"{healed.median_s:.2f}",
+            f"{healed.longest_s:.2f}",
+            f"{healed.ratio:.2f}",
+            str(healed.behind),
+        ]
+        for healed in results
+    ]
+    return table(header, rows)
+
+
+def bars(results: Sequence[Healed]) -> list[Bar]:
+    return [
+        Bar(f"catch_up, {healed.gib:g} GiB: longest step / median", healed.ratio, LIMIT)
+        for healed in results
+        if healed.mode == "catch_up"
+    ]
+
+
+@click.command()
+@click.option("--gib", type=float, default=1.0, show_default=True, help="State to heal.")
+@click.option("--link", "links", type=float, multiple=True, default=(0, 100), show_default=True, help="MB/s; 0: as is.")
+@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, default=MODES, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Of each.")
+@click.option("--quick", is_flag=True, help="Seconds instead of minutes: 1/16 GiB, catch_up alone.")
+@click.option("--check", is_flag=True, help="End with status 1 if the bar is missed.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+def main(
+    gib: float, links: Sequence[float], modes: Sequence[str], repeats: int, quick: bool, check: bool, path: Path | None
+) -> None:
+    """How long the other groups' steps take while one heals."""
+    if quick:
+        gib, links, modes, repeats = 1 / 16, (0,), ("catch_up",), 1
+    found = machine()
+    click.echo(machine_text(found))
+    results = [heal(mode, int(gib * GIB), link) for link in links for mode in modes for _ in range(repeats)]
+    click.echo(render(results))
+    report: dict[str, Any] = {"benchmark": "catch_up", "machine": found, "results": [asdict(each) for each in results]}
+    write_json(path, report)
+    conclude(bars(results), is_checked=check)
+
+
+if __name__ == "__main__":
+    main()

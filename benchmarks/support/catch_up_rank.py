@@ -1,0 +1,64 @@
+"""The one rank of a replica group that trains a model of a given size by DDP on gloo, step after step.
+
+It prints a line for each committed step, as training_rank.py does: "commit" where its gradients count and it holds the
+state that it works at, else "behind".
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, TrainState
+from agent_client.checkpoint.encoding import Encoding
+from benchmarks.support.trainer import BATCH, HERE
+from benchmarks.support.training_rank import tell
+
+WIDTH = 2048
+BYTES_A_PARAMETER = 12
+"""Itself and Adam's two moments."""
+
+
+def model_of(state_bytes: int) -> nn.Module:
+    layers = max(1, round(state_bytes / BYTES_A_PARAMETER / (WIDTH * WIDTH)))
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+
+
+def limit_link(bytes_per_s: float) -> None:
+    """What this rank serves goes over a link of that speed."""
+
+    def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
+        began_at, sent = time.monotonic(), 0
+        for chunk in real(encoding, start):
+            yield chunk
+            sent += len(chunk)
+            time.sleep(max(0.0, began_at + sent / bytes_per_s - time.monotonic()))
+
+    setattr(Encoding, "chunks", chunks)  # noqa: B010  a type checker forbids the other way
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    if told["link_mb_s"]:
+        limit_link(1e6 * told["link_mb_s"])
+    module = model_of(told["state_bytes"])
+    adam = torch.optim.Adam(module.parameters(), lr=1e-4)
+    agent = Agent(told["manager"], state=TrainState(module, adam), advertise=HERE, heal_mode=told["mode"])
+    model, optimizer = DistributedDataParallel(module, agent), FaultTolerantOptimizer(adam, agent)
+    while True:
+        optimizer.zero_grad()
+        batch = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(agent.current_step))
+        model(batch).square().mean().backward()
+        counts = agent.is_participating
+        if optimizer.step():
+            what = "commit" if counts and not agent.catches_up else "behind"
+            tell(what, agent.quorum_id, agent.current_step, agent.num_participants)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""An Agent with heal_mode="catch_up", without peers: what it refuses, and what it says of itself."""
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent_client.agent import Agent
+from agent_client.catch_up import Lead
+from agent_client.checkpoint.folder import CheckpointFolder
+from agent_client.errors import ConfigurationError
+from agent_client.hsdp import replicate
+from agent_client.local_sgd import LocalSGD
+from agent_client.train_state import TrainState
+from protos.membership import Tag
+
+
+class Counter:
+    """Moves with the steps, and does not say how."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+class Replayed(Counter):
+    def replay_step(self) -> None:
+        pass
+
+
+def agent_of(**others: Any) -> Agent:
+    model = torch.nn.Linear(2, 2)
+    state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1), **others)
+    return Agent("127.0.0.1:1", state=state, heal_mode="catch_up")
+
+
+def test_what_moves_in_a_way_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"'counter', a Counter.*replay_step\(\).*heal_mode='stall'"):
+        agent_of(counter=Counter())
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    with pytest.raises(ConfigurationError, match="'plateau', a ReduceLROnPlateau"):
+        agent_of(plateau=plateau)
+    agent_of(counter=Replayed()).close()
+
+
+def test_a_step_without_the_optimizer_that_can_apply_it_later_is_refused() -> None:
+    with agent_of() as agent, pytest.raises(ConfigurationError, match="FaultTolerantOptimizer"):
+        agent.start_quorum()
+
+
+def test_local_steps_are_refused() -> None:
+    with agent_of() as agent, pytest.raises(ConfigurationError, match="steps of one's own.*heal_mode='stall'"):
+        LocalSGD(agent.state.model, agent.state.optimizer, agent, sync_every=2)
+
+
+def test_a_model_that_is_sharded_is_refused() -> None:
+    with agent_of() as agent, pytest.raises(ConfigurationError, match="sharded"):
+        replicate(agent.state.model, agent)
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    model = torch.nn.Linear(2, 2)
+    state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="'catch up' is not a valid HealMode"):
+        Agent("127.0.0.1:1", state=state, heal_mode="catch up")
+
+
+def test_a_rank_that_catches_up_is_known_by_what_it_holds_and_writes_no_checkpoint(tmp_path: Path) -> None:
+    with agent_of() as agent:
+        follower = agent.follow(agent.state.optimizer)
+        assert follower is not None
+        lead = Lead(Tag(7, 3), catches_up=True, deals_source=True, names=("a", "b"))
+        follower.catch_up.answered(lead, Tag(0, 0), "a")
+        agent._machine.work_at(7, 3)
+        folder = CheckpointFolder(tmp_path, agent)
+        assert (agent.catches_up, agent.current_step, folder.save()) == (True, 7, None)
+        assert agent.state_dict() == {"step": 0, "tag_quorum_id": 0, "batches_committed": 0}
+        follower.catch_up.answered(Lead(Tag(0, 0), catches_up=False, deals_source=False, names=("a",)), Tag(0, 0))
+        agent._machine.work_at(0, 0)
+        assert folder.save() is not None
+
+
+def test_who_is_refused_leaves_nothing_behind() -> None:
+    before = sys.excepthook, {thread.name for thread in threading.enumerate()}
+    with pytest.raises(ConfigurationError):
+        agent_of(counter=Counter())
+    assert (sys.excepthook, {thread.name for thread in threading.enumerate()}) == before

@@ -1,0 +1,319 @@
+"""The CatchUpMachine: rule by rule, and under drawn quorums, commits and transfers against the true states."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_client.catch_up import (
+    APPLIED_AT_ONCE,
+    MAX_KEPT_STEPS,
+    MAX_TRIES,
+    CatchUpMachine,
+    Kept,
+    Lead,
+    Transfer,
+    Turn,
+)
+from protos.membership import Tag
+
+HOLDS = Tag(0, 0)
+BEGINS = Tag(10, 3)
+
+
+def lead(begins: Tag = BEGINS, *, catches_up: bool = True, deals_source: bool = True, names: str = "abc") -> Lead:
+    return Lead(begins, catches_up, deals_source, tuple(names))
+
+
+def following(steps: int = 0, quorum_id: int = 4) -> CatchUpMachine[Tag]:
+    """Quorum 4 has dealt it a as its source, and committed so many steps."""
+    machine: CatchUpMachine[Tag] = CatchUpMachine()
+    assert machine.answered(lead(), HOLDS, "a") is Turn.FETCH
+    for step in range(steps):
+        commit(machine, Tag(BEGINS.step + step + 1, quorum_id))
+    return machine
+
+
+def commit(machine: CatchUpMachine[Tag], tag: Tag) -> None:
+    machine.committed(Kept(tag, 1, tag), tag)
+
+
+def tags(machine: CatchUpMachine[Tag]) -> list[Tag]:
+    return [kept.tag for kept in machine.kept]
+
+
+class TestFollowing:
+    def test_at_first_nothing_is_followed(self):
+        machine: CatchUpMachine[Tag] = CatchUpMachine()
+        assert (machine.follows, machine.has_source, machine.held, machine.due()) == (False, False, None, ())
+
+    def test_one_that_is_behind_works_at_the_step_of_the_quorum_and_holds_its_own(self):
+        machine = following()
+        assert (machine.held, machine.followed, machine.transfer) == (HOLDS, BEGINS, Transfer.UNDER_WAY)
+        commit(machine, Tag(11, 4))
+        assert (machine.held, machine.followed) == (HOLDS, Tag(11, 4))
+
+    def test_one_whose_group_is_behind_and_is_not_itself_does_nothing(self):
+        machine: CatchUpMachine[Tag] = CatchUpMachine()
+        assert machine.answered(lead(), BEGINS) is Turn.GO_ON
+        assert (machine.follows, machine.has_source) == (False, True)
+
+    def test_a_state_without_a_known_tag_is_no_other_s(self):
+        machine: CatchUpMachine[Tag] = CatchUpMachine()
+        assert machine.answered(lead(Tag(10, None)), Tag(10, None), "a") is Turn.FETCH
+
+    def test_where_the_group_does_not_catch_up_nothing_is_followed(self):
+        machine: CatchUpMachine[Tag] = CatchUpMachine()
+        assert machine.answered(lead(catches_up=False), HOLDS) is Turn.GO_ON
+        assert not machine.follows
+
+    def test_further_steps_of_the_quorum_go_on(self):
+        machine = following(2)
+        assert machine.answered(lead(Tag(12, 4), deals_source=False), Tag(12, 4)) is Turn.GO_ON
+        assert tags(machine) == [Tag(11, 4), Tag(12, 4)]
+
+
+class TestApplying:
+    def test_nothing_before_the_snapshot_is_installed(self):
+        machine = following(2)
+        assert machine.due() == ()
+        machine.arrived(BEGINS)
+        assert machine.due() == ()
+        machine.installed()
+        assert [kept.tag for kept in machine.due()] == [Tag(11, 4), Tag(12, 4)]
+
+    def test_in_order_a_few_at_a_time_and_then_it_holds_what_it_works_at(self):
+        machine = following(APPLIED_AT_ONCE + 1)
+        machine.arrived(BEGINS)
+        machine.installed()
+        assert machine.held == BEGINS
+        for number, kept in enumerate(machine.due(), start=1):
+            assert kept.tag == Tag(10 + number, 4)
+            machine.applied()
+            assert machine.held == kept.tag
+        assert len(machine.due()) == 1
+        machine.applied()
+        assert (machine.follows, machine.due()) == (False, ())
+
+    def test_an_arrival_that_nobody_waits_for_is_nothing(self):
+        machine = following(1)
+        machine.failed()
+        machine.arrived(BEGINS)
+        assert machine.transfer is Transfer.FAILED
+
+
+class TestAnotherQuorum:
+    def test_that_begins_where_it_is_goes_on_with_the_same_snapshot(self):
+        machine = following(2)
+        assert machine.answered(lead(Tag(12, 4), deals_source=False), Tag(12, 4)) is Turn.GO_ON
+        commit(machine, Tag(13, 6))
+        assert (tags(machine), machine.transfer) == ([Tag(11, 4), Tag(12, 4), Tag(13, 6)], Transfer.UNDER_WAY)
+
+    def test_what_others_have_not_committed_is_forgotten(self):
+        machine = following(2)
+        assert machine.answered(lead(Tag(11, 4), deals_source=False), Tag(12, 4)) is Turn.GO_ON
+        assert (tags(machine), machine.followed) == ([Tag(11, 4)], Tag(11, 4))
+
+    @pytest.mark.parametrize("begins", [Tag(12, 5), Tag(13, 4), Tag(12, None), Tag(9, 3)])
+    def test_that_begins_anywhere_else_starts_anew(self, begins: Tag):
+        machine = following(2)
+        assert machine.answered(lead(begins), Tag(12, 4), "b") is Turn.FETCH
+        assert (tags(machine), machine.followed, machine.held, machine.source) == ([], begins, HOLDS, "b")
+
+    def test_and_fails_where_no_source_is_dealt(self):
+        machine = following(2)
+        assert machine.answered(lead(Tag(20, 5), deals_source=False), Tag(12, 4)) is Turn.GO_ON
+        assert (machine.transfer, machine.followed, machine.has_source) == (Transfer.FAILED, Tag(20, 5), False)
+
+    def test_without_the_source_starts_anew(self):
+        machine = following(2)
+        assert machine.answered(lead(Tag(12, 4), names="bc"), Tag(12, 4), "b") is Turn.FETCH
+        assert (tags(machine), machine.source) == ([], "b")
+
+    def test_the_source_may_go_once_the_snapshot_is_here(self):
+        machine = following(2)
+        machine.arrived(BEGINS)
+        assert machine.answered(lead(Tag(12, 4), deals_source=False, names="bc"), Tag(12, 4)) is Turn.GO_ON
+        assert machine.has_source
+
+    def test_in_which_it_is_not_behind_leaves_it_with_what_it_holds(self):
+        machine = following(2)
+        assert machine.answered(lead(HOLDS, catches_up=False), Tag(12, 4)) is Turn.RETURN
+        assert (machine.follows, tags(machine), machine.has_source) == (False, [], False)
+
+    def test_so_does_one_that_begins_with_what_it_holds(self):
+        machine = following(2)
+        machine.arrived(BEGINS)
+        machine.installed()
+        assert machine.answered(lead(BEGINS), Tag(12, 4), "b") is Turn.RETURN
+        assert (machine.follows, machine.has_source) == (False, True)
+
+
+class TestFailing:
+    def test_starts_anew_in_the_next_quorum(self):
+        machine = following(2)
+        machine.failed()
+        assert (machine.has_source, machine.keeps, machine.followed) == (False, False, Tag(12, 4))
+        commit(machine, Tag(13, 4))
+        assert (tags(machine), machine.followed, machine.held) == ([], Tag(13, 4), HOLDS)
+        assert machine.answered(lead(Tag(13, 4), deals_source=False), Tag(13, 4)) is Turn.GO_ON
+        assert machine.answered(lead(Tag(13, 4)), Tag(13, 4), "b") is Turn.FETCH
+
+    def test_too_often_it_heals_plainly(self):
+        machine = following()
+        for number in range(1, MAX_TRIES + 1):
+            machine.failed()
+            assert machine.heals_plainly is (number == MAX_TRIES)
+            machine.answered(lead(), BEGINS, "a")
+        machine.answered(lead(catches_up=False), BEGINS)
+        assert not machine.heals_plainly, "and then it may catch up again"
+
+    @pytest.mark.parametrize(
+        "fail",
+        [
+            lambda machine: machine.failed(is_hopeless=True),
+            lambda machine: machine.committed(None, Tag(11, 4)),
+        ],
+        ids=["useless", "no room"],
+    )
+    def test_at_once_where_another_try_is_hopeless(self, fail: Callable[[CatchUpMachine[Tag]], None]):
+        machine = following()
+        fail(machine)
+        assert (machine.heals_plainly, machine.transfer) == (True, Transfer.FAILED)
+
+    def test_steps_are_not_kept_without_end(self):
+        machine = following(MAX_KEPT_STEPS)
+        assert len(machine.kept) == MAX_KEPT_STEPS
+        commit(machine, Tag(BEGINS.step + MAX_KEPT_STEPS + 1, 4))
+        assert (machine.kept, machine.heals_plainly) == ((), True)
+
+
+# -- against the true states
+
+happenings = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("quorum"),
+            st.integers(0, 5),  # how far back it begins
+            st.sampled_from([True, True, True, False]),  # catches up
+            st.sampled_from([True, True, False]),  # a source is dealt
+            st.sampled_from(["abc", "bc"]),
+            st.sampled_from([True, True, True, False]),  # the tag is known
+        ),
+        st.tuples(st.just("commit"), st.sampled_from([True, True, True, True, False])),
+        st.tuples(st.just("commit"), st.just(True)),
+        st.tuples(st.just("arrive")),
+        st.tuples(st.just("fail")),
+    ),
+    max_size=60,
+)
+
+
+class World:
+    """`states[tag]`: every commit that led to the state of that name. `weights`: those in this rank's."""
+
+    def __init__(self) -> None:
+        self.machine: CatchUpMachine[Tag] = CatchUpMachine()
+        self.states: dict[Tag, tuple[Tag, ...]] = {HOLDS: ()}
+        self.weights: tuple[Tag, ...] = ()
+        self.works_at = HOLDS
+        self.quorum_id = 0
+        self.fetches: Tag | None = None
+
+    def quorum(self, back: int, catches_up: bool, deals_source: bool, names: str, is_known: bool) -> None:
+        self.quorum_id += 1
+        begins = list(self.states)[-1 - min(back, len(self.states) - 1)]
+        shown = begins if is_known else Tag(begins.step, None)
+        held = self.machine.held or self.works_at
+        told = Lead(shown, catches_up, deals_source, tuple(names))
+        turn = self.machine.answered(told, self.works_at, names[0])
+        self.works_at = begins
+        if turn is Turn.FETCH:
+            self.fetches = begins
+        if turn is Turn.RETURN:
+            assert self.states[held] == self.weights
+        if not catches_up:
+            self.weights = self.states[begins]  # it was up to date, or has healed plainly
+        elif self.machine.follows:
+            assert self.machine.followed == shown
+
+    def commit(self, keeps: bool) -> None:
+        machine, tag = self.machine, Tag(self.works_at.step + 1, self.quorum_id)
+        if self.quorum_id == 0 or tag in self.states:
+            return
+        self.states[tag] = (*self.states[self.works_at], tag)
+        self.works_at = tag
+        if not machine.follows:
+            self.weights += (tag,)
+            return
+        machine.committed(Kept(tag, 1, tag) if keeps and machine.keeps else None, tag)
+        if machine.transfer is Transfer.ARRIVED:
+            assert self.fetches is not None
+            self.weights = self.states[self.fetches]
+            machine.installed()
+        else:
+            due = machine.due()
+            assert len(due) <= APPLIED_AT_ONCE
+            for kept in due:
+                self.weights += (kept.content,)
+                machine.applied()
+
+    def arrive(self) -> None:
+        if self.fetches is not None and self.machine.transfer is Transfer.UNDER_WAY:
+            self.machine.arrived(self.fetches)
+
+    def fail(self) -> None:
+        if self.machine.transfer is Transfer.UNDER_WAY:
+            self.machine.failed()
+
+    def check(self) -> None:
+        machine = self.machine
+        assert self.weights == self.states[machine.held or self.works_at], "what is held has its name"
+        steps = [machine.begins.step, *(kept.tag.step for kept in machine.kept)]
+        assert not machine.follows or steps == list(range(steps[0], steps[0] + len(steps))), "no step is left out"
+        assert machine.transfer is not Transfer.FAILED or not machine.kept
+
+
+def run(drawn: list[tuple[Any, ...]]) -> World:
+    world = World()
+    for what, *details in drawn:
+        getattr(world, what)(*details)
+        world.check()
+    return world
+
+
+@settings(max_examples=500, deadline=None)
+@given(happenings)
+def test_what_is_held_is_always_a_true_state(drawn: list[tuple[Any, ...]]):
+    run(drawn)
+
+
+def goes_on_anywhere(self: CatchUpMachine[Tag], begins: Tag) -> bool:
+    return True
+
+
+def keeps_the_tail(self: CatchUpMachine[Tag], begins: Tag) -> bool:
+    return begins in (self.begins, *(kept.tag for kept in self.kept))
+
+
+def forgets_the_snapshot(self: CatchUpMachine[Tag]) -> None:
+    self.transfer = Transfer.DONE
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("_cut", goes_on_anywhere), ("_cut", keeps_the_tail), ("installed", forgets_the_snapshot)],
+    ids=["goes on anywhere", "keeps the tail", "forgets the snapshot"],
+)
+def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, wrong: Callable[..., Any]):
+    monkeypatch.setattr(CatchUpMachine, name, wrong)
+
+    @settings(max_examples=2000, deadline=None, database=None, derandomize=True)
+    @given(happenings)
+    def search(drawn: list[tuple[Any, ...]]) -> None:
+        run(drawn)
+
+    with pytest.raises((AssertionError, IndexError)):
+        search()
