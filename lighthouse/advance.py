@@ -16,45 +16,43 @@ from protos.generation import RankId, Terms
 
 
 class Advance:
-    """Reads who is here and the last generation's life; of its own it has the moment when the wait began."""
+    """Reads who is here and the last generation's life; of its own it has the moments when a wait began."""
 
     def __init__(self) -> None:
-        self.waits_since: float | None = None
+        self._waits_since: float | None = None
+        self._short_since: float | None = None
 
-    def look(self, ranks: Ranks, life: GenerationLife, now: float) -> None:
+    def look(self, ranks: Ranks, life: GenerationLife, terms: Terms, now: float) -> AdvanceVerdict:
         """Call it after each change."""
-        if life.stands or not ranks.ready:
-            self.waits_since = None
-        elif self.waits_since is None:
-            self.waits_since = now
+        self._waits_since = _since(self._waits_since, now, bool(ranks.ready) and not life.stands)
+        verdict = self.verdict(ranks, life, terms, now)
+        self._short_since = _since(self._short_since, now, _is_short(verdict, life))
+        return verdict
+
+    def is_hopeless(self, terms: Terms, now: float) -> bool:
+        return self._short_since is not None and now >= self._short_since + terms.return_timeout_s
 
     def shift(self, by_s: float) -> None:
-        if self.waits_since is not None:
-            self.waits_since += by_s
+        """Nobody could be heard of for so long."""
+        self._waits_since = None if self._waits_since is None else self._waits_since + by_s
+        self._short_since = None if self._short_since is None else self._short_since + by_s
 
     def moments(self, terms: Terms) -> list[float]:
-        """When time alone may change the verdict."""
-        if self.waits_since is None:
-            return []
-        return [self.waits_since + terms.join_timeout_s, self.waits_since + terms.return_timeout_s]
+        """When time alone may change the verdict, or make it hopeless."""
+        waits = [] if self._waits_since is None else [self._waits_since + terms.join_timeout_s]
+        return waits + ([] if self._short_since is None else [self._short_since + terms.return_timeout_s])
 
     def verdict(self, ranks: Ranks, life: GenerationLife, terms: Terms, now: float) -> AdvanceVerdict:
         if life.stands:
             return AdvanceVerdict.STANDS
-        if self.waits_since is None:
+        if self._waits_since is None:
             return AdvanceVerdict.NOBODY_READY
         if _is_incomplete(ranks, life, terms):
-            if now < self.waits_since + terms.join_timeout_s:
+            if now < self._waits_since + terms.join_timeout_s:
                 return AdvanceVerdict.WAITING_FOR_RANKS
             if not _is_majority(ranks, life, terms):
                 return AdvanceVerdict.NO_MAJORITY
         return AdvanceVerdict.READY if choose(ranks, life, terms) else AdvanceVerdict.TOO_FEW
-
-    def is_hopeless(self, verdict: AdvanceVerdict, life: GenerationLife, terms: Terms, now: float) -> bool:
-        is_short = verdict is AdvanceVerdict.TOO_FEW or (verdict is AdvanceVerdict.NO_MAJORITY and not life.survivors)
-        if not is_short or life.generation is None or self.waits_since is None:
-            return False
-        return now >= self.waits_since + terms.return_timeout_s
 
 
 def choose(ranks: Ranks, life: GenerationLife, terms: Terms, *, with_running: bool = False) -> tuple[RankId, ...]:
@@ -69,6 +67,16 @@ def choose(ranks: Ranks, life: GenerationLife, terms: Terms, *, with_running: bo
         for rank in ranks
     )
     return assign(candidates, life.slots, terms)
+
+
+def _since(before: float | None, now: float, is_so: bool) -> float | None:
+    return None if not is_so else now if before is None else before
+
+
+def _is_short(verdict: AdvanceVerdict, life: GenerationLife) -> bool:
+    """Too few are left of a generation, and nobody who is alive is waited for."""
+    is_lost = verdict is AdvanceVerdict.NO_MAJORITY and not life.survivors
+    return life.generation is not None and (verdict is AdvanceVerdict.TOO_FEW or is_lost)
 
 
 def _is_incomplete(ranks: Ranks, life: GenerationLife, terms: Terms) -> bool:

@@ -162,6 +162,8 @@ class GenerationMachine:
         self.ledger.learn(entry.seen, self.terms.stride)
         self.ledger.learn(entry.generation, self.terms.stride)
         rank = self.ranks.enter(entry, session, now)
+        self.ranks.run(rank)
+        self.life.come_back(rank.rank)
         if entry.is_ready:
             return effects + self._ready(rank, entry.generation, now)
         return effects + self._holds(rank, entry.generation)
@@ -280,16 +282,18 @@ class GenerationMachine:
         if self.stop is None:
             return []
         self.stop = None
+        self._advance = Advance()  # who waits begins to wait now
         return [Resumed(self.record(now))]
 
     # -- forming
 
     def _settle(self, now: float) -> list[GenerationEffect]:
-        self._advance.look(self.ranks, self.life, now)
-        verdict = self.verdict(now)
+        if self.stop is not None:
+            return []
+        verdict = self._advance.look(self.ranks, self.life, self.terms, now)
         if verdict is AdvanceVerdict.READY:
             return self._form(now)
-        if self._advance.is_hopeless(verdict, self.life, self.terms, now):
+        if self._advance.is_hopeless(self.terms, now):
             needed = max(self.terms.min_active, self.terms.divisible_by)
             return self._stop(f"min_active: {len(self.ranks.ready)} ranks are left, {needed} are needed", "", now)
         return []
@@ -317,6 +321,6 @@ class GenerationMachine:
         for rank in members:
             self.ranks.run(rank)
             rank.generation = generation.number
-        self._advance.look(self.ranks, self.life, now)
+        self._advance = Advance()
         self.keys.advance(generation.number)
         return generation

@@ -49,6 +49,11 @@ class GenerationLife:
     def runs(self, rank: RankId, generation: int) -> bool:
         return generation == self.number and rank in self.running and not self.is_broken
 
+    def come_back(self, rank: RankId) -> None:
+        """The process lives, its connection was broken: it is waited for again."""
+        self.survivors |= self.active & {rank}
+        self.running |= self.active & {rank}
+
     def ready(self, rank: RankId) -> None:
         self.running.discard(rank)
         if rank in self.active and not self.is_broken:

@@ -71,6 +71,10 @@ class Worker:
             self.runs = False
 
 
+class LighthouseDied(Exception):
+    """In the middle of telling."""
+
+
 class RunStage:
     """`obedient`: who is interrupted is ready at once."""
 
@@ -86,7 +90,10 @@ class RunStage:
         self.workers: dict[int, Worker] = {}
         self.named: dict[int, Generation] = {}
         self.completed: list[int] = []
+        self.finished: set[tuple[RankId, int]] = set()
         self.is_down = False
+        self.tells_left: int | None = None  # until it dies
+        self.stale: list[int] = []  # streams of dead processes whose end was not read yet
         self._numbers = 0
 
     # -- what ranks do
@@ -104,6 +111,7 @@ class RunStage:
         old = self.workers.get(slot)
         if old is not None:
             old.is_alive = False
+            self.stale += [] if old.session is None else [old.session]
         after = 0 if old is None else old.attempt + (self.terms.stride > 1)
         worker = Worker(RankId(slot, f"i{self._numbers}"), after if attempt is None else attempt, host)
         if old is not None and old.numbers:  # its supervisor knows
@@ -114,6 +122,7 @@ class RunStage:
     def enter(self, slot: int, *, stream: bool = True) -> None:
         worker = self.workers[slot]
         self._numbers += 1
+        self.stale += [] if worker.session is None else [worker.session]
         worker.session = self._numbers if stream else None
         seen = worker.numbers[-1] if worker.numbers else None
         entry = Entry(
@@ -150,8 +159,27 @@ class RunStage:
             worker = self.workers[slot]
             worker.is_alive = worker.runs = worker.is_ready = False
             if worker.session is not None:
-                self.feed(SessionEnded(worker.session))
+                session, worker.session = worker.session, None
+                self.feed(SessionEnded(session))
         self.obey()
+
+    def vanish(self, slot: int) -> None:
+        """Killed; the end of its stream is not read yet."""
+        worker = self.workers[slot]
+        worker.is_alive = worker.runs = worker.is_ready = False
+        self.stale += [] if worker.session is None else [worker.session]
+        worker.session = None
+
+    def read_ends(self) -> None:
+        stale, self.stale = self.stale, []
+        for session in stale:
+            self.feed(SessionEnded(session))
+
+    def break_connection(self, slot: int) -> None:
+        """The process lives, and will enter again."""
+        session, self.workers[slot].session = self.workers[slot].session, None
+        if session is not None:
+            self.feed(SessionEnded(session))
 
     def report_dead(self, slot: int) -> None:
         """By its supervisor."""
@@ -186,11 +214,13 @@ class RunStage:
 
     def kill_lighthouse(self) -> None:
         self.is_down = True
+        self.tells_left = None
+        self.stale = []
         for worker in self.workers.values():
             worker.session = None
 
     def start_lighthouse(self, *, comes_back: bool = True) -> None:
-        """On its records alone; the clock of the new one has nothing to do with the old one's."""
+        """On its records alone."""
         self.is_down = False
         record = parse(dump(self.record))
         assert record == self.record
@@ -203,20 +233,28 @@ class RunStage:
     # -- to the machine
 
     def feed(self, event: GenerationEvent) -> None:
+        if isinstance(event, Finished):
+            self.finished.add((event.rank, event.generation))
         if not self.is_down:
             self.perform(list(self.machine.handle(event, self.now)))
 
     def perform(self, effects: list[GenerationEffect]) -> None:
-        for effect in effects:
-            self.record = getattr(effect, "record", None) or self.record
-            self.carry(effect)
+        """It may die after any of its messages, and before the first, when it has written down what it was to tell."""
+        try:
+            for effect in effects:
+                self.record = getattr(effect, "record", None) or self.record
+                self.carry(effect)
+        except LighthouseDied:
+            return self.kill_lighthouse()
         assert self.machine.tick(self.now) == [], "a tick at the same moment finds nothing left to do"
         due = self.machine.deadline(self.now)
         assert due is None or due > self.now
+        return None
 
     def carry(self, effect: GenerationEffect) -> None:
         match effect:
             case GenerationFormed(generation, spares):
+                self.check_left_out(generation, spares)
                 self.check(generation)
                 for rank in (*generation.active, *spares):
                     self._tell(rank, generation)
@@ -225,17 +263,27 @@ class RunStage:
                 self._tell(rank, generation)
             case Interrupted(number, _, ranks):
                 for rank in ranks:
+                    self._count()
                     self.worker(rank).interrupt(number)
             case RankRefused(rank, error):
                 self.worker(rank).refusals.append(error)
             case Stopped(stop, ranks):
                 for rank in ranks:
+                    self._count()
                     self.worker(rank).stop = stop
                     self.worker(rank).runs = False
             case Completed(number, _):
+                assert {(rank, number) for rank in self.named[number].active} <= self.finished
                 self.completed.append(number)
             case Resumed():
                 pass
+
+    def check_left_out(self, generation: Generation, spares: tuple[RankId, ...]) -> None:
+        """Who is alive is left out by a majority only."""
+        before = self.named[max(self.named)].active if self.named else ()
+        ready = {rank.slot for rank in (*generation.active, *spares)}
+        left_out = [rank for rank in before if rank.slot not in ready and self.machine.ranks.get(rank)]
+        assert not left_out or sum(rank.slot in ready for rank in before) >= len(before) // 2 + 1
 
     def check(self, generation: Generation) -> None:
         assert self.record.generation is not None
@@ -244,7 +292,14 @@ class RunStage:
         assert len({rank.slot for rank in generation.active}) == len(generation.active)
         assert len(generation.active) <= self.terms.target
 
+    def _count(self) -> None:
+        if self.tells_left == 0:
+            raise LighthouseDied
+        if self.tells_left is not None:
+            self.tells_left -= 1
+
     def _tell(self, rank: RankId, generation: Generation) -> None:
+        self._count()
         worker = self.worker(rank)
         if worker.is_alive:
             worker.hear(generation)

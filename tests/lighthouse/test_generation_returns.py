@@ -83,6 +83,16 @@ class TestCatchUp:
         assert isinstance(effect, RankRefused)
         assert isinstance(effect.error, UnknownName)
 
+    def test_who_has_lost_its_connection_is_waited_for_again_when_it_is_back(self):
+        stage = running(3, obedient=False)
+        stage.break_connection(2)
+        stage.enter(2)
+        assert not stage.workers[2].runs
+        stage.ready(0, 1)
+        assert stage.number == 0
+        stage.ready(2)
+        assert (stage.number, stage.running(), stage.counters.job_restarts) == (1, {0, 1, 2}, 1)
+
     def test_an_older_generation_is_over(self):
         stage = running(2, obedient=False)
         stage.ready(0)
