@@ -46,7 +46,6 @@ from lighthouse.ledger import Ledger
 from lighthouse.ranks import Rank, Ranks
 from lighthouse.run_record import Incident, RunRecord
 from protos.generation import Entry, Generation, RankId, Stop
-from protos.refusals import InvalidRequest, LighthouseError, WrongState
 
 CLOSINGS_HELD_S = 2.0
 
@@ -83,7 +82,7 @@ class GenerationMachine:
     @property
     def is_quiet(self) -> bool:
         """Nobody is here; what is to be kept is in the record."""
-        return not self.ranks.here
+        return self.ranks.is_empty
 
     def verdict(self, now: float) -> AdvanceVerdict:
         if self.stop is not None:
@@ -150,10 +149,10 @@ class GenerationMachine:
     def _enter(self, entry: Entry, session: int | None, now: float) -> list[GenerationEffect]:
         if self.stop is not None:
             return [Stopped(self.stop, (entry.rank,))]
-        error = self._refusal(entry)
+        error = self.ranks.refusal(entry, self.terms)
         if error is not None:
             return [RankRefused(entry.rank, error)]
-        if not self.ranks.here and entry.terms != self.terms:
+        if entry.terms != self.terms:  # it was not refused: nobody is here
             self.terms, self.ranks = entry.terms, Ranks(self.config.rank_timeout_s)
         effects: list[GenerationEffect] = []
         old = self.ranks.of_slot(entry.rank.slot)
@@ -167,14 +166,6 @@ class GenerationMachine:
         if entry.is_ready:
             return effects + self._ready(rank, entry.generation, now)
         return effects + self._holds(rank, entry.generation)
-
-    def _refusal(self, entry: Entry) -> LighthouseError | None:
-        if not 0 <= entry.rank.slot < entry.terms.world_size:
-            size = entry.terms.world_size
-            return InvalidRequest(f"is {entry.rank.slot}; a world of {size} has slots 0 to {size - 1}", field="slot")
-        if self.ranks.here and entry.terms != self.terms:
-            return WrongState(f"terms: {entry.rank} comes with {entry.terms}, and those who are here with {self.terms}")
-        return self.ranks.duplicate(entry)
 
     def _end_session(self, session: int, now: float) -> list[GenerationEffect]:
         rank = self.ranks.of_session(session)

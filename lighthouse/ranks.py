@@ -4,12 +4,13 @@ A rank is alive while its stream is open, or for `rank_timeout_s` after its last
 lighthouse's own monotonic clock, stamped on arrival; no clock of another host is compared.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lighthouse.run_record import RankRecord
-from protos.generation import Entry, RankId
-from protos.refusals import DuplicateReplica, LighthouseError, Superseded, UnknownName
+from protos.generation import Entry, RankId, Terms
+from protos.refusals import DuplicateReplica, InvalidRequest, LighthouseError, Superseded, UnknownName, WrongState
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +41,7 @@ class Ranks:
         self._timeout_s = rank_timeout_s
         self._slots = {r.rank.slot: _restored(r, now, rank_timeout_s) for r in records}
         self._without_stream = {slot for slot, rank in self._slots.items() if rank.is_here}
+        self._lapses_from = now + rank_timeout_s  # nobody lapses before
         self._sessions: dict[int, Rank] = {}
         self.ready: dict[int, Rank] = {}
 
@@ -48,6 +50,11 @@ class Ranks:
 
     def records(self, wall_offset_s: float) -> tuple[RankRecord, ...]:
         return tuple(_record(rank, wall_offset_s) for rank in self)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody is here."""
+        return not any(rank.is_here for rank in self)
 
     @property
     def here(self) -> list[Rank]:
@@ -69,7 +76,16 @@ class Ranks:
             return Superseded(f"{rank} has a successor, {found.rank}; end this process")
         return UnknownName(f"{rank} is not here, or no more; enter again")
 
-    def duplicate(self, entry: Entry) -> DuplicateReplica | None:
+    def refusal(self, entry: Entry, terms: Terms) -> LighthouseError | None:
+        """Why it may not come in. `terms`: those of who is here; a refusal changes nothing."""
+        size = entry.terms.world_size
+        if not 0 <= entry.rank.slot < size:
+            return InvalidRequest(f"is {entry.rank.slot}; a world of {size} has slots 0 to {size - 1}", field="slot")
+        if entry.terms != terms and not self.is_empty:
+            return WrongState(f"terms: {entry.rank} comes with {entry.terms}, and those who are here with {terms}")
+        return self._duplicate(entry)
+
+    def _duplicate(self, entry: Entry) -> DuplicateReplica | None:
         """Why another process keeps the slot. A later attempt takes it, and an equal one if there is no stream."""
         old = self._slots.get(entry.rank.slot)
         if old is None or not old.is_here or old.rank == entry.rank or entry.attempt > old.attempt:
@@ -98,12 +114,12 @@ class Ranks:
         rank.attempt, rank.host, rank.pid, rank.is_here = entry.attempt, entry.host, entry.pid, True
         rank.step = max(rank.step, entry.step)
         rank.session = session
+        self.see(rank, now)
+        self._without_stream.discard(entry.rank.slot)
         if session is not None:
             self._sessions[session] = rank
-            self._without_stream.discard(entry.rank.slot)
         else:
-            self._without_stream.add(entry.rank.slot)
-        self.see(rank, now)
+            self._watch(rank)
         return rank
 
     def see(self, rank: Rank, now: float) -> None:
@@ -114,7 +130,7 @@ class Ranks:
         if rank.session is not None:
             self._sessions.pop(rank.session, None)
         rank.session, rank.lapses_at = None, lapses_at
-        self._without_stream.add(rank.rank.slot)
+        self._watch(rank)
 
     def wait(self, rank: Rank, now: float) -> None:
         """It is ready."""
@@ -132,17 +148,27 @@ class Ranks:
         rank.is_here, rank.session = False, None
 
     def lapsed(self, now: float) -> list[Rank]:
-        """Those whose time without a stream is over; they are not lost yet."""
-        return [rank for slot in sorted(self._without_stream) if (rank := self._slots[slot]).lapses_at <= now]
+        """Those whose time without a stream is over; they are to be lost."""
+        if not self._without_stream or now < self._lapses_from:
+            return []
+        ranks = [self._slots[slot] for slot in sorted(self._without_stream)]
+        self._lapses_from = min((rank.lapses_at for rank in ranks if rank.lapses_at > now), default=math.inf)
+        return [rank for rank in ranks if rank.lapses_at <= now]
 
     def next_at(self) -> float | None:
-        return min((self._slots[slot].lapses_at for slot in self._without_stream), default=None)
+        """A moment at or before the next lapse."""
+        return self._lapses_from if self._without_stream and self._lapses_from < math.inf else None
 
     def shift(self, by_s: float) -> None:
         """The lighthouse was paused: nobody could be heard of for so long."""
         for rank in self:
             rank.lapses_at += by_s
             rank.seen_at += by_s
+        self._lapses_from += by_s
+
+    def _watch(self, rank: Rank) -> None:
+        self._without_stream.add(rank.rank.slot)
+        self._lapses_from = min(self._lapses_from, rank.lapses_at)
 
     def _forget(self, rank: Rank | None) -> None:
         if rank is None:
