@@ -6,6 +6,8 @@ A generation is one attempt to run a job's function: a number that is never give
 from dataclasses import dataclass
 from enum import StrEnum
 
+from protos.refusals import LighthouseError
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class RankId:
@@ -106,3 +108,66 @@ class KeyKind(StrEnum):
     ITERATION = "iteration"
     JOB_RESTART = "job_restart"
     RANKS_RESTART = "ranks_restart"
+
+
+# -- on a rank's stream, after its entry
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """A sign of life. `phase` is for people."""
+
+    step: int = 0
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """It runs nothing, and waits. `generation`: the one that it leaves, the last in which it was active."""
+
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    generation: int
+
+
+FromWorker = Entry | StepReport | Ready | Failure | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """`slots[i]` is rank i; who is not in it is a spare. The same for all, so that it is serialised once."""
+
+    counters: Counters
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Generation `number` is over: stop what runs, and say ready."""
+
+    number: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All have finished generation `number`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    error: LighthouseError
+
+
+ToWorker = Told | Over | Stop | Done | Refusal
