@@ -1,7 +1,7 @@
 """What is said on a rank's stream survives the wire; what is malformed is refused with its field."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protos import generation_pb2 as pb
@@ -30,6 +30,7 @@ from protos.generation_wire import (
 )
 from protos.refusals import DuplicateReplica, InvalidRequest, LighthouseError
 
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 numbers = st.integers(0, 2**62)
 counts = st.integers(1, 1000)
 texts = st.text(max_size=40)
@@ -77,12 +78,14 @@ responses = st.one_of(
 )
 
 
+@unhurried
 @given(requests)
 def test_a_request_survives(message: FromWorker):
     raw = rank_request_to_wire(message).SerializeToString()
     assert rank_request_from_wire(pb.RankRequest.FromString(raw)) == message
 
 
+@unhurried
 @given(responses)
 def test_a_response_survives(message: ToWorker):
     raw = rank_response_to_wire(message).SerializeToString()
