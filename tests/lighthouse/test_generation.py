@@ -208,6 +208,24 @@ class TestAlive:
         stage.wait(100)
         assert (stage.number, stage.running()) == (0, {0, 1, 2})
 
+    def test_no_timeout_runs_while_it_is_paused(self):
+        stage = RunStage(4, obedient=False)
+        stage.start(0, 1, 2)
+        stage.start(3, stream=False)
+        stage.ready(0, 1, 2)
+        stage.wait(10)
+        stage.beat(3)
+        stage.wait(10)
+        stage.now += 50  # nobody ticked
+        stage.feed(WasLate(50))
+        stage.wait(19.9)
+        assert stage.machine.ranks.get(stage.workers[3].rank) is not None
+        stage.beat(3)
+        stage.wait(20)
+        assert stage.number == 0
+        stage.wait(0.2)
+        assert stage.number == 1
+
     def test_who_does_not_come_back_after_the_pause_is_lost(self):
         stage = running(3)
         stage.feed(WasLate(4))
@@ -249,6 +267,14 @@ class TestNumbers:
             stage.obey()
             told.append(stage.number)
         assert told == [0, 100, 200]
+
+    def test_a_restarted_process_counts_once(self):
+        stage = running(2, **SUPERVISED)
+        stage.kill(1)
+        stage.start(1)
+        assert stage.number == 100
+        stage.fail(1)
+        assert stage.number == 101
 
     def test_200_after_105_in_process_restarts_from_0(self):
         stage = running(2, **SUPERVISED)

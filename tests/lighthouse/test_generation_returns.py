@@ -76,6 +76,22 @@ class TestCatchUp:
         assert stage.machine.handle(SessionEnded(session), stage.now) == []
         assert stage.number == before
 
+    def test_an_older_stream_of_the_same_process_ends_after_its_newer_one_began(self):
+        stage = running(2)
+        older = stage.workers[1].session or 0
+        stage.enter(1)
+        assert stage.machine.handle(SessionEnded(older), stage.now) == []
+        assert stage.machine.life.stands
+
+    def test_a_lost_journal_is_learned_again_from_who_runs(self):
+        stage = RunStage(2)
+        for slot in (0, 1):
+            stage.spawn(slot).generation = 57
+            stage.enter(slot)
+        assert not stage.workers[0].runs
+        stage.ready(0, 1)
+        assert stage.number == 58
+
     def test_who_is_gone_must_enter_again(self):
         stage = running(2)
         stage.kill(1)

@@ -99,6 +99,18 @@ def test_resume_lifts_it_and_numbers_go_on():
     assert (stage.number, stage.running()) == (2, {0, 1, 2})
 
 
+def test_who_still_waits_begins_to_wait_when_it_is_lifted():
+    stage = running(2, min_active=2, return_timeout_s=60.0)
+    stage.kill(1)
+    stage.wait(61)
+    assert stage.machine.stop is not None
+    stage.feed(ResumeAsked())
+    stage.wait(59.9)
+    assert stage.machine.stop is None
+    stage.wait(0.2)
+    assert stage.machine.stop is not None
+
+
 def test_max_iterations():
     stage = running(2, max_iterations=3)
     stage.fail(0)
