@@ -1,0 +1,317 @@
+"""Generations of one run: restarts in the process and under a supervisor, spares, and the stop.
+
+1. Here alone numbers are given out, written down before they are told, and never twice (iteration.py).
+2. A generation stands until one of its active ranks is lost or fails: then it is broken, the others are interrupted,
+   and say ready. They may also say ready by themselves. A spare's death breaks nothing (generation_life.py).
+3. When the next one forms, and of whom: advance.py, spares.py. It is told to all of them at once.
+4. Who comes while a generation stands is its spare, and told so at once, unless the generation would be larger with it:
+   then it is broken for that, which is no incident.
+5. Who is of the present generation and has not heard of it is handed it again. Nobody waits for a past number, and
+   whoever holds another one is told that it is over.
+6. Too few for too long, or `max_iterations` generations: the run is stopped. A stop stays until it is lifted.
+
+All is read from what ranks say that they hold, again and again. An event that changes nothing costs O(1), a generation
+O(n log n) once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lighthouse.advance import Advance, choose
+from lighthouse.generation_events import (
+    AdvanceVerdict,
+    Beaten,
+    Completed,
+    Entered,
+    Failed,
+    Finished,
+    GenerationEffect,
+    GenerationEvent,
+    GenerationFormed,
+    GenerationHanded,
+    Interrupted,
+    RankLost,
+    RankRefused,
+    Readied,
+    ResumeAsked,
+    Resumed,
+    SessionEnded,
+    StopAsked,
+    Stopped,
+    WasLate,
+)
+from lighthouse.generation_life import GenerationLife
+from lighthouse.keyspace import KeySpaces
+from lighthouse.ledger import Ledger
+from lighthouse.ranks import Rank, Ranks
+from lighthouse.run_record import Incident, RunRecord
+from protos.generation import Entry, Generation, RankId, Stop
+
+CLOSINGS_HELD_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """`wall_offset_s` makes the wall clock of the machine's monotonic one, for the moments that people read."""
+
+    rank_timeout_s: float = 30.0
+    wall_offset_s: float = 0.0
+
+
+class GenerationMachine:
+    """One run's generations. Time is the caller's monotonic clock and never goes back."""
+
+    def __init__(
+        self, config: GenerationConfig | None = None, *, record: RunRecord | None = None, now: float = 0.0
+    ) -> None:
+        """`record`: what an earlier lighthouse has written down."""
+        record = record or RunRecord()
+        self.config = config or GenerationConfig()
+        self.terms = record.terms
+        self.stop = record.stop
+        self.ranks = Ranks(self.config.rank_timeout_s, record.ranks, now)
+        here = [rank.rank for rank in self.ranks.here]
+        self.life = GenerationLife(record.generation, here, is_broken=record.is_broken)
+        self.ledger = Ledger(record)
+        self.keys = KeySpaces(self.life.number)
+        self._advance = Advance()
+        self._held_until = now
+
+    # -- what it is
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nobody is here; what is to be kept is in the record."""
+        return self.ranks.is_empty
+
+    def verdict(self, now: float) -> AdvanceVerdict:
+        if self.stop is not None:
+            return AdvanceVerdict.STOPPED
+        return self._advance.verdict(self.ranks, self.life, self.terms, now)
+
+    def record(self, now: float) -> RunRecord:
+        return RunRecord(
+            counters=self.ledger.counters,
+            terms=self.terms,
+            generation=self.life.generation,
+            is_broken=self.life.is_broken,
+            formed=self.ledger.formed,
+            stop=self.stop,
+            ranks=self.ranks.records(self.config.wall_offset_s),
+            incidents=self.ledger.incidents,
+        )
+
+    # -- events and time
+
+    def handle(self, event: GenerationEvent, now: float) -> Sequence[GenerationEffect]:
+        if isinstance(event, WasLate):  # before anything lapses by it
+            self._was_late(event.by_s, now)
+        effects = self._pass_time(now)
+        match event:
+            case Entered(entry, session):
+                effects += self._enter(entry, session, now)
+            case SessionEnded(session):
+                effects += self._end_session(session, now)
+            case RankLost(rank, reason):
+                found = self.ranks.get(rank)
+                effects += self._lose(found, reason, now) if found is not None else []
+            case StopAsked(reason, who):
+                effects += self._stop(reason, who, now)
+            case ResumeAsked():
+                effects += self._resume(now)
+            case WasLate():
+                pass
+            case _:
+                effects += self._hear(event, now)
+        return effects if isinstance(event, Beaten) and not effects else effects + self._settle(now)
+
+    def tick(self, now: float) -> Sequence[GenerationEffect]:
+        return self._pass_time(now) + self._settle(now)
+
+    def deadline(self, now: float) -> float | None:
+        """When to call tick next; after `now`, once handle or tick was called for `now`."""
+        moments = [self.ranks.next_at(), *(self._advance.moments(self.terms) if self.stop is None else [])]
+        return min((moment for moment in moments if moment is not None and moment > now), default=None)
+
+    def _pass_time(self, now: float) -> list[GenerationEffect]:
+        effects: list[GenerationEffect] = []
+        for rank in self.ranks.lapsed(now):
+            effects += self._lose(rank, f"nothing was heard of it for {self.config.rank_timeout_s:g} s", now)
+        return effects
+
+    def _was_late(self, by_s: float, now: float) -> None:
+        self.ranks.shift(by_s)
+        self._advance.shift(by_s)
+        self._held_until = now + by_s + CLOSINGS_HELD_S
+
+    # -- coming and going
+
+    def _enter(self, entry: Entry, session: int | None, now: float) -> list[GenerationEffect]:
+        if self.stop is not None:
+            return [Stopped(self.stop, (entry.rank,))]
+        error = self.ranks.refusal(entry, self.terms)
+        if error is not None:
+            return [RankRefused(entry.rank, error)]
+        if entry.terms != self.terms:  # it was not refused: nobody is here
+            self.terms, self.ranks = entry.terms, Ranks(self.config.rank_timeout_s)
+        effects: list[GenerationEffect] = []
+        old = self.ranks.of_slot(entry.rank.slot)
+        if old is not None and old.is_here and old.rank != entry.rank:
+            effects += self._lose(old, "its process has restarted", now)
+        self.ledger.learn(entry.seen, self.terms.stride)
+        self.ledger.learn(entry.generation, self.terms.stride)
+        rank = self.ranks.enter(entry, session, now)
+        self.ranks.run(rank)
+        self.life.come_back(rank.rank)
+        if entry.is_ready:
+            return effects + self._ready(rank, entry.generation, now)
+        return effects + self._holds(rank, entry.generation)
+
+    def _end_session(self, session: int, now: float) -> list[GenerationEffect]:
+        rank = self.ranks.of_session(session)
+        if rank is None:
+            return []
+        if now < self._held_until:
+            self.ranks.close(rank, self._held_until)
+            return []
+        return self._lose(rank, "its connection has ended", now)
+
+    def _lose(self, rank: Rank, reason: str, now: float) -> list[GenerationEffect]:
+        self.ranks.lose(rank)
+        if not self.life.lose(rank.rank):
+            return []
+        return self._break(f"{rank.rank}: {reason}", now, lost=(rank.rank,))
+
+    # -- what ranks say
+
+    def _hear(self, event: Beaten | Readied | Failed | Finished, now: float) -> list[GenerationEffect]:
+        rank = self.ranks.get(event.rank)
+        if self.stop is not None:
+            return [Stopped(self.stop, (event.rank,))]
+        if rank is None:
+            return [RankRefused(event.rank, self.ranks.why_not(event.rank))]
+        self.ranks.see(rank, now)
+        match event:
+            case Beaten(_, step, phase):
+                rank.step, rank.phase = max(rank.step, step), phase or rank.phase
+                return []
+            case Readied(_, generation):
+                return self._ready(rank, generation, now)
+            case Failed(_, generation, reason):
+                return self._fail(rank, generation, reason, now)
+            case Finished(_, generation):
+                return self._finish(rank, generation, now)
+
+    def _holds(self, rank: Rank, generation: int | None) -> list[GenerationEffect]:
+        """It runs that generation; None: it starts, and will be ready."""
+        if generation is None:
+            return []
+        rank.generation = generation
+        if self.life.runs(rank.rank, generation):
+            return []
+        return [Interrupted(generation, "this generation is over", (rank.rank,))]
+
+    def _ready(self, rank: Rank, generation: int | None, now: float) -> list[GenerationEffect]:
+        if not self.life.has_heard(rank.rank, generation):
+            return self._hand(rank)
+        rank.generation = rank.generation if generation is None else generation
+        self.ranks.wait(rank, now)
+        self.life.ready(rank.rank)
+        return self._admit(rank, now)
+
+    def _admit(self, rank: Rank, now: float) -> list[GenerationEffect]:
+        """Rule 4."""
+        if not self.life.stands:
+            return []
+        size = len(self.life.active)
+        if size < self.terms.target and len(choose(self.ranks, self.life, self.terms, with_running=True)) > size:
+            return self._break(f"{rank.rank} comes in", now, is_fault=False)
+        return self._hand(rank)
+
+    def _hand(self, rank: Rank) -> list[GenerationEffect]:
+        assert self.life.generation is not None
+        return [GenerationHanded(rank.rank, self.life.generation)]
+
+    def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> list[GenerationEffect]:
+        """What fails in a broken generation fails because of that."""
+        if not self.life.runs(rank.rank, generation):
+            return []
+        return self._break(f"{rank.rank} has failed: {reason}", now)
+
+    def _finish(self, rank: Rank, generation: int, now: float) -> list[GenerationEffect]:
+        if not self.life.runs(rank.rank, generation):
+            return self._holds(rank, generation)
+        if not self.life.finish(rank.rank):
+            return []
+        return [Completed(generation, tuple(sorted(rank.rank for rank in self.ranks.here)), self.record(now))]
+
+    # -- the end of a generation, of the run
+
+    def _break(
+        self, cause: str, now: float, *, lost: tuple[RankId, ...] = (), is_fault: bool = True
+    ) -> list[GenerationEffect]:
+        if self.stop is not None or self.life.generation is None:
+            return []
+        number = self.life.number
+        if self.life.is_broken:
+            if self.ledger.worsen(lost, cause):
+                return [Interrupted(number, cause, (), self.record(now))]
+            return []
+        self.life.is_broken = True
+        self.ledger.begin(Incident(number, cause, now + self.config.wall_offset_s, is_fault, lost))
+        return [Interrupted(number, cause, tuple(sorted(self.life.running)), self.record(now))]
+
+    def _stop(self, reason: str, who: str, now: float) -> list[GenerationEffect]:
+        """The first reason stays."""
+        if self.stop is not None:
+            return []
+        self.stop = Stop(reason, who, self.life.number)
+        self.life.is_broken = True
+        return [Stopped(self.stop, tuple(sorted(rank.rank for rank in self.ranks.here)), self.record(now))]
+
+    def _resume(self, now: float) -> list[GenerationEffect]:
+        if self.stop is None:
+            return []
+        self.stop = None
+        self._advance = Advance()  # who waits begins to wait now
+        return [Resumed(self.record(now))]
+
+    # -- forming
+
+    def _settle(self, now: float) -> list[GenerationEffect]:
+        if self.stop is not None:
+            return []
+        verdict = self._advance.look(self.ranks, self.life, self.terms, now)
+        if verdict is AdvanceVerdict.READY:
+            return self._form(now)
+        if self._advance.is_hopeless(self.terms, now):
+            needed = max(self.terms.min_active, self.terms.divisible_by)
+            return self._stop(f"min_active: {len(self.ranks.ready)} ranks are left, {needed} are needed", "", now)
+        return []
+
+    def _form(self, now: float) -> list[GenerationEffect]:
+        limit = self.terms.max_iterations
+        if limit is not None and self.ledger.formed >= limit:
+            return self._stop(f"max_iterations: {limit} generations were run", "", now)
+        left_out, before = tuple(sorted(self.life.running)), self.life.number
+        generation = self._begin(choose(self.ranks, self.life, self.terms), now)
+        spares = tuple(sorted(rank.rank for rank in self.ranks.ready.values()))
+        effects: list[GenerationEffect] = [GenerationFormed(generation, spares, self.record(now))]
+        if left_out:
+            effects.append(Interrupted(before, f"generation {generation.number} has formed without it", left_out))
+        return effects
+
+    def _begin(self, chosen: tuple[RankId, ...], now: float) -> Generation:
+        members = [rank for rank in map(self.ranks.get, chosen) if rank is not None]
+        counters = self.ledger.form(
+            self.terms.stride,
+            now + self.config.wall_offset_s,
+            is_process_restart=any(rank.attempt > 0 and rank.generation is None for rank in members),
+        )
+        generation = self.life.begin(chosen, counters)
+        for rank in members:
+            self.ranks.run(rank)
+            rank.generation = generation.number
+        self._advance = Advance()
+        self.keys.advance(generation.number)
+        return generation

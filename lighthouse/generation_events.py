@@ -1,0 +1,162 @@
+"""What happens to a run's machine, and what it answers with; and why there is, or is not, a generation."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from lighthouse.run_record import RunRecord
+from protos.generation import Entry, Generation, RankId, Stop
+from protos.refusals import LighthouseError
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A process is here, or here again. `session`: the stream that it came by; None: it only beats."""
+
+    entry: Entry
+    session: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """A sign of life. `phase` is for people; empty: as before."""
+
+    rank: RankId
+    step: int = 0
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Readied:
+    """It runs nothing, and waits. `generation`: the one that it leaves, the last in which it was active."""
+
+    rank: RankId
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Its function has failed; the process lives."""
+
+    rank: RankId
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Its function has returned."""
+
+    rank: RankId
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankLost:
+    """Its supervisor says that the process is gone."""
+
+    rank: RankId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """By exit code 130 of a rank, an exhausted budget, an operator."""
+
+    reason: str
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class WasLate:
+    """The lighthouse itself was paused: it acts now on what should have been seen `by_s` ago."""
+
+    by_s: float
+
+
+# -- effects; a `record` is written down before anything of its effect is told
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFormed:
+    """Told to all its active ranks at once, and to `spares`."""
+
+    generation: Generation
+    spares: tuple[RankId, ...] = ()
+    record: RunRecord | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationHanded:
+    """Told to one: it has not heard of its generation, or is a spare of it."""
+
+    rank: RankId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """`number` is over for `ranks`: they stop what they run, and say ready. Also when nobody is left to be told."""
+
+    number: int
+    reason: str
+    ranks: tuple[RankId, ...]
+    record: RunRecord | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RankRefused:
+    rank: RankId
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Every active rank has finished: all may end with 0, `ranks` and the supervisors."""
+
+    number: int
+    ranks: tuple[RankId, ...]
+    record: RunRecord | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """To `ranks`, and to every supervisor if there is a record: it has just come into force."""
+
+    stop: Stop
+    ranks: tuple[RankId, ...]
+    record: RunRecord | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    record: RunRecord = field(compare=False, repr=False)
+
+
+class AdvanceVerdict(StrEnum):
+    """Why the next generation forms, or does not."""
+
+    STOPPED = "stopped"
+    STANDS = "stands"
+    NOBODY_READY = "nobody_ready"
+    WAITING_FOR_RANKS = "waiting_for_ranks"
+    NO_MAJORITY = "no_majority"
+    TOO_FEW = "too_few"
+    READY = "ready"
+
+
+GenerationEvent = (
+    Entered | Beaten | Readied | Failed | Finished | SessionEnded | RankLost | StopAsked | ResumeAsked | WasLate
+)
+GenerationEffect = GenerationFormed | GenerationHanded | Interrupted | RankRefused | Completed | Stopped | Resumed

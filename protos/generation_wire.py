@@ -1,0 +1,225 @@
+"""To and from the messages of a rank's stream, with every check of a field.
+
+Readers raise InvalidRequest that names the field. A kind of message that this version does not know is read as None and
+is to be skipped.
+"""
+
+import math
+
+from protos import generation_pb2 as pb
+from protos.generation import (
+    Counters,
+    Done,
+    Entry,
+    Failure,
+    Finish,
+    FromWorker,
+    Over,
+    RankId,
+    Ready,
+    Refusal,
+    StepReport,
+    Stop,
+    Terms,
+    Told,
+    ToWorker,
+)
+from protos.identity import check_name
+from protos.limits import MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, cut_reason
+from protos.refusals import InvalidRequest, LighthouseError
+
+MAX_TEXT_CHARS = 512
+MAX_TIMEOUT_S = 30 * 24 * 3600.0
+
+_REFUSALS = {cls.__name__: cls for cls in (LighthouseError, *LighthouseError.__subclasses__())}
+
+
+# -- rank to lighthouse
+
+
+def rank_request_to_wire(message: FromWorker) -> pb.RankRequest:
+    match message:
+        case StepReport(step, phase):
+            return pb.RankRequest(beat=pb.RankBeat(step=step, phase=phase))
+        case Ready(generation):
+            return pb.RankRequest(ready=pb.RankReady(generation=generation))
+        case Failure(generation, reason):
+            return pb.RankRequest(failure=pb.RankFailure(generation=generation, reason=cut_reason(reason)))
+        case Finish(generation):
+            return pb.RankRequest(finish=pb.RankFinish(generation=generation))
+        case Entry():
+            return pb.RankRequest(entry=_entry(message))
+
+
+def rank_request_from_wire(message: pb.RankRequest) -> FromWorker | None:
+    match message.WhichOneof("message"):
+        case "beat":
+            return StepReport(_number(message.beat.step, "step"), _short(message.beat.phase, "phase"))
+        case "ready":
+            return Ready(_generation(message.ready))
+        case "failure":
+            failure = message.failure
+            return Failure(_number(failure.generation, "generation"), cut_reason(failure.reason))
+        case "finish":
+            return Finish(_number(message.finish.generation, "generation"))
+        case "entry":
+            return _entry_from(message.entry)
+        case _:
+            return None
+
+
+def _entry(entry: Entry) -> pb.RankEntry:
+    return pb.RankEntry(
+        slot=entry.rank.slot,
+        incarnation=entry.rank.incarnation,
+        terms=_terms(entry.terms),
+        attempt=entry.attempt,
+        host=entry.host,
+        pid=entry.pid,
+        generation=entry.generation,
+        is_ready=entry.is_ready,
+        seen=entry.seen,
+        step=entry.step,
+    )
+
+
+def _entry_from(entry: pb.RankEntry) -> Entry:
+    if not entry.HasField("terms"):
+        raise InvalidRequest("are missing; say what all ranks of the run agree on", field="terms")
+    return Entry(
+        RankId(entry.slot, check_name(entry.incarnation, "incarnation")),
+        _terms_from(entry.terms),
+        attempt=entry.attempt,
+        host=_short(entry.host, "host"),
+        pid=_number(entry.pid, "pid"),
+        generation=_generation(entry),
+        is_ready=entry.is_ready,
+        seen=_number(entry.seen, "seen") if entry.HasField("seen") else None,
+        step=_number(entry.step, "step"),
+    )
+
+
+def _terms(terms: Terms) -> pb.RunTerms:
+    return pb.RunTerms(
+        world_size=terms.world_size,
+        active=terms.active,
+        min_active=terms.min_active,
+        divisible_by=terms.divisible_by,
+        hosts_together=terms.hosts_together,
+        stride=terms.stride,
+        join_timeout_s=terms.join_timeout_s,
+        return_timeout_s=terms.return_timeout_s,
+        max_iterations=terms.max_iterations,
+    )
+
+
+def _terms_from(message: pb.RunTerms) -> Terms:
+    terms = Terms(
+        world_size=_count(message.world_size, "world_size"),
+        active=_count(message.active, "active") if message.HasField("active") else None,
+        min_active=_count(message.min_active, "min_active"),
+        divisible_by=_count(message.divisible_by, "divisible_by"),
+        hosts_together=message.hosts_together,
+        stride=_count(message.stride, "stride"),
+        join_timeout_s=_timeout(message.join_timeout_s, "join_timeout_s"),
+        return_timeout_s=_timeout(message.return_timeout_s, "return_timeout_s"),
+        max_iterations=message.max_iterations if message.HasField("max_iterations") else None,
+    )
+    most = terms.target // terms.divisible_by * terms.divisible_by
+    if most < terms.min_active:
+        raise InvalidRequest(
+            f"is {terms.min_active}; at most {most} ranks can be active (world_size, active, divisible_by)",
+            field="min_active",
+        )
+    return terms
+
+
+# -- lighthouse to rank
+
+
+def rank_response_to_wire(message: ToWorker) -> pb.RankResponse:
+    match message:
+        case Told(counters, slots):
+            return pb.RankResponse(told=_told(counters, slots))
+        case Over(number, reason):
+            return pb.RankResponse(over=pb.GenerationOver(number=number, reason=cut_reason(reason)))
+        case Stop(reason, who, generation):
+            stopped = pb.RunStopped(reason=cut_reason(reason), who=cut_reason(who), generation=generation)
+            return pb.RankResponse(stopped=stopped)
+        case Done(number):
+            return pb.RankResponse(completed=pb.RunCompleted(number=number))
+        case Refusal(error):
+            return pb.RankResponse(refusal=pb.RankRefusal(kind=_kind(error), text=cut_reason(str(error))))
+
+
+def rank_response_from_wire(message: pb.RankResponse) -> ToWorker | None:
+    match message.WhichOneof("message"):
+        case "told":
+            return Told(_counters_from(message.told), tuple(message.told.slots))
+        case "over":
+            return Over(_number(message.over.number, "number"), cut_reason(message.over.reason))
+        case "stopped":
+            stopped = message.stopped
+            return Stop(cut_reason(stopped.reason), cut_reason(stopped.who), max(-1, stopped.generation))
+        case "completed":
+            return Done(_number(message.completed.number, "number"))
+        case "refusal":
+            kind = _REFUSALS.get(message.refusal.kind, LighthouseError)
+            return Refusal(kind(cut_reason(message.refusal.text)))
+        case _:
+            return None
+
+
+def _told(counters: Counters, slots: tuple[int, ...]) -> pb.GenerationTold:
+    return pb.GenerationTold(
+        number=counters.number,
+        global_iteration=counters.global_iteration,
+        job_restarts=counters.job_restarts,
+        ranks_restarts=counters.ranks_restarts,
+        slots=slots,
+    )
+
+
+def _counters_from(told: pb.GenerationTold) -> Counters:
+    return Counters(
+        number=_number(told.number, "number"),
+        global_iteration=_number(told.global_iteration, "global_iteration"),
+        job_restarts=_number(told.job_restarts, "job_restarts"),
+        ranks_restarts=_number(told.ranks_restarts, "ranks_restarts"),
+    )
+
+
+def _kind(error: LighthouseError) -> str:
+    """The name that the other side knows it by: a more special refusal goes as its kind."""
+    return next(cls.__name__ for cls in type(error).__mro__ if _REFUSALS.get(cls.__name__) is cls)
+
+
+# -- fields
+
+
+def _generation(message: pb.RankEntry | pb.RankReady) -> int | None:
+    return _number(message.generation, "generation") if message.HasField("generation") else None
+
+
+def _number(value: int, field: str) -> int:
+    if not 0 <= value <= MAX_QUORUM_ID:
+        raise InvalidRequest(f"is {value}; it counts from 0 to {MAX_QUORUM_ID}", field=field)
+    return value
+
+
+def _count(value: int, field: str) -> int:
+    if not 1 <= value <= MAX_GROUP_WORLD_SIZE:
+        raise InvalidRequest(f"is {value}; 1 to {MAX_GROUP_WORLD_SIZE} are allowed", field=field)
+    return value
+
+
+def _timeout(value: float, field: str) -> float:
+    if not (math.isfinite(value) and 0 < value <= MAX_TIMEOUT_S):
+        raise InvalidRequest(f"is {value}; it is a positive number of seconds, at most 30 days", field=field)
+    return value
+
+
+def _short(text: str, field: str) -> str:
+    if len(text) > MAX_TEXT_CHARS:
+        raise InvalidRequest(f"has {len(text)} characters; at most {MAX_TEXT_CHARS}", field=field)
+    return text

@@ -1,0 +1,286 @@
+"""A run's machine against drawn terms and drawn faults: ranks, supervisors, clocks, and the lighthouse itself."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import Phase as Part
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as hunt
+
+from lighthouse import advance, iteration
+from lighthouse.generation import GenerationConfig, GenerationMachine
+from lighthouse.generation_events import AdvanceVerdict, Finished, Readied, ResumeAsked, StopAsked, WasLate
+from lighthouse.generation_life import GenerationLife
+from lighthouse.keyspace import SPACES_KEPT
+from lighthouse.ledger import INCIDENTS_KEPT
+from protos.generation import Stop
+from tests.lighthouse.run_stage import RunStage, Worker
+
+WORLD = 5
+slots = st.integers(0, WORLD - 1)
+most = st.just(set(range(WORLD))) | st.sets(slots)
+
+
+@st.composite
+def terms(draw: st.DrawFn) -> dict[str, Any]:
+    active = draw(st.sampled_from([None, None, 2, 3, 4]))
+    return {
+        "active": active,
+        "min_active": draw(st.integers(1, active or 3)),
+        "divisible_by": draw(st.sampled_from([1, 1, 1, 2])),
+        "hosts_together": draw(st.sampled_from([False, False, True])),
+        "stride": draw(st.sampled_from([1, 100])),
+        "join_timeout_s": draw(st.sampled_from([5.0, 60.0])),
+        "return_timeout_s": draw(st.sampled_from([5.0, 60.0, 300.0])),
+    }
+
+
+class RunOfRanks(RuleBasedStateMachine):
+    stage: RunStage
+    stop: Stop | None = None
+
+    @initialize(terms=terms(), start=st.booleans())
+    def begin(self, terms: dict[str, Any], start: bool) -> None:
+        if terms["divisible_by"] > (terms["active"] or WORLD) or terms["min_active"] > 4:
+            terms["divisible_by"] = 1
+        self.stage = RunStage(WORLD, obedient=False, **terms)
+        self.old: dict[int, Worker] = {}
+        if start:
+            for slot in range(WORLD):
+                self.spawn(slot, ready=True, stream=True)
+
+    def worker(self, slot: int) -> Worker | None:
+        worker = self.stage.workers.get(slot)
+        return worker if worker is not None and worker.is_alive else None
+
+    # -- ranks
+
+    @rule(slot=slots, ready=st.booleans(), stream=st.booleans())
+    def spawn(self, slot: int, ready: bool, stream: bool) -> None:
+        """A new process; of its predecessor nothing was heard, if there was one."""
+        if slot in self.stage.workers:
+            self.old[slot] = self.stage.workers[slot]
+        self.stage.spawn(slot, host=f"node{slot // 2}")
+        self.stage.enter(slot, stream=stream)
+        if ready:
+            self.stage.ready(slot)
+
+    @rule(slot=slots, says=st.sampled_from([Readied, Finished]))
+    def a_predecessor_is_heard_late(self, slot: int, says: type[Readied] | type[Finished]) -> None:
+        old = self.old.get(slot)
+        if old is not None and old.generation is not None:
+            self.stage.feed(says(old.rank, old.generation))
+
+    @rule(slot=slots)
+    def say_ready(self, slot: int) -> None:
+        """Interrupted, or by itself."""
+        if self.worker(slot):
+            self.stage.ready(slot)
+
+    @rule(which=most)
+    def recover(self, which: set[int]) -> None:
+        """The lighthouse is there, supervisors have started the dead anew, and who was interrupted is ready."""
+        if self.stage.is_down:
+            self.stage.start_lighthouse()
+        self.stage.read_ends()
+        for slot in sorted(which):
+            worker = self.worker(slot)
+            if worker is None:
+                self.spawn(slot, ready=True, stream=True)
+            elif not worker.runs:
+                self.stage.ready(slot)
+
+    @rule(slot=slots)
+    def fail(self, slot: int) -> None:
+        worker = self.worker(slot)
+        if worker is not None and worker.generation is not None:
+            self.stage.fail(slot)
+
+    @rule(which=st.sets(slots), stale=st.booleans())
+    def finish(self, which: set[int], stale: bool) -> None:
+        for slot in sorted(which):
+            worker = self.worker(slot)
+            if worker is not None and worker.generation is not None and (worker.runs or stale):
+                self.stage.feed(Finished(worker.rank, worker.generation))
+
+    @rule(which=st.sets(slots, min_size=1, max_size=3))
+    def kill(self, which: set[int]) -> None:
+        self.stage.kill(*(slot for slot in sorted(which) if self.worker(slot)))
+
+    @rule(slot=slots)
+    def vanish(self, slot: int) -> None:
+        if self.worker(slot):
+            self.stage.vanish(slot)
+
+    @rule()
+    def read_ends(self) -> None:
+        self.stage.read_ends()
+
+    @rule(slot=slots)
+    def report_dead(self, slot: int) -> None:
+        if self.worker(slot):
+            self.stage.report_dead(slot)
+
+    @rule(slot=slots)
+    def break_connection(self, slot: int) -> None:
+        if self.worker(slot):
+            self.stage.break_connection(slot)
+
+    @rule(slot=slots, stream=st.booleans())
+    def enter_again(self, slot: int, stream: bool) -> None:
+        if self.worker(slot):
+            self.stage.enter(slot, stream=stream)
+
+    @rule(which=st.sets(slots))
+    def beat(self, which: set[int]) -> None:
+        self.stage.beat(*(slot for slot in sorted(which) if self.worker(slot)))
+
+    # -- time, the lighthouse, the operator
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 4.9, 5.1, 29.9, 30.1, 61.0, 301.0]), beating=st.sets(slots))
+    def wait(self, seconds: float, beating: set[int]) -> None:
+        for _ in range(5):
+            self.stage.wait(seconds / 5)
+            self.beat(beating)
+
+    @rule(by_s=st.sampled_from([1.0, 10.0, 40.0]))
+    def be_late(self, by_s: float) -> None:
+        self.stage.now += by_s
+        self.stage.feed(WasLate(by_s))
+
+    @rule(tells=st.integers(0, 6), which=most)
+    def die_while_it_tells(self, tells: int, which: set[int]) -> None:
+        if not self.stage.is_down:
+            self.stage.tells_left = tells
+            self.recover(which)
+            self.stage.tells_left = None
+
+    @rule()
+    def kill_the_lighthouse(self) -> None:
+        self.stage.kill_lighthouse()
+
+    @precondition(lambda self: self.stage.is_down)
+    @rule(away_s=st.sampled_from([1.0, 10.0, 25.0]), wall_s=st.sampled_from([0.0, -31.0, 31.0, 1e9]))
+    def start_the_lighthouse(self, away_s: float, wall_s: float) -> None:
+        """And its host's wall clock has jumped."""
+        self.stage.wait(away_s)
+        self.stage.config = GenerationConfig(wall_offset_s=wall_s)
+        self.stage.start_lighthouse()
+
+    @rule(really=st.sampled_from([False, False, True]))
+    def ask_to_stop(self, really: bool) -> None:
+        if really:
+            self.stage.feed(StopAsked("enough", "operator"))
+
+    @rule(which=most)
+    def ask_to_resume(self, which: set[int]) -> None:
+        if not self.stage.is_down:
+            self.resume()
+            self.recover(which)
+
+    def resume(self) -> None:
+        self.stage.feed(ResumeAsked())
+        for worker in self.stage.workers.values():
+            worker.stop = None
+        self.stop = None
+
+    # -- what always holds; the stage looks at every message
+
+    @invariant()
+    def a_stop_stays_until_it_is_lifted(self) -> None:
+        if not hasattr(self, "stage") or self.stage.is_down:
+            return
+        assert self.stop is None or self.stage.machine.stop == self.stop
+        told = [worker.stop for worker in self.stage.workers.values() if worker.stop is not None]
+        assert all(stop == self.stage.machine.stop for stop in told)
+        self.stop = self.stage.machine.stop
+        assert self.stage.record.stop == self.stop
+
+    @invariant()
+    def nobody_invents_a_number(self) -> None:
+        if hasattr(self, "stage"):
+            for worker in self.stage.workers.values():
+                assert set(worker.numbers) <= set(self.stage.named)
+
+    @invariant()
+    def no_two_have_one_place(self) -> None:
+        if hasattr(self, "stage"):
+            places = [(w.number, w.place) for w in self.stage.workers.values() if w.place is not None]
+            assert len(set(places)) == len(places)
+
+    @invariant()
+    def what_is_kept_is_bounded(self) -> None:
+        if hasattr(self, "stage"):
+            machine = self.stage.machine
+            assert len(list(machine.ranks)) <= WORLD
+            assert len(machine.ledger.incidents) <= INCIDENTS_KEPT
+            assert len(machine.keys.generations) <= SPACES_KEPT
+            assert set(machine.ranks.ready) == {rank.rank.slot for rank in machine.ranks if rank.is_ready}
+            assert machine.life.running <= machine.life.survivors <= machine.life.active
+
+    def teardown(self) -> None:
+        if hasattr(self, "stage"):
+            self.settle()
+
+    def settle(self) -> None:
+        """The faults end: all come back, and are in one generation."""
+        stage = self.stage
+        stage.tells_left = None
+        if stage.is_down:
+            stage.start_lighthouse()
+        stage.read_ends()
+        self.resume()
+        stage.obedient = True
+        for slot in range(WORLD):
+            if not self.worker(slot):
+                stage.spawn(slot, host=f"node{slot // 2}")
+            stage.enter(slot)
+        stage.obey()
+        life = stage.machine.life
+        left_it = [w for w in stage.workers.values() if w.is_ready and w.generation == life.number]
+        assert left_it or life.is_broken or not life.is_advancing, "nobody has left it who had heard of it"
+        for slot in range(WORLD):
+            if life.is_advancing or life.finished or not stage.workers[slot].runs:
+                stage.ready(slot)
+        stage.obey()
+        target = stage.terms.target // stage.terms.divisible_by * stage.terms.divisible_by
+        if target < stage.terms.min_active:
+            return
+        assert stage.machine.verdict(stage.now) is AdvanceVerdict.STANDS
+        assert stage.running() == stage.members()
+        assert sorted(stage.places()) == list(range(target))
+        assert {worker.number for worker in stage.workers.values()} == {stage.number}
+
+
+RunOfRanks.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestRunOfRanks = RunOfRanks.TestCase
+
+
+def forgets(**fields: object) -> Callable[..., object]:
+    """A record in which something is missing."""
+    whole = GenerationMachine.record
+    return lambda self, now: replace(whole(self, now), **fields)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "wrong"),
+    [
+        (GenerationMachine, "record", forgets(stop=None)),
+        (GenerationMachine, "record", forgets(generation=None)),
+        (GenerationLife, "has_heard", lambda self, rank, generation: True),
+        (advance, "_is_incomplete", lambda ranks, life, terms: False),
+        (iteration, "next_number", lambda current, stride, **_: current + (current < 3)),
+    ],
+    ids=["a stop forgotten", "a list forgotten", "never handed again", "nobody is waited for", "a number given twice"],
+)
+def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch, place: object, name: str, wrong: object):
+    many = settings(RunOfRanks.TestCase.settings, max_examples=1000, derandomize=True, database=None)
+    monkeypatch.setattr(place, name, wrong)
+    with pytest.raises(AssertionError):
+        hunt(RunOfRanks, settings=settings(many, phases=[Part.generate]))
