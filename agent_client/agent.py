@@ -15,6 +15,7 @@ import torch
 from torch.distributed import HashStore, ProcessGroup
 from torch.optim import Optimizer
 
+from agent_client.agent_view import AgentView
 from agent_client.environment import Environment
 from agent_client.errors import AgentError, ConfigurationError
 from agent_client.follower import Follower, HealMode
@@ -34,7 +35,7 @@ from agent_client.world_size import WorldSize, WorldSizeMode, slot_among_all
 from lighthouse_runtime.address import advertised_host
 
 
-class Agent:
+class Agent(AgentView):
     """`timeout_s` bounds each collective and each vote, `connect_timeout_s` meeting the peers of a new quorum,
     `quorum_timeout_s` each quorum, `heal_timeout_s` a transfer of state. `serve` says how this rank's state is given to
     a peer: "snapshot" copies it, "hold" delays its next write until it is read, "auto" copies where memory allows.
@@ -79,8 +80,9 @@ class Agent:
         self._host = host = advertised_host(manager_address, advertise)
         times = {"connect_timeout_s": connect_timeout_s, "timeout_s": timeout_s}
         self._peers = Peers(group_rank, host, **times, process_group=process_group)
-        modes = ServeMode(serve), Transport(heal_over)
-        self._healing = Healing(state, group_rank, host, heal_timeout_s, serve=modes[0], transport=modes[1])
+        self._healing = Healing(
+            state, group_rank, host, heal_timeout_s, serve=ServeMode(serve), transport=Transport(heal_over)
+        )
         self._thread = BackgroundThread(f"lighthouse agent {group_rank}")
         self._machine = machine
         worker, returns_s = secrets.token_hex(6), 0.0 if manager_process else manager_returns_within_s
@@ -139,35 +141,6 @@ class Agent:
     # -- what a script asks
 
     @property
-    def current_step(self) -> int:
-        """Steps committed so far; while a step is under way, its number."""
-        return self._machine.step
-
-    @property
-    def batches_committed(self) -> int:
-        """Over all replica groups."""
-        return self._machine.batches_committed
-
-    @property
-    def quorum_id(self) -> int:
-        """Of the last quorum; 0 before the first."""
-        return self._runner.last.quorum_id if self._runner.last else 0
-
-    @property
-    def participants(self) -> tuple[str, ...]:
-        """The replica ids of the last quorum, by replica_rank."""
-        return self._runner.last.replica_ids if self._runner.last else ()
-
-    @property
-    def last_reconfiguration_s(self) -> float:
-        """How long it took to give up the last quorum's process group and to make the present one."""
-        return self._peers.last_reconfiguration_s
-
-    @property
-    def num_participants(self) -> int:
-        return len(self.participants)
-
-    @property
     def is_participating(self) -> bool:
         """Whether this rank's gradients count in the step under way."""
         self.wait_quorum()
@@ -181,10 +154,6 @@ class Agent:
         """
         self.wait_quorum()
         return self._machine.assignment.max_step if self._machine.assignment else None
-
-    @property
-    def world_size_mode(self) -> WorldSizeMode:
-        return self._machine.world_size.mode
 
     def slots(self) -> list[tuple[int, int]]:
         """(place, number of places) of each microbatch that is this rank's in the step under way.
@@ -219,7 +188,7 @@ class Agent:
         tag, batches = self._machine.tag, self._machine.batches_committed
         if self._follower is not None:
             tag, batches = self._follower.held
-        return {"step": tag[0], "tag_quorum_id": tag[1], "batches_committed": batches}
+        return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Begin where that checkpoint was made; its model and optimizer must have been loaded. Between two steps."""
@@ -289,11 +258,6 @@ class Agent:
             self.wait_quorum()
             self._reduce_again()
         return is_committed
-
-    @property
-    def catches_up(self) -> bool:
-        """Whether this rank works at a later state than it holds."""
-        return self._follower is not None and self._follower.catch_up.follows
 
     def follow(self, optimizer: Optimizer) -> Follower | None:
         """What moves `optimizer` after a commit; None: it is always moved by the step's own gradients."""

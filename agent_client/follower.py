@@ -73,7 +73,7 @@ class Follower:
         """The state that this rank holds, and the batches that are in it."""
         if self.catch_up.held is not None:
             return self.catch_up.held, self._batches
-        return Tag(*self._machine.tag), self._machine.batches_committed
+        return self._machine.tag, self._machine.batches_committed
 
     def words(self) -> CatchUp:
         """For the manager, with a request for a quorum."""
@@ -99,7 +99,7 @@ class Follower:
         """What the quorum, or its next step, means for who catches up."""
         self._poll()
         machine, catch_up = self._machine, self.catch_up
-        held, was_following = catch_up.held or Tag(*machine.tag), catch_up.follows
+        held, was_following = catch_up.held or machine.tag, catch_up.follows
         first = catch_up.kept[:1] if catch_up.transfer is Transfer.DONE else ()
         begins = Tag(assignment.max_step, assignment.tag_quorum_id)
         lead = Lead(begins, assignment.catches_up, assignment.heals, assignment.replica_ids)
@@ -175,7 +175,7 @@ class Follower:
         parameters = self._parameters()
         gradients = [parameter.grad for parameter in parameters]
         moves = self._movers.take_back()
-        tag = Tag(*machine.tag)
+        tag = machine.tag
         kept: Kept[_Step] | None = None
         if catch_up.keeps and has_room(sum(gradient.nbytes for gradient in gradients if gradient is not None)):
             taken = [None if gradient is None else _take(gradient) for gradient in gradients]

@@ -116,7 +116,7 @@ class Healing:
             "batches_committed": machine.batches_committed,
         }
         train = self._state.in_place()
-        keeps = bool(beside) and self._has_room(train)
+        keeps = bool(beside) and has_room(size_bytes(train))
         copies = keeps or (is_source and self._copies(train))
         state = {"train": self._state.snapshot() if copies else train, "agent": agent}
         if keeps:
@@ -180,10 +180,7 @@ class Healing:
     def _copies(self, train: dict[str, Any]) -> bool:
         if not self._state.stands_still or self._mode is ServeMode.SNAPSHOT:
             return True
-        return self._mode is ServeMode.AUTO and self._has_room(train)
-
-    def _has_room(self, train: dict[str, Any]) -> bool:
-        return has_room(size_bytes(train))
+        return self._mode is ServeMode.AUTO and has_room(size_bytes(train))
 
     def _keep(self, assignment: Assignment, state: dict[str, Any], targets: list[int]) -> None:
         names = frozenset(assignment.replica_ids[target] for target in targets)

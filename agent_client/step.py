@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agent_client.world_size import NO_SHARE, Share, WorldSize
-from protos.membership import Assignment
+from protos.membership import Assignment, Tag
 
 HISTORY_KEPT = 16
 
@@ -43,12 +43,13 @@ class StepMachine:
     is_torn: bool = False
     world_size: WorldSize = field(default_factory=WorldSize)
     share: Share = NO_SHARE
-    _began_with: tuple[int, int | None] | None = None
+    _began_with: Tag | None = None
     _history: list[str] = field(default_factory=list)
 
     @property
-    def tag(self) -> tuple[int, int | None]:
-        return self.step, self.tag_quorum_id
+    def tag(self) -> Tag:
+        """Of the state that this rank works at."""
+        return Tag(self.step, self.tag_quorum_id)
 
     def begin(self) -> None:
         """A step begins, and not only a further try of one."""

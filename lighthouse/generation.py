@@ -17,37 +17,15 @@ O(n log n) once.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lighthouse import generation_events as events
 from lighthouse.advance import Advance, choose
-from lighthouse.generation_events import (
-    AdvanceVerdict,
-    Beaten,
-    Completed,
-    Entered,
-    Failed,
-    Finished,
-    GenerationEffect,
-    GenerationEvent,
-    GenerationFormed,
-    GenerationHanded,
-    Interrupted,
-    RankLost,
-    RankRefused,
-    Readied,
-    ResumeAsked,
-    Resumed,
-    SessionEnded,
-    StopAsked,
-    Stopped,
-    WasLate,
-)
 from lighthouse.generation_life import GenerationLife
 from lighthouse.keyspace import KeySpaces
 from lighthouse.ledger import Ledger
 from lighthouse.ranks import Rank, Ranks
 from lighthouse.run_record import Incident, RunRecord
+from lighthouse.silence import CLOSINGS_HELD_S
 from protos.generation import Entry, Generation, RankId, Stop
-
-CLOSINGS_HELD_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +62,9 @@ class GenerationMachine:
         """Nobody is here; what is to be kept is in the record."""
         return self.ranks.is_empty
 
-    def verdict(self, now: float) -> AdvanceVerdict:
+    def verdict(self, now: float) -> events.AdvanceVerdict:
         if self.stop is not None:
-            return AdvanceVerdict.STOPPED
+            return events.AdvanceVerdict.STOPPED
         return self._advance.verdict(self.ranks, self.life, self.terms, now)
 
     def record(self, now: float) -> RunRecord:
@@ -103,29 +81,29 @@ class GenerationMachine:
 
     # -- events and time
 
-    def handle(self, event: GenerationEvent, now: float) -> Sequence[GenerationEffect]:
-        if isinstance(event, WasLate):  # before anything lapses by it
+    def handle(self, event: events.GenerationEvent, now: float) -> Sequence[events.GenerationEffect]:
+        if isinstance(event, events.WasLate):  # before anything lapses by it
             self._was_late(event.by_s, now)
         effects = self._pass_time(now)
         match event:
-            case Entered(entry, session):
+            case events.Entered(entry, session):
                 effects += self._enter(entry, session, now)
-            case SessionEnded(session):
+            case events.SessionEnded(session):
                 effects += self._end_session(session, now)
-            case RankLost(rank, reason):
+            case events.RankLost(rank, reason):
                 found = self.ranks.get(rank)
                 effects += self._lose(found, reason, now) if found is not None else []
-            case StopAsked(reason, who):
+            case events.StopAsked(reason, who):
                 effects += self._stop(reason, who, now)
-            case ResumeAsked():
+            case events.ResumeAsked():
                 effects += self._resume(now)
-            case WasLate():
+            case events.WasLate():
                 pass
             case _:
                 effects += self._hear(event, now)
-        return effects if isinstance(event, Beaten) and not effects else effects + self._settle(now)
+        return effects if isinstance(event, events.Beaten) and not effects else effects + self._settle(now)
 
-    def tick(self, now: float) -> Sequence[GenerationEffect]:
+    def tick(self, now: float) -> Sequence[events.GenerationEffect]:
         return self._pass_time(now) + self._settle(now)
 
     def deadline(self, now: float) -> float | None:
@@ -133,8 +111,8 @@ class GenerationMachine:
         moments = [self.ranks.next_at(), *(self._advance.moments(self.terms) if self.stop is None else [])]
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
-    def _pass_time(self, now: float) -> list[GenerationEffect]:
-        effects: list[GenerationEffect] = []
+    def _pass_time(self, now: float) -> list[events.GenerationEffect]:
+        effects: list[events.GenerationEffect] = []
         for rank in self.ranks.lapsed(now):
             effects += self._lose(rank, f"nothing was heard of it for {self.config.rank_timeout_s:g} s", now)
         return effects
@@ -146,15 +124,15 @@ class GenerationMachine:
 
     # -- coming and going
 
-    def _enter(self, entry: Entry, session: int | None, now: float) -> list[GenerationEffect]:
+    def _enter(self, entry: Entry, session: int | None, now: float) -> list[events.GenerationEffect]:
         if self.stop is not None:
-            return [Stopped(self.stop, (entry.rank,))]
+            return [events.Stopped(self.stop, (entry.rank,))]
         error = self.ranks.refusal(entry, self.terms)
         if error is not None:
-            return [RankRefused(entry.rank, error)]
+            return [events.RankRefused(entry.rank, error)]
         if entry.terms != self.terms:  # it was not refused: nobody is here
             self.terms, self.ranks = entry.terms, Ranks(self.config.rank_timeout_s)
-        effects: list[GenerationEffect] = []
+        effects: list[events.GenerationEffect] = []
         old = self.ranks.of_slot(entry.rank.slot)
         if old is not None and old.is_here and old.rank != entry.rank:
             effects += self._lose(old, "its process has restarted", now)
@@ -167,7 +145,7 @@ class GenerationMachine:
             return effects + self._ready(rank, entry.generation, now)
         return effects + self._holds(rank, entry.generation)
 
-    def _end_session(self, session: int, now: float) -> list[GenerationEffect]:
+    def _end_session(self, session: int, now: float) -> list[events.GenerationEffect]:
         rank = self.ranks.of_session(session)
         if rank is None:
             return []
@@ -176,7 +154,7 @@ class GenerationMachine:
             return []
         return self._lose(rank, "its connection has ended", now)
 
-    def _lose(self, rank: Rank, reason: str, now: float) -> list[GenerationEffect]:
+    def _lose(self, rank: Rank, reason: str, now: float) -> list[events.GenerationEffect]:
         self.ranks.lose(rank)
         if not self.life.lose(rank.rank):
             return []
@@ -184,34 +162,36 @@ class GenerationMachine:
 
     # -- what ranks say
 
-    def _hear(self, event: Beaten | Readied | Failed | Finished, now: float) -> list[GenerationEffect]:
+    def _hear(
+        self, event: events.Beaten | events.Readied | events.Failed | events.Finished, now: float
+    ) -> list[events.GenerationEffect]:
         rank = self.ranks.get(event.rank)
         if self.stop is not None:
-            return [Stopped(self.stop, (event.rank,))]
+            return [events.Stopped(self.stop, (event.rank,))]
         if rank is None:
-            return [RankRefused(event.rank, self.ranks.why_not(event.rank))]
+            return [events.RankRefused(event.rank, self.ranks.why_not(event.rank))]
         self.ranks.see(rank, now)
         match event:
-            case Beaten(_, step, phase):
+            case events.Beaten(_, step, phase):
                 rank.step, rank.phase = max(rank.step, step), phase or rank.phase
                 return []
-            case Readied(_, generation):
+            case events.Readied(_, generation):
                 return self._ready(rank, generation, now)
-            case Failed(_, generation, reason):
+            case events.Failed(_, generation, reason):
                 return self._fail(rank, generation, reason, now)
-            case Finished(_, generation):
+            case events.Finished(_, generation):
                 return self._finish(rank, generation, now)
 
-    def _holds(self, rank: Rank, generation: int | None) -> list[GenerationEffect]:
+    def _holds(self, rank: Rank, generation: int | None) -> list[events.GenerationEffect]:
         """It runs that generation; None: it starts, and will be ready."""
         if generation is None:
             return []
         rank.generation = generation
         if self.life.runs(rank.rank, generation):
             return []
-        return [Interrupted(generation, "this generation is over", (rank.rank,))]
+        return [events.Interrupted(generation, "this generation is over", (rank.rank,))]
 
-    def _ready(self, rank: Rank, generation: int | None, now: float) -> list[GenerationEffect]:
+    def _ready(self, rank: Rank, generation: int | None, now: float) -> list[events.GenerationEffect]:
         if not self.life.has_heard(rank.rank, generation):
             return self._hand(rank)
         rank.generation = rank.generation if generation is None else generation
@@ -219,7 +199,7 @@ class GenerationMachine:
         self.life.ready(rank.rank)
         return self._admit(rank, now)
 
-    def _admit(self, rank: Rank, now: float) -> list[GenerationEffect]:
+    def _admit(self, rank: Rank, now: float) -> list[events.GenerationEffect]:
         """Rule 4."""
         if not self.life.stands:
             return []
@@ -228,77 +208,79 @@ class GenerationMachine:
             return self._break(f"{rank.rank} comes in", now, is_fault=False)
         return self._hand(rank)
 
-    def _hand(self, rank: Rank) -> list[GenerationEffect]:
+    def _hand(self, rank: Rank) -> list[events.GenerationEffect]:
         assert self.life.generation is not None
-        return [GenerationHanded(rank.rank, self.life.generation)]
+        return [events.GenerationHanded(rank.rank, self.life.generation)]
 
-    def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> list[GenerationEffect]:
+    def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> list[events.GenerationEffect]:
         """What fails in a broken generation fails because of that."""
         if not self.life.runs(rank.rank, generation):
             return []
         return self._break(f"{rank.rank} has failed: {reason}", now)
 
-    def _finish(self, rank: Rank, generation: int, now: float) -> list[GenerationEffect]:
+    def _finish(self, rank: Rank, generation: int, now: float) -> list[events.GenerationEffect]:
         if not self.life.runs(rank.rank, generation):
             return self._holds(rank, generation)
         if not self.life.finish(rank.rank):
             return []
-        return [Completed(generation, tuple(sorted(rank.rank for rank in self.ranks.here)), self.record(now))]
+        return [events.Completed(generation, tuple(sorted(rank.rank for rank in self.ranks.here)), self.record(now))]
 
     # -- the end of a generation, of the run
 
     def _break(
         self, cause: str, now: float, *, lost: tuple[RankId, ...] = (), is_fault: bool = True
-    ) -> list[GenerationEffect]:
+    ) -> list[events.GenerationEffect]:
         if self.stop is not None or self.life.generation is None:
             return []
         number = self.life.number
         if self.life.is_broken:
             if self.ledger.worsen(lost, cause):
-                return [Interrupted(number, cause, (), self.record(now))]
+                return [events.Interrupted(number, cause, (), self.record(now))]
             return []
         self.life.is_broken = True
         self.ledger.begin(Incident(number, cause, now + self.config.wall_offset_s, is_fault, lost))
-        return [Interrupted(number, cause, tuple(sorted(self.life.running)), self.record(now))]
+        return [events.Interrupted(number, cause, tuple(sorted(self.life.running)), self.record(now))]
 
-    def _stop(self, reason: str, who: str, now: float) -> list[GenerationEffect]:
+    def _stop(self, reason: str, who: str, now: float) -> list[events.GenerationEffect]:
         """The first reason stays."""
         if self.stop is not None:
             return []
         self.stop = Stop(reason, who, self.life.number)
         self.life.is_broken = True
-        return [Stopped(self.stop, tuple(sorted(rank.rank for rank in self.ranks.here)), self.record(now))]
+        return [events.Stopped(self.stop, tuple(sorted(rank.rank for rank in self.ranks.here)), self.record(now))]
 
-    def _resume(self, now: float) -> list[GenerationEffect]:
+    def _resume(self, now: float) -> list[events.GenerationEffect]:
         if self.stop is None:
             return []
         self.stop = None
         self._advance = Advance()  # who waits begins to wait now
-        return [Resumed(self.record(now))]
+        return [events.Resumed(self.record(now))]
 
     # -- forming
 
-    def _settle(self, now: float) -> list[GenerationEffect]:
+    def _settle(self, now: float) -> list[events.GenerationEffect]:
         if self.stop is not None:
             return []
         verdict = self._advance.look(self.ranks, self.life, self.terms, now)
-        if verdict is AdvanceVerdict.READY:
+        if verdict is events.AdvanceVerdict.READY:
             return self._form(now)
         if self._advance.is_hopeless(self.terms, now):
             needed = max(self.terms.min_active, self.terms.divisible_by)
             return self._stop(f"min_active: {len(self.ranks.ready)} ranks are left, {needed} are needed", "", now)
         return []
 
-    def _form(self, now: float) -> list[GenerationEffect]:
+    def _form(self, now: float) -> list[events.GenerationEffect]:
         limit = self.terms.max_iterations
         if limit is not None and self.ledger.formed >= limit:
             return self._stop(f"max_iterations: {limit} generations were run", "", now)
         left_out, before = tuple(sorted(self.life.running)), self.life.number
         generation = self._begin(choose(self.ranks, self.life, self.terms), now)
         spares = tuple(sorted(rank.rank for rank in self.ranks.ready.values()))
-        effects: list[GenerationEffect] = [GenerationFormed(generation, spares, self.record(now))]
+        effects: list[events.GenerationEffect] = [events.GenerationFormed(generation, spares, self.record(now))]
         if left_out:
-            effects.append(Interrupted(before, f"generation {generation.number} has formed without it", left_out))
+            effects.append(
+                events.Interrupted(before, f"generation {generation.number} has formed without it", left_out)
+            )
         return effects
 
     def _begin(self, chosen: tuple[RankId, ...], now: float) -> Generation:

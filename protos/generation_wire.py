@@ -4,9 +4,8 @@ Readers raise InvalidRequest that names the field. A kind of message that this v
 is to be skipped.
 """
 
-import math
-
 from protos import generation_pb2 as pb
+from protos.fields import check_seconds, check_short
 from protos.generation import (
     Counters,
     Done,
@@ -27,9 +26,6 @@ from protos.generation import (
 from protos.identity import check_name
 from protos.limits import MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, cut_reason
 from protos.refusals import InvalidRequest, LighthouseError
-
-MAX_TEXT_CHARS = 512
-MAX_TIMEOUT_S = 30 * 24 * 3600.0
 
 _REFUSALS = {cls.__name__: cls for cls in (LighthouseError, *LighthouseError.__subclasses__())}
 
@@ -54,7 +50,7 @@ def rank_request_to_wire(message: FromWorker) -> pb.RankRequest:
 def rank_request_from_wire(message: pb.RankRequest) -> FromWorker | None:
     match message.WhichOneof("message"):
         case "beat":
-            return StepReport(_number(message.beat.step, "step"), _short(message.beat.phase, "phase"))
+            return StepReport(_number(message.beat.step, "step"), check_short(message.beat.phase, "phase"))
         case "ready":
             return Ready(_generation(message.ready))
         case "failure":
@@ -90,7 +86,7 @@ def _entry_from(entry: pb.RankEntry) -> Entry:
         RankId(entry.slot, check_name(entry.incarnation, "incarnation")),
         _terms_from(entry.terms),
         attempt=entry.attempt,
-        host=_short(entry.host, "host"),
+        host=check_short(entry.host, "host"),
         pid=_number(entry.pid, "pid"),
         generation=_generation(entry),
         is_ready=entry.is_ready,
@@ -121,8 +117,8 @@ def _terms_from(message: pb.RunTerms) -> Terms:
         divisible_by=_count(message.divisible_by, "divisible_by"),
         hosts_together=message.hosts_together,
         stride=_count(message.stride, "stride"),
-        join_timeout_s=_timeout(message.join_timeout_s, "join_timeout_s"),
-        return_timeout_s=_timeout(message.return_timeout_s, "return_timeout_s"),
+        join_timeout_s=check_seconds(message.join_timeout_s, "join_timeout_s"),
+        return_timeout_s=check_seconds(message.return_timeout_s, "return_timeout_s"),
         max_iterations=message.max_iterations if message.HasField("max_iterations") else None,
     )
     most = terms.target // terms.divisible_by * terms.divisible_by
@@ -211,15 +207,3 @@ def _count(value: int, field: str) -> int:
     if not 1 <= value <= MAX_GROUP_WORLD_SIZE:
         raise InvalidRequest(f"is {value}; 1 to {MAX_GROUP_WORLD_SIZE} are allowed", field=field)
     return value
-
-
-def _timeout(value: float, field: str) -> float:
-    if not (math.isfinite(value) and 0 < value <= MAX_TIMEOUT_S):
-        raise InvalidRequest(f"is {value}; it is a positive number of seconds, at most 30 days", field=field)
-    return value
-
-
-def _short(text: str, field: str) -> str:
-    if len(text) > MAX_TEXT_CHARS:
-        raise InvalidRequest(f"has {len(text)} characters; at most {MAX_TEXT_CHARS}", field=field)
-    return text

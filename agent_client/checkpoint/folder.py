@@ -15,7 +15,6 @@ import logging
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -23,15 +22,9 @@ from agent_client.agent import Agent
 from agent_client.checkpoint.files import read_state, write_state
 from agent_client.checkpoint.snapshot import StateMismatch
 from agent_client.checkpoint.tree import CorruptState, State
+from protos.membership import Tag
 
 log = logging.getLogger(__name__)
-
-
-class Tag(NamedTuple):
-    """A step, and the quorum that committed it."""
-
-    step: int
-    quorum_id: int
 
 
 class CheckpointFolder:

@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._stream(held, start, headers)
 
     def _stream(self, held: Held, start: int, headers: dict[str, Any]) -> None:
-        if held.reads:
+        if held.reads is not None:
             give_way()
         began_at = time.monotonic()
         self._start(206 if start else 200, {"Content-Type": "application/octet-stream", **headers})

@@ -35,11 +35,11 @@ class NotHeldError(Exception):
 @dataclass(slots=True, eq=False)
 class Held:
     """`tag` is new at every put: who has read a part asks for the rest under it. `reads`: how often one that is kept is
-    still to be read."""
+    still to be read; None for what was put, which whoever reads it is waited for."""
 
     key: StateKey
     encoding: Encoding
-    reads: int = 0
+    reads: int | None = None
     tag: str = field(default_factory=lambda: f'"{secrets.token_hex(8)}"')
     readers: set[socket.socket] = field(default_factory=set[socket.socket])
 
@@ -97,6 +97,8 @@ class Shelf:
     def was_read(self, held: Held) -> None:
         """To its end."""
         with self._changed:
+            if held.reads is None:
+                return
             held.reads -= 1
             if held.reads == 0 and self._kept.get(held.key) is held:
                 del self._kept[held.key]

@@ -88,9 +88,14 @@ def read_exactly(reader: socket.socket, count: int) -> int:
     return count
 
 
-def is_refused(address: str) -> bool:
+def is_refused_soon(address: str, key: StateKey) -> bool:
+    """The source hears of a read a moment after its reader."""
+    return eventually(lambda: is_refused(address, key))
+
+
+def is_refused(address: str, key: StateKey = KEY) -> bool:
     try:
-        fetch(address, KEY, 5, wait_s=0)
+        fetch(address, key, 5, wait_s=0)
     except StateUnavailable:
         return True
     return False
@@ -116,6 +121,21 @@ class TestFetch:
             server.publish(KEY, STATE)
             assert same(fetch(server.address, KEY, 5), STATE)
             assert same(fetch(server.address, (7, 12, 0), 5), STATE)
+
+    def test_only_a_reader_that_nobody_waits_for_gives_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One of what was put is waited for, also the second one."""
+        given: list[str] = []
+        monkeypatch.setattr("agent_client.checkpoint.http.give_way", lambda: given.append("way"))
+        with serving() as server:
+            server.publish(KEY, STATE)
+            for _ in range(3):
+                fetch(server.address, KEY, 5)
+            assert given == []
+            server.keep(OTHER, STATE, 2)
+            for _ in range(2):
+                fetch(server.address, OTHER, 5)
+            assert given == ["way"] * 2
+            assert is_refused_soon(server.address, OTHER)
 
     def test_concurrent_readers(self) -> None:
         with serving(chunk_bytes=100_000) as server, ThreadPoolExecutor(8) as pool:
