@@ -356,3 +356,589 @@ class RankRefusal(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["kind", b"kind", "text", b"text"]) -> None: ...
 
 global___RankRefusal = RankRefusal
+
+@typing.final
+class SupervisorRequest(google.protobuf.message.Message):
+    """What a supervisor (of a host's ranks) and the lighthouse say to each other on the supervisor's own stream."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
+    STOP_FIELD_NUMBER: builtins.int
+    EXCLUDED_FIELD_NUMBER: builtins.int
+    BEAT_FIELD_NUMBER: builtins.int
+    @property
+    def entry(self) -> global___SupervisorEntry:
+        """first, and once"""
+
+    @property
+    def lost(self) -> global___WorkerLost: ...
+    @property
+    def stop(self) -> global___StopAsked: ...
+    @property
+    def excluded(self) -> global___HostExcluded: ...
+    @property
+    def beat(self) -> global___SupervisorBeat: ...
+    def __init__(
+        self,
+        *,
+        entry: global___SupervisorEntry | None = ...,
+        lost: global___WorkerLost | None = ...,
+        stop: global___StopAsked | None = ...,
+        excluded: global___HostExcluded | None = ...,
+        beat: global___SupervisorBeat | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["beat", b"beat", "entry", b"entry", "excluded", b"excluded", "lost", b"lost", "message", b"message", "stop", b"stop"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beat", b"beat", "entry", b"entry", "excluded", b"excluded", "lost", b"lost", "message", b"message", "stop", b"stop"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["entry", "lost", "stop", "excluded", "beat"] | None: ...
+
+global___SupervisorRequest = SupervisorRequest
+
+@typing.final
+class SupervisorResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WELCOME_FIELD_NUMBER: builtins.int
+    STOPPED_FIELD_NUMBER: builtins.int
+    COMPLETED_FIELD_NUMBER: builtins.int
+    REFUSAL_FIELD_NUMBER: builtins.int
+    @property
+    def welcome(self) -> global___SupervisorWelcome:
+        """first, unless the run is stopped, completed, or the entry is refused"""
+
+    @property
+    def stopped(self) -> global___RunStopped: ...
+    @property
+    def completed(self) -> global___RunCompleted: ...
+    @property
+    def refusal(self) -> global___RankRefusal:
+        """the stream ends"""
+
+    def __init__(
+        self,
+        *,
+        welcome: global___SupervisorWelcome | None = ...,
+        stopped: global___RunStopped | None = ...,
+        completed: global___RunCompleted | None = ...,
+        refusal: global___RankRefusal | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["completed", b"completed", "message", b"message", "refusal", b"refusal", "stopped", b"stopped", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["completed", b"completed", "message", b"message", "refusal", b"refusal", "stopped", b"stopped", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "stopped", "completed", "refusal"] | None: ...
+
+global___SupervisorResponse = SupervisorResponse
+
+@typing.final
+class SupervisorEntry(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """in its run: the replica group's id, with /K for host K of several"""
+    incarnation: builtins.str
+    """new at each start of the supervisor"""
+    host: builtins.str
+    @property
+    def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """of the ranks that it starts"""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        incarnation: builtins.str = ...,
+        host: builtins.str = ...,
+        slots: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "incarnation", b"incarnation", "name", b"name", "slots", b"slots"]) -> None: ...
+
+global___SupervisorEntry = SupervisorEntry
+
+@typing.final
+class SupervisorBeat(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___SupervisorBeat = SupervisorBeat
+
+@typing.final
+class WorkerLost(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    OUTPUT_FIELD_NUMBER: builtins.int
+    slot: builtins.int
+    incarnation: builtins.str
+    reason: builtins.str
+    """"SIGSEGV", "exit code 1" """
+    @property
+    def output(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """its last lines"""
+
+    def __init__(
+        self,
+        *,
+        slot: builtins.int = ...,
+        incarnation: builtins.str = ...,
+        reason: builtins.str = ...,
+        output: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "output", b"output", "reason", b"reason", "slot", b"slot"]) -> None: ...
+
+global___WorkerLost = WorkerLost
+
+@typing.final
+class StopAsked(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+global___StopAsked = StopAsked
+
+@typing.final
+class HostExcluded(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+global___HostExcluded = HostExcluded
+
+@typing.final
+class SupervisorWelcome(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEAT_INTERVAL_S_FIELD_NUMBER: builtins.int
+    beat_interval_s: builtins.float
+    def __init__(
+        self,
+        *,
+        beat_interval_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beat_interval_s", b"beat_interval_s"]) -> None: ...
+
+global___SupervisorWelcome = SupervisorWelcome
+
+@typing.final
+class PutKeyRequest(google.protobuf.message.Message):
+    """Unary; the job and the run are named by metadata."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    generation: builtins.int
+    """the caller's; an older one than the present is refused"""
+    kind: builtins.str
+    """iteration, job_restart or ranks_restart"""
+    name: builtins.str
+    value: builtins.bytes
+    def __init__(
+        self,
+        *,
+        generation: builtins.int = ...,
+        kind: builtins.str = ...,
+        name: builtins.str = ...,
+        value: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "kind", b"kind", "name", b"name", "value", b"value"]) -> None: ...
+
+global___PutKeyRequest = PutKeyRequest
+
+@typing.final
+class PutKeyResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___PutKeyResponse = PutKeyResponse
+
+@typing.final
+class GetKeysRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    generation: builtins.int
+    """the caller's, fenced; absent: the present one, for people"""
+    kind: builtins.str
+    """empty: all"""
+    name: builtins.str
+    """empty: all"""
+    def __init__(
+        self,
+        *,
+        generation: builtins.int | None = ...,
+        kind: builtins.str = ...,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_generation", b"_generation", "generation", b"generation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "generation", b"generation", "kind", b"kind", "name", b"name"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
+
+global___GetKeysRequest = GetKeysRequest
+
+@typing.final
+class GetKeysResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: builtins.int
+    KEYS_FIELD_NUMBER: builtins.int
+    generation: builtins.int
+    @property
+    def keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Key]: ...
+    def __init__(
+        self,
+        *,
+        generation: builtins.int = ...,
+        keys: collections.abc.Iterable[global___Key] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "keys", b"keys"]) -> None: ...
+
+global___GetKeysResponse = GetKeysResponse
+
+@typing.final
+class Key(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    name: builtins.str
+    value: builtins.bytes
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        name: builtins.str = ...,
+        value: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "name", b"name", "value", b"value"]) -> None: ...
+
+global___Key = Key
+
+@typing.final
+class RunsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    run: builtins.str
+    """empty: every run of the job"""
+    def __init__(
+        self,
+        *,
+        run: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run", b"run"]) -> None: ...
+
+global___RunsRequest = RunsRequest
+
+@typing.final
+class RunsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: builtins.int
+    @property
+    def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RunStatus]: ...
+    def __init__(
+        self,
+        *,
+        runs: collections.abc.Iterable[global___RunStatus] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["runs", b"runs"]) -> None: ...
+
+global___RunsResponse = RunsResponse
+
+@typing.final
+class StopRunRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+global___StopRunRequest = StopRunRequest
+
+@typing.final
+class StopRunResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___StopRunResponse = StopRunResponse
+
+@typing.final
+class ResumeRunRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ResumeRunRequest = ResumeRunRequest
+
+@typing.final
+class ResumeRunResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ResumeRunResponse = ResumeRunResponse
+
+@typing.final
+class RunStatus(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    GLOBAL_ITERATION_FIELD_NUMBER: builtins.int
+    JOB_RESTARTS_FIELD_NUMBER: builtins.int
+    RANKS_RESTARTS_FIELD_NUMBER: builtins.int
+    TERMS_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    IS_COMPLETE_FIELD_NUMBER: builtins.int
+    STOP_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    INCIDENTS_FIELD_NUMBER: builtins.int
+    SUPERVISORS_FIELD_NUMBER: builtins.int
+    EXCLUDED_FIELD_NUMBER: builtins.int
+    job: builtins.str
+    run: builtins.str
+    verdict: builtins.str
+    """one word of a closed set: why the next generation forms, or does not"""
+    number: builtins.int
+    """of the last generation, -1: none"""
+    global_iteration: builtins.int
+    job_restarts: builtins.int
+    ranks_restarts: builtins.int
+    is_complete: builtins.bool
+    @property
+    def terms(self) -> global___RunTerms: ...
+    @property
+    def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """of the last generation: slots[i] is rank i"""
+
+    @property
+    def stop(self) -> global___RunStopped:
+        """absent: it is not stopped"""
+
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankStatus]: ...
+    @property
+    def incidents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___IncidentStatus]: ...
+    @property
+    def supervisors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SupervisorStatus]: ...
+    @property
+    def excluded(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ExcludedHost]: ...
+    def __init__(
+        self,
+        *,
+        job: builtins.str = ...,
+        run: builtins.str = ...,
+        verdict: builtins.str = ...,
+        number: builtins.int = ...,
+        global_iteration: builtins.int = ...,
+        job_restarts: builtins.int = ...,
+        ranks_restarts: builtins.int = ...,
+        terms: global___RunTerms | None = ...,
+        slots: collections.abc.Iterable[builtins.int] | None = ...,
+        is_complete: builtins.bool = ...,
+        stop: global___RunStopped | None = ...,
+        ranks: collections.abc.Iterable[global___RankStatus] | None = ...,
+        incidents: collections.abc.Iterable[global___IncidentStatus] | None = ...,
+        supervisors: collections.abc.Iterable[global___SupervisorStatus] | None = ...,
+        excluded: collections.abc.Iterable[global___ExcludedHost] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["stop", b"stop", "terms", b"terms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["excluded", b"excluded", "global_iteration", b"global_iteration", "incidents", b"incidents", "is_complete", b"is_complete", "job", b"job", "job_restarts", b"job_restarts", "number", b"number", "ranks", b"ranks", "ranks_restarts", b"ranks_restarts", "run", b"run", "slots", b"slots", "stop", b"stop", "supervisors", b"supervisors", "terms", b"terms", "verdict", b"verdict"]) -> None: ...
+
+global___RunStatus = RunStatus
+
+@typing.final
+class RankStatus(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    BEAT_AGE_S_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    slot: builtins.int
+    incarnation: builtins.str
+    state: builtins.str
+    """active, ready, spare, finished or lost"""
+    rank: builtins.int
+    """in the last generation, -1: none"""
+    generation: builtins.int
+    step: builtins.int
+    phase: builtins.str
+    beat_age_s: builtins.float
+    attempt: builtins.int
+    host: builtins.str
+    pid: builtins.int
+    def __init__(
+        self,
+        *,
+        slot: builtins.int = ...,
+        incarnation: builtins.str = ...,
+        state: builtins.str = ...,
+        rank: builtins.int = ...,
+        generation: builtins.int | None = ...,
+        step: builtins.int = ...,
+        phase: builtins.str = ...,
+        beat_age_s: builtins.float = ...,
+        attempt: builtins.int = ...,
+        host: builtins.str = ...,
+        pid: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_generation", b"_generation", "generation", b"generation"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "attempt", b"attempt", "beat_age_s", b"beat_age_s", "generation", b"generation", "host", b"host", "incarnation", b"incarnation", "phase", b"phase", "pid", b"pid", "rank", b"rank", "slot", b"slot", "state", b"state", "step", b"step"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
+
+global___RankStatus = RankStatus
+
+@typing.final
+class IncidentStatus(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
+    IS_FAULT_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
+    NOTICED_AT_FIELD_NUMBER: builtins.int
+    FORMED_FIELD_NUMBER: builtins.int
+    FORMED_AT_FIELD_NUMBER: builtins.int
+    STEPPED_AT_FIELD_NUMBER: builtins.int
+    EVIDENCE_FIELD_NUMBER: builtins.int
+    generation: builtins.int
+    """that it ended, -1: none had formed"""
+    cause: builtins.str
+    is_fault: builtins.bool
+    noticed_at: builtins.float
+    """seconds of the wall clock, as all moments here"""
+    formed: builtins.int
+    formed_at: builtins.float
+    stepped_at: builtins.float
+    """the first step after it"""
+    @property
+    def lost(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """"slot 1 (incarnation)" """
+
+    @property
+    def evidence(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """last lines of who died"""
+
+    def __init__(
+        self,
+        *,
+        generation: builtins.int = ...,
+        cause: builtins.str = ...,
+        is_fault: builtins.bool = ...,
+        lost: collections.abc.Iterable[builtins.str] | None = ...,
+        noticed_at: builtins.float = ...,
+        formed: builtins.int | None = ...,
+        formed_at: builtins.float | None = ...,
+        stepped_at: builtins.float | None = ...,
+        evidence: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_formed", b"_formed", "_formed_at", b"_formed_at", "_stepped_at", b"_stepped_at", "formed", b"formed", "formed_at", b"formed_at", "stepped_at", b"stepped_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_formed", b"_formed", "_formed_at", b"_formed_at", "_stepped_at", b"_stepped_at", "cause", b"cause", "evidence", b"evidence", "formed", b"formed", "formed_at", b"formed_at", "generation", b"generation", "is_fault", b"is_fault", "lost", b"lost", "noticed_at", b"noticed_at", "stepped_at", b"stepped_at"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_formed", b"_formed"]) -> typing.Literal["formed"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_formed_at", b"_formed_at"]) -> typing.Literal["formed_at"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_stepped_at", b"_stepped_at"]) -> typing.Literal["stepped_at"] | None: ...
+
+global___IncidentStatus = IncidentStatus
+
+@typing.final
+class SupervisorStatus(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    IS_CONNECTED_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    host: builtins.str
+    is_connected: builtins.bool
+    @property
+    def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        host: builtins.str = ...,
+        slots: collections.abc.Iterable[builtins.int] | None = ...,
+        is_connected: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "is_connected", b"is_connected", "name", b"name", "slots", b"slots"]) -> None: ...
+
+global___SupervisorStatus = SupervisorStatus
+
+@typing.final
+class ExcludedHost(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
+    host: builtins.str
+    reason: builtins.str
+    at: builtins.float
+    def __init__(
+        self,
+        *,
+        host: builtins.str = ...,
+        reason: builtins.str = ...,
+        at: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "host", b"host", "reason", b"reason"]) -> None: ...
+
+global___ExcludedHost = ExcludedHost

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from protos import generation_pb2 as protos_dot_generation__pb2
 from protos import lighthouse_pb2 as protos_dot_lighthouse__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
@@ -64,6 +65,41 @@ class LighthouseServiceStub(object):
                 request_serializer=protos_dot_lighthouse__pb2.SessionRequest.SerializeToString,
                 response_deserializer=protos_dot_lighthouse__pb2.SessionResponse.FromString,
                 _registered_method=True)
+        self.Rank = channel.stream_stream(
+                '/lighthouse.v1.LighthouseService/Rank',
+                request_serializer=protos_dot_generation__pb2.RankRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.RankResponse.FromString,
+                _registered_method=True)
+        self.Supervise = channel.stream_stream(
+                '/lighthouse.v1.LighthouseService/Supervise',
+                request_serializer=protos_dot_generation__pb2.SupervisorRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.SupervisorResponse.FromString,
+                _registered_method=True)
+        self.PutKey = channel.unary_unary(
+                '/lighthouse.v1.LighthouseService/PutKey',
+                request_serializer=protos_dot_generation__pb2.PutKeyRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.PutKeyResponse.FromString,
+                _registered_method=True)
+        self.GetKeys = channel.unary_unary(
+                '/lighthouse.v1.LighthouseService/GetKeys',
+                request_serializer=protos_dot_generation__pb2.GetKeysRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.GetKeysResponse.FromString,
+                _registered_method=True)
+        self.Runs = channel.unary_unary(
+                '/lighthouse.v1.LighthouseService/Runs',
+                request_serializer=protos_dot_generation__pb2.RunsRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.RunsResponse.FromString,
+                _registered_method=True)
+        self.StopRun = channel.unary_unary(
+                '/lighthouse.v1.LighthouseService/StopRun',
+                request_serializer=protos_dot_generation__pb2.StopRunRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.StopRunResponse.FromString,
+                _registered_method=True)
+        self.ResumeRun = channel.unary_unary(
+                '/lighthouse.v1.LighthouseService/ResumeRun',
+                request_serializer=protos_dot_generation__pb2.ResumeRunRequest.SerializeToString,
+                response_deserializer=protos_dot_generation__pb2.ResumeRunResponse.FromString,
+                _registered_method=True)
 
 
 class LighthouseServiceServicer(object):
@@ -108,6 +144,50 @@ class LighthouseServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rank(self, request_iterator, context):
+        """A rank of a run, and a supervisor of ranks: generations (generation.proto). The run is named by metadata.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Supervise(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutKey(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetKeys(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Runs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopRun(self, request, context):
+        """Ends a run for good, and lifts that. Who may is as for Kill.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRun(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LighthouseServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -140,6 +220,41 @@ def add_LighthouseServiceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=protos_dot_lighthouse__pb2.SessionRequest.FromString,
                     response_serializer=protos_dot_lighthouse__pb2.SessionResponse.SerializeToString,
+            ),
+            'Rank': grpc.stream_stream_rpc_method_handler(
+                    servicer.Rank,
+                    request_deserializer=protos_dot_generation__pb2.RankRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.RankResponse.SerializeToString,
+            ),
+            'Supervise': grpc.stream_stream_rpc_method_handler(
+                    servicer.Supervise,
+                    request_deserializer=protos_dot_generation__pb2.SupervisorRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.SupervisorResponse.SerializeToString,
+            ),
+            'PutKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutKey,
+                    request_deserializer=protos_dot_generation__pb2.PutKeyRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.PutKeyResponse.SerializeToString,
+            ),
+            'GetKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetKeys,
+                    request_deserializer=protos_dot_generation__pb2.GetKeysRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.GetKeysResponse.SerializeToString,
+            ),
+            'Runs': grpc.unary_unary_rpc_method_handler(
+                    servicer.Runs,
+                    request_deserializer=protos_dot_generation__pb2.RunsRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.RunsResponse.SerializeToString,
+            ),
+            'StopRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopRun,
+                    request_deserializer=protos_dot_generation__pb2.StopRunRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.StopRunResponse.SerializeToString,
+            ),
+            'ResumeRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRun,
+                    request_deserializer=protos_dot_generation__pb2.ResumeRunRequest.FromString,
+                    response_serializer=protos_dot_generation__pb2.ResumeRunResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -304,6 +419,195 @@ class LighthouseService(object):
             '/lighthouse.v1.LighthouseService/Session',
             protos_dot_lighthouse__pb2.SessionRequest.SerializeToString,
             protos_dot_lighthouse__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rank(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/lighthouse.v1.LighthouseService/Rank',
+            protos_dot_generation__pb2.RankRequest.SerializeToString,
+            protos_dot_generation__pb2.RankResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Supervise(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/lighthouse.v1.LighthouseService/Supervise',
+            protos_dot_generation__pb2.SupervisorRequest.SerializeToString,
+            protos_dot_generation__pb2.SupervisorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lighthouse.v1.LighthouseService/PutKey',
+            protos_dot_generation__pb2.PutKeyRequest.SerializeToString,
+            protos_dot_generation__pb2.PutKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lighthouse.v1.LighthouseService/GetKeys',
+            protos_dot_generation__pb2.GetKeysRequest.SerializeToString,
+            protos_dot_generation__pb2.GetKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Runs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lighthouse.v1.LighthouseService/Runs',
+            protos_dot_generation__pb2.RunsRequest.SerializeToString,
+            protos_dot_generation__pb2.RunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lighthouse.v1.LighthouseService/StopRun',
+            protos_dot_generation__pb2.StopRunRequest.SerializeToString,
+            protos_dot_generation__pb2.StopRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lighthouse.v1.LighthouseService/ResumeRun',
+            protos_dot_generation__pb2.ResumeRunRequest.SerializeToString,
+            protos_dot_generation__pb2.ResumeRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,6 +9,7 @@ import abc
 import collections.abc
 import grpc
 import grpc.aio
+import protos.generation_pb2
 import protos.lighthouse_pb2
 import typing
 
@@ -54,6 +55,43 @@ class LighthouseServiceStub:
     ]
     """A manager's own connection: what it holds and asks for, and what the lighthouse answers and wants."""
 
+    Rank: grpc.StreamStreamMultiCallable[
+        protos.generation_pb2.RankRequest,
+        protos.generation_pb2.RankResponse,
+    ]
+    """A rank of a run, and a supervisor of ranks: generations (generation.proto). The run is named by metadata."""
+
+    Supervise: grpc.StreamStreamMultiCallable[
+        protos.generation_pb2.SupervisorRequest,
+        protos.generation_pb2.SupervisorResponse,
+    ]
+
+    PutKey: grpc.UnaryUnaryMultiCallable[
+        protos.generation_pb2.PutKeyRequest,
+        protos.generation_pb2.PutKeyResponse,
+    ]
+
+    GetKeys: grpc.UnaryUnaryMultiCallable[
+        protos.generation_pb2.GetKeysRequest,
+        protos.generation_pb2.GetKeysResponse,
+    ]
+
+    Runs: grpc.UnaryUnaryMultiCallable[
+        protos.generation_pb2.RunsRequest,
+        protos.generation_pb2.RunsResponse,
+    ]
+
+    StopRun: grpc.UnaryUnaryMultiCallable[
+        protos.generation_pb2.StopRunRequest,
+        protos.generation_pb2.StopRunResponse,
+    ]
+    """Ends a run for good, and lifts that. Who may is as for Kill."""
+
+    ResumeRun: grpc.UnaryUnaryMultiCallable[
+        protos.generation_pb2.ResumeRunRequest,
+        protos.generation_pb2.ResumeRunResponse,
+    ]
+
 class LighthouseServiceAsyncStub:
     Quorum: grpc.aio.UnaryUnaryMultiCallable[
         protos.lighthouse_pb2.LighthouseQuorumRequest,
@@ -87,6 +125,43 @@ class LighthouseServiceAsyncStub:
         protos.lighthouse_pb2.SessionResponse,
     ]
     """A manager's own connection: what it holds and asks for, and what the lighthouse answers and wants."""
+
+    Rank: grpc.aio.StreamStreamMultiCallable[
+        protos.generation_pb2.RankRequest,
+        protos.generation_pb2.RankResponse,
+    ]
+    """A rank of a run, and a supervisor of ranks: generations (generation.proto). The run is named by metadata."""
+
+    Supervise: grpc.aio.StreamStreamMultiCallable[
+        protos.generation_pb2.SupervisorRequest,
+        protos.generation_pb2.SupervisorResponse,
+    ]
+
+    PutKey: grpc.aio.UnaryUnaryMultiCallable[
+        protos.generation_pb2.PutKeyRequest,
+        protos.generation_pb2.PutKeyResponse,
+    ]
+
+    GetKeys: grpc.aio.UnaryUnaryMultiCallable[
+        protos.generation_pb2.GetKeysRequest,
+        protos.generation_pb2.GetKeysResponse,
+    ]
+
+    Runs: grpc.aio.UnaryUnaryMultiCallable[
+        protos.generation_pb2.RunsRequest,
+        protos.generation_pb2.RunsResponse,
+    ]
+
+    StopRun: grpc.aio.UnaryUnaryMultiCallable[
+        protos.generation_pb2.StopRunRequest,
+        protos.generation_pb2.StopRunResponse,
+    ]
+    """Ends a run for good, and lifts that. Who may is as for Kill."""
+
+    ResumeRun: grpc.aio.UnaryUnaryMultiCallable[
+        protos.generation_pb2.ResumeRunRequest,
+        protos.generation_pb2.ResumeRunResponse,
+    ]
 
 class LighthouseServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -133,5 +208,56 @@ class LighthouseServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[protos.lighthouse_pb2.SessionResponse], collections.abc.AsyncIterator[protos.lighthouse_pb2.SessionResponse]]:
         """A manager's own connection: what it holds and asks for, and what the lighthouse answers and wants."""
+
+    @abc.abstractmethod
+    def Rank(
+        self,
+        request_iterator: _MaybeAsyncIterator[protos.generation_pb2.RankRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[protos.generation_pb2.RankResponse], collections.abc.AsyncIterator[protos.generation_pb2.RankResponse]]:
+        """A rank of a run, and a supervisor of ranks: generations (generation.proto). The run is named by metadata."""
+
+    @abc.abstractmethod
+    def Supervise(
+        self,
+        request_iterator: _MaybeAsyncIterator[protos.generation_pb2.SupervisorRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[protos.generation_pb2.SupervisorResponse], collections.abc.AsyncIterator[protos.generation_pb2.SupervisorResponse]]: ...
+
+    @abc.abstractmethod
+    def PutKey(
+        self,
+        request: protos.generation_pb2.PutKeyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.generation_pb2.PutKeyResponse, collections.abc.Awaitable[protos.generation_pb2.PutKeyResponse]]: ...
+
+    @abc.abstractmethod
+    def GetKeys(
+        self,
+        request: protos.generation_pb2.GetKeysRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.generation_pb2.GetKeysResponse, collections.abc.Awaitable[protos.generation_pb2.GetKeysResponse]]: ...
+
+    @abc.abstractmethod
+    def Runs(
+        self,
+        request: protos.generation_pb2.RunsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.generation_pb2.RunsResponse, collections.abc.Awaitable[protos.generation_pb2.RunsResponse]]: ...
+
+    @abc.abstractmethod
+    def StopRun(
+        self,
+        request: protos.generation_pb2.StopRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.generation_pb2.StopRunResponse, collections.abc.Awaitable[protos.generation_pb2.StopRunResponse]]:
+        """Ends a run for good, and lifts that. Who may is as for Kill."""
+
+    @abc.abstractmethod
+    def ResumeRun(
+        self,
+        request: protos.generation_pb2.ResumeRunRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.generation_pb2.ResumeRunResponse, collections.abc.Awaitable[protos.generation_pb2.ResumeRunResponse]]: ...
 
 def add_LighthouseServiceServicer_to_server(servicer: LighthouseServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -17,10 +17,12 @@ MAX_REQUEST_BYTES = 256 * 1024
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
 JOB_METADATA_KEY = "lighthouse-job"
+RUN_METADATA_KEY = "lighthouse-run"
 TOKEN_METADATA_KEY = "lighthouse-control-token"
 # On a status that a daemon of ours sent, as against one that gRPC made of a broken connection.
 REFUSAL_METADATA_KEY = "lighthouse-refusal"
 DEFAULT_JOB = "default"
+DEFAULT_RUN = "default"
 
 # What a daemon keeps in hand to answer a waiting call with its reason before the caller's own deadline ends it.
 ANSWER_MARGIN_S = 0.25

@@ -1,0 +1,73 @@
+"""What the lighthouse says of a run, for people and programs. Moments are wall-clock seconds. No protobuf."""
+
+from dataclasses import dataclass
+
+from protos.generation import Counters, Stop, Terms
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """`state`: active, ready, spare, finished or lost. `rank`: in the last generation; None: none."""
+
+    slot: int
+    incarnation: str
+    state: str
+    rank: int | None
+    generation: int | None
+    step: int
+    phase: str
+    beat_age_s: float
+    attempt: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentStatus:
+    """Why generation `generation` ended (-1: none had formed), and `formed`, the next one; None: not yet.
+
+    `stepped_at`: the first step after it. `evidence`: the last lines of who died.
+    """
+
+    generation: int
+    cause: str
+    is_fault: bool
+    lost: tuple[str, ...]
+    noticed_at: float
+    formed: int | None
+    formed_at: float | None
+    stepped_at: float | None
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStatus:
+    name: str
+    host: str
+    slots: tuple[int, ...]
+    is_connected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedHost:
+    host: str
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """`verdict`: why the next generation forms, or does not. `slots[i]` is rank i of the last one."""
+
+    job: str
+    run: str
+    verdict: str
+    counters: Counters
+    terms: Terms
+    slots: tuple[int, ...]
+    is_complete: bool
+    stop: Stop | None
+    ranks: tuple[RankStatus, ...]
+    incidents: tuple[IncidentStatus, ...]
+    supervisors: tuple[SupervisorStatus, ...]
+    excluded: tuple[ExcludedHost, ...]
