@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from protos import lighthouse_pb2, manager_pb2, torchft_pb2, wire
+from protos import generation_pb2, lighthouse_pb2, manager_pb2, run_status_wire, torchft_pb2, wire
+from protos.generation import KeyKind
 from protos.membership import Assignment, CatchUp, Participant, Quorum, Vote
+from protos.run_status import RunStatus
 from protos.status import LighthouseStatus, ManagerStatus
 
 T = TypeVar("T")
@@ -16,6 +18,8 @@ T = TypeVar("T")
 LIGHTHOUSE = "/lighthouse.v1.LighthouseService/"
 MANAGER = "/manager.v1.ManagerService/"
 SESSION = LIGHTHOUSE + "Session"
+RANK = LIGHTHOUSE + "Rank"
+SUPERVISE = LIGHTHOUSE + "Supervise"
 WATCH = MANAGER + "Watch"
 
 
@@ -66,6 +70,32 @@ def lighthouse_kill(job: str, replica_id: str, msg: str) -> Rpc[None]:
 def lighthouse_drain(job: str, replica_id: str, msg: str) -> Rpc[None]:
     request = lighthouse_pb2.LighthouseDrainRequest(job=job, replica_id=replica_id, msg=msg)
     return Rpc(LIGHTHOUSE + "Drain", request, lighthouse_pb2.LighthouseDrainResponse, _nothing)
+
+
+def put_key(generation: int, kind: KeyKind, name: str, value: bytes) -> Rpc[None]:
+    request = generation_pb2.PutKeyRequest(generation=generation, kind=kind, name=name, value=value)
+    return Rpc(LIGHTHOUSE + "PutKey", request, generation_pb2.PutKeyResponse, _nothing)
+
+
+def get_keys(
+    generation: int | None, kind: KeyKind | Literal[""], name: str
+) -> Rpc[tuple[int, dict[tuple[KeyKind, str], bytes]]]:
+    request = generation_pb2.GetKeysRequest(generation=generation, kind=kind, name=name)
+    return Rpc(LIGHTHOUSE + "GetKeys", request, generation_pb2.GetKeysResponse, run_status_wire.keys_from_wire)
+
+
+def runs(run: str) -> Rpc[tuple[RunStatus, ...]]:
+    request = generation_pb2.RunsRequest(run=run)
+    return Rpc(LIGHTHOUSE + "Runs", request, generation_pb2.RunsResponse, run_status_wire.runs_from_wire)
+
+
+def stop_run(reason: str) -> Rpc[None]:
+    request = generation_pb2.StopRunRequest(reason=reason)
+    return Rpc(LIGHTHOUSE + "StopRun", request, generation_pb2.StopRunResponse, _nothing)
+
+
+def resume_run() -> Rpc[None]:
+    return Rpc(LIGHTHOUSE + "ResumeRun", generation_pb2.ResumeRunRequest(), generation_pb2.ResumeRunResponse, _nothing)
 
 
 def quorum(

@@ -7,9 +7,10 @@ import functools
 
 from lighthouse_runtime import calls
 from lighthouse_runtime.connection import AsyncClient, SyncClient, metadata_of
+from lighthouse_runtime.run_clients import AsyncRunClient, RunClient
 from lighthouse_runtime.streams import AsyncWatch, Session, Watch
 from protos.identity import parse_address
-from protos.limits import DEFAULT_JOB, LIGHTHOUSE_PORT
+from protos.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
 from protos.membership import PLAIN, Assignment, CatchUp, Participant, Quorum, Vote
 from protos.session import WatchRequest
 from protos.status import LighthouseStatus, ManagerStatus
@@ -21,10 +22,12 @@ def _lighthouse(address: str) -> str:
     return str(parsed) if parsed.port is not None else f"{parsed}:{LIGHTHOUSE_PORT}"
 
 
-class LighthouseClient(SyncClient):
-    def __init__(self, address: str, *, job: str = DEFAULT_JOB, token: str | None = None) -> None:
+class LighthouseClient(RunClient):
+    def __init__(
+        self, address: str, *, job: str = DEFAULT_JOB, run: str = DEFAULT_RUN, token: str | None = None
+    ) -> None:
         self.job = job
-        super().__init__(_lighthouse(address), metadata_of(job, token))
+        super().__init__(_lighthouse(address), metadata_of(job, token, run))
 
     def quorum(self, participant: Participant, *, timeout_s: float) -> Quorum:
         """Ask to be in the next quorum and wait for it."""
@@ -46,10 +49,12 @@ class LighthouseClient(SyncClient):
         self._run(calls.lighthouse_drain(self.job, replica_id, msg), timeout_s, wait_for_ready=False)
 
 
-class AsyncLighthouseClient(AsyncClient):
-    def __init__(self, address: str, *, job: str = DEFAULT_JOB, token: str | None = None) -> None:
+class AsyncLighthouseClient(AsyncRunClient):
+    def __init__(
+        self, address: str, *, job: str = DEFAULT_JOB, run: str = DEFAULT_RUN, token: str | None = None
+    ) -> None:
         self.job = job
-        super().__init__(_lighthouse(address), metadata_of(job, token))
+        super().__init__(_lighthouse(address), metadata_of(job, token, run))
 
     async def quorum(self, participant: Participant, *, timeout_s: float, wait_for_ready: bool = True) -> Quorum:
         """Ask to be in the next quorum and wait for it; without `wait_for_ready` raise Unreachable at once."""

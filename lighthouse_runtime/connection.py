@@ -14,7 +14,7 @@ import grpc
 from lighthouse_runtime import calls
 from lighthouse_runtime.calls import Rpc
 from lighthouse_runtime.channel import async_channel, refusal, sync_channel
-from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY, TOKEN_METADATA_KEY
+from protos.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, TOKEN_METADATA_KEY
 from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
 
 T = TypeVar("T")
@@ -22,8 +22,10 @@ T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
 
 
-def metadata_of(job: str, token: str | None) -> Metadata:
+def metadata_of(job: str, token: str | None, run: str = DEFAULT_RUN) -> Metadata:
     entries = [(JOB_METADATA_KEY, job)] if job != DEFAULT_JOB else []
+    if run != DEFAULT_RUN:
+        entries.append((RUN_METADATA_KEY, run))
     if token:
         entries.append((TOKEN_METADATA_KEY, token))
     return tuple(entries)

@@ -1,4 +1,5 @@
-"""The client's side of open streams: a manager's session with the lighthouse, a rank's watch on its manager.
+"""The client's side of open streams: with the lighthouse a manager's session, a rank of a run, a supervisor; with the
+manager a rank's watch.
 
 Iterating gives what the other side says, and ends where it ended the stream well; however else the stream ends, a
 refusal says why. Nobody pings: a session's holder judges by echoes, a watch by its connection.
@@ -18,11 +19,15 @@ from google.protobuf.message import DecodeError, Message
 
 from lighthouse_runtime.channel import refusal
 from lighthouse_runtime.outbox import Outbox
-from protos import lighthouse_pb2, manager_pb2
+from protos import generation_pb2, lighthouse_pb2, manager_pb2
+from protos.generation import FromWorker, ToWorker
+from protos.generation_wire import rank_request_to_wire, rank_response_from_wire
 from protos.limits import MAX_REQUEST_BYTES
 from protos.refusals import InternalError, LighthouseError, LimitReached, Unreachable
 from protos.session import FromRank, ToLighthouse, ToManager, ToRank, WatchRequest
 from protos.session_wire import session_request_to_wire, session_response_from_wire
+from protos.supervisor import FromSupervisor, ToSupervisor
+from protos.supervisor_wire import supervisor_request_to_wire, supervisor_response_from_wire
 from protos.watch_wire import watch_request_to_wire, watch_response_from_wire
 
 M = TypeVar("M")
@@ -131,26 +136,47 @@ class AsyncWatch(_AsyncStream[FromRank, ToRank]):
         self.send(request)
 
 
-class Watch:
-    """A rank's watch: a context manager and an iterator that blocks. send() and cancel() are for any thread.
+class AsyncRankStream(_AsyncStream[FromWorker, ToWorker]):
+    """A rank of a run, in asyncio; its first message is an Entry."""
 
-    A fork does it no harm. gRPC is never at rest while a watch is open, so that it says so on standard error at each
+    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
+        super().__init__(call, address, rank_request_to_wire, _read_rank)
+
+
+class SupervisorStream(_AsyncStream[FromSupervisor, ToSupervisor]):
+    """A supervisor of a run's ranks; its first message is a SupervisorEntry."""
+
+    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
+        super().__init__(call, address, supervisor_request_to_wire, _read_supervisor)
+
+
+class _SyncStream(Generic[S, M]):
+    """A context manager and an iterator that blocks, for one reader. send() and cancel() are for any thread.
+
+    A fork does it no harm. gRPC is never at rest while a stream is open, so that it says so on standard error at each
     fork, and a forked child that uses gRPC itself crashes at times. GRPC_ENABLE_FORK_SUPPORT=1, set before grpc is
     imported, cures both, and makes each fork take a second.
     """
 
-    def __init__(self, open_: Callable[[Iterator[bytes]], Any], address: str, request: WatchRequest) -> None:
+    def __init__(
+        self,
+        open_: Callable[[Iterator[bytes]], Any],
+        address: str,
+        to_wire: Callable[[S], Message],
+        read: Callable[[bytes], M | None],
+    ) -> None:
         """`open_` opens the stream, given what is sent on it."""
         self.address = address
+        self._to_wire = to_wire
+        self._read = read
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_cancelled = False
         self._pid = os.getpid()
-        self.send(request)
         self._call = open_(iter(self._outbox.get, None))
 
-    def send(self, message: FromRank) -> None:
+    def send(self, message: S) -> None:
         """Queue it, without waiting. After the end nothing happens."""
-        self._outbox.put(watch_request_to_wire(message).SerializeToString())
+        self._outbox.put(self._to_wire(message).SerializeToString())
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +185,7 @@ class Watch:
         self.cancel()
 
     def cancel(self) -> None:
-        """Give the watch up; the iteration ends without an error. In a forked child it is not ours to end."""
+        """Give the stream up; the iteration ends without an error. In a forked child it is not ours to end."""
         if self._pid == os.getpid():
             self._is_cancelled = True
             self._call.cancel()
@@ -168,7 +194,7 @@ class Watch:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> ToRank:
+    def __next__(self) -> M:
         while True:
             try:
                 body = next(self._call)
@@ -176,8 +202,23 @@ class Watch:
                 if self._is_cancelled:
                     raise StopIteration from None
                 raise refusal(e, self.address, math.inf) from None
-            if (message := _read_watch(body)) is not None:
+            if (message := self._read(body)) is not None:
                 return message
+
+
+class Watch(_SyncStream[FromRank, ToRank]):
+    """A rank's watch."""
+
+    def __init__(self, open_: Callable[[Iterator[bytes]], Any], address: str, request: WatchRequest) -> None:
+        super().__init__(open_, address, watch_request_to_wire, _read_watch)
+        self.send(request)
+
+
+class RankStream(_SyncStream[FromWorker, ToWorker]):
+    """A rank of a run; its first message is an Entry."""
+
+    def __init__(self, open_: Callable[[Iterator[bytes]], Any], address: str) -> None:
+        super().__init__(open_, address, rank_request_to_wire, _read_rank)
 
 
 def _read_session(body: bytes) -> ToManager | None:
@@ -186,6 +227,14 @@ def _read_session(body: bytes) -> ToManager | None:
 
 def _read_watch(body: bytes) -> ToRank | None:
     return watch_response_from_wire(_parse(manager_pb2.WatchResponse, body))
+
+
+def _read_rank(body: bytes) -> ToWorker | None:
+    return rank_response_from_wire(_parse(generation_pb2.RankResponse, body))
+
+
+def _read_supervisor(body: bytes) -> ToSupervisor | None:
+    return supervisor_response_from_wire(_parse(generation_pb2.SupervisorResponse, body))
 
 
 def _parse(kind: type[P], body: bytes) -> P:

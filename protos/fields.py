@@ -20,6 +20,13 @@ def check_count(value: int, field: str) -> int:
     return value
 
 
+def check_number(value: int, field: str) -> int:
+    """A count, or a generation's number."""
+    if not 0 <= value <= MAX_QUORUM_ID:
+        raise InvalidRequest(f"is {value}; it counts from 0 to {MAX_QUORUM_ID}", field=field)
+    return value
+
+
 def check_seconds(value: float, field: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise InvalidRequest(f"is {value}; it is a positive number of seconds", field=field)

@@ -5,7 +5,8 @@ is to be skipped.
 """
 
 from protos import generation_pb2 as pb
-from protos.fields import check_seconds, check_short
+from protos.errors import kind_of, refusal_of
+from protos.fields import check_number, check_seconds, check_short
 from protos.generation import (
     Counters,
     Done,
@@ -24,11 +25,8 @@ from protos.generation import (
     ToWorker,
 )
 from protos.identity import check_name
-from protos.limits import MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, cut_reason
-from protos.refusals import InvalidRequest, LighthouseError
-
-_REFUSALS = {cls.__name__: cls for cls in (LighthouseError, *LighthouseError.__subclasses__())}
-
+from protos.limits import MAX_GROUP_WORLD_SIZE, cut_reason
+from protos.refusals import InvalidRequest
 
 # -- rank to lighthouse
 
@@ -50,14 +48,14 @@ def rank_request_to_wire(message: FromWorker) -> pb.RankRequest:
 def rank_request_from_wire(message: pb.RankRequest) -> FromWorker | None:
     match message.WhichOneof("message"):
         case "beat":
-            return StepReport(_number(message.beat.step, "step"), check_short(message.beat.phase, "phase"))
+            return StepReport(check_number(message.beat.step, "step"), check_short(message.beat.phase, "phase"))
         case "ready":
             return Ready(_generation(message.ready))
         case "failure":
             failure = message.failure
-            return Failure(_number(failure.generation, "generation"), cut_reason(failure.reason))
+            return Failure(check_number(failure.generation, "generation"), cut_reason(failure.reason))
         case "finish":
-            return Finish(_number(message.finish.generation, "generation"))
+            return Finish(check_number(message.finish.generation, "generation"))
         case "entry":
             return _entry_from(message.entry)
         case _:
@@ -68,7 +66,7 @@ def _entry(entry: Entry) -> pb.RankEntry:
     return pb.RankEntry(
         slot=entry.rank.slot,
         incarnation=entry.rank.incarnation,
-        terms=_terms(entry.terms),
+        terms=terms_to_wire(entry.terms),
         attempt=entry.attempt,
         host=entry.host,
         pid=entry.pid,
@@ -84,18 +82,18 @@ def _entry_from(entry: pb.RankEntry) -> Entry:
         raise InvalidRequest("are missing; say what all ranks of the run agree on", field="terms")
     return Entry(
         RankId(entry.slot, check_name(entry.incarnation, "incarnation")),
-        _terms_from(entry.terms),
+        terms_from_wire(entry.terms),
         attempt=entry.attempt,
         host=check_short(entry.host, "host"),
-        pid=_number(entry.pid, "pid"),
+        pid=check_number(entry.pid, "pid"),
         generation=_generation(entry),
         is_ready=entry.is_ready,
-        seen=_number(entry.seen, "seen") if entry.HasField("seen") else None,
-        step=_number(entry.step, "step"),
+        seen=check_number(entry.seen, "seen") if entry.HasField("seen") else None,
+        step=check_number(entry.step, "step"),
     )
 
 
-def _terms(terms: Terms) -> pb.RunTerms:
+def terms_to_wire(terms: Terms) -> pb.RunTerms:
     return pb.RunTerms(
         world_size=terms.world_size,
         active=terms.active,
@@ -109,7 +107,7 @@ def _terms(terms: Terms) -> pb.RunTerms:
     )
 
 
-def _terms_from(message: pb.RunTerms) -> Terms:
+def terms_from_wire(message: pb.RunTerms) -> Terms:
     terms = Terms(
         world_size=_count(message.world_size, "world_size"),
         active=_count(message.active, "active") if message.HasField("active") else None,
@@ -139,13 +137,12 @@ def rank_response_to_wire(message: ToWorker) -> pb.RankResponse:
             return pb.RankResponse(told=_told(counters, slots))
         case Over(number, reason):
             return pb.RankResponse(over=pb.GenerationOver(number=number, reason=cut_reason(reason)))
-        case Stop(reason, who, generation):
-            stopped = pb.RunStopped(reason=cut_reason(reason), who=cut_reason(who), generation=generation)
-            return pb.RankResponse(stopped=stopped)
+        case Stop():
+            return pb.RankResponse(stopped=stop_to_wire(message))
         case Done(number):
             return pb.RankResponse(completed=pb.RunCompleted(number=number))
-        case Refusal(error):
-            return pb.RankResponse(refusal=pb.RankRefusal(kind=_kind(error), text=cut_reason(str(error))))
+        case Refusal():
+            return pb.RankResponse(refusal=refusal_to_wire(message))
 
 
 def rank_response_from_wire(message: pb.RankResponse) -> ToWorker | None:
@@ -153,15 +150,13 @@ def rank_response_from_wire(message: pb.RankResponse) -> ToWorker | None:
         case "told":
             return Told(_counters_from(message.told), tuple(message.told.slots))
         case "over":
-            return Over(_number(message.over.number, "number"), cut_reason(message.over.reason))
+            return Over(check_number(message.over.number, "number"), cut_reason(message.over.reason))
         case "stopped":
-            stopped = message.stopped
-            return Stop(cut_reason(stopped.reason), cut_reason(stopped.who), max(-1, stopped.generation))
+            return stop_from_wire(message.stopped)
         case "completed":
-            return Done(_number(message.completed.number, "number"))
+            return done_from_wire(message.completed)
         case "refusal":
-            kind = _REFUSALS.get(message.refusal.kind, LighthouseError)
-            return Refusal(kind(cut_reason(message.refusal.text)))
+            return refusal_from_wire(message.refusal)
         case _:
             return None
 
@@ -178,29 +173,41 @@ def _told(counters: Counters, slots: tuple[int, ...]) -> pb.GenerationTold:
 
 def _counters_from(told: pb.GenerationTold) -> Counters:
     return Counters(
-        number=_number(told.number, "number"),
-        global_iteration=_number(told.global_iteration, "global_iteration"),
-        job_restarts=_number(told.job_restarts, "job_restarts"),
-        ranks_restarts=_number(told.ranks_restarts, "ranks_restarts"),
+        number=check_number(told.number, "number"),
+        global_iteration=check_number(told.global_iteration, "global_iteration"),
+        job_restarts=check_number(told.job_restarts, "job_restarts"),
+        ranks_restarts=check_number(told.ranks_restarts, "ranks_restarts"),
     )
 
 
-def _kind(error: LighthouseError) -> str:
-    """The name that the other side knows it by: a more special refusal goes as its kind."""
-    return next(cls.__name__ for cls in type(error).__mro__ if _REFUSALS.get(cls.__name__) is cls)
+# -- what a supervisor is told, too
+
+
+def stop_to_wire(stop: Stop) -> pb.RunStopped:
+    return pb.RunStopped(reason=cut_reason(stop.reason), who=cut_reason(stop.who), generation=stop.generation)
+
+
+def stop_from_wire(stopped: pb.RunStopped) -> Stop:
+    return Stop(cut_reason(stopped.reason), cut_reason(stopped.who), max(-1, stopped.generation))
+
+
+def done_from_wire(completed: pb.RunCompleted) -> Done:
+    return Done(check_number(completed.number, "number"))
+
+
+def refusal_to_wire(refusal: Refusal) -> pb.RankRefusal:
+    return pb.RankRefusal(kind=kind_of(refusal.error), text=cut_reason(str(refusal.error)))
+
+
+def refusal_from_wire(refusal: pb.RankRefusal) -> Refusal:
+    return Refusal(refusal_of(refusal.kind, refusal.text))
 
 
 # -- fields
 
 
 def _generation(message: pb.RankEntry | pb.RankReady) -> int | None:
-    return _number(message.generation, "generation") if message.HasField("generation") else None
-
-
-def _number(value: int, field: str) -> int:
-    if not 0 <= value <= MAX_QUORUM_ID:
-        raise InvalidRequest(f"is {value}; it counts from 0 to {MAX_QUORUM_ID}", field=field)
-    return value
+    return check_number(message.generation, "generation") if message.HasField("generation") else None
 
 
 def _count(value: int, field: str) -> int:

@@ -1,0 +1,82 @@
+"""A lighthouse's runs, as far as a client can tell: it echoes what it hears, and where from."""
+
+from collections.abc import Mapping
+
+from lighthouse_runtime.server import Call, Entry, GrpcServer, Method, Requests, Sender, Stream
+from protos import generation_pb2 as pb
+from protos.generation import Counters, Done, KeyKind, Stop, Terms
+from protos.generation import Entry as RankEntry
+from protos.generation_wire import rank_request_from_wire, rank_response_to_wire
+from protos.limits import JOB_METADATA_KEY, RUN_METADATA_KEY
+from protos.refusals import Superseded, WrongState
+from protos.run_status import RunStatus
+from protos.run_status_wire import keys_to_wire, runs_to_wire
+from protos.supervisor import SupervisorEntry, SupervisorWelcome
+from protos.supervisor_wire import supervisor_request_from_wire, supervisor_response_to_wire
+
+RUN = RunStatus("j", "r", "stands", Counters(3), Terms(8), (0,), False, None, (), (), (), ())
+
+
+class RunServer:
+    """An entry is answered by a Stop that names the caller's run; whatever else is said, by Done, and the end."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+        self.server = GrpcServer({"lighthouse.v1.LighthouseService": self._methods()}, [])
+
+    def _methods(self) -> Mapping[str, Entry]:
+        return {
+            "Rank": Stream(pb.RankRequest, self.rank),
+            "Supervise": Stream(pb.SupervisorRequest, self.supervise),
+            "PutKey": Method(pb.PutKeyRequest, self.put_key),
+            "GetKeys": Method(pb.GetKeysRequest, self.get_keys),
+            "Runs": Method(pb.RunsRequest, self.runs),
+            "StopRun": Method(pb.StopRunRequest, self.stop_run),
+            "ResumeRun": Method(pb.ResumeRunRequest, self.resume_run),
+        }
+
+    async def rank(self, requests: Requests[pb.RankRequest], call: Call, sender: Sender) -> None:
+        async for request in requests:
+            message = rank_request_from_wire(request)
+            self.heard.append(message)
+            sender.send(pb.RankResponse())  # of a kind that only a newer lighthouse knows
+            if isinstance(message, RankEntry):
+                sender.send(rank_response_to_wire(Stop(_named(call), "", 0)))
+            else:
+                sender.send(rank_response_to_wire(Done(0)))
+                raise Superseded("the end")
+
+    async def supervise(self, requests: Requests[pb.SupervisorRequest], call: Call, sender: Sender) -> None:
+        async for request in requests:
+            message = supervisor_request_from_wire(request)
+            self.heard.append(message)
+            if isinstance(message, SupervisorEntry):
+                sender.send(supervisor_response_to_wire(SupervisorWelcome(2.5)))
+                sender.send(supervisor_response_to_wire(Stop(_named(call), "", 0)))
+            else:
+                return
+
+    async def put_key(self, request: pb.PutKeyRequest, _: Call) -> pb.PutKeyResponse:
+        if request.generation != 3:
+            raise WrongState("generation: fenced")
+        self.heard.append((request.kind, request.name, request.value))
+        return pb.PutKeyResponse()
+
+    async def get_keys(self, request: pb.GetKeysRequest, _: Call) -> pb.GetKeysResponse:
+        self.heard.append((request.HasField("generation"), request.kind, request.name))
+        return keys_to_wire(3, {(KeyKind.ITERATION, "a"): b"1"})
+
+    async def runs(self, request: pb.RunsRequest, _: Call) -> pb.RunsResponse:
+        return runs_to_wire([] if request.run else [RUN])
+
+    async def stop_run(self, request: pb.StopRunRequest, call: Call) -> pb.StopRunResponse:
+        self.heard.append(("stop", _named(call), request.reason))
+        return pb.StopRunResponse()
+
+    async def resume_run(self, _: pb.ResumeRunRequest, call: Call) -> pb.ResumeRunResponse:
+        self.heard.append(("resume", _named(call)))
+        return pb.ResumeRunResponse()
+
+
+def _named(call: Call) -> str:
+    return f"{call.metadata.get(JOB_METADATA_KEY)}/{call.metadata.get(RUN_METADATA_KEY)}"

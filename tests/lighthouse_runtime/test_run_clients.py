@@ -1,0 +1,118 @@
+"""A run's client over real connections: its streams, its keys, what it is, its stop; each names the run."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from lighthouse_runtime.clients import AsyncLighthouseClient, LighthouseClient
+from protos.generation import Done, Entry, KeyKind, RankId, StepReport, Stop, Terms
+from protos.refusals import Superseded, Unreachable, WrongState
+from protos.supervisor import StopAsked, SupervisorEntry, SupervisorWelcome
+from tests.lighthouse_runtime.run_server import RUN, RunServer
+from tests.processes import LOCALHOST
+
+ENTRY = Entry(RankId(0, "a"), Terms(world_size=2))
+SUPERVISOR = SupervisorEntry("g", "1", "h", (0, 1))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[RunServer, str]]:
+    running = RunServer()
+    port = await running.server.start(f"{LOCALHOST}:0")
+    yield running, f"{LOCALHOST}:{port}"
+    await running.server.stop(0)
+
+
+async def test_a_rank_says_and_hears(server: tuple[RunServer, str]):
+    running, address = server
+    async with AsyncLighthouseClient(address, job="j", run="r") as client, client.rank() as stream:
+        stream.send(ENTRY)
+        assert await anext(stream) == Stop("j/r", "", 0)
+        stream.send(StepReport(1))
+        assert await anext(stream) == Done(0)
+        with pytest.raises(Superseded, match=r"^the end$"):
+            await anext(stream)
+    assert running.heard == [ENTRY, StepReport(1)]
+
+
+async def test_a_rank_of_a_training_process_says_and_hears(server: tuple[RunServer, str]):
+    running, address = server
+
+    def live() -> list[object]:
+        with LighthouseClient(address, run="r") as client, client.rank() as stream:
+            stream.send(ENTRY)
+            heard: list[object] = [next(stream)]
+            stream.send(StepReport(1))
+            heard.append(next(stream))
+            with pytest.raises(Superseded, match=r"^the end$"):
+                next(stream)
+            return heard
+
+    assert await asyncio.to_thread(live) == [Stop("None/r", "", 0), Done(0)]
+    assert running.heard == [ENTRY, StepReport(1)]
+
+
+async def test_a_stream_given_up_by_another_thread_ends(server: tuple[RunServer, str]):
+    def live() -> list[object]:
+        with LighthouseClient(server[1]) as client, client.rank() as stream:
+            stream.send(ENTRY)
+            heard: list[object] = [next(stream)]
+            stream.cancel()
+            return heard + list(stream)
+
+    assert await asyncio.to_thread(live) == [Stop("None/None", "", 0)]
+
+
+async def test_nobody_is_there():
+    async with AsyncLighthouseClient(f"{LOCALHOST}:1") as client, client.supervise() as stream:
+        stream.send(SUPERVISOR)
+        with pytest.raises(Unreachable):
+            await anext(stream)
+
+
+async def test_a_supervisor_says_and_hears(server: tuple[RunServer, str]):
+    running, address = server
+    async with AsyncLighthouseClient(address, run="r") as client, client.supervise() as stream:
+        stream.send(SUPERVISOR)
+        assert [await anext(stream), await anext(stream)] == [SupervisorWelcome(2.5), Stop("None/r", "", 0)]
+        stream.send(StopAsked("130"))
+        assert [message async for message in stream] == []
+    assert running.heard == [SUPERVISOR, StopAsked("130")]
+
+
+async def test_what_is_asked_and_told(server: tuple[RunServer, str]):
+    running, address = server
+    async with AsyncLighthouseClient(address, job="j", run="r") as client:
+        await client.put_key(3, KeyKind.JOB_RESTART, "a", b"1")
+        with pytest.raises(WrongState, match=r"^generation: fenced$"):
+            await client.put_key(2, KeyKind.JOB_RESTART, "a", b"1")
+        assert await client.get_keys() == (3, {(KeyKind.ITERATION, "a"): b"1"})
+        assert (await client.runs(), await client.runs("other")) == ((RUN,), ())
+        await client.stop_run("enough")
+        await client.resume_run()
+    assert running.heard == [
+        ("job_restart", "a", b"1"),
+        (False, "", ""),
+        ("stop", "j/r", "enough"),
+        ("resume", "j/r"),
+    ]
+
+
+async def test_what_is_asked_and_told_by_a_training_process(server: tuple[RunServer, str]):
+    running, address = server
+
+    def ask() -> object:
+        with LighthouseClient(address, run="r") as client:
+            client.put_key(3, KeyKind.RANKS_RESTART, "a", b"1")
+            client.stop_run("enough")
+            client.resume_run()
+            return client.get_keys(0, KeyKind.ITERATION, "a"), client.runs()
+
+    assert await asyncio.to_thread(ask) == ((3, {(KeyKind.ITERATION, "a"): b"1"}), (RUN,))
+    assert running.heard == [
+        ("ranks_restart", "a", b"1"),
+        ("stop", "None/r", "enough"),
+        ("resume", "None/r"),
+        (True, "iteration", "a"),
+    ]
