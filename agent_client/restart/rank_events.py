@@ -1,0 +1,136 @@
+"""What happens to a rank of a run, and what its machine answers with. Pure: no I/O, no clock."""
+
+from dataclasses import dataclass
+
+from protos.generation import Counters, Done, FromWorker, Stop, ToWorker
+from protos.refusals import LighthouseError
+
+# -- events: of the stream. `session` is the number that Connect gave it; what an older one says is nothing any more.
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The lighthouse has taken this stream's entry. Anything that it says on the stream says so, too."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    session: int
+    message: ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The stream has ended, or could not be opened. `jitter`: drawn for this event, 0 to 1."""
+
+    session: int
+    error: LighthouseError | None = None
+    jitter: float = 0.5
+
+
+# -- events: of the process
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """It runs nothing, or its function wants the next generation by itself: it waits to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """Its function has ended by an exception, its own or the one that interrupted it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Its function makes progress. `step` never falls within a process."""
+
+    step: int
+
+
+RankEvent = Accepted | Heard | Closed | Waiting | Raised | Returned | Stepped
+
+# -- effects, to be performed in order
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a stream, and report what becomes of it as `session`. What is sent meanwhile is queued."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Give this stream up; it needs no Closed."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    session: int
+    message: FromWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run the function, as rank `rank` of `world_size`."""
+
+    counters: Counters
+    rank: int
+    world_size: int
+
+    @property
+    def number(self) -> int:
+        return self.counters.number
+
+
+@dataclass(frozen=True, slots=True)
+class StandBy:
+    """A generation runs without this rank: it is a spare."""
+
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """End the function, which is still running. Said again while it is."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """It could not be interrupted in time: end the process, so that its supervisor starts it anew."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """There is nothing more to run: all have finished, the run is stopped, or this rank may not take part."""
+
+    outcome: Done | Stop | LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class LighthouseLost:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LighthouseBack:
+    pass
+
+
+RankEffect = Connect | Disconnect | Send | Run | StandBy | Interrupt | Kill | Ended | LighthouseLost | LighthouseBack
