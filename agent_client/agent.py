@@ -72,7 +72,8 @@ class Agent(AgentView):
     ) -> None:
         if (group_world_size > 1) != (group is not None):
             raise ConfigurationError("group: a group of several ranks, and only such a one, needs its process group")
-        machine = StepMachine(world_size=WorldSize(WorldSizeMode(world_size_mode), world_size))
+        counting = WorldSize(WorldSizeMode(world_size_mode), world_size)
+        machine = StepMachine(world_size=counting, is_alone=group_world_size == 1)
         follows = HealMode(heal_mode) is HealMode.CATCH_UP
         self._follower = Follower(state, machine, lambda lead: self._healing.fetch_beside(lead)) if follows else None
         self.state, self.group_rank, self.group_world_size = state, group_rank, group_world_size

@@ -5,22 +5,22 @@ its quorum is revoked. A grant and its revoke travel on different streams, so re
 the watch is a revoke of whatever is held. A manager that has ended may be started again: for a while it is waited for.
 """
 
-import itertools
 import logging
 import os
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
+from agent_client.ballots import Ballots, Cast, Said
 from agent_client.errors import AgentError, GroupDrained
 from lighthouse_runtime.clients import ManagerClient
 from lighthouse_runtime.process import host_id, started_at
 from lighthouse_runtime.streams import Watch
 from protos.membership import PLAIN, Assignment, CatchUp, Vote
 from protos.refusals import DeadlinePassed, Drained, LighthouseError, NotServed, Unreachable
-from protos.session import Ballot, Counted, Killed, Revoked, ToRank, WatchOpened, WatchRequest
+from protos.session import Counted, Killed, Revoked, ToRank, WatchOpened, WatchRequest
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
 # After a drain the group's peers may still read what this rank has sent them.
 STAYS_AFTER_DRAIN_S = 10.0
+COUNTED_BEFORE_CLOSE_S = 1.0
 
 
 class ManagerLink:
@@ -62,14 +63,18 @@ class ManagerLink:
         self.asks_ahead = True  # a vote asks for the next step's grant
         self._is_closed = False
         self._revoked: dict[int, str] = {}
-        self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
-        self._ballots: dict[int, queue.SimpleQueue[Vote | LighthouseError]] = {}
+        self._ballots = Ballots()
+        self._told: tuple[Said, Cast | None] | None = None
         self._granted: Assignment | None = None
         self._has_answered = False
 
     def close(self) -> None:
+        """A yes that was told is counted before, if the manager answers at once."""
         self._is_closed = True
+        told, self._told = self._told, None
+        if told is not None and (cast := told[1]) is not None:
+            with suppress(LighthouseError):
+                self._ballots.result(cast, COUNTED_BEFORE_CLOSE_S)
         if self._watch is not None:
             self._watch.cancel()
         self._client.close()
@@ -97,6 +102,7 @@ class ManagerLink:
 
         Raises GroupDrained when the group has done its last step, and what ManagerClient.quorum raises.
         """
+        self._settle()
         granted, self._granted = self._granted, None
         if granted is not None and granted.max_step == step and commit_failures == 0:
             return granted
@@ -124,52 +130,63 @@ class ManagerLink:
 
         Raises what ManagerClient.vote raises.
         """
-        ends_at = time.monotonic() + timeout_s
+        said = Said(step, vote, quorum_id, time.monotonic() + timeout_s)
+        return self._learn(said, self._cast(said))
+
+    def tell(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
+        """Vote yes where that is the decision. It is bound like any other: its answer is awaited before the next
+        request for a quorum."""
+        said = Said(step, True, quorum_id, time.monotonic() + timeout_s)
+        self._told = said, self._cast(said)
+
+    def _settle(self) -> None:
+        """The answer to what was told. No answer changes the decision; it may bring the next grant."""
+        told, self._told = self._told, None
+        if told is None:
+            return
+        try:
+            if not self._learn(*told):
+                log.warning("step %d: the manager had given this rank up when its yes came", told[0].step)
+        except LighthouseError as e:
+            log.warning("step %d: the manager has not taken the yes: %s", told[0].step, e)
+
+    def _learn(self, said: Said, cast: Cast | None) -> bool:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
-                left_s = max(0.001, ends_at - time.monotonic())
-                wants_next = self.asks_ahead and self._is_served
-                answer = self._cast(Ballot(next(self._numbers), step, vote, quorum_id, wants_next, left_s))
+                answer = self._answer(said, cast)
             except (Unreachable, DeadlinePassed) as e:
-                is_over = time.monotonic() + backoff_s >= ends_at
-                if not vote or is_over or (isinstance(e, Unreachable) and self._is_given_up()):
+                is_over = time.monotonic() + backoff_s >= said.ends_at
+                if not said.vote or is_over or (isinstance(e, Unreachable) and self._is_given_up()):
                     raise
-                log.warning("step %d: the vote is repeated: %s", step, e)
+                log.warning("step %d: the vote is repeated: %s", said.step, e)
                 time.sleep(backoff_s)
                 backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
                 self._ensure_watched()
+                cast = self._cast(said)
             else:
                 self._granted, self._gone_since = answer.next, None
                 return answer.commit
 
-    def _cast(self, ballot: Ballot) -> Vote:
-        """Over the watch, where it is open: a message on a stream costs half of a call."""
-        counted: queue.SimpleQueue[Vote | LighthouseError] = queue.SimpleQueue()
-        with self._lock:
-            watch = self._watch if self._is_served and not self._has_ended.is_set() else None
-            if watch is not None:
-                self._ballots[ballot.number] = counted
-        if watch is None:
-            return self._client.vote(
-                self._group_rank,
-                ballot.step,
-                ballot.vote,
-                timeout_s=ballot.time_left_s,
-                quorum_id=ballot.quorum_id,
-                wants_next=ballot.wants_next,
-                wait_for_ready=False,
-            )
-        watch.send(ballot)
-        try:
-            outcome = counted.get(timeout=ballot.time_left_s)
-        except queue.Empty:
-            raise DeadlinePassed(f"{self.address} gave no answer within {ballot.time_left_s:g} s") from None
-        finally:
-            self._ballots.pop(ballot.number, None)
-        if isinstance(outcome, LighthouseError):
-            raise outcome
-        return outcome
+    @property
+    def _wants_next(self) -> bool:
+        return self.asks_ahead and self._is_served
+
+    def _cast(self, said: Said) -> Cast | None:
+        return self._ballots.cast(said, wants_next=self._wants_next)
+
+    def _answer(self, said: Said, cast: Cast | None) -> Vote:
+        if cast is not None:
+            return self._ballots.result(cast, said.left_s)
+        return self._client.vote(
+            self._group_rank,
+            said.step,
+            said.vote,
+            timeout_s=said.left_s,
+            quorum_id=said.quorum_id,
+            wants_next=self._wants_next,
+            wait_for_ready=False,
+        )
 
     def report(self, reason: str) -> None:
         """This rank is about to end."""
@@ -207,6 +224,7 @@ class ManagerLink:
         pid = os.getpid()
         request = WatchRequest(self._group_rank, self._worker, pid, host_id(), started_at(pid))
         self._watch = self._client.watch(request, wait_for_ready=not self._has_answered)
+        self._ballots.open(self._watch)
         threading.Thread(target=self._follow, args=(self._watch,), name="lighthouse watch", daemon=True).start()
         self._is_watched.wait(WATCHED_WITHIN_S)
 
@@ -215,30 +233,24 @@ class ManagerLink:
         try:
             for message in watch:
                 self._take(message)
-        except NotServed:
+        except NotServed as e:
             self._is_served = False  # an older manager: without a watch, as before
+            self._ballots.end(Unreachable(str(e)))
             self._is_watched.set()
             return
         except LighthouseError as e:
             reason = str(e)
-        self._end_ballots(Unreachable(reason))
+        self._ballots.end(Unreachable(reason))
+        self._has_ended.set()
         self._is_watched.set()
         if not self._is_closed:
             log.warning("the manager is lost: %s", reason)
             self._on_revoked(None, reason)
 
-    def _end_ballots(self, error: LighthouseError) -> None:
-        with self._lock:
-            self._has_ended.set()
-            waiting, self._ballots = self._ballots, {}
-        for counted in waiting.values():
-            counted.put(error)
-
     def _take(self, message: ToRank) -> None:
         match message:
-            case Counted(number, outcome):
-                if (counted := self._ballots.pop(number, None)) is not None:  # else it came too late
-                    counted.put(outcome)
+            case Counted():
+                self._ballots.take(message)
             case WatchOpened():
                 self._is_watched.set()
             case Revoked(quorum_id, reason):

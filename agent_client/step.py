@@ -28,7 +28,7 @@ class InvalidTransition(RuntimeError):
 @dataclass(slots=True)
 class StepMachine:
     """`discards` counts those since the last commit under a quorum; `failure` says why this step cannot commit;
-    `share` is this group's part of the step."""
+    `share` is this group's part of the step; `is_alone`: this rank is the only one of its group."""
 
     step: int = 0
     tag_quorum_id: int | None = 0
@@ -41,6 +41,7 @@ class StepMachine:
     has_reduced: bool = False
     must_install: bool = False
     is_torn: bool = False
+    is_alone: bool = False
     world_size: WorldSize = field(default_factory=WorldSize)
     share: Share = NO_SHARE
     _began_with: Tag | None = None
@@ -129,6 +130,11 @@ class StepMachine:
         if self.failure is None and self.must_install:
             self.failed("the state of a peer was not installed")
         return self.failure is None
+
+    @property
+    def has_decided(self) -> bool:
+        """Whether the vote is the decision: a yes, and no other rank of the group that could say no."""
+        return self.phase is Phase.VOTED and self.failure is None and self.is_alone
 
     def decided(self, commit: bool) -> None:
         self._move("commit" if commit else "discard", Phase.VOTED, to=Phase.IDLE)

@@ -195,10 +195,14 @@ class StepRunner:
             self._guarded("installing a peer's state", lambda: self._healing.install(assignment, machine))
 
     def _vote(self) -> bool:
-        """Without the decision a rank that voted yes cannot go on: the others may have committed."""
+        """Without the decision a rank that voted yes cannot go on: the others may have committed. A rank that is alone
+        in its group has made it."""
         vote, machine = self.machine.vote(), self.machine
         step = machine.assignment.max_step if machine.assignment else machine.step
         quorum_id = machine.assignment.quorum_id if machine.assignment else None
+        if machine.has_decided:
+            self._manager.tell(step, quorum_id=quorum_id, timeout_s=self._limit_s())
+            return True
         try:
             return self._manager.vote(step, vote, quorum_id=quorum_id, timeout_s=self._limit_s())
         except LighthouseError as e:

@@ -132,6 +132,20 @@ def test_a_step_that_another_rank_discards_stays_where_it_was() -> None:
     assert machine.discards == 1
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_only_a_yes_of_a_rank_that_is_alone_is_the_decision(is_alone: bool, fails: bool) -> None:
+    machine = computing(is_alone=is_alone)
+    machine.reduced()
+    if fails:
+        machine.failed("the peer is gone")
+    assert not machine.has_decided, "before it has voted"
+    machine.vote()
+    assert machine.has_decided is (is_alone and not fails)
+    machine.decided(not fails)
+    assert not machine.has_decided
+
+
 def test_a_failure_makes_the_vote_a_no_and_its_first_reason_stays() -> None:
     machine = computing()
     machine.reduced()

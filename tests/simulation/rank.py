@@ -5,7 +5,7 @@ is a hash folded over (state, step, sum of the contributions, divisor): who dive
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent_client.step import Phase, StepMachine
 from protos.membership import PLAIN, Assignment, Tag
@@ -36,7 +36,8 @@ class Snapshot:
 
 class Rank(ManagerSide):
     def __init__(self, site: "Group", group_rank: int, worker: str, snapshot: Snapshot) -> None:
-        super().__init__(site, group_rank, StepMachine(step=snapshot.step, tag_quorum_id=snapshot.tag_quorum_id))
+        machine = StepMachine(step=snapshot.step, tag_quorum_id=snapshot.tag_quorum_id, is_alone=site.size == 1)
+        super().__init__(site, group_rank, machine)
         self.plan = site.plan
         self.group_rank = group_rank
         self.worker = worker
@@ -54,6 +55,8 @@ class Rank(ManagerSide):
         self._round = 0
         self._unanswered = 0
         self._is_leaving = False
+        self._has_told = False
+        self._ballot: tuple[bool, dict[str, Any]] = (False, {})
         self.on_death.append(self._die)
 
     @property
@@ -93,9 +96,15 @@ class Rank(ManagerSide):
     # -- the quorum
 
     def begin_step(self) -> None:
-        machine = self.machine
-        machine.ask()
+        self._begin_asking()
+        self._ask()
+
+    def _begin_asking(self) -> None:
+        self.machine.ask()
         self._sum, self._received = 0, None
+
+    def _ask(self) -> None:
+        machine = self.machine
         fields = {
             "group_rank": self.group_rank,
             "step": machine.step,
@@ -119,6 +128,8 @@ class Rank(ManagerSide):
         if token != self.token:
             return None
         self.token += 1
+        if self._has_told:
+            return self._yes_refused(error)
         if self.machine.phase is Phase.VOTED:
             return self._vote_refused(error)
         if self.machine.phase is not Phase.ASKED:
@@ -285,21 +296,24 @@ class Rank(ManagerSide):
     # -- the vote
 
     def _vote(self, this_round: int) -> None:
-        if this_round != self._round or self.machine.phase is not Phase.COMPUTING:
-            return
-        self.machine.vote()
-        self._cast()
-
-    def _cast(self) -> None:
         machine = self.machine
-        assignment = machine.assignment
+        if this_round != self._round or machine.phase is not Phase.COMPUTING:
+            return
+        machine.vote()
         fields = {
             "group_rank": self.group_rank,
             "step": self._max_step,
             "vote": machine.failure is None,
-            "quorum_id": assignment.quorum_id if assignment else None,
+            "quorum_id": machine.assignment.quorum_id if machine.assignment else None,
         }
-        self.call_manager("on_vote", self.plan.vote_timeout_s, self._asks_ahead(), fields)
+        self._ballot = self._asks_ahead(), fields
+        self._cast()
+        if machine.has_decided:
+            self._has_told = True
+            self._conclude(True)
+
+    def _cast(self) -> None:
+        self.call_manager("on_vote", self.plan.vote_timeout_s, *self._ballot)
 
     def _asks_ahead(self) -> bool:
         assignment = self.machine.assignment
@@ -309,18 +323,38 @@ class Rank(ManagerSide):
     def _vote_refused(self, error: Exception) -> None:
         """A no needs no decision; a yes is bound, and repeated."""
         if self.machine.failure is not None:
-            return self._decide(False, None)
+            self._conclude(False)
+            return self._go_on(None)
         if isinstance(error, LighthouseError) and not isinstance(error, TimeoutError | Superseded):
             return self.exit(f"voted yes and cannot learn the decision: {error}")
         self.world.counts["votes repeated"] += 1
         return self._cast()
 
-    def on_decision(self, token: int, commit: bool, granted: Assignment | None) -> None:
-        if token == self.token and self.machine.phase is Phase.VOTED:
-            self.token += 1
-            self._decide(commit, granted)
+    def _yes_refused(self, error: Exception) -> None:
+        """It is the decision, whatever becomes of it: repeated, or nothing is to be said about it any more."""
+        if isinstance(error, LighthouseError) and not isinstance(error, TimeoutError | Superseded):
+            return self._go_on(None)
+        self.world.counts["votes repeated"] += 1
+        return self._cast()
 
-    def _decide(self, commit: bool, granted: Assignment | None) -> None:
+    def on_decision(self, token: int, commit: bool, granted: Assignment | None) -> None:
+        if token != self.token:
+            return
+        self.token += 1
+        if not self._has_told:
+            self._conclude(commit)
+        if self.is_up:
+            self._go_on(granted)
+
+    def _go_on(self, granted: Assignment | None) -> None:
+        self._has_told = False
+        if granted is None:
+            self._ask()
+        else:
+            self._begin(granted)
+
+    def _conclude(self, commit: bool) -> None:
+        """The decision is made; then the next step begins."""
         machine = self.machine
         assignment = machine.assignment
         if commit and machine.failure is not None:
@@ -330,14 +364,10 @@ class Rank(ManagerSide):
         if commit and assignment is not None:
             self._apply(Step(assignment.max_step, self._sum, assignment.contributors))
             if not self.is_up:
-                return None
+                return
         if assignment is not None:
             self._count(commit, assignment, reason)
-        if granted is None:
-            return self.begin_step()
-        machine.ask()
-        self._sum, self._received = 0, None
-        return self._begin(granted)
+        self._begin_asking()
 
     def _apply(self, step: Step) -> None:
         if self.follower is not None and self.follower.follows:

@@ -4,6 +4,7 @@ from typing import Any
 
 from tests.simulation.museum import lighthouse_defects as lighthouse
 from tests.simulation.museum import manager_defects as manager
+from tests.simulation.museum import rank_defects as rank
 from tests.simulation.museum.exhibit import Exhibit, Recipe
 
 ANY_SIZE = {"min_replicas": 1, "active": None, "allowed_sizes": frozenset[int]()}
@@ -115,6 +116,13 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "S4",
         _storm("fail_step", "cancel_vote", "pause_rank", config=ANY_SIZE, group_world_size=3, step_s=0.05),
         manager.VOTE_FOR_ANOTHER_QUORUM,
+    ),
+    Exhibit(
+        "yes-of-one-of-several",
+        "a rank takes its own yes for the decision, though its group has others",
+        "S4",
+        _storm("fail_step", config=ANY_SIZE, group_world_size=3, step_s=0.05),
+        rank.YES_OF_ONE_DECIDES,
     ),
     Exhibit(
         "recall-for-nothing",

@@ -1,0 +1,175 @@
+"""A rank that is alone in its group decides by its yes: it tells its manager, and waits for the answer before it asks
+for the next quorum, not before it goes on."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from agent_client.manager_link import ManagerLink
+from lighthouse_runtime.clients import ManagerClient
+from protos.membership import Assignment, Vote
+from protos.refusals import LighthouseError, Unreachable, WrongState
+from protos.session import Ballot, Counted, FromRank, Revoked, ToRank, WatchOpened
+from tests.agent_client.jobs import Job
+from tests.processes import PATIENCE_S
+
+QUORUM = 7
+GRANT = Assignment(
+    quorum_id=QUORUM,
+    replica_rank=0,
+    replica_world_size=1,
+    replica_ids=("a",),
+    store_address="127.0.0.1:1",
+    max_step=5,
+    max_rank=0,
+    max_world_size=1,
+    contributors=1,
+    primary_address="127.0.0.1:2",
+)
+
+
+class FakeWatch:
+    """Says what the test puts into `says`; an error ends it."""
+
+    def __init__(self) -> None:
+        self.says: queue.SimpleQueue[ToRank | LighthouseError] = queue.SimpleQueue()
+        self.says.put(WatchOpened())
+        self.heard: queue.SimpleQueue[Ballot] = queue.SimpleQueue()
+        self.is_cancelled = threading.Event()
+
+    def send(self, message: FromRank) -> None:
+        assert isinstance(message, Ballot)
+        self.heard.put(message)
+
+    def ballot(self) -> Ballot:
+        return self.heard.get(timeout=PATIENCE_S)
+
+    def cancel(self) -> None:
+        self.is_cancelled.set()
+        self.says.put(Unreachable("cancelled"))
+
+    def __iter__(self) -> Iterator[ToRank]:
+        while not isinstance(said := self.says.get(timeout=PATIENCE_S), LighthouseError):
+            yield said
+        raise said
+
+
+class FakeManager:
+    """`watches` are those that were opened, `asked` the steps and tags of the requests for a quorum."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.watches: list[FakeWatch] = []
+        self.asked: list[tuple[int, int | None]] = []
+        self.revoked: list[int | None] = []
+        monkeypatch.setattr(ManagerClient, "watch", lambda *_, **__: self._open())
+        monkeypatch.setattr(ManagerClient, "quorum", self._answer)
+        self.link = ManagerLink("127.0.0.1:1", 0, "worker", lambda q, _: self.revoked.append(q), returns_within_s=60.0)
+
+    def _open(self) -> FakeWatch:
+        self.watches.append(FakeWatch())
+        return self.watches[-1]
+
+    def _answer(self, group_rank: int, step: int, *_: object, tag_quorum_id: int | None, **__: object) -> Assignment:
+        self.asked.append((step, tag_quorum_id))
+        return GRANT
+
+    def ask(self, step: int) -> Assignment:
+        return self.link.ask(step, "", tag_quorum_id=QUORUM, commit_failures=0, timeout_s=PATIENCE_S)
+
+    def tell(self, step: int) -> Ballot:
+        self.link.tell(step, quorum_id=QUORUM, timeout_s=PATIENCE_S)
+        return self.watches[-1].ballot()
+
+    def count(self, ballot: Ballot, outcome: Vote | LighthouseError) -> None:
+        self.watches[-1].says.put(Counted(ballot.number, outcome))
+
+
+@pytest.fixture
+def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeManager]:
+    manager = FakeManager(monkeypatch)
+    manager.ask(4)
+    yield manager
+    manager.link.close()
+    assert manager.watches[-1].is_cancelled.is_set()
+
+
+def beside(act: Callable[[], Any]) -> "queue.SimpleQueue[Any]":
+    """What it returns, when it has."""
+    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=lambda: done.put(act()), daemon=True).start()
+    return done
+
+
+def test_the_next_request_waits_for_its_answer_and_takes_the_grant_that_comes_with_it(manager: FakeManager) -> None:
+    ballot = manager.tell(4)
+    assert (ballot.step, ballot.vote, ballot.quorum_id, ballot.wants_next) == (4, True, QUORUM, True)
+    answer = beside(lambda: manager.ask(5))
+    with pytest.raises(queue.Empty):
+        answer.get(timeout=0.1)
+    manager.count(ballot, Vote(commit=True, next=GRANT))
+    assert answer.get(timeout=PATIENCE_S) is GRANT
+    assert manager.asked == [(4, QUORUM)]
+
+
+def test_without_a_grant_the_next_quorum_is_asked_for(manager: FakeManager) -> None:
+    manager.count(manager.tell(4), Vote(commit=True))
+    manager.ask(5)
+    assert manager.asked == [(4, QUORUM), (5, QUORUM)]
+
+
+def test_it_is_repeated_over_the_next_watch_until_it_is_counted(manager: FakeManager) -> None:
+    manager.tell(4)
+    answer = beside(lambda: manager.ask(5))
+    manager.watches[0].says.put(Unreachable("the manager has ended"))
+    while len(manager.watches) < 2:
+        threading.Event().wait(0.01)
+    repeated = manager.watches[1].ballot()
+    assert (repeated.step, repeated.vote, repeated.quorum_id) == (4, True, QUORUM)
+    assert answer.empty()
+    manager.count(repeated, Vote(commit=True, next=GRANT))
+    assert answer.get(timeout=PATIENCE_S) is GRANT
+
+
+@pytest.mark.parametrize("outcome", [Vote(commit=False), WrongState("step: the step in flight is 9")])
+def test_whatever_the_manager_says_to_it_the_state_has_its_tag(
+    manager: FakeManager, outcome: Vote | LighthouseError
+) -> None:
+    """It had taken this rank for lost, or another worker has come: the decision stands, and the next join tells."""
+    manager.count(manager.tell(4), outcome)
+    manager.ask(5)
+    assert manager.asked[-1] == (5, QUORUM)
+
+
+def test_a_revoke_while_it_is_under_way_is_known_when_its_grant_is_taken(manager: FakeManager) -> None:
+    ballot = manager.tell(4)
+    manager.watches[-1].says.put(Revoked(QUORUM, "b is lost"))
+    manager.count(ballot, Vote(commit=True, next=GRANT))
+    assert manager.ask(5) is GRANT
+    assert manager.link.revoked(QUORUM) == "b is lost"
+    assert manager.revoked == [QUORUM]
+
+
+def test_it_is_counted_before_the_link_is_closed(manager: FakeManager) -> None:
+    ballot = manager.tell(4)
+    closed = beside(manager.link.close)
+    assert not manager.watches[-1].is_cancelled.wait(0.1)
+    manager.count(ballot, Vote(commit=True))
+    closed.get(timeout=PATIENCE_S)
+
+
+def test_a_step_is_over_while_the_manager_stands_still(job: Job) -> None:
+    [a] = job.groups("a")
+    for step in (1, 2, 3):
+        a.call("ask")
+        job.managers["a"].stop()
+        done = a.call("step")
+        assert (done["committed"], done["step"]) == (True, step)
+        next_quorum = a.begin("ask")
+        assert not next_quorum.is_done(within_s=0.1)
+        job.managers["a"].resume()
+        next_quorum.result()
+        assert a.call("step", error="a no is no decision of its own")["committed"] is False
+    assert "manager" not in job.log("a"), "whatever was told was counted"
