@@ -1,0 +1,83 @@
+"""Where every rank of a job is, and who is behind over all its replica groups. No I/O.
+
+Managers send the views of their groups with their beats; between two of them a view ages by the lighthouse's own clock.
+A manager judges its own ranks; only here can be seen who is behind in a collective over groups.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protos.progress import GroupView, RankName, RankView
+from protos.stall import FLOOR_S, StallVerdict, judge
+
+
+class RankState(StrEnum):
+    RUNNING = "running"
+    WAITING = "waiting"
+    BEHIND = "behind"
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    view: GroupView
+    at: float
+
+
+class JobProgress:
+    def __init__(self, floor_s: float = FLOOR_S) -> None:
+        self._floor_s = floor_s
+        self._told: dict[str, _Told] = {}
+        self._past_s: Counter[str] = Counter()  # of groups and managers that are gone
+
+    def take(self, view: GroupView, now: float) -> None:
+        """Another incarnation's takes the place of the old one's."""
+        before = self._told.get(view.replica_id)
+        if before is not None and _is_over(before.view, view):
+            self.drop(view.replica_id)
+        self._told[view.replica_id] = _Told(view, now)
+
+    def drop(self, replica_id: str) -> None:
+        """The group is lost, or has left."""
+        told = self._told.pop(replica_id, None)
+        if told is not None:
+            self._past_s.update(dict(told.view.seconds))
+
+    def ranks(self, now: float) -> list[RankView]:
+        return [rank for name in sorted(self._told) for rank in self._ranks_of(name, now)]
+
+    def verdict(self, members: Collection[str], now: float) -> StallVerdict | None:
+        """About the replica groups `members`, those of the quorum; who is none meets nobody."""
+        here = [name for name in sorted(members) if name in self._told]
+        ranks = [rank for name in here for rank in self._ranks_of(name, now)]
+        return judge(ranks, floor_s=self._floor_s, is_complete=len(here) == len(members))
+
+    def states(self, members: Collection[str], now: float) -> dict[RankName, RankState]:
+        verdict = self.verdict(members, now)
+        behind = frozenset(verdict.behind) if verdict is not None else frozenset[RankName]()
+        return {rank.name: _state(rank, behind) for rank in self.ranks(now)}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Each phase's own time, over all ranks that ever were; it never goes back."""
+        total = self._past_s.copy()
+        for told in self._told.values():
+            total.update(dict(told.view.seconds))
+        return dict(total)
+
+    def _ranks_of(self, replica_id: str, now: float) -> list[RankView]:
+        told = self._told[replica_id]
+        return [rank.aged(now - told.at) for rank in told.view.ranks]
+
+
+def _is_over(before: GroupView, view: GroupView) -> bool:
+    """A manager's sums outlive its ranks, and start anew with itself."""
+    now_s = dict(view.seconds)
+    return any(seconds > now_s.get(name, 0.0) for name, seconds in before.seconds)
+
+
+def _state(rank: RankView, behind: frozenset[RankName]) -> RankState:
+    if rank.name in behind:
+        return RankState.BEHIND
+    return RankState.RUNNING if rank.is_running else RankState.WAITING

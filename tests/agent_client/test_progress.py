@@ -1,0 +1,288 @@
+"""Where a rank is: phases, ticks, waits, steps; what is learned of their times; samples that are never torn."""
+
+import random
+import sys
+import threading
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_client.progress import OTHER, WAITING, Progress
+from protos.progress import MAX_DEPTH, MAX_NAME_CHARS, MAX_NAMES, STEP, Collective, OpenPhase, Sample
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def go(self, by_s: float) -> None:
+        self.now += by_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def progress(clock: Clock) -> Progress:
+    """Past its first step."""
+    made = Progress(clock)
+    made.step(0)
+    made.step(1)
+    return made
+
+
+def longest(sample: Sample) -> dict[str, float]:
+    return {time.name: time.longest_s for time in sample.times}
+
+
+def seconds(sample: Sample) -> dict[str, float]:
+    return {time.name: time.seconds for time in sample.times}
+
+
+class TestPlace:
+    def test_at_first_and_in_a_step(self, clock: Clock):
+        progress = Progress(clock)
+        clock.go(2)
+        assert progress.sample() == Sample(phases=(OpenPhase(STEP, open_s=2),), still_s=2, is_first=True)
+        progress.step(7)
+        sample = progress.sample()
+        assert (sample.step, sample.still_s, sample.is_first) == (7, 0, True)
+
+    def test_the_first_step_is_over_with_the_second(self, clock: Clock):
+        progress = Progress(clock)
+        firsts = [progress.sample().is_first]
+        for number in (4, 5, 6):
+            progress.step(number)
+            firsts.append(progress.sample().is_first)
+        assert firsts == [True, True, False, False]
+
+    def test_phases_nest_and_end(self, progress: Progress, clock: Clock):
+        with progress.phase("epoch", total=60):
+            progress.tick()
+            clock.go(5)
+            with progress.phase("validation", total=25):
+                progress.tick()
+                progress.tick()
+                clock.go(1)
+                phases = progress.sample().phases
+            after = progress.sample()
+        assert phases[1:] == (OpenPhase("epoch", 1, 60, 6), OpenPhase("validation", 2, 25, 1))
+        assert after.innermost == OpenPhase("epoch", 1, 60, 6)
+        assert progress.sample().innermost.name == STEP
+
+    def test_every_mark_is_movement(self, progress: Progress, clock: Clock):
+        def mark(what: object) -> float:
+            clock.go(9)
+            return progress.sample().still_s
+
+        assert mark(progress.step(2)) == 9
+        assert mark(progress.tick()) == 9
+        with progress.phase("a"):
+            assert mark(None) == 9
+        assert mark(None) == 9
+        with progress.collective(1, 1, "all_reduce"):
+            assert mark(None) == 9
+        assert mark(None) == 9
+
+    def test_ends_by_an_exception_too(self, progress: Progress):
+        with pytest.raises(ValueError, match="x"), progress.phase("a"), progress.phase("b"):
+            raise ValueError("x")
+        assert [phase.name for phase in progress.sample().phases] == [STEP]
+
+    def test_one_left_out_of_order_ends_those_inside_it_once(self, progress: Progress):
+        outer, inner = progress.phase("outer"), progress.phase("inner")
+        with progress.phase("epoch"):
+            outer.__enter__()
+            inner.__enter__()
+            outer.__exit__(None, None, None)
+            assert [phase.name for phase in progress.sample().phases] == [STEP, "epoch"]
+            inner.__exit__(None, None, None)
+            assert [phase.name for phase in progress.sample().phases] == [STEP, "epoch"]
+
+    def test_one_inside_itself(self, progress: Progress):
+        with progress.phase("tree", 2), progress.phase("tree", 3):
+            sample = progress.sample()
+        assert [(phase.name, phase.total) for phase in sample.phases[1:]] == [("tree", 2), ("tree", 3)]
+        assert sample.entered == (("tree", 2),)
+
+    def test_entered_is_of_this_step(self, progress: Progress):
+        with progress.phase("epoch"):
+            for _ in range(3):
+                with progress.phase("forward"):
+                    pass
+            assert dict(progress.sample().entered) == {"epoch": 1, "forward": 3}
+            progress.step(2)
+            assert dict(progress.sample().entered) == {"epoch": 1}
+            with progress.phase("forward"):
+                assert dict(progress.sample().entered) == {"epoch": 1, "forward": 1}
+        assert dict(progress.sample().entered) == {"forward": 1}
+
+    def test_waits(self, progress: Progress):
+        with progress.waiting_for("rank 0 validation"):
+            with progress.phase("receive"):
+                sample = progress.sample()
+            assert progress.sample().innermost.name == STEP
+        assert (sample.waits_for, sample.innermost.name) == ("rank 0 validation", "receive")
+        assert progress.sample().waits_for == ""
+
+    def test_collectives(self, progress: Progress):
+        with pytest.raises(RuntimeError), progress.collective(3, 17, "all_reduce", "[4]", within_group=True):
+            assert progress.sample().collective == Collective(3, 17, "all_reduce", "[4]", True, True)
+            raise RuntimeError
+        assert progress.sample().collective == Collective(3, 17, "all_reduce", "[4]", False, True)
+
+
+class TestTimes:
+    def test_of_a_phase_are_its_own(self, progress: Progress, clock: Clock):
+        with progress.phase("epoch"):
+            clock.go(1)
+            with progress.phase("validation"):
+                clock.go(10)
+            clock.go(2)
+            with progress.waiting_for("rank 0"):
+                clock.go(100)
+            clock.go(4)
+        sample = progress.sample()
+        assert seconds(sample) == {WAITING: 100, "epoch": 7, "validation": 10}
+        assert longest(sample) == {WAITING: 0, "epoch": 4, "validation": 10}
+
+    def test_the_longest_is_between_marks(self, progress: Progress, clock: Clock):
+        with progress.phase("validation"):
+            for gap_s in (1, 3, 2):
+                clock.go(gap_s)
+                progress.tick()
+            clock.go(1)
+            assert longest(progress.sample()) == {"validation": 3}
+        assert progress.sample().times[0].visits == 1
+        assert longest(progress.sample()) == {"validation": 3}
+
+    def test_what_has_not_ended_teaches_nothing(self, progress: Progress, clock: Clock):
+        with progress.phase("validation"):
+            clock.go(1)
+            progress.tick()
+            clock.go(1000)
+            assert longest(progress.sample()) == {"validation": 1}
+
+    def test_a_first_step_teaches_nothing(self, clock: Clock):
+        progress = Progress(clock)
+        with progress.phase("epoch"):
+            for number, step_s in enumerate((200, 10, 10)):
+                progress.step(number)
+                clock.go(step_s / 2)
+                with progress.phase("loss"):
+                    clock.go(step_s / 2)
+            sample = progress.sample()
+        assert longest(sample) == {"epoch": 5, "loss": 5}
+        assert seconds(sample)["epoch"] == 110
+
+    def test_steps_without_phases(self, progress: Progress, clock: Clock):
+        for number in range(2, 6):
+            clock.go(number)
+            progress.step(number)
+        clock.go(100)
+        assert longest(progress.sample()) == {STEP: 5}
+
+    def test_are_bounded(self, progress: Progress, clock: Clock):
+        for number in range(3 * MAX_NAMES):
+            with progress.phase(f"batch {number}"), progress.waiting_for(f"wait {number}"):
+                clock.go(1)
+        with progress.phase("n" * 500):
+            for depth in range(20):
+                progress.phase(f"batch {depth}").__enter__()
+            sample = progress.sample()
+        names = [time.name for time in sample.times]
+        assert len(names) <= MAX_NAMES + 1
+        assert OTHER in names
+        assert seconds(sample)[WAITING] == 3 * MAX_NAMES
+        assert len(sample.phases) == MAX_DEPTH
+        assert len(Progress(clock).phase("n" * 500).name) == MAX_NAME_CHARS
+
+
+MOVES = st.lists(st.tuples(st.sampled_from(["enter", "leave", "tick", "step", "wait"]), st.integers(0, 9)), max_size=40)
+
+
+@given(MOVES)
+def test_as_a_plain_stack_says(moves: list[tuple[str, int]]):
+    """All time goes to exactly one phase, and the open ones are those that were entered and not left."""
+    clock = Clock()
+    progress = Progress(clock)
+    started_at = clock.now
+    open_blocks: list[tuple[str, object]] = []
+    for move, amount in moves:
+        clock.go(amount)
+        if move == "enter":
+            block = progress.phase("abc"[amount % 3])
+        elif move == "wait":
+            block = progress.waiting_for("others")
+        elif move == "leave" and open_blocks:
+            open_blocks.pop()[1].__exit__(None, None, None)
+            continue
+        else:
+            progress.tick() if move == "tick" else progress.step(amount)
+            continue
+        block.__enter__()
+        open_blocks.append((block.name, block))
+    sample = progress.sample()
+    named = [name for name, _ in open_blocks if name != "others"]
+    assert [phase.name for phase in sample.phases] == [STEP, *named][-MAX_DEPTH:]
+    assert bool(sample.waits_for) == any(name == "others" for name, _ in open_blocks)
+    assert sum(seconds(sample).values()) + sample.still_s == clock.now - started_at
+
+
+def test_samples_are_never_torn():
+    """Each round enters `outer`, ticks, enters and leaves `inner`: what a sample shows of them must fit together."""
+    progress = Progress()
+    progress.step(0)
+    progress.step(1)
+    stop = threading.Event()
+
+    def train() -> None:
+        while not stop.is_set():
+            with progress.phase("outer"):
+                progress.tick()
+                with progress.phase("inner"):
+                    progress.tick()
+
+    interval = sys.getswitchinterval()
+    trainer = threading.Thread(target=train, daemon=True)
+    samples: list[Sample] = []
+    sys.setswitchinterval(1e-5)
+    try:
+        trainer.start()
+        samples += [progress.sample() for _ in range(2000)]
+    finally:
+        stop.set()
+        trainer.join(30)
+        sys.setswitchinterval(interval)
+    for sample in samples:
+        entered, visits = dict(sample.entered), {time.name: time.visits for time in sample.times}
+        names = [phase.name for phase in sample.phases]
+        assert entered.get("outer", 0) - visits.get("outer", 0) == names.count("outer")
+        assert entered.get("inner", 0) - visits.get("inner", 0) == names.count("inner")
+        if "inner" in names:
+            assert names == [STEP, "outer", "inner"]
+            assert sample.phases[1].done == 1
+    rounds = [dict(sample.entered).get("outer", 0) for sample in samples]
+    assert all(before <= after for before, after in pairwise(rounds))
+    assert rounds[-1] > rounds[0]
+
+
+def test_an_interrupted_mark_is_mended_by_the_next(progress: Progress):
+    progress.version += 1  # a signal's exception came between
+    assert progress.sample().step == 1
+    with progress.phase("a"):
+        assert progress.version == progress.place[5]
+
+
+def test_samples_do_not_change_what_is_sampled(progress: Progress, clock: Clock):
+    draw = random.Random(1)
+    with progress.phase("a"):
+        clock.go(draw.random())
+        assert progress.sample() == progress.sample()
