@@ -21,6 +21,7 @@ SESSION = LIGHTHOUSE + "Session"
 RANK = LIGHTHOUSE + "Rank"
 SUPERVISE = LIGHTHOUSE + "Supervise"
 WATCH = MANAGER + "Watch"
+NODE = MANAGER + "Node"
 
 
 @dataclass(frozen=True, slots=True)

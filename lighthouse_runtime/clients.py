@@ -8,7 +8,7 @@ import functools
 from lighthouse_runtime import calls
 from lighthouse_runtime.connection import AsyncClient, SyncClient, metadata_of
 from lighthouse_runtime.run_clients import AsyncRunClient, RunClient
-from lighthouse_runtime.streams import AsyncWatch, Session, Watch
+from lighthouse_runtime.streams import AsyncWatch, NodeStream, Session, Watch
 from protos.identity import parse_address
 from protos.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
 from protos.membership import PLAIN, Assignment, CatchUp, Participant, Quorum, Vote
@@ -224,6 +224,10 @@ class AsyncManagerClient(AsyncClient):
         """Be watched for as long as it is open, and hear what happens to the quorum."""
         open_ = self._channel.stream_stream(calls.WATCH)
         return AsyncWatch(open_(metadata=self._metadata, wait_for_ready=wait_for_ready), self.address, request)
+
+    def node(self) -> NodeStream:
+        """The stream of the supervisor of a further host of the group; the first message sent is a NodeEntry."""
+        return NodeStream(self._channel.stream_stream(calls.NODE)(metadata=self._metadata), self.address)
 
     async def report(self, group_rank: int, worker: str, reason: str, *, timeout_s: float = 1.0) -> None:
         """Say why this rank is about to end. `worker` is that of its watch."""

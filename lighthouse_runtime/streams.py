@@ -19,10 +19,12 @@ from google.protobuf.message import DecodeError, Message
 
 from lighthouse_runtime.channel import refusal
 from lighthouse_runtime.outbox import Outbox
-from protos import generation_pb2, lighthouse_pb2, manager_pb2
+from protos import generation_pb2, lighthouse_pb2, manager_pb2, node_pb2
 from protos.generation import FromWorker, ToWorker
 from protos.generation_wire import rank_request_to_wire, rank_response_from_wire
-from protos.limits import MAX_REQUEST_BYTES
+from protos.limits import ACCEPTED_METADATA_KEY, MAX_REQUEST_BYTES
+from protos.node import FromNode, ToNode
+from protos.node_wire import node_request_to_wire, node_response_from_wire
 from protos.refusals import InternalError, LighthouseError, LimitReached, Unreachable
 from protos.session import FromRank, ToLighthouse, ToManager, ToRank, WatchRequest
 from protos.session_wire import session_request_to_wire, session_response_from_wire
@@ -150,6 +152,13 @@ class SupervisorStream(_AsyncStream[FromSupervisor, ToSupervisor]):
         super().__init__(call, address, supervisor_request_to_wire, _read_supervisor)
 
 
+class NodeStream(_AsyncStream[FromNode, ToNode]):
+    """The supervisor of a further host of a replica group; its first message is a NodeEntry."""
+
+    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
+        super().__init__(call, address, node_request_to_wire, _read_node)
+
+
 class _SyncStream(Generic[S, M]):
     """A context manager and an iterator that blocks, for one reader. send() and cancel() are for any thread.
 
@@ -220,6 +229,10 @@ class RankStream(_SyncStream[FromWorker, ToWorker]):
     def __init__(self, open_: Callable[[Iterator[bytes]], Any], address: str) -> None:
         super().__init__(open_, address, rank_request_to_wire, _read_rank)
 
+    def is_accepted(self) -> bool:
+        """Whether the lighthouse has taken the entry; waits for its first answer, or for the stream's end."""
+        return any(key == ACCEPTED_METADATA_KEY for key, _ in self._call.initial_metadata() or ())
+
 
 def _read_session(body: bytes) -> ToManager | None:
     return session_response_from_wire(_parse(lighthouse_pb2.SessionResponse, body))
@@ -235,6 +248,10 @@ def _read_rank(body: bytes) -> ToWorker | None:
 
 def _read_supervisor(body: bytes) -> ToSupervisor | None:
     return supervisor_response_from_wire(_parse(generation_pb2.SupervisorResponse, body))
+
+
+def _read_node(body: bytes) -> ToNode | None:
+    return node_response_from_wire(_parse(node_pb2.NodeResponse, body))
 
 
 def _parse(kind: type[P], body: bytes) -> P:

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import secrets
 import time
+from collections.abc import Callable, Mapping
 
 from lighthouse_runtime.address import advertised_host, resolves_to_loopback
 from lighthouse_runtime.bind import grpc_bind
@@ -12,7 +13,7 @@ from lighthouse_runtime.channel import target
 from lighthouse_runtime.clients import AsyncLighthouseClient
 from lighthouse_runtime.http import HttpServer, HttpSide
 from lighthouse_runtime.loop import StopRequest
-from lighthouse_runtime.server import ControlPolicy, GrpcServer
+from lighthouse_runtime.server import ControlPolicy, Entry, GrpcServer
 from manager.config import ManagerConfig
 from manager.driver import ManagerDriver
 from manager.lighthouse_link import LighthouseLink
@@ -31,10 +32,18 @@ log = logging.getLogger(__name__)
 class ManagerDaemon:
     """`address` is what it advertises, once started."""
 
-    def __init__(self, config: ManagerConfig, token: str | None, stop: StopRequest) -> None:
+    def __init__(
+        self,
+        config: ManagerConfig,
+        token: str | None,
+        end: Callable[[int], None],
+        more: Mapping[str, Entry] | None = None,
+    ) -> None:
+        """`end` ends the process with a status. `more`: calls that a supervisor serves beside the manager's."""
         self._config = config
         self._policy = ControlPolicy(token, config.allow_remote_control)
-        self._stop = stop
+        self._end = end
+        self._more = more
         self._started_at = time.monotonic()
         self._host = advertised_host(config.lighthouse, config.advertise)
         self._store: StoreProcess | None = None
@@ -53,8 +62,8 @@ class ManagerDaemon:
         # Only now: gRPC and the fork that starts the store do not go together.
         self._link = LighthouseLink(self._client, self._client_address())
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
-        driver = ManagerDriver(me, secrets.token_hex(6), self._link, self._stop, config.rank_timeout_s)
-        service = ManagerService(driver, self._policy, self.status)
+        driver = ManagerDriver(me, secrets.token_hex(6), self._link, self._end, config.rank_timeout_s)
+        service = ManagerService(driver, self._policy, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED)
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
         driver.describe(dataclasses.replace(me, address=f"http://{self.address}", store_address=self._store_address))
@@ -128,7 +137,7 @@ class ManagerDaemon:
         """Without its store the group cannot meet its peers: the manager ends, for its supervisor to start it anew."""
         status = await store.wait()
         log.error("the store process ended with status %d; the manager ends with it", status)
-        self._stop(1)
+        self._end(1)
 
     async def _start_http(self, bind: str) -> None:
         side = HttpSide(

@@ -28,11 +28,14 @@ class ManagerService:
         policy: ControlPolicy,
         status: Callable[[], ManagerStatus],
         watch_within_s: float = FIRST_WITHIN_S,
+        more: Mapping[str, Entry] | None = None,
     ) -> None:
+        """`more`: what a supervisor serves beside it."""
         self._driver = driver
         self._policy = policy
         self._status = status
         self._watch_within_s = watch_within_s
+        self._more = dict(more or {})
 
     def services(self) -> Mapping[str, Mapping[str, Entry]]:
         """Handlers by service and method."""
@@ -44,6 +47,7 @@ class ManagerService:
             "Status": Method(manager_pb2.ManagerStatusRequest, self.status),
             "Report": Method(manager_pb2.ReportRequest, self.report),
             "Watch": Stream(manager_pb2.WatchRequest, self.watch),
+            **self._more,
         }
         torchft: dict[str, Entry] = {
             "Quorum": Method(torchft_pb2.ManagerQuorumRequest, self.torchft_quorum),

@@ -10,7 +10,7 @@ from protos.refusals import InvalidRequest
 
 log = logging.getLogger(__name__)
 
-_SCRIPT = Path(__file__).with_name("store.py")
+SCRIPT = Path(__file__).with_name("store.py")
 START_TIMEOUT_S = 120.0
 _REMEDY = "give --store HOST:PORT of a running TCPStore, or --store-python an interpreter that has torch"
 
@@ -34,7 +34,7 @@ class StoreProcess:
         check_torch(python)
         try:
             process = await asyncio.create_subprocess_exec(
-                python, str(_SCRIPT), str(port), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+                python, str(SCRIPT), str(port), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
         except OSError as e:
             raise InvalidRequest(f"cannot run {python}: {e.strerror or e}; {_REMEDY}", field="--store-python") from e

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from protos import manager_pb2 as protos_dot_manager__pb2
+from protos import node_pb2 as protos_dot_node__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
@@ -69,6 +70,11 @@ class ManagerServiceStub(object):
                 request_serializer=protos_dot_manager__pb2.ReportRequest.SerializeToString,
                 response_deserializer=protos_dot_manager__pb2.ReportResponse.FromString,
                 _registered_method=True)
+        self.Node = channel.stream_stream(
+                '/manager.v1.ManagerService/Node',
+                request_serializer=protos_dot_node__pb2.NodeRequest.SerializeToString,
+                response_deserializer=protos_dot_node__pb2.NodeResponse.FromString,
+                _registered_method=True)
 
 
 class ManagerServiceServicer(object):
@@ -118,6 +124,13 @@ class ManagerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Node(self, request_iterator, context):
+        """Held open by the supervisor of each further host of the group; the first one's orders come by it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ManagerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -155,6 +168,11 @@ def add_ManagerServiceServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=protos_dot_manager__pb2.ReportRequest.FromString,
                     response_serializer=protos_dot_manager__pb2.ReportResponse.SerializeToString,
+            ),
+            'Node': grpc.stream_stream_rpc_method_handler(
+                    servicer.Node,
+                    request_deserializer=protos_dot_node__pb2.NodeRequest.FromString,
+                    response_serializer=protos_dot_node__pb2.NodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -346,6 +364,33 @@ class ManagerService(object):
             '/manager.v1.ManagerService/Report',
             protos_dot_manager__pb2.ReportRequest.SerializeToString,
             protos_dot_manager__pb2.ReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Node(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/manager.v1.ManagerService/Node',
+            protos_dot_node__pb2.NodeRequest.SerializeToString,
+            protos_dot_node__pb2.NodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

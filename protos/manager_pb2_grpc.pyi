@@ -8,6 +8,7 @@ import collections.abc
 import grpc
 import grpc.aio
 import protos.manager_pb2
+import protos.node_pb2
 import typing
 
 _T = typing.TypeVar("_T")
@@ -56,6 +57,12 @@ class ManagerServiceStub:
     ]
     """A rank that is about to end says why."""
 
+    Node: grpc.StreamStreamMultiCallable[
+        protos.node_pb2.NodeRequest,
+        protos.node_pb2.NodeResponse,
+    ]
+    """Held open by the supervisor of each further host of the group; the first one's orders come by it."""
+
 class ManagerServiceAsyncStub:
     Quorum: grpc.aio.UnaryUnaryMultiCallable[
         protos.manager_pb2.ManagerQuorumRequest,
@@ -93,6 +100,12 @@ class ManagerServiceAsyncStub:
         protos.manager_pb2.ReportResponse,
     ]
     """A rank that is about to end says why."""
+
+    Node: grpc.aio.StreamStreamMultiCallable[
+        protos.node_pb2.NodeRequest,
+        protos.node_pb2.NodeResponse,
+    ]
+    """Held open by the supervisor of each further host of the group; the first one's orders come by it."""
 
 class ManagerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -145,5 +158,13 @@ class ManagerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[protos.manager_pb2.ReportResponse, collections.abc.Awaitable[protos.manager_pb2.ReportResponse]]:
         """A rank that is about to end says why."""
+
+    @abc.abstractmethod
+    def Node(
+        self,
+        request_iterator: _MaybeAsyncIterator[protos.node_pb2.NodeRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[protos.node_pb2.NodeResponse], collections.abc.AsyncIterator[protos.node_pb2.NodeResponse]]:
+        """Held open by the supervisor of each further host of the group; the first one's orders come by it."""
 
 def add_ManagerServiceServicer_to_server(servicer: ManagerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -5,6 +5,7 @@ import lighthouse_runtime.grpc_environment  # noqa: F401, I001  # pyright: ignor
 import click
 
 from lighthouse_runtime.settings import CONTEXT_SETTINGS
+from manager.cli.run import run
 from manager.cli.serve import serve
 from manager.cli.status import status
 from protos import VERSION
@@ -16,5 +17,5 @@ def main() -> None:
     """The daemon beside each replica group: it speaks for the group's ranks."""
 
 
-for command in (serve, status):
+for command in (run, serve, status):
     main.add_command(command)

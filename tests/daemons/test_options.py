@@ -20,12 +20,14 @@ COMMANDS: dict[str, tuple[click.Command, list[str]]] = {
     "lighthouse watch": (lighthouse_main, ["watch"]),
     "lighthouse kill": (lighthouse_main, ["kill", "a"]),
     "lighthouse-manager serve": (manager_main, ["serve", "--lighthouse", "localhost", "--replica-id", "a"]),
+    "lighthouse-manager run": (manager_main, ["run", "--lighthouse", "localhost", "--replica-id", "a"]),
     "lighthouse-manager status": (manager_main, ["status"]),
 }
 
 DURATIONS = ["", "0", "0s", "-1s", "5 parsecs", "1e3", "nan", "inf"]
 MILLISECONDS = ["", "0", "-1", "5s", "nan", "inf"]
 COUNTS = ["", "0", "-1", "x", "1.5"]
+NUMBERS = ["", "-1", "x", "1.5"]
 BINDS = ["localhost", "127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:x", "a b:1", ":", "[::1", "http://"]
 ADDRESSES = ["a b", "localhost:99999", "localhost:x", "localhost:", "localhost:0", ":1", "http://", "x" * 600]
 NAMES = ["", "a b", "x" * 129, "ü", "a\n"]
@@ -61,8 +63,37 @@ WRONG: Mapping[str, list[str]] = {
     "rank-timeout": DURATIONS,
     "parent-pid": ["x"],
     "announce-fd": ["x"],
+    "nproc": [*COUNTS, "65537"],
+    "nnodes": [*COUNTS, "65537"],
+    "node-rank": ["", "-1", "x", "1"],
+    "run-id": NAMES,
+    "max-restarts": NUMBERS,
+    "startup-failures": NUMBERS,
+    "exclude-after": NUMBERS,
+    "restart-window": DURATIONS,
+    "restart-delay": DURATIONS,
+    "max-restart-delay": DURATIONS,
+    "startup-time": DURATIONS,
+    "health-check-timeout": DURATIONS,
+    "node-timeout": DURATIONS,
+    "grace": DURATIONS,
+    "restart-scope": ["", "job"],
+    "restart-after-kill": ["", "maybe"],
+    "abort-code": ["", "-1", "256", "x"],
+    "log-dir": ["{empty}"],
+    "master-port": ["", "0", "65536", "x", "65534"],
+    "store-port": ["", "0", "65536", "x"],
+    "min-active": [*COUNTS, "2"],
+    "generation-stride": COUNTS,
+    "first-slot": NUMBERS,
+    "run-slots": COUNTS,
+    "health-check": ["", "'"],
 }
-PER_COMMAND = {("lighthouse-manager serve", "job"): NAMES}
+PER_COMMAND = {
+    ("lighthouse-manager serve", "job"): NAMES,
+    ("lighthouse-manager run", "job"): NAMES,
+    ("lighthouse-manager run", "active"): [*COUNTS, "2"],
+}
 # Any text is right: a reason, a name that is looked up, an interpreter that is run, an option that does nothing.
 ANY_TEXT = {"message", "job", "journal", "store-python", "quorum-tick-ms"}
 
@@ -97,13 +128,14 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: object) -> int:
         raise AssertionError("the daemon was started")
 
-    for module in ("lighthouse.cli.serve", "manager.cli.serve"):
+    for module in ("lighthouse.cli.serve", "manager.cli.serve", "manager.cli.run"):
         monkeypatch.setattr(importlib.import_module(module), "run_daemon", started)
 
 
 def run(name: str, *options: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     command, arguments = COMMANDS[name]
-    result = CliRunner().invoke(command, [*arguments, *options], env=env, prog_name=name.split()[0])
+    last = ["--", "true"] if name == "lighthouse-manager run" else []
+    result = CliRunner().invoke(command, [*arguments, *options, *last], env=env, prog_name=name.split()[0])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output

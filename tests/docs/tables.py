@@ -20,6 +20,7 @@ from lighthouse_runtime.settings import option_name, variables
 from manager.config import ENV_PREFIX as MANAGER_PREFIX
 from manager.config import ManagerConfig
 from manager.metrics import render as render_manager
+from manager.run_config import RunConfig
 from protos.status import ManagerStatus
 from tests.lighthouse.statuses import job, member, status
 
@@ -31,11 +32,12 @@ def tables() -> dict[str, str]:
     return {
         "lighthouse serve": _settings(LighthouseConfig, LIGHTHOUSE_PREFIX),
         "lighthouse-manager serve": _settings(ManagerConfig, MANAGER_PREFIX),
+        "lighthouse-manager run": _settings(RunConfig, MANAGER_PREFIX),
         **{
             f"{program} {verb}": _options(command)
             for program, main in PROGRAMS.items()
             for verb, command in sorted(main.commands.items())
-            if verb != "serve"
+            if verb not in ("serve", "run")
         },
         "lighthouse metrics": _metrics(_lighthouse_scrape()),
         "lighthouse-manager metrics": _metrics(_manager_scrape()),

@@ -1,0 +1,75 @@
+"""lighthouse-manager run"""
+
+import functools
+import signal
+import sys
+from typing import Any
+
+import click
+
+from lighthouse_runtime.logs import set_up_logging
+from lighthouse_runtime.loop import StopRequest, run_daemon
+from lighthouse_runtime.process import die_with_parent
+from lighthouse_runtime.settings import from_options, options, read_token
+from manager.config import ENV_PREFIX, ManagerConfig
+from manager.further_host import FurtherHost
+from manager.launch import Launch
+from manager.run_config import RunConfig
+from manager.supervisor import Supervisor
+from manager.torchrun import Torchrun, read_torchrun
+from manager.workers import Guard
+from protos.refusals import LighthouseError
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@options(RunConfig, ENV_PREFIX)
+@options(ManagerConfig, ENV_PREFIX)
+@click.option("-m", "--module", is_flag=True, help="CMD is a Python module and its arguments, as with python -m.")
+@click.option("--parent-pid", type=int, hidden=True, help="End when this process, the starter, ends.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")
+def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values: Any) -> None:
+    """Serve one replica group, and run its ranks: start CMD for each, watch it, and start it again when it dies.
+
+    Ends with 0 when all ranks are done, with 130 when the run was stopped, with 143 after SIGTERM.
+    """
+    config, settings = from_options(ManagerConfig, values), from_options(RunConfig, values)
+    words = _words(command, module)
+    torchrun = _checked(read_torchrun(words), settings, config)
+    launch = Launch(config, settings, words, torchrun, read_token(config.control_token_file))
+    if parent_pid is not None:
+        die_with_parent(parent_pid, signal.SIGTERM)
+    set_up_logging(config.log_level, config.log_format)
+    guard = Guard()  # before gRPC
+    try:
+        sys.exit(run_daemon(functools.partial(_supervise, launch, guard)))
+    except LighthouseError as e:
+        raise click.ClickException(str(e)) from None
+    finally:
+        guard.kill_now()
+
+
+async def _supervise(launch: Launch, guard: Guard, stop: StopRequest) -> None:
+    kind = Supervisor if launch.settings.node_rank == 0 else FurtherHost
+    stop(await kind(launch, guard).run())
+
+
+def _words(command: tuple[str, ...], is_module: bool) -> tuple[str, ...]:
+    """A script is run by this interpreter, as torchrun would."""
+    if is_module:
+        return (sys.executable, "-u", "-m", *command)
+    return (sys.executable, "-u", *command) if command[0].endswith(".py") else command
+
+
+def _checked(torchrun: Torchrun | None, settings: RunConfig, config: ManagerConfig) -> Torchrun | None:
+    if torchrun is None:
+        return None
+    if torchrun.max_restarts != "0":
+        raise click.UsageError(
+            f"torchrun --max-restarts={torchrun.max_restarts}: only one of the two may restart the ranks; give "
+            "torchrun --max-restarts=0, and --max-restarts to lighthouse-manager run"
+        )
+    if settings.nproc != 1:
+        raise click.UsageError(f"--nproc {settings.nproc}: torchrun starts the ranks; give torchrun --nproc-per-node")
+    if torchrun.world_size is None and config.group_world_size == 1:
+        raise click.UsageError("--group-world-size is missing: how many ranks torchrun starts is not told by numbers")
+    return torchrun

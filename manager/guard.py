@@ -1,0 +1,313 @@
+"""The process between a supervisor and its ranks: it forks them, reads what they write, and leaves none behind.
+
+A process of its own, since gRPC and fork do not go together, and since it must outlive a supervisor that is killed. It
+takes orders as lines of JSON from a socket, and says there what has happened:
+
+    {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false}
+    {"halt": 1, "grace_s": 10}
+    -> {"started": 1, "pid": 77}
+    -> {"ended": 1, "status": -9, "output": [...], "error": "..."}    when the whole tree is gone
+
+When the socket closes, everything is killed. Each process leads a session of its own and is killed by the kernel if
+this one dies. It imports nothing but the standard library and two files of ours.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from manager import process_tree
+from manager.output import Lines, Outlet
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.02
+_UNKILLABLE_S = 5.0
+_READ_BYTES = 1 << 16
+_MAX_ERROR_BYTES = 1 << 16
+_LIBC = ctypes.CDLL(None)
+
+
+@dataclass(slots=True)
+class Child:
+    """`status`: of the process itself, once it has ended. `kill_at`: when what is left of its tree is killed."""
+
+    number: int
+    mark: str
+    label: str
+    popen: "subprocess.Popen[bytes]"
+    is_shown: bool
+    log: IO[bytes] | None
+    error_file: Path
+    lines: Lines = field(default_factory=Lines)
+    status: int | None = None
+    kill_at: float | None = None
+    is_paused: bool = False
+    is_read: bool = False  # it has closed its output
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def output(self) -> int:
+        assert self.popen.stdout is not None
+        return self.popen.stdout.fileno()
+
+    def close(self) -> None:
+        for pipe in (self.popen.stdin, self.popen.stdout, self.log):
+            if pipe is not None:
+                pipe.close()
+
+
+class Guard:
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._folder = Path(tempfile.mkdtemp(prefix="lighthouse-run-"))
+        self._children: dict[int, Child] = {}
+        self._outlet = Outlet()
+        self._selector = selectors.PollSelector()
+        self._pending = b""
+        self._is_open = True
+        self._is_muted = False
+        self._is_writing = False
+
+    def run(self) -> None:
+        """Until the control socket closes."""
+        woken, wake = os.pipe()
+        for descriptor in (woken, wake):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(self._control, selectors.EVENT_READ, self._read_orders)
+        self._selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, 4096))
+        try:
+            while self._is_open:
+                for key, _ in self._selector.select(self._patience_s()):
+                    key.data()
+                self._reap()
+                self._finish()
+                self._regulate()
+        finally:
+            self._end_all()
+
+    def _patience_s(self) -> float | None:
+        if any(child.status is not None for child in self._children.values()):
+            return _POLL_S
+        moments = [child.kill_at for child in self._children.values() if child.kill_at is not None]
+        return max(0.0, min(_POLL_S, min(moments) - time.monotonic())) if moments else None
+
+    # -- orders
+
+    def _read_orders(self) -> None:
+        try:
+            data = self._control.recv(_READ_BYTES)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._is_open = False
+            return
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            order: dict[str, Any] = json.loads(line)
+            if "start" in order:
+                self._start(order)
+            elif (child := self._children.get(order["halt"])) is not None:
+                self._halt(child, order["grace_s"])
+
+    def _start(self, order: dict[str, Any]) -> None:
+        number, label = order["start"], order["label"]
+        mark = f"{os.getpid()}.{number}."
+        error_file = self._folder / f"{number}.json"
+        added = {process_tree.MARK_VARIABLE: mark, "TORCHELASTIC_ERROR_FILE": str(error_file)}
+        try:
+            log = _log(order["log"])
+            popen = _spawn(order["argv"], os.environ | order["env"] | added, has_input=order["has_input"])
+        except (OSError, subprocess.SubprocessError) as e:
+            said = f"cannot run {order['argv'][0]}: {e}"
+            self._outlet.put(f"[{label}] ", [said.encode()])
+            self._say({"ended": number, "status": 127, "output": [said], "error": ""})
+            return
+        child = Child(number, mark, label, popen, order["is_shown"], log, error_file)
+        self._children[number] = child
+        os.set_blocking(child.output, False)
+        self._resume(child)
+        self._say({"started": number, "pid": popen.pid})
+
+    def _halt(self, child: Child, grace_s: float) -> None:
+        if child.status is None and child.kill_at is None and grace_s > 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
+        at = time.monotonic() + grace_s
+        child.kill_at = at if child.kill_at is None else min(child.kill_at, at)
+
+    # -- the ends of processes
+
+    def _reap(self) -> None:
+        by_pid = {child.pid: child for child in self._children.values()}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if (child := by_pid.get(pid)) is not None:
+                child.status = child.popen.returncode = os.waitstatus_to_exitcode(status)
+
+    def _finish(self) -> None:
+        now = time.monotonic()
+        for child in list(self._children.values()):
+            if child.status is not None and child.kill_at is None:
+                child.kill_at = now  # nobody stops what it has left behind
+            left = self._tree(child) if child.status is not None or _is_due(child, now) else [child.pid]
+            if _is_due(child, now):
+                process_tree.kill(left)
+            if child.status is not None and (not left or now >= (child.kill_at or now) + _UNKILLABLE_S):
+                self._ended(child, child.status, left)
+
+    def _tree(self, child: Child) -> list[int]:
+        return process_tree.marked(os.getpid(), child.mark, child.pid)
+
+    def _ended(self, child: Child, status: int, left: list[int]) -> None:
+        del self._children[child.number]
+        while self._read_output(child):
+            pass
+        self._pause(child)
+        self._show(child, child.lines.end())
+        child.close()
+        output = child.lines.tail + ([f"(processes {left} cannot be killed)"] if left else [])
+        self._say({"ended": child.number, "status": status, "output": output, "error": _read_error(child.error_file)})
+
+    def _end_all(self) -> None:
+        """Everything below this process, and whatever that starts meanwhile."""
+        ends_at = time.monotonic() + _UNKILLABLE_S
+        while (left := process_tree.descendants(os.getpid())) and time.monotonic() < ends_at:
+            process_tree.kill(left)
+            time.sleep(0.005)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- output
+
+    def _read_output(self, child: Child) -> bool:
+        """Whether there may be more."""
+        try:
+            data = os.read(child.output, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._pause(child)
+            child.is_read = True
+            return False
+        if child.log is not None:
+            child.log.write(data)
+        self._show(child, child.lines.feed(data))
+        return True
+
+    def _show(self, child: Child, lines: list[bytes]) -> None:
+        if child.is_shown and not self._is_muted:
+            self._outlet.put(f"[{child.label}] ", lines)
+
+    def _pause(self, child: Child) -> None:
+        if not child.is_paused:
+            child.is_paused = True
+            self._selector.unregister(child.output)
+
+    def _resume(self, child: Child) -> None:
+        child.is_paused = False
+        self._selector.register(child.output, selectors.EVENT_READ, lambda: self._read_output(child))
+
+    def _regulate(self) -> None:
+        """Who writes faster than our own output is read waits, as it would at any pipe; orders never wait for that."""
+        if self._outlet.has_some != self._is_writing:
+            self._is_writing = self._outlet.has_some
+            if self._is_writing:
+                self._selector.register(sys.stdout.fileno(), selectors.EVENT_WRITE, self._write)
+            else:
+                self._selector.unregister(sys.stdout.fileno())
+        for child in self._children.values():
+            if self._outlet.is_full and child.is_shown:
+                self._pause(child)
+            elif child.is_paused and not child.is_read:
+                self._resume(child)
+
+    def _write(self) -> None:
+        piece = self._outlet.piece()
+        try:
+            self._outlet.taken(os.write(sys.stdout.fileno(), piece))
+        except BlockingIOError:
+            return
+        except OSError:  # nobody reads it any more
+            self._is_muted = True
+            while piece := self._outlet.piece():
+                self._outlet.taken(len(piece))
+
+    def _say(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._control.sendall(json.dumps(event).encode() + b"\n")
+
+
+def _is_due(child: Child, now: float) -> bool:
+    return child.kill_at is not None and now >= child.kill_at
+
+
+def _spawn(argv: list[str], env: dict[str, str], *, has_input: bool) -> "subprocess.Popen[bytes]":
+    guard = os.getpid()
+
+    def prepare() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != guard:
+            os._exit(1)
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            # A job in the background ignores SIGINT, and would hand that on.
+            if signal.getsignal(number) not in (None, signal.SIG_DFL):
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    return subprocess.Popen(
+        argv,
+        env=env,
+        stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=prepare,
+    )
+
+
+def _log(path: str | None) -> IO[bytes] | None:
+    if path is None:
+        return None
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return open(path, "ab", buffering=0)
+
+
+def _read_error(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_ERROR_BYTES).decode(errors="replace")
+        path.unlink()
+    except OSError:
+        return ""
+    return text
+
+
+def main() -> None:
+    """Arguments: the descriptor of the control socket, the pid of the supervisor."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides
+    process_tree.become_subreaper()
+    if os.getppid() == int(sys.argv[2]):
+        Guard(control).run()

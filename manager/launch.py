@@ -1,0 +1,89 @@
+"""One start of `lighthouse-manager run`: its settings, and the parts that both kinds of supervisor make of them."""
+
+import dataclasses
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lighthouse_runtime.address import advertised_host
+from lighthouse_runtime.channel import target
+from lighthouse_runtime.clients import AsyncLighthouseClient
+from manager.config import ManagerConfig
+from manager.lighthouse_run_link import RunLink
+from manager.local_host import HealthCheck, LocalHost, Output
+from manager.plan import Plan
+from manager.run_config import RunConfig
+from manager.supervision_events import CheckFailed, RankEnded
+from manager.torchrun import Torchrun
+from manager.workers import Guard
+from protos.identity import Address
+from protos.limits import LIGHTHOUSE_PORT
+from protos.supervisor import SupervisorEntry, ToSupervisor, WorkerLost
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """`incarnation` is this supervisor's."""
+
+    config: ManagerConfig
+    settings: RunConfig
+    command: tuple[str, ...]
+    torchrun: Torchrun | None
+    token: str | None
+    incarnation: str = field(default_factory=lambda: secrets.token_hex(6))
+
+    def manager_config(self, has_store: bool) -> ManagerConfig:
+        """What the manager serves with: the size of the group, and the store that the supervisor keeps."""
+        config, settings = self.config, self.settings
+        store = config.store
+        if has_store:
+            store = str(Address(advertised_host(config.lighthouse, config.advertise), settings.chosen_store_port))
+        size = settings.layout.world_size
+        if self.torchrun is not None:
+            size = self.torchrun.world_size or config.group_world_size
+        return dataclasses.replace(config, store=store, group_world_size=size)
+
+    def plan(self, manager: str, master: tuple[str, int]) -> Plan:
+        config, settings = self.config, self.settings
+        return Plan(
+            command=self.command,
+            layout=settings.layout,
+            host=settings.node_rank,
+            replica_id=config.replica_id,
+            job=config.job,
+            run=settings.run_id,
+            lighthouse=config.lighthouse,
+            manager=manager,
+            master=master,
+            max_restarts=settings.max_restarts,
+            first_slot=settings.first_slot,
+            slots=settings.slots,
+            active=settings.active,
+            min_active=settings.min_active,
+            stride=settings.generation_stride,
+            torchrun=self.torchrun,
+        )
+
+    def local_host(
+        self,
+        plan: Plan,
+        guard: Guard,
+        tell: Callable[[RankEnded | CheckFailed], None],
+        lose: Callable[[WorkerLost], None],
+    ) -> LocalHost:
+        settings = self.settings
+        output = Output(settings.log_dir, settings.log_dir is None or settings.tee)
+        command = settings.health_check
+        check = None if command is None else HealthCheck(command, settings.health_check_timeout_s)
+        return LocalHost(plan, guard, output, check, tell, lose)
+
+    def run_link(self, plan: Plan, hear: Callable[[ToSupervisor], None]) -> RunLink:
+        config, settings = self.config, self.settings
+
+        def connect() -> AsyncLighthouseClient:
+            return AsyncLighthouseClient(config.lighthouse, job=config.job, run=settings.run_id, token=self.token)
+
+        address = target(config.lighthouse, "--lighthouse", LIGHTHOUSE_PORT)
+        entry = SupervisorEntry(plan.name, self.incarnation, socket.gethostname(), plan.own_slots)
+        return RunLink(connect, address, entry, hear)

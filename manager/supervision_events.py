@@ -1,0 +1,114 @@
+"""What a supervisor's machine hears, and what it wants done. No I/O."""
+
+from dataclasses import dataclass
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class HostReady:
+    """Its supervisor is there, and the lighthouse has let it start."""
+
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostLost:
+    """Its supervisor is gone, and so are its ranks."""
+
+    host: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """The process and all that it has started are gone. `cause`: what it said itself of why."""
+
+    rank: int
+    attempt: int
+    status: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFailed:
+    """The host's health check, before a start."""
+
+    host: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopHeard:
+    """The run is stopped for all."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillAsked:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndAsked:
+    """This group shall end, and nothing is restarted from now on. Asked again: at once.
+
+    `is_leaving`: the ranks still do their step; an EndAsked without it follows.
+    """
+
+    status: int
+    why: str
+    is_leaving: bool = False
+
+
+Event = HostReady | HostLost | RankEnded | CheckFailed | StopHeard | KillAsked | EndAsked
+
+# -- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    host: int
+    ranks: tuple[int, ...]
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """SIGTERM, and SIGKILL to what is left after `grace_s`."""
+
+    host: int
+    ranks: tuple[int, ...]
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunStopAsked:
+    """The lighthouse is to stop the run for all."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostExcluded:
+    host: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """For the log: what was decided, and why."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """No rank runs, and none will."""
+
+    status: int
+    why: str
+
+
+Effect = Start | Halt | RunStopAsked | HostExcluded | Noted | Over

@@ -1,0 +1,230 @@
+"""`lighthouse-manager run` on a group's first host: it serves as the manager, decides, and runs its ranks.
+
+Feed an event, perform the effects in order, re-arm one timer.
+"""
+
+import asyncio
+import logging
+import random
+import signal
+from collections.abc import Sequence
+
+from lighthouse_runtime.loop import STOP_SIGNALS
+from lighthouse_runtime.timer import DeadlineTimer
+from manager.daemon import ManagerDaemon
+from manager.group_store import GroupStore
+from manager.launch import Launch
+from manager.lighthouse_run_link import RunLink
+from manager.local_host import LocalHost
+from manager.nodes import Nodes
+from manager.plan import Plan
+from manager.supervision import SupervisorMachine
+from manager.supervision_events import (
+    Effect,
+    EndAsked,
+    Event,
+    Halt,
+    HostExcluded,
+    HostReady,
+    KillAsked,
+    Noted,
+    Over,
+    RunStopAsked,
+    Start,
+    StopHeard,
+)
+from manager.workers import Guard
+from protos.generation import Done, Refusal, Stop
+from protos.identity import parse_address
+from protos.node import NodeHalt, NodeOver, NodeStart
+from protos.refusals import Unreachable
+from protos.supervisor import SupervisorWelcome, ToSupervisor
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+_QUICK_LEAVE_S = 1.0
+
+
+class Supervisor:
+    """run() gives the status to end with."""
+
+    def __init__(self, launch: Launch, guard: Guard) -> None:
+        self._launch = launch
+        self._guard = guard
+        settings = launch.settings
+        self.machine = SupervisorMachine(
+            settings.layout,
+            settings.policy,
+            random.random,
+            grace_s=settings.grace_s,
+            host_timeout_s=settings.node_timeout_s,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._timer = DeadlineTimer(self._tick)
+        self._over: asyncio.Future[Over] = self._loop.create_future()
+        self._nodes = Nodes(self._known_plan, self._feed, self._signalled)
+        self._daemon: ManagerDaemon | None = None
+        self._store: GroupStore | None = None
+        self._link: RunLink | None = None
+        self._local: LocalHost | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._excluded: dict[int, str] = {}
+        self._has_started = False
+        self._signals = 0
+
+    async def run(self) -> int:
+        """Raises InvalidRequest, naming the option, if an address, a port or the store cannot be had."""
+        for number in STOP_SIGNALS:
+            self._loop.add_signal_handler(number, self._signalled, 128 + number)
+        guarding = asyncio.create_task(self._watch_guard(), name="guard")
+        try:
+            await self._begin()
+            over = await self._over
+            (log.info if over.status == 0 else log.error)("ends with %d: %s", over.status, over.why)
+            await self._end(over)
+            return over.status
+        finally:
+            self._timer.cancel()
+            guarding.cancel()
+            if self._daemon is not None:
+                await self._daemon.stop()
+            await self._guard.stop()
+
+    async def _begin(self) -> None:
+        config, settings = self._launch.config, self._launch.settings
+        if config.store == "auto":
+            self._store = GroupStore(
+                self._guard,
+                config.store_python,
+                settings.chosen_store_port,
+                f"{config.replica_id}/store",
+                lambda why: self._feed(EndAsked(1, why)),
+            )
+            self._store.check()
+        daemon = ManagerDaemon(
+            self._launch.manager_config(self._store is not None),
+            self._launch.token,
+            self._daemon_ends,
+            {"Node": self._nodes.entry()},
+        )
+        await daemon.start()
+        self._daemon = daemon
+        if self._store is not None:
+            self._store.start()
+        plan = self._plan(daemon)
+        self._link = self._launch.run_link(plan, self._hear)
+        self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
+        self._link.open()
+
+    def _known_plan(self) -> Plan:
+        if self._local is None:
+            raise Unreachable("host 0 is starting; ask again")
+        return self._local.plan
+
+    def _plan(self, daemon: ManagerDaemon) -> Plan:
+        host = parse_address(daemon.address, "address").host if self._launch.settings.nnodes > 1 else LOOPBACK
+        return self._launch.plan(daemon.address, (host, self._launch.settings.master_port))
+
+    async def _end(self, over: Over) -> None:
+        if self._leaving is not None:
+            await asyncio.wait((self._leaving,), timeout=_QUICK_LEAVE_S)
+            self._leaving.cancel()
+        elif over.status == 0 and self._daemon is not None:
+            await self._daemon.leave(over.why)
+        if self._store is not None:
+            self._store.stop()
+        self._nodes.end_all(NodeOver(over.status, over.why), self._excluded)
+        if self._link is not None:
+            await self._link.close()
+
+    # -- what happens
+
+    def _hear(self, message: ToSupervisor) -> None:
+        match message:
+            case SupervisorWelcome():
+                self._feed(HostReady(0))
+            case Stop(reason, who):
+                self._feed(StopHeard(f"{reason} (by {who})"))
+            case Done(number) if not self._has_started:
+                self._feed(EndAsked(0, f"the run has completed, with generation {number}"))
+            case Done():
+                self._feed(HostReady(0))
+            case Refusal(error):
+                self._feed(EndAsked(1, f"the lighthouse refuses this supervisor: {error}"))
+
+    def _daemon_ends(self, status: int) -> None:
+        """Its manager was killed by a request, or has left since it was drained."""
+        self._feed(EndAsked(0, "the group has left its quorum") if status == 0 else KillAsked("by request"))
+
+    def _signalled(self, status: int) -> None:
+        """The first: leave in good order; the second: without; the third: at once."""
+        self._signals += 1
+        why = f"{signal.Signals(status - 128).name} to the supervisor"
+        if self._signals == 1:
+            self._feed(EndAsked(status, why, is_leaving=True))
+            self._leaving = asyncio.create_task(self._leave(EndAsked(status, why)), name="leave")
+            return
+        if self._leaving is not None:
+            self._leaving.cancel()
+        self._feed(EndAsked(status, why))
+
+    async def _leave(self, then: EndAsked) -> None:
+        if self._daemon is not None and not self.machine.is_over:
+            await self._daemon.leave(then.why)
+        self._feed(then)
+
+    async def _watch_guard(self) -> None:
+        status = await self._guard.run()
+        self._finish(Over(1, f"the guard of the ranks has ended with {status}, and they with it"))
+
+    # -- feed and perform
+
+    def _feed(self, event: Event) -> None:
+        self._perform(self.machine.handle(event, self._loop.time()))
+
+    def _tick(self) -> None:
+        self._perform(self.machine.tick(self._loop.time()))
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Noted(text):
+                    log.warning("%s", text)
+                case Start(host, ranks, attempt):
+                    self._start(host, ranks, attempt)
+                case Halt(host, ranks, grace_s):
+                    self._halt(host, ranks, grace_s)
+                case RunStopAsked(reason):
+                    self._ask_stop(reason)
+                case HostExcluded(host, reason):
+                    self._exclude(host, reason)
+                case Over():
+                    self._finish(effect)
+        self._timer.set(self.machine.deadline())
+
+    def _start(self, host: int, ranks: Sequence[int], attempt: int) -> None:
+        self._has_started = True
+        if host == 0 and self._local is not None:
+            self._local.start(ranks, attempt)
+        else:
+            self._nodes.send(host, NodeStart(tuple(ranks), attempt))
+
+    def _halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None:
+        if host == 0 and self._local is not None:
+            self._local.halt(ranks, grace_s)
+        else:
+            self._nodes.send(host, NodeHalt(tuple(ranks), grace_s))
+
+    def _ask_stop(self, reason: str) -> None:
+        if self._link is not None:
+            self._link.ask_stop(f"{self._launch.config.replica_id}: {reason}")
+
+    def _exclude(self, host: int, reason: str) -> None:
+        self._excluded[host] = reason
+        if host == 0 and self._link is not None:
+            self._link.exclude(reason)
+
+    def _finish(self, over: Over) -> None:
+        if not self._over.done():
+            self._over.set_result(over)

@@ -1,0 +1,162 @@
+"""The supervisor's end of the guard: orders to it, and what has become of the processes that it started."""
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lighthouse_runtime import grpc_environment
+from manager import process_tree
+
+log = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 10.0
+MAX_CAUSE_CHARS = 500
+
+# Only the standard library, and then our own folder: nothing of the user's can stand in the way.
+_CODE = "import sys; sys.path.append(sys.argv.pop()); from manager.guard import main; main()"
+_OURS = str(Path(__file__).resolve().parents[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`env` is added to the supervisor's own. `log`: a file that takes its output, which is shown as well if
+    `is_shown`. `has_input`: its standard input stays open, and closes with the guard."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    label: str
+    log: str | None = None
+    is_shown: bool = True
+    has_input: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """`status` as subprocess gives it. `cause`: what an error file of torch's @record says."""
+
+    status: int
+    output: tuple[str, ...]
+    cause: str = ""
+
+
+class Guard:
+    """manager/guard.py as a child process. To be started before gRPC is used, and attached to the loop."""
+
+    def __init__(self) -> None:
+        ours, its = socket.socketpair()
+        command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]
+        with its:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=(its.fileno(),),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=grpc_environment.without_ours(os.environ),
+            )
+        process_tree.become_subreaper()  # for what a guard that is killed leaves behind
+        self._socket = ours
+        self._numbers = itertools.count(1)
+        self._on_end: dict[int, Callable[[Ended], None]] = {}
+        self._pids: dict[int, int] = {}
+        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, command: Command, on_end: Callable[[Ended], None]) -> int:
+        """Its number. `on_end` is called on the loop when nothing of it runs any more."""
+        number = next(self._numbers)
+        self._on_end[number] = on_end
+        self._say(
+            start=number,
+            argv=command.argv,
+            env=dict(command.env),
+            label=command.label,
+            log=command.log,
+            is_shown=command.is_shown,
+            has_input=command.has_input,
+        )
+        return number
+
+    def halt(self, number: int, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL to what is left of it after `grace_s`."""
+        self._say(halt=number, grace_s=grace_s)
+
+    def pid_of(self, number: int) -> int:
+        """0 where it has not been started yet, or has ended."""
+        return self._pids.get(number, 0)
+
+    async def run(self) -> int:
+        """Call what waits for the ends of processes; returns, with the guard's own status, when the guard has ended."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
+        try:
+            while line := await reader.readline():
+                self._hear(json.loads(line))
+        except ConnectionError:
+            pass
+        status = await self._wait()
+        self._sweep()
+        return status
+
+    async def stop(self) -> None:
+        """All that it has started is killed, and it ends."""
+        if self._writer is not None:
+            self._writer.close()
+        else:
+            self._socket.close()
+        await self._wait()
+
+    def kill_now(self) -> None:
+        """For a supervisor that does not come to run(): blocks until nothing of it is left."""
+        self._socket.close()
+        self._process.wait(END_TIMEOUT_S)
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        if "started" in event:
+            self._pids[event["started"]] = event["pid"]
+            return
+        number = event["ended"]
+        self._pids.pop(number, None)
+        self._on_end.pop(number)(Ended(event["status"], tuple(event["output"]), cause_of(event["error"])))
+
+    def _say(self, **order: Any) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(json.dumps(order).encode() + b"\n")
+
+    async def _wait(self) -> int:
+        ends_at = asyncio.get_running_loop().time() + END_TIMEOUT_S
+        while (status := self._process.poll()) is None:
+            if asyncio.get_running_loop().time() >= ends_at:
+                log.error("the guard (pid %d) does not end; it is killed", self.pid)
+                self._process.kill()
+            await asyncio.sleep(0.005)
+        return status
+
+    def _sweep(self) -> None:
+        """What a guard that was killed has left: its own children died with it, theirs are ours now."""
+        while left := process_tree.marked(os.getpid(), f"{self.pid}."):
+            process_tree.kill(left)
+
+
+def cause_of(error_file: str) -> str:
+    """What an error file of torch's @record says, in one line."""
+    try:
+        message = json.loads(error_file)["message"]
+        text = message["message"] if isinstance(message, dict) else message
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return " ".join(str(text).split())[:MAX_CAUSE_CHARS]
+
+
+def shown(output: Sequence[str]) -> str:
+    return "".join(f"\n    | {line}" for line in output)

@@ -1,0 +1,70 @@
+"""The environment of a rank."""
+
+import dataclasses
+
+from manager.plan import Plan
+from manager.supervision import Layout
+from manager.torchrun import Torchrun
+
+PLAN = Plan(
+    command=("train",),
+    layout=Layout(2, 4),
+    host=1,
+    replica_id="team/a",
+    job="j",
+    run="r",
+    lighthouse="lh:29510",
+    manager="h0:29512",
+    master=("h0", 29500),
+    max_restarts=3,
+    slots=8,
+)
+
+
+def test_a_rank_gets_what_torchrun_would_give_it_and_ours() -> None:
+    assert PLAN.environment(6, attempt=2, incarnation="i") == {
+        "RANK": "6",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "2",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "h0",
+        "MASTER_PORT": "29500",
+        "MANAGER_ADDRESS": "h0:29512",
+        "REPLICA_GROUP_ID": "team/a",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_RUN_ID": "r",
+        "LIGHTHOUSE_ADDRESS": "lh:29510",
+        "LIGHTHOUSE_JOB": "j",
+        "LIGHTHOUSE_RUN_ID": "r",
+        "LIGHTHOUSE_SLOT": "6",
+        "LIGHTHOUSE_WORLD_SIZE": "8",
+        "LIGHTHOUSE_INCARNATION": "i",
+        "LIGHTHOUSE_ATTEMPT": "2",
+        "LIGHTHOUSE_STRIDE": "100",
+    }
+
+
+def test_spares_are_told_how_many_train() -> None:
+    told = dataclasses.replace(PLAN, active=6, min_active=4).environment(0, 0, "i")
+    assert (told["LIGHTHOUSE_ACTIVE"], told["LIGHTHOUSE_MIN_ACTIVE"]) == ("6", "4")
+
+
+def test_torchrun_gives_its_ranks_theirs() -> None:
+    told = dataclasses.replace(PLAN, torchrun=Torchrun("0", 4)).environment(4, 1, "i")
+    assert not told.keys() & {"RANK", "WORLD_SIZE", "MASTER_PORT", "LIGHTHOUSE_SLOT", "LIGHTHOUSE_INCARNATION"}
+    assert told["MANAGER_ADDRESS"] == "h0:29512"
+    assert told["LIGHTHOUSE_ATTEMPT"] == "1"
+
+
+def test_slots_of_a_group_among_others() -> None:
+    assert dataclasses.replace(PLAN, first_slot=16).own_slots == (20, 21, 22, 23)
+
+
+def test_names() -> None:
+    assert PLAN.name == "team/a/1"
+    assert dataclasses.replace(PLAN, layout=Layout(1, 4), host=0).name == "team/a"
+    assert PLAN.label(6) == "team/a/6"
+    assert PLAN.log_name(6, 2) == "team%2Fa/attempt_2/rank_6.log"
