@@ -25,12 +25,9 @@ OTHER = "(other)"
 READ_AGAIN_S = 0.0002
 READS = 50
 
-# visits that are over, own seconds, longest time without a mark
-_Spent: TypeAlias = tuple[int, float, float]
-# entered at, where the phase around it is, its name's record, total
-_Frame: TypeAlias = "tuple[float, _Place | None, Phase, int | None]"
-# last mark, ticks, longest time without a mark, seconds of what was nested, the phase, version of all records
-_Place: TypeAlias = "tuple[float, int, float, float, _Frame, int]"
+# last mark, ticks, longest time without one, seconds of what was nested, entered at, the place around it, the phase,
+# version of all records
+_Place: TypeAlias = "tuple[float, int, float, float, float, _Place | None, Phase, int]"
 
 
 class Progress:
@@ -39,7 +36,7 @@ class Progress:
         self.clock = clock
         now = clock()
         root = Phase(self, STEP, is_wait=False)
-        self.place: _Place = (now, 0, 0.0, 0.0, (now, None, root, None), 0)
+        self.place: _Place = (now, 0, 0.0, 0.0, now, None, root, 0)
         self.version = 0  # that of `place`, but for the moment in which records change
         self.begun = 0
         self._number = 0
@@ -52,28 +49,32 @@ class Progress:
     def step(self, number: int) -> None:
         """The rank begins step `number`."""
         now = self.clock()
-        at, done, longest_s, nested_s, frame, version = self.place
-        self.version = version + 1
+        at, done, longest_s, nested_s, since, around, phase, version = self.place
+        self.version = version = version + 1
+        place: _Place = (now, done, max(longest_s, now - at), nested_s, since, around, phase, version)
         is_first_over = self.begun == 1
         self.begun, self._number = self.begun + 1, number
-        place: _Place = (now, done, max(longest_s, now - at), nested_s, frame, version + 1)
-        if is_first_over:
-            for phase in self._phases.values():
-                visits, own_s, _ = phase.spent
-                phase.spent = (visits, own_s, 0.0)
-            place = _unlearned(place)
-        self.place = place
+        for known in self._phases.values():
+            known.entered_before = known.entered
+            if is_first_over:
+                known.longest_s = 0.0
+        self.place = _unlearned(place) if is_first_over else place
 
     def tick(self) -> None:
         """One more of the phase's `total` is done; it moves."""
         now = self.clock()
-        at, done, longest_s, nested_s, frame, version = self.place
+        at, done, longest_s, nested_s, since, around, phase, version = self.place
         gap_s = now - at
-        self.place = (now, done + 1, gap_s if gap_s > longest_s else longest_s, nested_s, frame, version)
+        if gap_s > longest_s:
+            longest_s = gap_s
+        self.place = (now, done + 1, longest_s, nested_s, since, around, phase, version)
 
     def phase(self, name: str, total: int | None = None) -> "Phase":
         """A part of the script's work, for as long as the block runs; `total`: how many ticks it will have."""
-        phase = self._phases.get(name) or self._new(name, self._phases, is_wait=False)
+        try:
+            phase = self._phases[name]
+        except KeyError:
+            phase = self._new(name, self._phases, is_wait=False)
         phase.total = total
         return phase
 
@@ -82,7 +83,7 @@ class Progress:
         return self._waits.get(what) or self._new(what, self._waits, is_wait=True)
 
     def has_open(self, phase: "Phase") -> bool:
-        return any(place[4][2] is phase for place in _places(self.place))
+        return any(place[6] is phase for place in _places(self.place))
 
     def _new(self, name: str, known: "dict[str, Phase]", *, is_wait: bool) -> "Phase":
         name = name[:MAX_NAME_CHARS]
@@ -119,48 +120,73 @@ class Progress:
 
     def _read(self) -> "_Read":
         place, begun, number = self.place, self.begun, self._number
-        known = [(p, p.entered, p.spent) for p in (*self._phases.values(), *self._waits.values())]
-        return _Read(place, begun, number, known, place[5] == self.version)
+        known = [
+            _Record(p, p.entered, p.entered - p.entered_before, p.seconds, p.longest_s)
+            for p in (*self._phases.values(), *self._waits.values())
+        ]
+        return _Read(place, begun, number, known, place[7] == self.version)
 
 
 class Phase:
     """A name's record, and the block that visits it."""
 
-    __slots__ = ("entered", "is_wait", "name", "progress", "spent", "total")
+    __slots__ = ("entered", "entered_before", "is_wait", "longest_s", "name", "progress", "seconds", "total")
 
     def __init__(self, progress: Progress, name: str, *, is_wait: bool) -> None:
         self.progress, self.name, self.is_wait = progress, name, is_wait
         self.total: int | None = None
-        self.entered: tuple[int, int] = (0, 0)  # in which step, how often
-        self.spent: _Spent = (0, 0.0, 0.0)
+        self.entered = self.entered_before = 0  # ever, and before this step
+        self.seconds = self.longest_s = 0.0  # of visits that are over
 
     def __enter__(self) -> None:
         progress = self.progress
         now = progress.clock()
-        at, done, longest_s, nested_s, frame, version = progress.place
-        progress.version = version = version + 1
-        begun, times = self.entered
-        self.entered = (begun, times + 1) if begun == progress.begun else (progress.begun, 1)
-        gap_s = now - at
-        around = (now, done, gap_s if gap_s > longest_s else longest_s, nested_s, frame, version)
-        progress.place = (now, 0, 0.0, 0.0, (now, around, self, self.total), version)
+        around = progress.place
+        progress.version = version = around[7] + 1
+        self.entered += 1
+        progress.place = (now, 0, 0.0, 0.0, now, around, self, version)
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
         progress = self.progress
         now = progress.clock()
-        marked_at, _, longest_s, nested_s, (since, around, phase, _), version = progress.place
+        marked_at, _, longest_s, nested_s, since, around, phase, version = progress.place
         if around is None or (phase is not self and not progress.has_open(self)):
             return
         progress.version = version = version + 1
-        visits, own_s, known_s = phase.spent
         gap_s = now - marked_at
         if gap_s > longest_s:
             longest_s = gap_s
-        phase.spent = (visits + 1, own_s + now - since - nested_s, longest_s if longest_s > known_s else known_s)
-        _, done, longest_s, nested_s, frame, _ = around
-        progress.place = (now, done, longest_s, nested_s + now - since, frame, version)
+        if longest_s > phase.longest_s:
+            phase.longest_s = longest_s
+        visit_s = now - since
+        phase.seconds += visit_s - nested_s
+        marked_at, done, longest_s, nested_s, entered_at, outer, around_phase, _ = around
+        gap_s = since - marked_at
+        if gap_s > longest_s:
+            longest_s = gap_s
+        progress.place = (now, done, longest_s, nested_s + visit_s, entered_at, outer, around_phase, version)
         if phase is not self:  # an inner block was not left in order, as a generator's may be
             self.__exit__(None, None, None)
+
+
+class _Record(NamedTuple):
+    """Of one phase, as it was read. `seconds` and `longest_s` are of the visits that are over."""
+
+    phase: Phase
+    entered: int
+    entered_in_step: int
+    seconds: float
+    longest_s: float
+
+
+class _Visit(NamedTuple):
+    """One that is open; `seconds` of its own and `longest_s` up to the last mark."""
+
+    phase: Phase
+    done: int
+    since: float
+    seconds: float
+    longest_s: float
 
 
 class _Read(NamedTuple):
@@ -169,55 +195,71 @@ class _Read(NamedTuple):
     place: _Place
     begun: int
     number: int
-    known: list[tuple[Phase, tuple[int, int], _Spent]]
+    known: list[_Record]
     is_whole: bool
 
     def sample(self, collective: tuple[Collective | None, float], now: float) -> Sample:
-        places = _places(self.place)
-        named = [place for place in places if not place[4][2].is_wait]
+        visits = _visits(self.place)
+        named = [visit for visit in visits if not visit.phase.is_wait]
         return Sample(
             step=self.number,
-            phases=tuple(OpenPhase(p[4][2].name, p[1], p[4][3], max(0.0, now - p[4][0])) for p in named[-MAX_DEPTH:]),
-            entered=self._entered({place[4][2].name for place in named}),
+            phases=tuple(
+                OpenPhase(visit.phase.name, visit.done, visit.phase.total, max(0.0, now - visit.since))
+                for visit in named[-MAX_DEPTH:]
+            ),
+            entered=self._entered({visit.phase.name for visit in named}),
             collective=collective[0],
-            waits_for=next((place[4][2].name for place in places if place[4][2].is_wait), ""),
+            waits_for=next((visit.phase.name for visit in visits if visit.phase.is_wait), ""),
             still_s=max(0.0, now - max(self.place[0], collective[1])),
             is_first=self.begun <= 1,
-            times=self._times(places),
+            times=self._times(visits),
         )
 
     def _entered(self, open_names: set[str]) -> tuple[tuple[str, int], ...]:
         """A phase that is open since an earlier step counts as entered once."""
         counts = (
-            (phase.name, times if begun == self.begun else int(phase.name in open_names))
-            for phase, (begun, times), _ in self.known
-            if not phase.is_wait and phase.name != STEP
+            (record.phase.name, record.entered_in_step or int(record.phase.name in open_names))
+            for record in self.known
+            if not record.phase.is_wait and record.phase.name != STEP
         )
         return tuple((name, times) for name, times in counts if times)
 
-    def _times(self, places: list[_Place]) -> tuple[PhaseTime, ...]:
+    def _times(self, visits: "list[_Visit]") -> tuple[PhaseTime, ...]:
         """With what the open visits have taken up to their last mark."""
-        times = {WAITING: PhaseTime(WAITING, 0, 0.0, 0.0)}
-        spent = [(phase, *spent) for phase, _, spent in self.known]
-        spent += [(p[4][2], 0, p[0] - p[4][0] - p[3], p[2]) for p in places]
-        for phase, visits, seconds, longest_s in spent:
+        times: dict[str, PhaseTime] = {}
+        for phase, ended, seconds, longest_s in (
+            *((r.phase, r.entered, r.seconds, r.longest_s) for r in self.known),
+            *((v.phase, -int(v.phase.name != STEP), v.seconds, v.longest_s) for v in visits),
+        ):
             name = WAITING if phase.is_wait else phase.name
             before = times.get(name, PhaseTime(name, 0, 0.0, 0.0))
             longest_s = 0.0 if phase.is_wait else max(before.longest_s, longest_s)
-            times[name] = PhaseTime(name, before.visits + visits, before.seconds + seconds, longest_s)
+            times[name] = PhaseTime(name, before.visits + ended, before.seconds + seconds, longest_s)
         return tuple(time for time in times.values() if time.visits or time.seconds)
 
 
 def _places(place: _Place) -> list[_Place]:
-    """Of all open phases, the outermost first."""
+    """Of all open phases, the innermost first."""
     places = [place]
-    while (around := places[-1][4][1]) is not None:
+    while (around := places[-1][5]) is not None:
         places.append(around)
-    return places[::-1]
+    return places
+
+
+def _visits(place: _Place) -> list[_Visit]:
+    """The outermost first. One around another has its last mark where that was entered."""
+    visits: list[_Visit] = []
+    last_mark_at = place[0]
+    for at, done, longest_s, nested_s, since, _, phase, _ in _places(place):
+        longest_s = max(longest_s, last_mark_at - at)
+        visits.append(_Visit(phase, done, since, last_mark_at - since - nested_s, longest_s))
+        last_mark_at = since
+    return visits[::-1]
 
 
 def _unlearned(place: _Place) -> _Place:
-    """With what the open phases have learned forgotten."""
-    at, done, _, nested_s, (since, around, phase, total), version = place
-    around = None if around is None else _unlearned(around)
-    return (at, done, 0.0, nested_s, (since, around, phase, total), version)
+    """With what the open phases have learned forgotten. One around another has its last mark where that was entered."""
+    at, done, _, nested_s, since, around, phase, version = place
+    if around is not None:
+        around = _unlearned((since, *around[1:]))
+    return (at, done, 0.0, nested_s, since, around, phase, version)

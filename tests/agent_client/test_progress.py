@@ -107,9 +107,12 @@ class TestPlace:
             assert [phase.name for phase in progress.sample().phases] == [STEP, "epoch"]
 
     def test_one_inside_itself(self, progress: Progress):
-        with progress.phase("tree", 2), progress.phase("tree", 3):
-            sample = progress.sample()
-        assert [(phase.name, phase.total) for phase in sample.phases[1:]] == [("tree", 2), ("tree", 3)]
+        with progress.phase("tree"):
+            progress.tick()
+            with progress.phase("tree"):
+                sample = progress.sample()
+            assert progress.sample().innermost.done == 1
+        assert [(phase.name, phase.done) for phase in sample.phases[1:]] == [("tree", 1), ("tree", 0)]
         assert sample.entered == (("tree", 2),)
 
     def test_entered_is_of_this_step(self, progress: Progress):
@@ -181,6 +184,19 @@ class TestTimes:
             sample = progress.sample()
         assert longest(sample) == {"epoch": 5, "loss": 5}
         assert seconds(sample)["epoch"] == 110
+
+    def test_nor_what_is_open_when_it_ends(self, clock: Clock):
+        progress = Progress(clock)
+        progress.step(0)
+        clock.go(50)
+        with progress.phase("epoch"):
+            clock.go(100)
+            with progress.phase("loss"):
+                clock.go(200)
+                progress.step(1)
+                clock.go(1)
+            clock.go(2)
+        assert longest(progress.sample()) == {"epoch": 2, "loss": 1, STEP: 0}
 
     def test_steps_without_phases(self, progress: Progress, clock: Clock):
         for number in range(2, 6):
@@ -278,7 +294,7 @@ def test_an_interrupted_mark_is_mended_by_the_next(progress: Progress):
     progress.version += 1  # a signal's exception came between
     assert progress.sample().step == 1
     with progress.phase("a"):
-        assert progress.version == progress.place[5]
+        assert progress.version == progress.place[7]
 
 
 def test_samples_do_not_change_what_is_sampled(progress: Progress, clock: Clock):
