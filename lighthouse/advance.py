@@ -8,11 +8,13 @@
 3. Too few all the same, for `return_timeout_s`: it is hopeless.
 """
 
+from collections.abc import Iterable
+
 from lighthouse.generation_events import AdvanceVerdict
 from lighthouse.generation_life import GenerationLife
-from lighthouse.ranks import Ranks
+from lighthouse.ranks import Rank, Ranks
 from lighthouse.spares import Candidate, assign
-from protos.generation import RankId, Terms
+from protos.generation import Counters, RankId, Terms
 
 
 class Advance:
@@ -67,6 +69,13 @@ def choose(ranks: Ranks, life: GenerationLife, terms: Terms, *, with_running: bo
         for rank in ranks
     )
     return assign(candidates, life.slots, terms)
+
+
+def begins_by_restart(members: Iterable[Rank], life: GenerationLife, counters: Counters) -> bool:
+    """Whether restarted processes begin it; also when numbers go on and all that is here is new: another launch."""
+    members = list(members)
+    is_launch = life.generation is None and counters.number >= 0 and all(rank.generation is None for rank in members)
+    return is_launch or any(rank.attempt > 0 and rank.generation is None for rank in members)
 
 
 def _since(before: float | None, now: float, is_so: bool) -> float | None:

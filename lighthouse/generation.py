@@ -1,4 +1,4 @@
-"""Generations of one run: restarts in the process and under a supervisor, spares, and the stop.
+"""Generations of one run: restarts in the process and under a supervisor, spares, the stop and the completion.
 
 1. Here alone numbers are given out, written down before they are told, and never twice (iteration.py).
 2. A generation stands until one of its active ranks is lost or fails: then it is broken, the others are interrupted,
@@ -9,16 +9,18 @@
 5. Who is of the present generation and has not heard of it is handed it again. Nobody waits for a past number, and
    whoever holds another one is told that it is over.
 6. Too few for too long, or `max_iterations` generations: the run is stopped. A stop stays until it is lifted.
+7. A generation that somebody has finished is not broken for who comes in. When all have, the run stays completed
+   (run_machine.py: unless it is launched anew).
 
 All is read from what ranks say that they hold, again and again. An event that changes nothing costs O(1), a generation
 O(n log n) once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from lighthouse import generation_events as events
-from lighthouse.advance import Advance, choose
+from lighthouse.advance import Advance, begins_by_restart, choose
+from lighthouse.generation_config import GenerationConfig
 from lighthouse.generation_life import GenerationLife
 from lighthouse.keyspace import KeySpaces
 from lighthouse.ledger import Ledger
@@ -26,14 +28,6 @@ from lighthouse.ranks import Rank, Ranks
 from lighthouse.run_record import Incident, RunRecord
 from lighthouse.silence import CLOSINGS_HELD_S
 from protos.generation import Entry, Generation, RankId, Stop
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationConfig:
-    """`wall_offset_s` makes the wall clock of the machine's monotonic one, for the moments that people read."""
-
-    rank_timeout_s: float = 30.0
-    wall_offset_s: float = 0.0
 
 
 class GenerationMachine:
@@ -49,7 +43,8 @@ class GenerationMachine:
         self.stop = record.stop
         self.ranks = Ranks(self.config.rank_timeout_s, record.ranks, now)
         here = [rank.rank for rank in self.ranks.here]
-        self.life = GenerationLife(record.generation, here, is_broken=record.is_broken)
+        self.life = GenerationLife(record.generation, here, is_broken=record.is_broken, finished=record.finished)
+        self.completed = record.completed
         self.ledger = Ledger(record)
         self.keys = KeySpaces(self.life.number)
         self._advance = Advance()
@@ -57,14 +52,11 @@ class GenerationMachine:
 
     # -- what it is
 
-    @property
-    def is_quiet(self) -> bool:
-        """Nobody is here; what is to be kept is in the record."""
-        return self.ranks.is_empty
-
     def verdict(self, now: float) -> events.AdvanceVerdict:
         if self.stop is not None:
             return events.AdvanceVerdict.STOPPED
+        if self.completed is not None:
+            return events.AdvanceVerdict.COMPLETED
         return self._advance.verdict(self.ranks, self.life, self.terms, now)
 
     def record(self, now: float) -> RunRecord:
@@ -77,6 +69,8 @@ class GenerationMachine:
             stop=self.stop,
             ranks=self.ranks.records(self.config.wall_offset_s),
             incidents=self.ledger.incidents,
+            finished=tuple(sorted(self.life.finished)),
+            completed=self.completed,
         )
 
     # -- events and time
@@ -95,12 +89,10 @@ class GenerationMachine:
                 effects += self._lose(found, reason, now) if found is not None else []
             case events.StopAsked(reason, who):
                 effects += self._stop(reason, who, now)
-            case events.ResumeAsked():
-                effects += self._resume(now)
-            case events.WasLate():
-                pass
-            case _:
+            case events.Beaten() | events.Readied() | events.Failed() | events.Finished():
                 effects += self._hear(event, now)
+            case _:  # run_machine.py
+                pass
         return effects if isinstance(event, events.Beaten) and not effects else effects + self._settle(now)
 
     def tick(self, now: float) -> Sequence[events.GenerationEffect]:
@@ -108,7 +100,7 @@ class GenerationMachine:
 
     def deadline(self, now: float) -> float | None:
         """When to call tick next; after `now`, once handle or tick was called for `now`."""
-        moments = [self.ranks.next_at(), *(self._advance.moments(self.terms) if self.stop is None else [])]
+        moments = [self.ranks.next_at(), *([] if self._is_over else self._advance.moments(self.terms))]
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def _pass_time(self, now: float) -> list[events.GenerationEffect]:
@@ -125,14 +117,14 @@ class GenerationMachine:
     # -- coming and going
 
     def _enter(self, entry: Entry, session: int | None, now: float) -> list[events.GenerationEffect]:
-        if self.stop is not None:
-            return [events.Stopped(self.stop, (entry.rank,))]
+        if (effects := self._tell_end(entry.rank)) is not None:
+            return effects
         error = self.ranks.refusal(entry, self.terms)
         if error is not None:
             return [events.RankRefused(entry.rank, error)]
         if entry.terms != self.terms:  # it was not refused: nobody is here
             self.terms, self.ranks = entry.terms, Ranks(self.config.rank_timeout_s)
-        effects: list[events.GenerationEffect] = []
+        effects = list[events.GenerationEffect]()
         old = self.ranks.of_slot(entry.rank.slot)
         if old is not None and old.is_here and old.rank != entry.rank:
             effects += self._lose(old, "its process has restarted", now)
@@ -166,15 +158,16 @@ class GenerationMachine:
         self, event: events.Beaten | events.Readied | events.Failed | events.Finished, now: float
     ) -> list[events.GenerationEffect]:
         rank = self.ranks.get(event.rank)
-        if self.stop is not None:
-            return [events.Stopped(self.stop, (event.rank,))]
+        if (effects := self._tell_end(event.rank)) is not None:
+            return effects
         if rank is None:
             return [events.RankRefused(event.rank, self.ranks.why_not(event.rank))]
         self.ranks.see(rank, now)
         match event:
             case events.Beaten(_, step, phase):
-                rank.step, rank.phase = max(rank.step, step), phase or rank.phase
-                return []
+                is_step = step > rank.step and self.life.runs(rank.rank, self.life.number)
+                rank.step, rank.phase = step or rank.step, phase or rank.phase
+                return [events.Noted()] if is_step and self.ledger.step(self._wall(now)) else []
             case events.Readied(_, generation):
                 return self._ready(rank, generation, now)
             case events.Failed(_, generation, reason):
@@ -204,17 +197,21 @@ class GenerationMachine:
         if not self.life.stands:
             return []
         size = len(self.life.active)
-        if size < self.terms.target and len(choose(self.ranks, self.life, self.terms, with_running=True)) > size:
+        may_grow = size < self.terms.target and not self.life.finished
+        if may_grow and len(choose(self.ranks, self.life, self.terms, with_running=True)) > size:
             return self._break(f"{rank.rank} comes in", now, is_fault=False)
         return self._hand(rank)
 
     def _hand(self, rank: Rank) -> list[events.GenerationEffect]:
+        """Ranks are told by slot, so the successor of one that has finished is told nothing: it waits."""
         assert self.life.generation is not None
+        if self.life.is_place_of_another(rank.rank):
+            return []
         return [events.GenerationHanded(rank.rank, self.life.generation)]
 
     def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> list[events.GenerationEffect]:
         """What fails in a broken generation fails because of that."""
-        if not self.life.runs(rank.rank, generation):
+        if not self.life.can_fail(rank.rank, generation):
             return []
         return self._break(f"{rank.rank} has failed: {reason}", now)
 
@@ -222,15 +219,25 @@ class GenerationMachine:
         if not self.life.runs(rank.rank, generation):
             return self._holds(rank, generation)
         if not self.life.finish(rank.rank):
-            return []
+            return [events.Noted()]
+        self.completed = generation
         return [events.Completed(generation, tuple(sorted(rank.rank for rank in self.ranks.here)), self.record(now))]
 
     # -- the end of a generation, of the run
 
+    @property
+    def _is_over(self) -> bool:
+        return self.stop is not None or self.completed is not None
+
+    def _tell_end(self, rank: RankId) -> list[events.GenerationEffect] | None:
+        if self.stop is not None:
+            return [events.Stopped(self.stop, (rank,))]
+        return None if self.completed is None else [events.Completed(self.completed, (rank,))]
+
     def _break(
         self, cause: str, now: float, *, lost: tuple[RankId, ...] = (), is_fault: bool = True
     ) -> list[events.GenerationEffect]:
-        if self.stop is not None or self.life.generation is None:
+        if self._is_over or self.life.generation is None:
             return []
         number = self.life.number
         if self.life.is_broken:
@@ -238,28 +245,21 @@ class GenerationMachine:
                 return [events.Interrupted(number, cause, (), self.record(now))]
             return []
         self.life.is_broken = True
-        self.ledger.begin(Incident(number, cause, now + self.config.wall_offset_s, is_fault, lost))
+        self.ledger.begin(Incident(number, cause, self._wall(now), is_fault, lost))
         return [events.Interrupted(number, cause, tuple(sorted(self.life.running)), self.record(now))]
 
     def _stop(self, reason: str, who: str, now: float) -> list[events.GenerationEffect]:
         """The first reason stays."""
-        if self.stop is not None:
+        if self._is_over:
             return []
         self.stop = Stop(reason, who, self.life.number)
         self.life.is_broken = True
         return [events.Stopped(self.stop, tuple(sorted(rank.rank for rank in self.ranks.here)), self.record(now))]
 
-    def _resume(self, now: float) -> list[events.GenerationEffect]:
-        if self.stop is None:
-            return []
-        self.stop = None
-        self._advance = Advance()  # who waits begins to wait now
-        return [events.Resumed(self.record(now))]
-
     # -- forming
 
     def _settle(self, now: float) -> list[events.GenerationEffect]:
-        if self.stop is not None:
+        if self._is_over:
             return []
         verdict = self._advance.look(self.ranks, self.life, self.terms, now)
         if verdict is events.AdvanceVerdict.READY:
@@ -276,19 +276,17 @@ class GenerationMachine:
         left_out, before = tuple(sorted(self.life.running)), self.life.number
         generation = self._begin(choose(self.ranks, self.life, self.terms), now)
         spares = tuple(sorted(rank.rank for rank in self.ranks.ready.values()))
-        effects: list[events.GenerationEffect] = [events.GenerationFormed(generation, spares, self.record(now))]
-        if left_out:
-            effects.append(
-                events.Interrupted(before, f"generation {generation.number} has formed without it", left_out)
-            )
-        return effects
+        formed = events.GenerationFormed(generation, spares, self.record(now))
+        if not left_out:
+            return [formed]
+        return [formed, events.Interrupted(before, f"generation {generation.number} has formed without it", left_out)]
 
     def _begin(self, chosen: tuple[RankId, ...], now: float) -> Generation:
         members = [rank for rank in map(self.ranks.get, chosen) if rank is not None]
         counters = self.ledger.form(
             self.terms.stride,
-            now + self.config.wall_offset_s,
-            is_process_restart=any(rank.attempt > 0 and rank.generation is None for rank in members),
+            self._wall(now),
+            is_process_restart=begins_by_restart(members, self.life, self.ledger.counters),
         )
         generation = self.life.begin(chosen, counters)
         for rank in members:
@@ -297,3 +295,6 @@ class GenerationMachine:
         self._advance = Advance()
         self.keys.advance(generation.number)
         return generation
+
+    def _wall(self, now: float) -> float:
+        return now + self.config.wall_offset_s

@@ -6,6 +6,7 @@ from enum import StrEnum
 from lighthouse.run_record import RunRecord
 from protos.generation import Entry, Generation, RankId, Stop
 from protos.refusals import LighthouseError
+from protos.supervisor import SupervisorEntry, ToSupervisor
 
 # -- events
 
@@ -59,10 +60,12 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """Its supervisor says that the process is gone."""
+    """Its supervisor says that the process is gone. `output`: its last lines; `by`: the supervisor's name."""
 
     rank: RankId
     reason: str
+    output: tuple[str, ...] = ()
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,25 @@ class StopAsked:
 @dataclass(frozen=True, slots=True)
 class ResumeAsked:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorEntered:
+    entry: SupervisorEntry
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorEnded:
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostExcluded:
+    """Its supervisor gives it up: none of its processes comes back."""
+
+    host: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +145,7 @@ class RankRefused:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Every active rank has finished: all may end with 0, `ranks` and the supervisors."""
+    """Every active rank has finished: all may end with 0, `ranks`, and every supervisor if there is a record."""
 
     number: int
     ranks: tuple[RankId, ...]
@@ -144,10 +166,24 @@ class Resumed:
     record: RunRecord = field(compare=False, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """The record has changed, and nothing that is told depends on it: it is to be written down soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorTold:
+    """After a Refusal its stream ends."""
+
+    session: int
+    message: ToSupervisor
+
+
 class AdvanceVerdict(StrEnum):
     """Why the next generation forms, or does not."""
 
     STOPPED = "stopped"
+    COMPLETED = "completed"
     STANDS = "stands"
     NOBODY_READY = "nobody_ready"
     WAITING_FOR_RANKS = "waiting_for_ranks"
@@ -157,6 +193,28 @@ class AdvanceVerdict(StrEnum):
 
 
 GenerationEvent = (
-    Entered | Beaten | Readied | Failed | Finished | SessionEnded | RankLost | StopAsked | ResumeAsked | WasLate
+    Entered
+    | Beaten
+    | Readied
+    | Failed
+    | Finished
+    | SessionEnded
+    | RankLost
+    | StopAsked
+    | ResumeAsked
+    | SupervisorEntered
+    | SupervisorEnded
+    | HostExcluded
+    | WasLate
 )
-GenerationEffect = GenerationFormed | GenerationHanded | Interrupted | RankRefused | Completed | Stopped | Resumed
+GenerationEffect = (
+    GenerationFormed
+    | GenerationHanded
+    | Interrupted
+    | RankRefused
+    | Completed
+    | Stopped
+    | Resumed
+    | SupervisorTold
+    | Noted
+)

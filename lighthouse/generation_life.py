@@ -11,7 +11,12 @@ from protos.generation import Counters, Generation, RankId
 
 class GenerationLife:
     def __init__(
-        self, generation: Generation | None = None, here: Iterable[RankId] = (), *, is_broken: bool = False
+        self,
+        generation: Generation | None = None,
+        here: Iterable[RankId] = (),
+        *,
+        is_broken: bool = False,
+        finished: Iterable[RankId] = (),
     ) -> None:
         """`here`: who is alive, of this generation or not."""
         self.generation = generation
@@ -20,7 +25,8 @@ class GenerationLife:
         self.active = frozenset(generation.active) if generation else frozenset[RankId]()
         self.survivors = self.active.intersection(here)
         self.running = set(self.survivors)
-        self.finished: set[RankId] = set()
+        self.finished = set(finished)
+        self._taken = frozenset(rank.slot for rank in self.active)
 
     @property
     def number(self) -> int:
@@ -48,6 +54,15 @@ class GenerationLife:
 
     def runs(self, rank: RankId, generation: int) -> bool:
         return generation == self.number and rank in self.running and not self.is_broken
+
+    def can_fail(self, rank: RankId, generation: int) -> bool:
+        """Also one that has said ready may: it is waited for no more, and the others are to know."""
+        is_at_work = rank in self.survivors and rank not in self.finished
+        return generation == self.number and is_at_work and not self.is_broken
+
+    def is_place_of_another(self, rank: RankId) -> bool:
+        """A predecessor of this process, which has finished, is what the slot stands for in this generation."""
+        return rank.slot in self._taken and rank not in self.active
 
     def come_back(self, rank: RankId) -> None:
         """The process lives, its connection was broken: it is waited for again."""

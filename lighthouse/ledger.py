@@ -10,6 +10,9 @@ from lighthouse.run_record import Incident, RunRecord
 from protos.generation import Counters, RankId
 
 INCIDENTS_KEPT = 64
+EVIDENCE_OF = 16  # incidents, the newest
+LOST_KEPT = 64  # of one incident, as the lines of evidence
+LINES_KEPT = 64
 
 
 class Ledger:
@@ -17,10 +20,11 @@ class Ledger:
         self.counters = record.counters
         self.incidents = record.incidents
         self.formed = record.formed
+        self._awaits_step = any(i.formed == self.counters.number and i.stepped_at is None for i in record.incidents)
 
     @property
     def open_one(self) -> Incident | None:
-        last = self.incidents[-1] if self.incidents else None
+        last = next((incident for incident in reversed(self.incidents) if not incident.ends_nothing), None)
         return last if last is not None and last.formed is None else None
 
     def learn(self, seen: int | None, stride: int) -> None:
@@ -29,9 +33,17 @@ class Ledger:
             self.counters = iteration.learn(self.counters, seen, stride)
 
     def begin(self, incident: Incident) -> None:
-        self.incidents = (*self.incidents, incident)[-INCIDENTS_KEPT:]
+        self.note(incident)
         if incident.is_fault:
             self.counters = iteration.count_incident(self.counters)
+
+    def note(self, incident: Incident) -> None:
+        """It ends no generation, and counts nowhere."""
+        older = (*self.incidents, incident)[-INCIDENTS_KEPT:]
+        if len(older) > EVIDENCE_OF and older[-EVIDENCE_OF - 1].evidence:
+            bare = replace(older[-EVIDENCE_OF - 1], evidence=())
+            older = (*older[: -EVIDENCE_OF - 1], bare, *older[-EVIDENCE_OF:])
+        self.incidents = older
 
     def worsen(self, lost: tuple[RankId, ...], cause: str) -> bool:
         """More is lost before the open one has ended. Whether a mere return has become a fault by it."""
@@ -39,11 +51,28 @@ class Ledger:
         if last is None:
             return False
         becomes_fault = not last.is_fault
-        worse = replace(last, lost=last.lost + lost, is_fault=True, cause=cause if becomes_fault else last.cause)
-        self.incidents = (*self.incidents[:-1], worse)
+        more = tuple(rank for rank in lost if rank not in last.lost)
+        self._replace(
+            last,
+            replace(
+                last, lost=(last.lost + more)[:LOST_KEPT], is_fault=True, cause=cause if becomes_fault else last.cause
+            ),
+        )
         if becomes_fault:
             self.counters = iteration.count_incident(self.counters)
         return becomes_fault
+
+    def explain(self, rank: RankId, reason: str, output: tuple[str, ...]) -> bool | None:
+        """Why a lost process has died. Whether that was news; None: it is in no incident."""
+        found = next((incident for incident in reversed(self.incidents) if rank in incident.lost), None)
+        if found is None:
+            return None
+        cause = f"{rank}: {reason}" if found.cause.startswith(f"{rank}: ") else found.cause
+        lines = evidence(rank, reason, output)
+        known = found.evidence if lines[:1] and lines[0] in found.evidence else (found.evidence + lines)[:LINES_KEPT]
+        explained = replace(found, cause=cause, evidence=known)
+        self._replace(found, explained)
+        return explained != found
 
     def form(self, stride: int, at: float, *, is_process_restart: bool) -> Counters:
         """Those of the next generation, which ends the open incident."""
@@ -55,7 +84,30 @@ class Ledger:
             after_incident=last is not None and last.is_fault,
         )
         self.formed += 1
+        self._awaits_step = last is not None
         if last is not None:
-            ended = replace(last, formed=self.counters.number, formed_at=at)
-            self.incidents = (*self.incidents[:-1], ended)
+            self._replace(last, replace(last, formed=self.counters.number, formed_at=at))
         return self.counters
+
+    def step(self, at: float) -> bool:
+        """A rank of the present generation has done a step: whether it is the first after an incident. O(1) if not."""
+        if not self._awaits_step:
+            return False
+        self._awaits_step = False
+        for incident in self.incidents:
+            if incident.formed == self.counters.number:
+                self._replace(incident, replace(incident, stepped_at=at))
+        return True
+
+    def begin_anew(self) -> None:
+        """Another launch: numbers go on upwards, and nothing else does."""
+        self.counters = Counters(self.counters.number, self.counters.global_iteration)
+        self.formed = 0
+
+    def _replace(self, old: Incident, new: Incident) -> None:
+        self.incidents = tuple(new if incident is old else incident for incident in self.incidents)
+
+
+def evidence(rank: RankId, reason: str, output: tuple[str, ...]) -> tuple[str, ...]:
+    """What is kept of a dead process's output, with whose it is above it."""
+    return (f"{rank}: {reason}", *output) if output else ()

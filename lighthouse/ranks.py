@@ -69,6 +69,16 @@ class Ranks:
         found = self._slots.get(rank.slot)
         return found if found is not None and found.is_here and found.rank == rank else None
 
+    def knows(self, rank: RankId) -> bool:
+        """It is, or was, the newest process of its slot."""
+        found = self._slots.get(rank.slot)
+        return found is not None and found.rank == rank
+
+    @property
+    def are_connected(self) -> bool:
+        """Somebody holds a stream."""
+        return bool(self._sessions)
+
     def why_not(self, rank: RankId) -> LighthouseError:
         """Why the message of a process that is not here is refused."""
         found = self._slots.get(rank.slot)
@@ -86,11 +96,12 @@ class Ranks:
         return self._duplicate(entry)
 
     def _duplicate(self, entry: Entry) -> DuplicateReplica | None:
-        """Why another process keeps the slot. A later attempt takes it, and an equal one if there is no stream."""
+        """Why another process keeps the slot. A later attempt takes it; if there is no stream, an equal one does, and
+        the first one of a supervisor that knows of no other."""
         old = self._slots.get(entry.rank.slot)
         if old is None or not old.is_here or old.rank == entry.rank or entry.attempt > old.attempt:
             return None
-        if entry.attempt == old.attempt and old.session is None:
+        if old.session is None and (entry.attempt == old.attempt or entry.is_first):
             return None
         return DuplicateReplica(
             f"slot: {entry.rank.slot} is that of pid {old.pid} on {old.host or 'an unnamed host'} "

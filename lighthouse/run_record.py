@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from protos.generation import Counters, Generation, RankId, Stop, Terms
+from protos.run_status import ExcludedHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,11 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Why a generation ended. `is_fault`: not by a rank's return. `formed`: the number of the next, None until then."""
+    """Why a generation ended. `is_fault`: not by a rank's return. `formed`: the number of the next, None until then.
+
+    `stepped_at`: the first step after that. `evidence`: last lines of who died. `ends_nothing`: a process has died that
+    is no rank of a generation, and none ended by it.
+    """
 
     generation: int
     cause: str
@@ -37,11 +42,36 @@ class Incident:
     lost: tuple[RankId, ...] = ()
     formed: int | None = None
     formed_at: float | None = None
+    stepped_at: float | None = None
+    evidence: tuple[str, ...] = ()
+    ends_nothing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorRecord:
+    """`former`: incarnations that it has taken the place of."""
+
+    name: str
+    incarnation: str
+    host: str
+    slots: tuple[int, ...]
+    former: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """An earlier launch under the same run id, which was completed by generation `number`: who was of it."""
+
+    number: int
+    incarnations: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """`generation`: the last one formed; `is_broken`: it has ended. `formed`: how many there were."""
+    """`generation`: the last one formed; `is_broken`: it has ended; `finished`: who is done with it.
+
+    `formed`: how many there were. `completed`: the number of the one that all have finished.
+    """
 
     counters: Counters = field(default_factory=Counters)
     terms: Terms = field(default_factory=Terms)
@@ -51,6 +81,11 @@ class RunRecord:
     stop: Stop | None = None
     ranks: tuple[RankRecord, ...] = ()
     incidents: tuple[Incident, ...] = ()
+    finished: tuple[RankId, ...] = ()
+    completed: int | None = None
+    supervisors: tuple[SupervisorRecord, ...] = ()
+    excluded: tuple[ExcludedHost, ...] = ()
+    former: Former | None = None
 
 
 def dump(record: RunRecord) -> bytes:
@@ -68,10 +103,27 @@ def parse(raw: bytes) -> RunRecord:
         formed=fields["formed"],
         stop=None if fields["stop"] is None else Stop(**fields["stop"]),
         ranks=tuple(RankRecord(**(rank | {"rank": _rank(rank["rank"])})) for rank in fields["ranks"]),
-        incidents=tuple(
-            Incident(**(incident | {"lost": tuple(map(_rank, incident["lost"]))})) for incident in fields["incidents"]
-        ),
+        incidents=tuple(map(_incident, fields["incidents"])),
+        finished=tuple(map(_rank, fields["finished"])),
+        completed=fields["completed"],
+        supervisors=tuple(map(_supervisor, fields["supervisors"])),
+        excluded=tuple(ExcludedHost(**excluded) for excluded in fields["excluded"]),
+        former=None if fields["former"] is None else _former(fields["former"]),
     )
+
+
+def _incident(fields: dict[str, Any]) -> Incident:
+    tuples: dict[str, Any] = {"lost": tuple(map(_rank, fields["lost"])), "evidence": tuple(fields["evidence"])}
+    return Incident(**(fields | tuples))
+
+
+def _supervisor(fields: dict[str, Any]) -> SupervisorRecord:
+    tuples: dict[str, Any] = {"slots": tuple(fields["slots"]), "former": tuple(fields["former"])}
+    return SupervisorRecord(**(fields | tuples))
+
+
+def _former(fields: Mapping[str, Any]) -> Former:
+    return Former(fields["number"], tuple(fields["incarnations"]))
 
 
 def _generation(fields: Mapping[str, Any]) -> Generation:

@@ -92,6 +92,11 @@ class Entry:
     seen: int | None = None
     step: int = 0
 
+    @property
+    def is_first(self) -> bool:
+        """A supervisor's first process of this slot, that knows of no generation."""
+        return self.attempt == 0 and self.seen is None and self.generation is None
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from lighthouse.generation import GenerationConfig, GenerationMachine
+from lighthouse.generation_config import GenerationConfig
 from lighthouse.generation_events import (
     Beaten,
     Completed,
@@ -14,13 +14,16 @@ from lighthouse.generation_events import (
     GenerationFormed,
     GenerationHanded,
     Interrupted,
+    Noted,
     RankLost,
     RankRefused,
     Readied,
     Resumed,
     SessionEnded,
     Stopped,
+    SupervisorTold,
 )
+from lighthouse.run_machine import RunMachine
 from lighthouse.run_record import RunRecord, dump, parse
 from protos.generation import Counters, Entry, Generation, RankId, Stop, Terms
 from protos.refusals import LighthouseError
@@ -39,6 +42,7 @@ class Worker:
     is_ready: bool = False
     is_alive: bool = True
     runs: bool = False
+    is_done: bool = False
     numbers: list[int] = field(default_factory=list)
     refusals: list[LighthouseError] = field(default_factory=list)
     stop: Stop | None = None
@@ -83,7 +87,7 @@ class RunStage:
     ) -> None:
         self.terms = Terms(world_size=world_size, **terms)  # pyright: ignore[reportArgumentType]
         self.config = GenerationConfig(wall_offset_s=wall_offset_s)
-        self.machine = GenerationMachine(self.config)
+        self.machine = RunMachine(self.config)
         self.obedient = obedient
         self.now = 0.0
         self.record = RunRecord()
@@ -139,6 +143,8 @@ class RunStage:
     def ready(self, *slots: int) -> None:
         for slot in slots:
             worker = self.workers[slot]
+            if worker.is_done:
+                continue
             worker.runs, worker.is_ready = False, True
             self.feed(Readied(worker.rank, worker.generation))
 
@@ -224,7 +230,7 @@ class RunStage:
         self.is_down = False
         record = parse(dump(self.record))
         assert record == self.record
-        self.machine = GenerationMachine(self.config, record=record, now=self.now)
+        self.machine = RunMachine(self.config, record=record, now=self.now)
         for slot, worker in sorted(self.workers.items()):
             if comes_back and worker.is_alive:
                 self.enter(slot)
@@ -272,11 +278,22 @@ class RunStage:
                     self._count()
                     self.worker(rank).stop = stop
                     self.worker(rank).runs = False
-            case Completed(number, _):
+            case Completed(number, ranks, record):
                 assert {(rank, number) for rank in self.named[number].active} <= self.finished
-                self.completed.append(number)
-            case Resumed():
+                self.completed += [] if record is None else [number]
+                for rank in ranks:
+                    self._count()
+                    self._end(self.worker(rank))
+            case Noted():
+                self.record = self.machine.record(self.now)
+            case Resumed() | SupervisorTold():
                 pass
+
+    def _end(self, worker: Worker) -> None:
+        """It was told that all is done: its process ends."""
+        worker.is_done, worker.is_alive, worker.runs, worker.is_ready = True, False, False, False
+        self.stale += [] if worker.session is None else [worker.session]
+        worker.session = None
 
     def check_left_out(self, generation: Generation, spares: tuple[RankId, ...]) -> None:
         """Who is alive is left out by a majority only."""
@@ -286,6 +303,7 @@ class RunStage:
         assert not left_out or sum(rank.slot in ready for rank in before) >= len(before) // 2 + 1
 
     def check(self, generation: Generation) -> None:
+        assert self.machine.completed is None
         assert self.record.generation is not None
         assert self.record.counters.number >= generation.number, "told before it was written down"
         assert self.named.setdefault(generation.number, generation) == generation, "one number, two lists"
@@ -305,8 +323,8 @@ class RunStage:
             worker.hear(generation)
 
     def worker(self, rank: RankId) -> Worker:
-        worker = self.workers[rank.slot]
-        return worker if worker.rank == rank else Worker(rank, is_alive=False)
+        worker = self.workers.get(rank.slot)
+        return worker if worker is not None and worker.rank == rank else Worker(rank, is_alive=False)
 
     # -- what is
 

@@ -17,7 +17,7 @@ from lighthouse.generation_events import AdvanceVerdict, Finished, Readied, Resu
 from lighthouse.generation_life import GenerationLife
 from lighthouse.keyspace import SPACES_KEPT
 from lighthouse.ledger import INCIDENTS_KEPT
-from protos.generation import Stop
+from protos.generation import RankId, Stop
 from tests.lighthouse.run_stage import RunStage, Worker
 
 WORLD = 5
@@ -226,6 +226,28 @@ class RunOfRanks(RuleBasedStateMachine):
         if hasattr(self, "stage"):
             self.settle()
 
+    def complete(self) -> None:
+        """What somebody has finished all finish: who comes back changes nothing. Then it is launched anew."""
+        stage, life = self.stage, self.stage.machine.life
+        if life.stands and life.finished:
+            stage.finish(*(rank.slot for rank in sorted(life.active) if self.is_there(rank)))
+            assert stage.machine.completed is not None
+        if stage.machine.completed is None:
+            return
+        number = stage.number
+        for slot in [slot for slot, worker in stage.workers.items() if worker.numbers]:
+            stage.spawn(slot)
+            stage.enter(slot)
+            assert stage.workers[slot].is_done
+        stage.read_ends()
+        stage.workers.clear()
+        stage.start(*range(WORLD))
+        assert stage.number > number
+
+    def is_there(self, rank: RankId) -> bool:
+        worker = self.worker(rank.slot)
+        return worker is not None and worker.rank == rank
+
     def settle(self) -> None:
         """The faults end: all come back, and are in one generation."""
         stage = self.stage
@@ -240,11 +262,12 @@ class RunOfRanks(RuleBasedStateMachine):
                 stage.spawn(slot, host=f"node{slot // 2}")
             stage.enter(slot)
         stage.obey()
+        self.complete()
         life = stage.machine.life
         left_it = [w for w in stage.workers.values() if w.is_ready and w.generation == life.number]
         assert left_it or life.is_broken or not life.is_advancing, "nobody has left it who had heard of it"
         for slot in range(WORLD):
-            if life.is_advancing or life.finished or not stage.workers[slot].runs:
+            if life.is_advancing or not stage.workers[slot].runs:
                 stage.ready(slot)
         stage.obey()
         target = stage.terms.target // stage.terms.divisible_by * stage.terms.divisible_by

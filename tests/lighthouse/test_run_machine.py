@@ -1,0 +1,382 @@
+"""A run around its generations: supervisors, excluded hosts, incidents that they explain, completion and launches."""
+
+import pytest
+
+from lighthouse.generation_config import GenerationConfig
+from lighthouse.generation_events import (
+    Beaten,
+    Completed,
+    Entered,
+    GenerationEffect,
+    HostExcluded,
+    Noted,
+    RankLost,
+    RankRefused,
+    Readied,
+    ResumeAsked,
+    Resumed,
+    SessionEnded,
+    StopAsked,
+    Stopped,
+    SupervisorEnded,
+    SupervisorEntered,
+    SupervisorTold,
+)
+from lighthouse.ledger import EVIDENCE_OF, LINES_KEPT, LOST_KEPT
+from lighthouse.run_machine import RunMachine
+from lighthouse.run_record import RunRecord, dump, parse
+from protos.generation import Done, Entry, RankId, Refusal, Stop, Terms
+from protos.refusals import LighthouseError, Superseded, WrongState
+from protos.supervisor import SupervisorEntry, SupervisorWelcome
+from tests.lighthouse.run_stage import RunStage, running
+
+WELCOME = SupervisorWelcome(1.0)
+
+
+def again(machine: RunMachine) -> RunMachine:
+    """After a restart of the lighthouse."""
+    return RunMachine(GenerationConfig(), record=parse(dump(machine.record(5.0))), now=5.0)
+
+
+def supervisor(name: str = "g", incarnation: str = "1", host: str = "") -> SupervisorEntry:
+    return SupervisorEntry(name, incarnation, host, (0, 1))
+
+
+def told(effects: object, session: int) -> object:
+    assert isinstance(effects, list)
+    return next(e.message for e in effects if isinstance(e, SupervisorTold) and e.session == session)
+
+
+def refusal(message: object) -> LighthouseError:
+    assert isinstance(message, Refusal)
+    return message.error
+
+
+class TestSupervisors:
+    def test_it_is_welcome(self):
+        machine = RunMachine()
+        assert machine.handle(SupervisorEntered(supervisor(), 1), 0.0) == [SupervisorTold(1, WELCOME), Noted()]
+        assert not machine.is_quiet
+        machine.handle(SupervisorEnded(1), 1.0)
+        assert machine.is_quiet
+
+    def test_a_newer_stream_of_it_takes_the_older_ones_place(self):
+        machine = RunMachine()
+        machine.handle(SupervisorEntered(supervisor(), 1), 0.0)
+        effects = machine.handle(SupervisorEntered(supervisor(), 2), 1.0)
+        assert isinstance(refusal(told(effects, 1)), Superseded)
+        assert told(effects, 2) == WELCOME
+        machine.handle(SupervisorEnded(1), 1.0)
+        assert not machine.is_quiet
+
+    def test_of_two_with_one_name_the_older_ends_for_good(self):
+        """It comes again, and again: it never gets the name back."""
+        machine = RunMachine()
+        machine.handle(SupervisorEntered(supervisor(incarnation="old", host="h1"), 1), 0.0)
+        effects = machine.handle(SupervisorEntered(supervisor(incarnation="new", host="h2"), 2), 1.0)
+        error = refusal(told(effects, 1))
+        assert isinstance(error, Superseded)
+        assert "h1" in str(error)
+        assert "h2" in str(error)
+        for session, each in enumerate([machine, again(machine)], start=3):
+            (effect,) = each.handle(SupervisorEntered(supervisor(incarnation="old", host="h1"), session), 2.0)
+            assert isinstance(effect, SupervisorTold)
+            assert isinstance(refusal(effect.message), Superseded)
+
+    def test_a_stop_is_told_to_who_comes_later_and_outlives_the_lighthouse(self):
+        machine = RunMachine()
+        machine.handle(SupervisorEntered(supervisor(), 1), 0.0)
+        stop = Stop("exit code 130", "g", -1)
+        assert machine.handle(StopAsked("exit code 130", "g"), 1.0) == [Stopped(stop, ())]
+        for each in (machine, again(machine)):
+            assert each.handle(SupervisorEntered(supervisor("late"), 2), 6.0) == [SupervisorTold(2, stop)]
+            assert each.handle(Entered(Entry(RankId(0, "a"), Terms(2)), 3), 6.0) == [Stopped(stop, (RankId(0, "a"),))]
+
+
+class TestHosts:
+    def test_an_excluded_host_stays_out(self):
+        stage = RunStage(3)
+        stage.start(0, 1)
+        stage.start(2, host="h7")
+        stage.feed(SupervisorEntered(supervisor(host="h7"), 70))
+        stage.feed(HostExcluded("h7", "GPU 3 has fallen off the bus"))
+        stage.obey()
+        assert stage.members() == {0, 1}
+        assert "h7 is excluded" in stage.machine.ledger.incidents[0].cause
+        for machine in (stage.machine, again(stage.machine)):
+            effects = list(machine.handle(SupervisorEntered(supervisor(host="h7", incarnation="2"), 71), 9.0))
+            errors = [refusal(told(effects, 71))]
+            for effect in machine.handle(Entered(Entry(RankId(2, "n"), stage.terms, host="h7"), 72), 9.0):
+                assert isinstance(effect, RankRefused)
+                errors.append(effect.error)
+            assert len(errors) == 2
+            for error in errors:
+                assert isinstance(error, WrongState)
+                assert "h7 is excluded from this run: GPU 3" in str(error)
+
+    def test_resume_lets_it_in_again(self):
+        machine = RunMachine()
+        machine.handle(HostExcluded("h7", "broken"), 0.0)
+        assert machine.handle(ResumeAsked(), 1.0) == [Resumed(RunRecord())]
+        assert machine.record(1.0).excluded == ()
+        effects = machine.handle(SupervisorEntered(supervisor(host="h7"), 1), 2.0)
+        assert told(effects, 1) == WELCOME
+
+    def test_it_is_said_once(self):
+        machine = RunMachine()
+        assert machine.handle(HostExcluded("h7", "broken"), 0.0) == [Noted()]
+        assert machine.handle(HostExcluded("h7", "again"), 1.0) == []
+        assert [(each.host, each.reason) for each in machine.supervisors.excluded] == [("h7", "broken")]
+
+
+class TestIncidents:
+    def test_a_supervisors_word_explains_the_loss(self):
+        """Its stream has ended before."""
+        stage = running(3)
+        lost = stage.workers[1].rank
+        stage.kill(1)
+        stage.feed(RankLost(lost, "SIGSEGV", ("line 1", "line 2"), "g"))
+        (incident,) = stage.record.incidents
+        assert incident.cause == f"{lost}: SIGSEGV"
+        assert incident.evidence == (f"{lost}: SIGSEGV", "line 1", "line 2")
+        assert stage.machine.handle(RankLost(lost, "SIGSEGV", ("line 1", "line 2"), "g"), stage.now) == []
+
+    def test_it_is_the_first_to_know(self):
+        stage = running(3)
+        stage.feed(RankLost(stage.workers[1].rank, "exit code 1", ("oops",), "g"))
+        (incident,) = stage.record.incidents
+        assert incident.cause == f"{stage.workers[1].rank}: exit code 1"
+        assert incident.evidence[1:] == ("oops",)
+        assert stage.counters.job_restarts == 1
+
+    def test_of_a_process_that_is_no_rank_it_is_one_of_its_own(self):
+        machine = RunMachine(GenerationConfig(wall_offset_s=1000.0))
+        rank = RankId(3, "a")
+        assert machine.handle(RankLost(rank, "exit code 1", ("oops",), "g/0"), 2.0) == [Noted()]
+        (incident,) = machine.record(2.0).incidents
+        assert incident.cause == "slot 3 (a) of g/0: exit code 1"
+        assert (incident.generation, incident.formed, incident.noticed_at) == (-1, None, 1002.0)
+        assert machine.ledger.counters.job_restarts == 0
+        assert machine.handle(RankLost(rank, "exit code 1", ("oops",), "g/0"), 3.0) == []
+
+    def test_one_of_its_own_leaves_the_open_one_open(self):
+        stage = running(3, obedient=False)
+        stage.kill(1)
+        stage.feed(RankLost(RankId(1, "crashed at import"), "exit code 1", (), "g"))
+        stage.ready(0, 2)
+        first, second = stage.record.incidents
+        assert (first.formed, second.formed) == (1, None)
+        stage.kill(2)
+        assert [incident.formed for incident in stage.record.incidents] == [1, None, None]
+
+    def test_what_dies_after_a_stop_is_none(self):
+        machine = RunMachine()
+        machine.handle(StopAsked("enough", "operator"), 0.0)
+        assert machine.handle(RankLost(RankId(0, "a"), "SIGTERM", ("bye",), "g"), 1.0) == []
+        assert machine.record(1.0).incidents == ()
+
+    def test_an_open_one_is_bounded(self):
+        """Of two survivors one never stops; a third one comes and dies again and again."""
+        stage = running(3, obedient=False, stride=100)
+        stage.kill(1)
+        for _ in range(200):
+            stage.start(1)
+            rank = stage.workers[1].rank
+            stage.feed(SessionEnded(stage.workers[1].session or 0))
+            stage.feed(RankLost(rank, "exit code 1", ("a", "b"), "g"))
+        incident = stage.machine.ledger.open_one
+        assert incident is not None
+        assert len(incident.lost) <= LOST_KEPT
+        assert len(incident.evidence) <= LINES_KEPT
+
+    def test_of_old_ones_no_evidence_is_kept(self):
+        stage = running(3)
+        for _ in range(40):
+            lost = stage.workers[1].rank
+            stage.feed(RankLost(lost, "exit code 1", ("oops",), "g"))
+            stage.start(1)
+        assert sum(bool(incident.evidence) for incident in stage.record.incidents) <= EVIDENCE_OF
+
+    def test_the_first_step_after_it(self):
+        stage = running(2, wall_offset_s=1000.0)
+        stage.beat(0, step=7)
+        stage.wait(1)
+        stage.fail(1)
+        stage.wait(1)
+        stage.beat(0, 1, step=7)  # rank 1 was at 0
+        assert stage.record.incidents[0].stepped_at == 1002.0
+        stage.wait(1)
+        for step in (8, 9):
+            assert stage.machine.handle(Beaten(stage.workers[0].rank, step), stage.now) == []
+        assert stage.record.incidents[0].stepped_at == 1002.0
+
+    def test_a_step_that_is_no_higher_is_none(self):
+        """It has gone back to a checkpoint."""
+        stage = running(1, wall_offset_s=1000.0)
+        stage.beat(0, step=57)
+        stage.fail(0)
+        stage.beat(0, step=50)
+        assert stage.record.incidents[0].stepped_at is None
+        stage.wait(3)
+        stage.beat(0, step=51)
+        assert stage.record.incidents[0].stepped_at == 1003.0
+
+    def test_a_step_while_nobody_may_step_is_none(self):
+        stage = running(2, obedient=False)
+        stage.fail(0)
+        stage.beat(1, step=5)
+        assert stage.machine.ledger.incidents[0].stepped_at is None
+
+    def test_it_is_awaited_after_a_restart_of_the_lighthouse_too(self):
+        stage = running(2)
+        stage.fail(0)
+        stage.kill_lighthouse()
+        stage.start_lighthouse()
+        stage.beat(1, step=3)
+        assert stage.record.incidents[0].stepped_at is not None
+
+
+class TestFailures:
+    def test_who_fails_while_it_waits_interrupts_the_others(self):
+        stage = running(3, obedient=False)
+        stage.ready(0)
+        stage.fail(0)
+        assert stage.running() == set()
+        stage.ready(0, 1, 2)
+        assert (stage.number, stage.running()) == (1, {0, 1, 2})
+
+
+class TestCompletion:
+    def completed(self, size: int = 2) -> RunStage:
+        stage = running(size, stride=100)
+        stage.finish(*range(size))
+        assert stage.completed == [0]
+        return stage
+
+    @pytest.mark.parametrize("restarts", [False, True])
+    def test_it_stays_completed_for_its_own(self, restarts: bool):
+        stage = self.completed()
+        stage.read_ends()
+        if restarts:
+            stage.kill_lighthouse()
+            stage.start_lighthouse()
+        rank = stage.workers[0].rank
+        late = [
+            Entry(rank, stage.terms, generation=0),
+            Entry(rank, stage.terms),
+            Entry(RankId(1, "restarted"), stage.terms, attempt=1),
+            Entry(RankId(1, "told"), stage.terms, seen=0),
+        ]
+        for session, entry in enumerate(late, start=90):
+            assert stage.machine.handle(Entered(entry, session), stage.now) == [Completed(0, (entry.rank,))]
+            assert stage.machine.handle(Readied(entry.rank, 0), stage.now) == [Completed(0, (entry.rank,))]
+        stage.wait(1000)
+        assert stage.number == 0
+
+    def test_a_supervisor_of_it_is_told_whenever_it_comes(self):
+        stage = running(2)
+        stage.feed(SupervisorEntered(supervisor(), 70))
+        stage.feed(SupervisorEnded(70))
+        stage.finish(0, 1)
+        stage.read_ends()
+        for machine in (stage.machine, again(stage.machine)):
+            assert machine.handle(SupervisorEntered(supervisor(), 71), 9.0) == [SupervisorTold(71, Done(0))]
+
+    def test_while_one_of_it_is_connected_nothing_begins(self):
+        stage = running(2)
+        stage.feed(SupervisorEntered(supervisor(), 70))
+        stage.finish(0, 1)
+        stage.read_ends()
+        newer = SupervisorEntered(supervisor("other", "2"), 71)
+        assert stage.machine.handle(newer, 9.0) == [SupervisorTold(71, Done(0))]
+        stage.feed(SupervisorEnded(70))
+        assert told(stage.machine.handle(newer, 10.0), 71) == WELCOME
+
+    @pytest.mark.parametrize("restarts", [False, True])
+    @pytest.mark.parametrize("by_supervisor", [False, True])
+    def test_a_new_launch_goes_on_with_the_numbers(self, restarts: bool, by_supervisor: bool):
+        stage = self.completed()
+        stage.read_ends()
+        former = list(stage.workers.values())
+        stage.workers.clear()
+        if by_supervisor:
+            stage.feed(SupervisorEntered(supervisor(), 71))
+        stage.start(0, 1)
+        assert (stage.number, stage.running(), stage.table()) == (100, {0, 1}, (100, 0, 0))
+        if restarts:
+            stage.kill_lighthouse()
+            stage.start_lighthouse()
+        for worker in former:
+            entry = Entry(worker.rank, stage.terms, generation=0, seen=0)
+            assert stage.machine.handle(Entered(entry, 99), stage.now) == [Completed(0, (worker.rank,))]
+        stage.wait(100)
+        assert (stage.number, stage.running()) == (100, {0, 1})
+
+    def test_a_supervisor_of_the_former_launch_is_done(self):
+        stage = running(1)
+        stage.feed(SupervisorEntered(supervisor(incarnation="old"), 70))
+        stage.feed(SupervisorEnded(70))
+        stage.finish(0)
+        stage.read_ends()
+        stage.feed(SupervisorEntered(supervisor(incarnation="new"), 71))
+        assert stage.machine.handle(SupervisorEntered(supervisor(incarnation="old"), 72), stage.now) == [
+            SupervisorTold(72, Done(0))
+        ]
+
+    def test_a_stop_after_it_is_nothing(self):
+        assert self.completed().machine.handle(StopAsked("late", "g"), 1.0) == []
+
+    def test_who_has_finished_is_not_forgotten_with_the_lighthouse(self):
+        stage = running(2)
+        stage.finish(0)
+        stage.workers[0].is_alive = False
+        stage.kill_lighthouse()
+        stage.start_lighthouse()
+        stage.wait(100)
+        stage.finish(1)
+        assert (stage.completed, stage.number) == ([0], 0)
+
+    def test_a_successor_does_not_take_a_finished_predecessors_rank(self):
+        """It is told by slot who is active, so it is told nothing, and done with all."""
+        stage = running(2, stride=100)
+        stage.finish(0)
+        stage.kill(0)
+        stage.start(0)
+        assert stage.workers[0].held is None
+        stage.finish(1)
+        assert stage.completed == [0]
+        assert stage.workers[0].is_done
+
+    def test_what_somebody_has_finished_is_not_broken_for_who_returns(self):
+        stage = running(3)
+        stage.kill(2)
+        assert stage.running() == {0, 1}
+        stage.finish(0)
+        stage.start(2)
+        assert (stage.number, stage.running(), stage.workers[2].place) == (1, {0, 1}, None)
+        stage.finish(1)
+        assert stage.completed == [1]
+
+
+def test_effects_of_time_come_first():
+    """Who has lapsed meanwhile is lost before a supervisor is heard."""
+    stage = running(2, stride=100)
+    stage.kill_lighthouse()
+    stage.workers[1].is_alive = False
+    stage.start_lighthouse()
+    stage.now += 31
+    effects: list[GenerationEffect] = list(stage.machine.handle(SupervisorEntered(supervisor(), 70), stage.now))
+    assert isinstance(effects[-2], SupervisorTold)
+    assert len(effects) > 2
+
+
+def test_a_first_process_takes_a_slot_that_nobody_holds_since_the_lighthouse_restarted():
+    """Everything was down, the lighthouse included; supervisors begin with attempt 0 again."""
+    stage = running(2, stride=100)
+    stage.kill(1)
+    stage.start(1)
+    stage.kill_lighthouse()
+    stage.workers.clear()
+    stage.start_lighthouse()
+    stage.start(0, 1)
+    assert stage.running() == {0, 1}
