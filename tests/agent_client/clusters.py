@@ -36,6 +36,7 @@ class Cluster(LocalCluster):
         pace_s: float,
         script: Path = local_cluster.TRAIN_SCRIPT,
         steps: int = 1_000_000,
+        min_replicas: int = 1,
     ) -> None:
         with mock.patch.object(local_cluster, "ForkServer", return_value=forks):
             super().__init__(
@@ -43,7 +44,7 @@ class Cluster(LocalCluster):
                 groups=groups,
                 ranks=ranks,
                 train_arguments=["--steps", str(steps), "--pace", str(pace_s)],
-                lighthouse_arguments=TIMES,
+                lighthouse_arguments=[*TIMES, "--min-replicas", str(min_replicas)],
                 script=script,
             )
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from examples.local_cluster import ForkServer
+from tests.agent_client.clusters import fork_server
 from tests.agent_client.jobs import TIMES, Job
 from tests.agent_client.ranks import RankServer
 from tests.processes import Lighthouse
@@ -14,6 +16,13 @@ from tests.processes import Lighthouse
 @pytest.fixture(scope="session")
 def rank_server() -> Iterator[RankServer]:
     with RankServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """One more, for the examples' own scripts."""
+    with fork_server(tmp_path_factory.mktemp("forks")) as server:
         yield server
 
 

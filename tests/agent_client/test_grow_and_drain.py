@@ -7,16 +7,10 @@ import pytest
 
 from examples.local_cluster import ForkServer, Group
 from lighthouse_runtime.clients import LighthouseClient
-from tests.agent_client.clusters import RECOVERS_WITHIN_S, Cluster, fork_server, read_events
+from tests.agent_client.clusters import RECOVERS_WITHIN_S, Cluster, read_events
 from tests.processes import eventually
 
 PACE_S = 0.03
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    with fork_server(tmp_path_factory.mktemp("forks")) as server:
-        yield server
 
 
 @pytest.fixture

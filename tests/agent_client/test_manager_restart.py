@@ -1,24 +1,18 @@
 """A manager that dies and is started again costs its ranks no restart, and nobody more than the step in flight."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from examples.local_cluster import ForkServer, Group
-from tests.agent_client.clusters import Cluster, check_all, fork_server
+from tests.agent_client.clusters import Cluster, check_all
 from tests.processes import eventually
 
 PACE_S = 0.03
 # Long enough that who has just seen a step end can kill before the next vote.
 LONG_PACE_S = 1.0
 KILLS = 3
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    with fork_server(tmp_path_factory.mktemp("forks")) as server:
-        yield server
 
 
 def kill_managers(cluster: Cluster, kill: Callable[[Group], None]) -> None:

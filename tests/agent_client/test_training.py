@@ -20,7 +20,6 @@ from tests.agent_client.clusters import (
     check_all,
     command_of,
     descendants,
-    fork_server,
     is_running,
     read_events,
 )
@@ -29,12 +28,6 @@ from tests.processes import eventually
 PACE_S = 0.05
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    with fork_server(tmp_path_factory.mktemp("forks")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

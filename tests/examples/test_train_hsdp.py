@@ -1,4 +1,7 @@
-"""The HSDP example as its readers run it: it learns, and a group that is killed heals and ends with the others."""
+"""The HSDP example as its readers run it: it learns, and a group that is killed heals and ends with the others.
+
+The survivor waits for it, so that it finds somebody to heal from however long its start takes.
+"""
 
 from pathlib import Path
 
@@ -16,7 +19,7 @@ def test_a_killed_group_heals_its_shards_and_all_end_with_the_same_weights(tmp_p
     script = ROOT / "examples/train_hsdp.py"
     with (
         fork_server(tmp_path) as forks,
-        Cluster(forks, tmp_path, groups=2, ranks=2, pace_s=0.02, script=script, steps=STEPS) as cluster,
+        Cluster(forks, tmp_path, groups=2, ranks=2, pace_s=0.02, script=script, steps=STEPS, min_replicas=2) as cluster,
     ):
         cluster.start_lighthouse()
         cluster.start_groups(*cluster.groups)
