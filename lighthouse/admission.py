@@ -1,10 +1,10 @@
 """May this join come in? One function, all the reasons to say no; a refusal changes nothing.
 
-Two loopback rules (the peers of a loopback address would connect to themselves): one beside a routable member is
-refused; if it came first, it is sent away when the routable one comes.
+A member on a loopback beside a routable one (reachability.py) is refused; if it came first, it is sent away.
 """
 
-from lighthouse.roster import Member, Roster, is_loopback
+from lighthouse.reachability import is_loopback, unreachable
+from lighthouse.roster import Member, Roster
 from protos.membership import Participant
 from protos.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
 
@@ -41,7 +41,7 @@ def sent_away(participant: Participant, roster: Roster) -> list[tuple[Member, Wr
     if is_loopback(participant) is not False:
         return []
     members = [roster.get(name) for name in sorted(roster.loopback) if name != participant.replica_id]
-    return [(m, _unreachable(m.participant, participant)) for m in members if m is not None and m.participant]
+    return [(m, unreachable(m.participant, participant)) for m in members if m is not None and m.participant]
 
 
 def _duplicate(participant: Participant, old: Member | None) -> DuplicateReplica | None:
@@ -93,7 +93,7 @@ def _loopback(participant: Participant, roster: Roster) -> WrongState | None:
     if not is_loopback(participant):
         return None
     other = roster.get(_another(roster.routable, participant) or "")
-    return _unreachable(participant, other.participant) if other is not None and other.participant else None
+    return unreachable(participant, other.participant) if other is not None and other.participant else None
 
 
 def _another(names: set[str], participant: Participant) -> str | None:
@@ -101,11 +101,3 @@ def _another(names: set[str], participant: Participant) -> str | None:
     if len(names) == 1 and participant.replica_id in names:
         return None
     return min(names - {participant.replica_id}, default=None)
-
-
-def _unreachable(hidden: Participant, routable: Participant) -> WrongState:
-    return WrongState(
-        f"address: {hidden.replica_id} advertises a loopback ({hidden.address or hidden.store_address}) beside "
-        f"{routable.replica_id} ({routable.address or routable.store_address}); its peers cannot reach it: "
-        "start its manager with --advertise and an address of its host"
-    )

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from protos.identity import parse_address
+from lighthouse.reachability import is_loopback
 from protos.membership import Participant, Quorum
 
 FORGET_AFTER_TIMEOUTS = 12
@@ -245,6 +245,7 @@ class Roster:
             before
             and before.identity == participant.identity
             and before.group_world_size == participant.group_world_size
+            and before.resolves_to_loopback == participant.resolves_to_loopback
         ):
             member.participant = participant
             return
@@ -275,9 +276,3 @@ def is_reborn(participant: Participant, old: Member) -> bool:
     if participant.incarnation or old.incarnation:
         return participant.incarnation != old.incarnation
     return old.participant is not None and participant.step < old.participant.step
-
-
-def is_loopback(participant: Participant) -> bool | None:
-    """Whether it can be reached from its own host only; None for one that advertises nothing."""
-    addresses = [parse_address(text, "address") for text in (participant.address, participant.store_address) if text]
-    return any(address.is_loopback for address in addresses) if addresses else None

@@ -66,7 +66,14 @@ class ManagerDaemon:
         service = ManagerService(driver, self._policy, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED)
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
-        driver.describe(dataclasses.replace(me, address=f"http://{self.address}", store_address=self._store_address))
+        driver.describe(
+            dataclasses.replace(
+                me,
+                address=f"http://{self.address}",
+                store_address=self._store_address,
+                resolves_to_loopback=resolves_to_loopback(self._host),
+            )
+        )
         self._driver = driver
         if config.http is not None:
             await self._start_http(config.http)

@@ -110,6 +110,7 @@ class QuorumMember(google.protobuf.message.Message):
     CATCH_UP_FIELD_NUMBER: builtins.int
     WORKS_AT_FIELD_NUMBER: builtins.int
     HAS_SOURCE_FIELD_NUMBER: builtins.int
+    RESOLVES_TO_LOOPBACK_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     """1 to 128 of A-Z a-z 0-9 . _ : / @ + = -"""
     address: builtins.str
@@ -142,6 +143,8 @@ class QuorumMember(google.protobuf.message.Message):
     """it catches up, and works at this step, while it holds the state of `step`"""
     has_source: builtins.bool
     """what it heals from is on its way already: it is dealt no source"""
+    resolves_to_loopback: builtins.bool
+    """a host name in its addresses does so on its own host: peers elsewhere may miss it"""
     def __init__(
         self,
         *,
@@ -161,9 +164,10 @@ class QuorumMember(google.protobuf.message.Message):
         catch_up: builtins.bool = ...,
         works_at: builtins.int | None = ...,
         has_source: builtins.bool = ...,
+        resolves_to_loopback: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_tag_quorum_id", b"_tag_quorum_id", "_works_at", b"_works_at", "tag_quorum_id", b"tag_quorum_id", "works_at", b"works_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tag_quorum_id", b"_tag_quorum_id", "_works_at", b"_works_at", "address", b"address", "catch_up", b"catch_up", "commit_failures", b"commit_failures", "data", b"data", "has_source", b"has_source", "incarnation", b"incarnation", "ranks_disagree", b"ranks_disagree", "replica_id", b"replica_id", "seen_quorum_id", b"seen_quorum_id", "shrink_only", b"shrink_only", "step", b"step", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "watched", b"watched", "works_at", b"works_at", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_tag_quorum_id", b"_tag_quorum_id", "_works_at", b"_works_at", "address", b"address", "catch_up", b"catch_up", "commit_failures", b"commit_failures", "data", b"data", "has_source", b"has_source", "incarnation", b"incarnation", "ranks_disagree", b"ranks_disagree", "replica_id", b"replica_id", "resolves_to_loopback", b"resolves_to_loopback", "seen_quorum_id", b"seen_quorum_id", "shrink_only", b"shrink_only", "step", b"step", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "watched", b"watched", "works_at", b"works_at", "world_size", b"world_size"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_tag_quorum_id", b"_tag_quorum_id"]) -> typing.Literal["tag_quorum_id"] | None: ...
     @typing.overload

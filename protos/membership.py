@@ -33,6 +33,7 @@ class Participant:
     `watched`: all ranks of the group hold a Watch, so that its collectives can be aborted.
     `catch_up`: where it is behind, it heals beside its steps; `works_at`: it does so now, at that step, while it holds
     `step`; `has_source`: and is to be dealt no source.
+    `resolves_to_loopback`: a host name in its addresses does so on its own host.
     `wire` is the member as it came, opaque: fields that we do not know are relayed in it.
     """
 
@@ -53,6 +54,7 @@ class Participant:
     catch_up: bool = False
     works_at: int | None = None
     has_source: bool = False
+    resolves_to_loopback: bool = False
     wire: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:

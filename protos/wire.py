@@ -78,6 +78,7 @@ def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
         "catch_up": member.catch_up,
         "works_at": member.works_at if member.HasField("works_at") else None,
         "has_source": member.has_source,
+        "resolves_to_loopback": member.resolves_to_loopback,
     }
 
 
@@ -147,6 +148,7 @@ def _fill_native(member: lighthouse_pb2.QuorumMember, participant: Participant) 
     member.seen_quorum_id = participant.seen_quorum_id
     member.watched = participant.watched
     member.catch_up, member.has_source = participant.catch_up, participant.has_source
+    member.resolves_to_loopback = participant.resolves_to_loopback
     if participant.works_at is not None:
         member.works_at = participant.works_at
     else:

@@ -1,7 +1,7 @@
 """The machine's counters and indices against a count of what they count."""
 
-from lighthouse.admission import is_loopback
 from lighthouse.quorum import QuorumMachine
+from lighthouse.reachability import is_loopback
 from protos.session import Phase
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.roster import Member, Roster, is_loopback, is_reborn
+from lighthouse.reachability import is_loopback
+from lighthouse.roster import Member, Roster, is_reborn
 from protos.membership import Participant
 from tests.lighthouse.builders import group, on_loopback
 

@@ -34,6 +34,7 @@ native_participants = st.builds(
     catch_up=st.booleans(),
     works_at=st.none() | counts,
     has_source=st.booleans(),
+    resolves_to_loopback=st.booleans(),
     **shared,
 )
 torchft_members = st.builds(
