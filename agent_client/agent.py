@@ -20,6 +20,7 @@ from agent_client.environment import Environment
 from agent_client.errors import AgentError, ConfigurationError
 from agent_client.follower import Follower, HealMode
 from agent_client.healing import Healing, ServeMode, Transport
+from agent_client.interpreter_end import close_at_end, was_closed
 from agent_client.last_words import LastWords
 from agent_client.manager_link import ManagerLink
 from agent_client.manager_process import ManagerProcess
@@ -96,6 +97,7 @@ class Agent(AgentView):
         limits = Limits(timeout_s, quorum_timeout_s, heal_timeout_s, max_consecutive_discards)
         parts = (machine, self._manager, self._peers, self._healing, group)
         self._runner = StepRunner(*parts, limits, manager_process, self._follower)
+        close_at_end(self)
 
     @classmethod
     def from_env(cls, *, state: TrainState, **options: Any) -> "Agent":
@@ -125,7 +127,9 @@ class Agent(AgentView):
         self.close()
 
     def close(self) -> None:
-        """Leave: end the collectives, the connections and, if this rank started it, the manager."""
+        """Leave: end the collectives, the connections and, if this rank started it, the manager. An Agent that nobody
+        closes leaves when the interpreter ends."""
+        was_closed(self)
         self._last_words.fall_silent()
         self._manager.close()
         self._peers.drop()

@@ -37,6 +37,7 @@ class Peers:
         self._lock = threading.Lock()
         self._quorum_id: int | None = None
         self._met: Future[RankGroup | None] = Future()
+        self._meeting: threading.Thread | None = None
 
     def configure(self, assignment: Assignment, why_revoked: Callable[[], str | None]) -> None:
         """Meet the participants; an unchanged quorum_id costs nothing. Raises RuntimeError if one does not come, and if
@@ -50,7 +51,9 @@ class Peers:
             self._quorum_id, self._met = assignment.quorum_id, met
         if (reason := why_revoked()) is not None:
             self.revoke(assignment.quorum_id, reason)
-        threading.Thread(target=self._meet, args=(assignment, met), name="lighthouse peers", daemon=True).start()
+        meeting = threading.Thread(target=self._meet, args=(assignment, met), name="lighthouse peers", daemon=True)
+        self._meeting = meeting
+        meeting.start()
         met.result()
         self.last_reconfiguration_s = took_s = time.monotonic() - began_at
         size, kind = assignment.replica_world_size, self._process_group
@@ -77,8 +80,10 @@ class Peers:
                 self._quorum_id = None
 
     def close(self) -> None:
-        """Drop the group; no other can be made."""
+        """Drop the group; no other can be made. Who still meets peers is waited for: the interpreter may end next."""
         self.drop()
+        if self._meeting is not None:
+            self._meeting.join(self._connect_timeout_s)
         self._connector.close()
 
     def _end(self, reason: str) -> None:
