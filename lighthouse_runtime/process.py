@@ -1,12 +1,12 @@
 """Processes: a child that ends with its parent, even with one that is killed; to see another one's end."""
 
 import asyncio
+import contextlib
 import ctypes
 import functools
 import os
 import signal
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -36,7 +36,7 @@ def started_at(pid: int) -> int:
         return 0
 
 
-@contextmanager
+@contextlib.contextmanager
 def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generator[None, None, None]:
     """Inside, `on_end` is called on the running loop when that process ends.
 
@@ -64,10 +64,10 @@ def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generat
 def who_listens(port: int) -> str:
     """Which process of this host listens on that TCP port, for people: what /proc shows to this user."""
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and inodes & _sockets(entry.name):
-            words = Path(f"/proc/{entry.name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            return f"process {entry.name} ({words.strip()[:120]})"
+    for pid in os.listdir("/proc"):
+        if pid.isdigit() and inodes & _sockets(pid):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            return f"process {pid} ({words.strip()[:120]})"
     return f"a process that this user cannot see: `ss -ltnp sport = :{port}` as root names it"
 
 
@@ -83,10 +83,12 @@ def _listening(table: str, port: int) -> Generator[str, None, None]:
 
 
 def _sockets(pid: str) -> set[str]:
-    try:
-        return {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")}
-    except OSError:
-        return set()
+    found: set[str] = set()
+    with contextlib.suppress(OSError):  # another user's process, or one that has ended
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return found
 
 
 def _pidfd(pid: int, started: int) -> int | None:

@@ -48,11 +48,10 @@ def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
 
 
 def _parents() -> Iterator[tuple[int, int]]:
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            fields = _stat(int(entry.name))
-            if fields:
-                yield int(entry.name), int(fields[1])
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        fields = _stat(pid)
+        if fields:
+            yield pid, int(fields[1])
 
 
 def _is_zombie(pid: int) -> bool:

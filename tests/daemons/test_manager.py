@@ -119,6 +119,7 @@ def test_health_and_reflection(manager: Manager) -> None:
             "Status",
             "Watch",
             "Report",
+            "Node",
         ]
 
 

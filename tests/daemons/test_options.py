@@ -219,3 +219,23 @@ def test_right_values_start_the_daemon(options: list[str]) -> None:
     for name in ("lighthouse serve", "torchft_lighthouse"):
         with pytest.raises(AssertionError, match="the daemon was started"):
             run(name, *options)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["torchrun", "--max-restarts=3", "x.py"], "torchrun --max-restarts=3: only one of the two may restart"),
+        (["--nproc", "2", "torchrun", "x.py"], "--nproc 2: torchrun starts the ranks"),
+        (["torchrun", "--nproc-per-node", "gpu", "x.py"], "--group-world-size is missing"),
+        (["--nnodes", "2", "--node-rank", "1", "true"], "--manager is missing"),
+        (["--active", "6", "--nproc", "4", "true"], "--active 6 are more than the 4 ranks"),
+        (["--tee", "true"], "--tee needs --log-dir"),
+        (["--first-slot", "2", "--run-slots", "2", "true"], "--run-slots 2 are too few"),
+        ([], "Missing argument 'CMD...'"),
+    ],
+)
+def test_what_a_supervisor_is_asked_must_fit_together(words: list[str], named: str) -> None:
+    given = ["run", "--lighthouse", "localhost", "--replica-id", "a", *words]
+    result = CliRunner().invoke(manager_main, given)
+    assert result.exit_code == 2
+    assert named in " ".join(result.output.split())

@@ -1,0 +1,132 @@
+"""`lighthouse-manager run` with real processes: what ends how, and that nothing is left behind."""
+
+import functools
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from lighthouse_runtime.clients import ManagerClient
+from tests.daemons.supervisors import Supervisor, marked, python, restarted, runs
+from tests.processes import Lighthouse, eventually
+
+# A process of its own session and process group, as a daemon is.
+STRAY = f"{sys.executable} -S -c 'import os, time; os.setsid(); time.sleep(600)' &"
+SLEEP = "exec sleep 600"
+QUICK = ("--restart-delay", "50ms", "--startup-failures", "0")
+ONCE = 'test "$LIGHTHOUSE_ATTEMPT" = 0 || exit 0;'
+
+
+class TestEnds:
+    def test_all_done(self, lighthouse: Lighthouse) -> None:
+        command = 'echo "I am $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, of $REPLICA_GROUP_ID"'
+        with Supervisor(lighthouse.address, "--nproc", "2", command=command, replica_id="done") as supervisor:
+            assert supervisor.wait() == 0
+            log = supervisor.log()
+        assert "[done/0] I am 0 of 2, 0 of 2, of done\n" in log
+        assert "[done/1] I am 1 of 2, 1 of 2, of done\n" in log
+        assert "ends with 0: all ranks are done" in log
+
+    def test_a_loss_restarts_the_whole_group(self, lighthouse: Lighthouse) -> None:
+        command = f'{ONCE} test "$RANK" = 1 || {SLEEP}; echo bad luck; kill -SEGV $$'
+        with Supervisor(lighthouse.address, "--nproc", "2", *QUICK, command=command) as supervisor:
+            assert supervisor.wait() == 0
+            log = supervisor.log()
+        assert "a/1 has ended by SIGSEGV\n    | bad luck" in log
+        assert "rank 1 has ended by SIGSEGV; the group is started again" in log
+        assert "started ranks [0, 1], attempt 1" in log
+
+    def test_a_crash_at_the_start_is_not_repeated_for_ever(self, lighthouse: Lighthouse) -> None:
+        command = "echo no module named torhc; exit 1"
+        with Supervisor(lighthouse.address, "--restart-delay", "50ms", command=command) as supervisor:
+            assert supervisor.wait() == 1
+            log = supervisor.log()
+        assert "ends with 1: start-up failure: 3 deaths in a row within 10 s of the start" in log
+        assert log.count("| no module named torhc") == 3
+
+    @pytest.mark.slow
+    def test_a_command_that_is_none(self, lighthouse: Lighthouse) -> None:
+        options = ("--max-restarts", "9", "--startup-failures", "1")
+        with Supervisor(lighthouse.address, *options, command=["no-such-program"]) as supervisor:
+            assert supervisor.wait() == 1
+            assert "cannot run no-such-program" in supervisor.log()
+
+    @pytest.mark.parametrize(
+        ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+    )
+    def test_a_signal_to_the_supervisor(self, lighthouse: Lighthouse, number: int, status: int) -> None:
+        with Supervisor(lighthouse.address, "--nproc", "2", command=f"{STRAY} {SLEEP}") as supervisor:
+            runs(supervisor, 4)
+            supervisor.signal(number)
+            assert supervisor.wait() == status
+            assert supervisor.gone()
+
+    def test_a_kill_is_a_restart(self, lighthouse: Lighthouse) -> None:
+        with Supervisor(lighthouse.address, *QUICK, command=SLEEP, replica_id="killed") as supervisor:
+            address = supervisor.wait_for_log(r"serves on (\S+);")[1]
+            first = runs(supervisor, 1)
+            with ManagerClient(address) as client:
+                client.kill("stuck")
+            restarted(supervisor, 1)
+            assert runs(supervisor, 1) != first
+            assert supervisor.stop() == 143
+
+
+class TestNothingIsLeftBehind:
+    def test_by_a_supervisor_that_is_killed(self, lighthouse: Lighthouse) -> None:
+        with Supervisor(lighthouse.address, "--nproc", "2", command=f"{STRAY} {SLEEP}") as supervisor:
+            runs(supervisor, 4)
+            supervisor.kill()
+            eventually(supervisor.gone, "no orphan is left")
+
+    def test_by_a_guard_that_is_killed(self, lighthouse: Lighthouse) -> None:
+        with Supervisor(lighthouse.address, command=f"{STRAY} {SLEEP}") as supervisor:
+            runs(supervisor, 2)
+            os.kill(supervisor.guard(), signal.SIGKILL)
+            assert supervisor.wait() == 1
+            assert supervisor.gone()
+            assert "the guard of the ranks has ended with -9" in supervisor.log()
+
+    def test_by_a_rank_that_dies(self, lighthouse: Lighthouse) -> None:
+        command = f"{STRAY} {ONCE} sleep 0.3; kill -KILL $$"
+        with Supervisor(lighthouse.address, *QUICK, command=command) as supervisor:
+            assert supervisor.wait() == 0
+            assert marked(supervisor.mark) == []
+
+    @pytest.mark.slow
+    def test_by_one_that_does_not_listen(self, lighthouse: Lighthouse) -> None:
+        command = "trap '' TERM; echo ready; while :; do sleep 600; done"
+        with Supervisor(lighthouse.address, "--grace", "300ms", command=command) as supervisor:
+            supervisor.wait_for_log(r"\[a/0\] ready")
+            assert supervisor.stop() == 143
+            assert supervisor.gone()
+
+
+def test_a_background_start_does_not_make_ranks_deaf_to_sigint(lighthouse: Lighthouse) -> None:
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    with Supervisor(lighthouse.address, command=python(code), preexec_fn=ignore) as supervisor:
+        assert supervisor.wait() == 0
+        assert "[a/0] True" in supervisor.log()
+
+
+@pytest.mark.slow
+def test_output_goes_to_a_file_for_each_rank_and_attempt(lighthouse: Lighthouse, tmp_path: Path) -> None:
+    command = f"echo attempt $LIGHTHOUSE_ATTEMPT; {ONCE} exit 1"
+    options = ("--log-dir", str(tmp_path), *QUICK)
+    with Supervisor(lighthouse.address, *options, command=command, replica_id="x/y") as supervisor:
+        assert supervisor.wait() == 0
+        assert "[x/y/0]" not in supervisor.log()
+    written = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.log")}
+    assert written == {"x%2Fy/attempt_0/rank_0.log": "attempt 0\n", "x%2Fy/attempt_1/rank_0.log": "attempt 1\n"}
+
+
+def test_a_failed_health_check_excludes_the_host_before_anything_runs(lighthouse: Lighthouse) -> None:
+    options = ("--health-check", "sh -c 'echo GPU 3 has fallen off the bus; exit 7'", "--run-id", "unhealthy")
+    with Supervisor(lighthouse.address, *options, command="echo started") as supervisor:
+        assert supervisor.wait() == 1
+        log = supervisor.log()
+    assert "host 0 is excluded: its health check failed: exit code 7: GPU 3 has fallen off the bus" in log
+    assert "[a/0] started" not in log
