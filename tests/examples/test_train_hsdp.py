@@ -14,7 +14,8 @@ from tests.processes import eventually
 STEPS = 80
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_killed_group_heals_its_shards_and_all_end_with_the_same_weights(tmp_path: Path) -> None:
     script = ROOT / "examples/train_hsdp.py"
     with (
