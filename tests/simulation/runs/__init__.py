@@ -1,0 +1,1 @@
+"""Runs, their ranks, supervisors and lighthouse on a virtual clock: docs/simulation.md."""

@@ -1,0 +1,270 @@
+"""What recovery.md promises of a run, checked from outside the machines; docs/simulation.md has the list.
+
+A lost journal begins a new era: what was written down before it is nobody's promise any more. The numbers that living
+ranks know still bind.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lighthouse import generation_events as events
+from lighthouse.generation import GenerationMachine
+from lighthouse.run_machine import RunMachine
+from lighthouse.run_record import RunRecord
+from protos.generation import Entry, Generation, RankId, Stop, Told
+from protos.refusals import LighthouseError, WrongState
+from tests.simulation.runs.counters import Recount
+from tests.simulation.runs.keys import KeyRequest
+from tests.simulation.world import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.runs.rank import RankProcess
+    from tests.simulation.runs.simulation import RunSimulation
+
+MAX_INCIDENTS = MAX_LOST = 64
+OBEYED_WITHIN_S = 2.0
+
+
+class Checkers:
+    def __init__(self, simulation: "RunSimulation") -> None:
+        self._simulation = simulation
+        self.era = 0
+        self.named: dict[int, Generation] = {}
+        self.newest: Generation | None = None
+        self.formed_at = 0.0
+        self.stop: Stop | None = None
+        self.stopped_at = 0.0
+        self.completed_at: float | None = None
+        self.over_at: dict[int, float] = {}
+        self._ran: dict[RankId, int] = {}
+        self._named_once: set[RankId] = set()
+        self._processes: dict[RankId, RankProcess] = {}
+        self.heard_of: dict[str, float] = {}
+        self._ever: set[int] = set()
+        self.ended_by = ""
+        self.ended_at = 0.0
+        self._keys: dict[tuple[int, str, str], bytes] = {}
+        self.recount = Recount(simulation.plan.terms)
+
+    def is_standing(self, number: int) -> bool:
+        return self.newest is not None and self.newest.number == number and number not in self.over_at
+
+    # -- what happens
+
+    def started(self, rank: "RankProcess") -> None:
+        self._processes[rank.rank] = rank
+        if self.stop is not None and rank.supervisor.born_at > self.stopped_at:
+            self._broken("G5", f"{rank.rank} is started by a supervisor that came after the stop")
+
+    def journal_lost(self) -> None:
+        self.era += 1
+        self.named, self.newest, self.stop, self.completed_at = {}, None, None, None
+        self.over_at, self._named_once, self._keys = {}, set(), {}
+        self.recount = Recount(self._simulation.plan.terms)
+
+    def lighthouse_started(self, machine: RunMachine) -> None:
+        if machine.stop != self.stop:
+            self._broken("G5", f"a lighthouse starts with stop {machine.stop}; {self.stop} was in force")
+        newest, former = self.newest, machine.former.number if machine.former is not None else None
+        if self.completed_at is not None and newest is not None:
+            if newest.number not in (machine.completed, former):
+                self._broken("G6", f"a lighthouse has forgotten that {newest.number} was completed")
+        elif machine.life.generation != newest:
+            self._broken("G1", f"a lighthouse starts with {machine.life.generation} after {newest}")
+        if self.newest is not None:
+            self.over_at.pop(self.newest.number, None)
+            if machine.life.is_broken or self.completed_at is not None:
+                self.over_at[self.newest.number] = self._simulation.world.now
+        self.recount.restarted(machine)
+
+    def entered(self, entry: Entry) -> None:
+        self.supervisor_entered(self._processes[entry.rank].supervisor.incarnation)
+        self.recount.learn(entry)
+
+    def supervisor_entered(self, incarnation: str) -> None:
+        self.heard_of.setdefault(incarnation, self._simulation.world.now)
+
+    # -- the machine, after an event and at each of its effects
+
+    def handled(self, machine: RunMachine, event: events.GenerationEvent | None) -> None:
+        self.recount.handled(machine, event, stood=self.newest is not None and self.is_standing(self.newest.number))
+        if self.stop is not None and not machine.stop and not isinstance(event, events.ResumeAsked):
+            self._broken("G5", "a stop was lifted by nobody")
+
+    def effect(self, machine: RunMachine, effect: events.GenerationEffect, record: RunRecord | None) -> None:
+        match effect:
+            case events.GenerationFormed(generation, spares):
+                self._formed(machine, generation, spares, record)
+            case events.GenerationHanded(rank, generation):
+                self._named(generation, f"handed to {rank}")
+            case events.Interrupted(number, reason, _):
+                self._interrupted(number, reason)
+            case events.Stopped(stop, _, record) if record is not None:
+                self.stop, self.stopped_at = stop, self._simulation.world.now
+                self._ends("stopped")
+                self._simulation.world.counts["stops"] += 1
+            case events.Resumed():
+                self.stop, self.ended_by = None, ""
+            case events.Completed(number, _, record) if record is not None:
+                self._completed(number)
+            case _:
+                pass
+        if record is not None:
+            self._is_bounded(record)
+
+    def _is_bounded(self, record: RunRecord) -> None:
+        most_lost = max((len(incident.lost) for incident in record.incidents), default=0)
+        if len(record.incidents) > MAX_INCIDENTS or most_lost > MAX_LOST:
+            self._broken("G11", f"a record has {len(record.incidents)} incidents, one with {most_lost} lost")
+        if len(record.ranks) > self._simulation.plan.terms.world_size:
+            self._broken("G11", f"a record has {len(record.ranks)} ranks")
+
+    def settled(self, machine: GenerationMachine, now: float) -> None:
+        due = machine.deadline(now)
+        if due is not None and due <= now:
+            self._broken("G4", f"deadline {due} is not after {now}")
+        if self.stop is not None and machine.stop != self.stop:
+            self._broken("G5", f"{machine.stop} in place of {self.stop}")
+
+    # -- G1, G6, G7, G8, G10: a generation forms
+
+    def _formed(
+        self, machine: RunMachine, generation: Generation, spares: Sequence[RankId], record: RunRecord | None
+    ) -> None:
+        simulation, number, before = self._simulation, generation.number, self.newest
+        simulation.world.counts["generations"] += 1
+        if record is None or record.generation != generation:
+            self._broken("G1", f"generation {number} is told and not written down")
+        if number in self.named or (before is not None and number <= before.number):
+            self._broken("G1", f"{number} is given out after {before.number if before else 'a lost journal'}")
+        if self.stop is not None:
+            self._broken("G5", f"generation {number} forms after {self.stop}")
+        if self.completed_at is None:
+            self._by_majority(machine, generation, spares)
+            self._keeps_places(before, generation)
+        else:
+            self._after_completion(generation, self.completed_at)
+        attempts = {rank: self._processes[rank].attempt for rank in generation.active}
+        fresh = {rank for rank in attempts if rank not in self._named_once and rank not in self._ran}
+        for wrong in self.recount.formed(generation.counters, attempts, fresh):
+            self._broken("G7", wrong)
+        self.recount.begin(generation)
+        self._named_once |= set(generation.active)
+        self._ever.add(number)
+        self.named[number] = self.newest = generation
+        self.formed_at, self.ended_by = simulation.world.now, ""
+        self._keys = {key: value for key, value in self._keys.items() if key[0] == number}
+        terms = simulation.plan.terms
+        size = len(generation.active)
+        if not terms.min_active <= size <= terms.target or size % terms.divisible_by:
+            self._broken("G8", f"{size} ranks are active under {terms}")
+
+    def _named(self, generation: Generation, what: str) -> None:
+        if self.named.get(generation.number) != generation:
+            self._broken("G1", f"{generation} is {what}; the number names {self.named.get(generation.number)}")
+
+    def _after_completion(self, generation: Generation, completed_at: float) -> None:
+        """Only of a wholly new launch: the lighthouse had heard of none of its supervisors, nor of their ranks."""
+        for rank in generation.active:
+            supervisor = self._processes[rank].supervisor
+            if self.heard_of.get(supervisor.incarnation, completed_at) < completed_at:
+                self._broken("G6", f"{rank} was of the run that was completed, and is in {generation.number}")
+        self.completed_at = None
+        self._simulation.work.launch_again()
+        self._simulation.world.counts["launched again"] += 1
+
+    def _by_majority(self, machine: RunMachine, generation: Generation, spares: Sequence[RankId]) -> None:
+        if self.newest is None:
+            return
+        ready = {rank.slot for rank in (*generation.active, *spares)}
+        before = self.newest.active
+        left_out = [rank for rank in before if rank.slot not in ready and machine.ranks.get(rank) is not None]
+        if left_out and sum(rank.slot in ready for rank in before) < len(before) // 2 + 1:
+            self._broken("G10", f"{left_out} live, and are left out by less than a majority of {len(before)}")
+
+    def _keeps_places(self, before: Generation | None, generation: Generation) -> None:
+        if before is None:
+            return
+        places = {rank.slot: place for place, rank in enumerate(generation.active)}
+        for place, rank in enumerate(before.active[: len(generation.active)]):
+            if rank.slot in places and places[rank.slot] != place:
+                self._broken("G8", f"slot {rank.slot} was rank {place} and is {places[rank.slot]}")
+
+    # -- G12, and the end
+
+    def _interrupted(self, number: int, reason: str) -> None:
+        if self.is_standing(number) and not self.recount.has_cause():
+            self._broken("G12", f"{number} is broken for nothing: {reason}")
+        self.over_at.setdefault(number, self._simulation.world.now)
+
+    def _completed(self, number: int) -> None:
+        if self.stop is not None or self.newest is None or number != self.newest.number:
+            self._broken("G6", f"{number} is completed after {self.newest}, stop {self.stop}")
+        simulation = self._simulation
+        if simulation.work.step < simulation.plan.steps:
+            self._broken("G6", f"{number} is completed at step {simulation.work.step}")
+        simulation.world.counts["completions"] += 1
+        self.completed_at = simulation.world.now
+        self._ends("completed")
+        self.over_at[number] = simulation.world.now
+        self.recount.completed()
+
+    def _ends(self, how: str) -> None:
+        self.ended_by, self.ended_at = how, self._simulation.world.now
+
+    # -- G2, G3: ranks
+
+    def heard(self, rank: RankId, told: Told) -> None:
+        """In the order of its stream: numbers never go back there."""
+        number = told.counters.number
+        generation = self.named.get(number)
+        if generation is not None and (generation.counters, _slots(generation)) != (told.counters, told.slots):
+            self._broken("G1", f"{rank} is told {told}; {number} names {generation}")
+
+    def runs(self, rank: RankId, number: int, place: int, world_size: int) -> None:
+        generation = self.named.get(number)
+        if generation is None:
+            if number not in self._ever:
+                self._broken("G3", f"{rank} runs {number}, which has not formed")
+        elif rank not in generation.active:
+            self._broken("G3", f"{rank} runs {number}, which names {generation.active}")
+        elif (place, world_size) != (generation.place(rank), len(generation.active)):
+            self._broken("G3", f"{rank} runs {number} as {place} of {world_size}; it names {generation.active}")
+        if number <= self._ran.get(rank, -1):
+            self._broken("G2", f"{rank} runs {number} after {self._ran[rank]}")
+        self._ran[rank] = number
+        if self.stop is not None and self._simulation.world.now > self.stopped_at + OBEYED_WITHIN_S:
+            self._late_for_stop(rank)
+
+    def _late_for_stop(self, rank: RankId) -> None:
+        if self._simulation.is_untroubled(self._processes[rank], OBEYED_WITHIN_S):
+            self._broken("G5", f"{rank} runs {OBEYED_WITHIN_S:g} s after {self.stop}")
+
+    def stepped(self, number: int) -> None:
+        """A collective of all of it was completed."""
+        if self.completed_at is not None and number in self.over_at:
+            self._broken("G6", f"a step of {number} after its completion")
+
+    # -- G9: keys
+
+    def key_answered(
+        self, request: KeyRequest, value: bytes | None, error: LighthouseError | None, present: int
+    ) -> None:
+        key = (request.generation, str(request.kind), request.name)
+        if request.generation != present:
+            if not isinstance(error, WrongState):
+                self._broken("G9", f"{request} is answered {value!r} {error!r} in generation {present}")
+            self._simulation.world.counts["fenced keys"] += 1
+        elif request.value is not None:
+            if error is not None:
+                self._broken("G9", f"{request} is refused: {error!r}")
+            self._keys[key] = request.value
+        elif value != self._keys.get(key):
+            self._broken("G9", f"{request} is answered {value!r}; {self._keys.get(key)!r} was written")
+
+    def _broken(self, rule: str, what: str) -> None:
+        raise Violation(f"{rule} {what}")
+
+
+def _slots(generation: Generation) -> tuple[int, ...]:
+    return tuple(rank.slot for rank in generation.active)

@@ -1,0 +1,92 @@
+"""The documents' counters, counted once more: from what the lighthouse has heard, without its ledger."""
+
+from collections.abc import Container, Mapping
+
+from lighthouse import generation_events as events
+from lighthouse.run_machine import RunMachine
+from protos.generation import Counters, Entry, Generation, RankId, Terms
+
+
+class Recount:
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._floor = -1
+        self._before = Counters()
+        self._generation: Generation | None = None
+        self._here: set[RankId] = set()
+        self._finished: set[RankId] = set()
+        self._has_fault = False
+        self._is_stopped = self._was_stopped = False
+
+    def learn(self, entry: Entry) -> None:
+        """Of a number that a rank was told by a lighthouse whose journal is lost."""
+        told = [number for number in (entry.seen, entry.generation) if number is not None]
+        self._floor = max(self._floor, *told, -1)
+
+    def restarted(self, machine: RunMachine) -> None:
+        """What was not written down is not counted, and will be when it is seen again."""
+        counters = machine.ledger.counters
+        self._floor = counters.number
+        self._has_fault = self._generation is not None and counters.job_restarts > self._before.job_restarts
+        self._finished = set(machine.life.finished)
+        self._here = {rank for rank in self._members if machine.ranks.get(rank) is not None}
+        self._is_stopped = machine.stop is not None
+        self._was_stopped = self._was_stopped or self._is_stopped
+
+    @property
+    def _members(self) -> tuple[RankId, ...]:
+        return self._generation.active if self._generation is not None else ()
+
+    def begin(self, generation: Generation) -> None:
+        self._before, self._generation = generation.counters, generation
+        self._here, self._finished = set(generation.active), set()
+        self._has_fault = self._was_stopped = False
+        self._floor = -1
+
+    def completed(self) -> None:
+        """What comes is another launch: numbers go on, and nothing else does."""
+        self._before = Counters(self._before.number, self._before.global_iteration)
+        self._generation, self._here, self._has_fault = None, set(), False
+
+    def handled(self, machine: RunMachine, event: events.GenerationEvent | None, *, stood: bool) -> None:
+        """To be called when it has handled `event`, before what came of it is looked at. `stood`: until then.
+        Whoever dies after a stop makes no incident."""
+        here = {rank for rank in self._members if machine.ranks.get(rank) is not None}
+        lost, self._here = self._here - here - self._finished, here
+        was_stopped, self._is_stopped = self._is_stopped, machine.stop is not None
+        self._was_stopped = self._was_stopped or was_stopped
+        if self._was_stopped or self._generation is None:
+            return
+        number = self._generation.number
+        match event:
+            case events.Failed(rank, generation) if generation == number and rank in here - self._finished:
+                self._has_fault = self._has_fault or stood
+            case events.Finished(rank, generation) if generation == number and rank in here and stood:
+                self._finished.add(rank)
+            case _:
+                pass
+        self._has_fault = self._has_fault or bool(lost)
+
+    def has_cause(self) -> bool:
+        """To break the generation: a fault, or room for who has come."""
+        return self._has_fault or len(self._members) < self._terms.target
+
+    def formed(self, told: Counters, attempts: Mapping[RankId, int], fresh: Container[RankId]) -> list[str]:
+        """What is wrong with them. `fresh`: those that were never active before."""
+        before, stride = self._before, self._terms.stride
+        base = max(before.number, self._floor)
+        is_launch = self._generation is None and base >= 0 and all(rank in fresh for rank in attempts)
+        is_restart = is_launch or any(attempt > 0 and rank in fresh for rank, attempt in attempts.items())
+        number = (base // stride + 1) * stride if is_restart else base + 1
+        iteration = before.global_iteration
+        if base > before.number:
+            iteration = max(iteration, base // stride * stride)
+        if is_restart or stride == 1 or base < 0:
+            iteration = number
+        expected = Counters(
+            number,
+            iteration,
+            before.job_restarts + self._has_fault,
+            0 if is_restart else before.ranks_restarts + self._has_fault,
+        )
+        return [] if told == expected else [f"{told} are told, {expected} were counted after {before}"]

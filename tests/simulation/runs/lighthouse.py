@@ -1,0 +1,299 @@
+"""The lighthouse of a run: its pure machine, driven as in production, its journal, and the ends of its streams.
+
+What is written comes before what is told, and it can die between any two effects. A new life has the journal alone.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lighthouse import generation_events as events
+from lighthouse.generation_config import GenerationConfig
+from lighthouse.keyspace import KeySpaces, Row
+from lighthouse.run_machine import RunMachine
+from lighthouse.run_record import RunRecord, dump, parse
+from protos.generation import Done, Entry, Failure, Finish, Over, RankId, Ready, Refusal, StepReport, Told
+from protos.refusals import LighthouseError
+from protos.supervisor import HostExcluded, StopAsked, SupervisorEntry, WorkerLost
+from tests.simulation.network import End
+from tests.simulation.runs.keys import KeyAnswer, KeyRequest
+from tests.simulation.runs.links import PULSE_S, Keepalive
+from tests.simulation.world import Died, Process, Timer
+
+if TYPE_CHECKING:
+    from tests.simulation.runs.simulation import RunSimulation
+
+HOST = "lighthouse"
+ACCEPTED = "accepted"
+"""The stream's metadata: its entry was taken."""
+WALL_SKEW_S = (0.0, -31.0, 31.0)
+
+
+class LighthouseSite:
+    """What outlives a process: the journal."""
+
+    def __init__(self, simulation: "RunSimulation") -> None:
+        self.simulation = simulation
+        self.world = simulation.world
+        self.record: bytes | None = None
+        self.rows: dict[tuple[int, str, str], Row] = {}
+        self.process: RunLighthouse | None = None
+        self.up_since = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None and self.process.is_up
+
+    def start(self) -> None:
+        if not self.is_up:
+            self.process = RunLighthouse(self)
+            self.up_since = self.world.now
+
+    def kill(self, back_after_s: float) -> None:
+        if self.process is not None:
+            self.process.kill()
+        self.world.after(back_after_s, self.start)
+
+    def lose_journal(self) -> None:
+        """While it is down."""
+        self.record = None
+        self.rows.clear()
+        self.simulation.checkers.journal_lost()
+
+
+class RunLighthouse(Process):
+    def __init__(self, site: LighthouseSite) -> None:
+        super().__init__(site.world, "lighthouse", HOST)
+        self.site = site
+        self.simulation = site.simulation
+        self.checkers = site.simulation.checkers
+        record = None if site.record is None else parse(site.record)
+        config = GenerationConfig(
+            rank_timeout_s=site.simulation.plan.rank_timeout_s, wall_offset_s=self.world.random.choice(WALL_SKEW_S)
+        )
+        self.machine = RunMachine(config, record=record, now=self.clock())
+        self.machine.keys = KeySpaces(self.machine.life.number, site.rows.values())
+        self.streams: dict[RankId, End] = {}
+        self.supervisors: dict[int, End] = {}
+        self._names: dict[End, tuple[int, SupervisorEntry]] = {}
+        self._sessions: dict[End, int] = {}
+        self._ranks: dict[End, RankId] = {}
+        self._next_session = 0
+        self._crash_in: int | None = None
+        self._is_armed = False
+        self._timer = Timer(self, self._tick)
+        self._keepalive = Keepalive(self, self._ended)
+        self.on_death.append(lambda: self.simulation.network.end_all(self))
+        self.checkers.lighthouse_started(self.machine)
+        self.say(f"starts with generation {self.machine.life.number}, stop {self.machine.stop}")
+        self._timer.set(self.machine.deadline(self.clock()))
+
+    # -- streams
+
+    def accept(self, end: End) -> None:
+        end.on_message = lambda message: self._receive(end, message)
+        end.on_end = lambda: self._ended(end)
+        self._keepalive.watch(end)
+
+    def _ended(self, end: End) -> None:
+        self._keepalive.forget(end)
+        rank, supervisor = self._ranks.pop(end, None), self._names.pop(end, None)
+        if rank is not None and self.streams.get(rank) is end:
+            del self.streams[rank]
+        if supervisor is not None:
+            self.supervisors.pop(supervisor[0], None)
+            self.feed(events.SupervisorEnded(supervisor[0]))
+        session = self._sessions.pop(end, None)
+        if session is not None:
+            self.feed(events.SessionEnded(session))
+
+    def _end(self, end: End, last: Any) -> None:
+        """A last word, and the end of that stream."""
+        end.send(last)
+        end.close()
+        self.after(0, self._ended, end)
+
+    def _receive(self, end: End, message: Any) -> None:
+        rank = self._ranks.get(end)
+        match message:
+            case Entry():
+                self._enter(end, message)
+            case StepReport(step, phase) if rank is not None:
+                self.feed(events.Beaten(rank, step, phase), end)
+            case Ready(generation) if rank is not None:
+                self.feed(events.Readied(rank, generation), end)
+            case Failure(generation, reason) if rank is not None:
+                self.feed(events.Failed(rank, generation, reason), end)
+            case Finish(generation) if rank is not None:
+                self.feed(events.Finished(rank, generation), end)
+            case KeyRequest():
+                self._answer(end, message)
+            case _:
+                self._hear_supervisor(end, message)
+
+    def _enter(self, end: End, entry: Entry) -> None:
+        self._next_session += 1
+        old = self.streams.get(entry.rank)
+        if old is not None:  # a newer stream takes its place
+            self._sessions.pop(old, None)
+            self._ranks.pop(old, None)
+            self._keepalive.forget(old)
+            old.close()
+        self._sessions[end] = self._next_session
+        self._ranks[end] = entry.rank
+        self.streams[entry.rank] = end
+        self.checkers.entered(entry)
+        end.send(ACCEPTED)
+        self.feed(events.Entered(entry, self._next_session), end)
+
+    def _hear_supervisor(self, end: End, message: Any) -> None:
+        if isinstance(message, SupervisorEntry):
+            self._next_session += 1
+            self._names[end] = self._next_session, message
+            self.supervisors[self._next_session] = end
+            self.checkers.supervisor_entered(message.incarnation)
+            self.feed(events.SupervisorEntered(message, self._next_session))
+        if end not in self._names:
+            return
+        name, host = self._names[end][1].name, self._names[end][1].host
+        match message:
+            case WorkerLost(rank, reason, output):
+                self.feed(events.RankLost(rank, reason, output, name))
+            case StopAsked(reason):
+                self.feed(events.StopAsked(reason, name))
+            case HostExcluded(reason):
+                self.feed(events.HostExcluded(host, reason))
+            case _:
+                pass
+
+    # -- keys
+
+    def _answer(self, end: End, request: KeyRequest) -> None:
+        keys, value, error = self.machine.keys, request.value, None
+        try:
+            if request.value is None:
+                value = keys.get(request.generation, request.kind, request.name)
+            else:
+                row = keys.put(request.generation, request.kind, request.name, request.value)
+                self.site.rows[row[0], row[1], row[2]] = row
+        except LighthouseError as refusal:
+            error = refusal
+        self.checkers.key_answered(request, value, error, self.machine.life.number)
+        end.send(KeyAnswer(request, value, error))
+
+    # -- the operator
+
+    def ask_stop(self, reason: str) -> None:
+        self.feed(events.StopAsked(reason, "operator"))
+
+    def ask_resume(self) -> None:
+        self.feed(events.ResumeAsked())
+
+    # -- the machine
+
+    def feed(self, event: events.GenerationEvent, end: End | None = None) -> None:
+        now = self.clock()
+        self._perform(self.machine.handle(event, now), end, event)
+
+    def _tick(self) -> None:
+        self._perform(self.machine.tick(self.clock()), None, None)
+
+    def pause(self, for_s: float) -> None:
+        super().pause(for_s)
+        self.after(for_s, self._wake, for_s)
+
+    def _wake(self, for_s: float) -> None:
+        self._keepalive.begin_anew()
+        late_s = for_s * self.rate - self.world.random.uniform(0, PULSE_S)
+        if late_s > PULSE_S:
+            self.feed(events.WasLate(late_s))
+
+    def _perform(
+        self, effects: Sequence[events.GenerationEffect], end: End | None, event: events.GenerationEvent | None
+    ) -> None:
+        self.checkers.handled(self.machine, event)
+        for effect in effects:
+            self._may_die()
+            record: RunRecord | None = getattr(effect, "record", None)
+            if record is not None:
+                self.site.record = dump(record)
+            self.checkers.effect(self.machine, effect, record)
+            if isinstance(effect, events.GenerationFormed):
+                self._fire_crash()
+            self._may_die()
+            self._carry(effect, end)
+        now = self.clock()
+        self.checkers.settled(self.machine, now)
+        self._timer.set(self.machine.deadline(now))
+
+    def _carry(self, effect: events.GenerationEffect, end: End | None) -> None:
+        match effect:
+            case events.GenerationFormed(generation, spares):
+                self.say(f"forms {generation.counters} of {[str(rank) for rank in generation.active]}")
+                self._tell((*generation.active, *spares), Told(generation.counters, _slots(generation.active)))
+            case events.GenerationHanded(rank, generation):
+                self._tell((rank,), Told(generation.counters, _slots(generation.active)))
+            case events.Interrupted(number, reason, ranks):
+                self.say(f"interrupts {number}: {reason}")
+                self._tell(ranks, Over(number, reason))
+            case events.RankRefused(rank, error):
+                self.say(f"refuses {rank}: {error}")
+                if end is not None:
+                    self._end(end, Refusal(error))
+            case events.Completed(number, ranks, record):
+                self.say(f"{number} is completed")
+                self._tell(ranks, Done(number))
+                if record is not None:
+                    self._tell_supervisors(Done(number))
+            case events.Stopped(stop, ranks, record):
+                self.say(f"stops: {stop}")
+                self._tell(ranks, stop)
+                if record is not None:
+                    self._tell_supervisors(stop)
+            case events.Resumed():
+                self.say("resumes")
+            case events.SupervisorTold(session, message):
+                self._tell_supervisor(session, message)
+            case events.Noted():
+                self.site.record = dump(self.machine.record(self.clock()))
+
+    def _tell(self, ranks: Sequence[RankId], message: Any) -> None:
+        for rank in ranks:
+            self._may_die()
+            end = self.streams.get(rank)
+            if end is not None:
+                end.send(message)
+
+    def _tell_supervisors(self, message: Any) -> None:
+        for session in sorted(self.supervisors):
+            self._may_die()
+            self.supervisors[session].send(message)
+
+    def _tell_supervisor(self, session: int, message: Any) -> None:
+        end = self.supervisors.get(session)
+        if end is not None:
+            self._end(end, message) if isinstance(message, Refusal) else end.send(message)
+
+    # -- its end
+
+    def arm_crash(self, effects: int, patience_s: float) -> None:
+        """It dies so many tellings after the next generation has formed; if none does in time, after any."""
+        self._crash_after, self._is_armed = effects, True
+        self.after(patience_s, self._fire_crash)
+
+    def _fire_crash(self) -> None:
+        if self._is_armed:
+            self._crash_in, self._is_armed = self._crash_after, False
+
+    def _may_die(self) -> None:
+        if self._crash_in is None:
+            return
+        self._crash_in -= 1
+        if self._crash_in < 0:
+            self.world.counts["crashed while telling"] += 1
+            self.site.kill(self.world.random.choice((0.05, 0.5, 2.0)))
+            self.simulation.trouble(None, until=self.world.now + 2.0)
+            raise Died
+
+
+def _slots(active: Sequence[RankId]) -> tuple[int, ...]:
+    return tuple(rank.slot for rank in active)

@@ -1,0 +1,119 @@
+"""A process's stream to the lighthouse, and who watches that it has not died without a word."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation.network import End, Network
+from tests.simulation.world import Process
+
+PULSE_S = 0.25
+KEEPALIVE_S = (1.0, 2.0)
+
+
+class Keepalive:
+    """Closes connections whose other end has not answered a probe for a while, and calls `ended`."""
+
+    def __init__(self, process: Process, ended: Callable[[End], None]) -> None:
+        self._process = process
+        self._ended = ended
+        self._patience: dict[End, float] = {}
+        self._is_watching = False
+
+    def watch(self, end: End) -> None:
+        self._patience[end] = self._process.world.random.uniform(*KEEPALIVE_S)
+        if not self._is_watching:
+            self._is_watching = True
+            self._process.after(PULSE_S, self._probe)
+
+    def forget(self, end: End) -> None:
+        self._patience.pop(end, None)
+
+    def begin_anew(self) -> None:
+        """The process was paused; nothing is known of the time before."""
+        for end in self._patience:
+            end.silent_since = None
+
+    def _probe(self) -> None:
+        now = self._process.world.now
+        for end in list(self._patience):
+            if not end.peer.is_silent():
+                end.silent_since = None
+            elif end.silent_since is None:
+                end.silent_since = now
+            elif now - end.silent_since > self._patience[end]:
+                del self._patience[end]
+                end.close()
+                self._ended(end)
+        self._is_watching = bool(self._patience)
+        if self._patience:
+            self._process.after(PULSE_S, self._probe)
+
+
+class Link:
+    """One stream at a time. `opened`, `heard`, `closed` belong to `process`; a try that fails is closed, too."""
+
+    def __init__(
+        self,
+        process: Process,
+        network: Network,
+        opened: Callable[[], None],
+        heard: Callable[[Any], None],
+        closed: Callable[[], None],
+    ) -> None:
+        self._process = process
+        self._network = network
+        self._opened = opened
+        self._heard = heard
+        self._closed = closed
+        self._keepalive = Keepalive(process, self._ended)
+        self._tries = 0
+        self.end: End | None = None
+        self.opened_at = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self.end is not None and self.end.is_open
+
+    def open(self, server: Process | None, accept: Callable[[End], None]) -> None:
+        self._tries += 1
+        number = self._tries
+        self._network.connect(
+            self._process, server, accept, lambda end: self._connected(number, end), lambda: self._failed(number)
+        )
+
+    def send(self, message: Any) -> None:
+        if self.end is not None:
+            self.end.send(message)
+
+    def close(self) -> None:
+        """By this side; `closed` is not called."""
+        self._tries += 1
+        end, self.end = self.end, None
+        if end is not None:
+            self._keepalive.forget(end)
+            end.close()
+
+    def break_(self) -> None:
+        """By the network."""
+        if self.end is not None:
+            self._network.break_(self.end)
+
+    def _connected(self, number: int, end: End) -> None:
+        if number != self._tries:
+            return end.close()
+        self.end, self.opened_at = end, self._process.world.now
+        end.on_message = lambda message: self._heard(message) if self.end is end else None
+        end.on_end = lambda: self._ended(end)
+        self._keepalive.watch(end)
+        return self._opened()
+
+    def _failed(self, number: int) -> None:
+        if number == self._tries:
+            self._closed()
+
+    def _ended(self, end: End) -> None:
+        if self.end is not end:
+            return
+        self._keepalive.forget(end)
+        self.end = None
+        self._closed()

@@ -1,0 +1,73 @@
+"""What must have happened by now: looked at again and again, of processes that nothing has disturbed for as long."""
+
+from typing import TYPE_CHECKING, NoReturn
+
+from lighthouse.run_machine import RunMachine
+from tests.simulation.runs.checkers import OBEYED_WITHIN_S
+from tests.simulation.world import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.runs.rank import RankProcess
+    from tests.simulation.runs.simulation import RunSimulation
+    from tests.simulation.runs.supervisor import Supervisor
+
+TOLD_WITHIN_S = 3.0
+
+
+class Patience:
+    """G4: nobody waits for what has passed, or runs on; G5: a stop is obeyed; G6: a completion is."""
+
+    def __init__(self, simulation: "RunSimulation") -> None:
+        self._simulation = simulation
+        self._checkers = simulation.checkers
+
+    def look(self) -> None:
+        simulation = self._simulation
+        process = simulation.site.process
+        if process is None or not process.is_up or process.is_paused:
+            return
+        for host in simulation.hosts:
+            supervisor = host.supervisor
+            if supervisor is None or not supervisor.is_up:
+                continue
+            if self._should_have_stopped() and simulation.is_untroubled(supervisor, OBEYED_WITHIN_S):
+                _broken("G5", f"{supervisor.name} is up {OBEYED_WITHIN_S:g} s after {self._checkers.stop}")
+            if self._has_to_be_gone(supervisor, supervisor.incarnation):
+                _broken("G6", f"{supervisor.name} is up {TOLD_WITHIN_S:g} s after the completion")
+            for rank in host.ranks:
+                self._look_at(rank, process.machine)
+
+    def _has_to_be_gone(self, process: "RankProcess | Supervisor", incarnation: str) -> bool:
+        """It was of a run that was completed, and has had the time to hear so."""
+        completed_at = self._checkers.completed_at
+        if completed_at is None or self._simulation.world.now < completed_at + TOLD_WITHIN_S:
+            return False
+        is_old = self._checkers.heard_of.get(incarnation, completed_at) < completed_at
+        return is_old and self._simulation.is_untroubled(process, TOLD_WITHIN_S)
+
+    def _look_at(self, rank: "RankProcess", machine: RunMachine) -> None:
+        simulation, newest = self._simulation, self._checkers.newest
+        if self._should_have_stopped() and simulation.is_untroubled(rank, OBEYED_WITHIN_S):
+            _broken("G5", f"{rank.name} is up {OBEYED_WITHIN_S:g} s after {self._checkers.stop}")
+        if self._has_to_be_gone(rank, rank.supervisor.incarnation):
+            _broken("G6", f"{rank.name} is up {TOLD_WITHIN_S:g} s after the completion")
+        if self._runs_on(rank) and simulation.is_untroubled(rank, TOLD_WITHIN_S):
+            _broken("G4", f"{rank.name} runs {rank.running}, {TOLD_WITHIN_S:g} s after its end")
+        if newest is None or not machine.life.stands or simulation.world.now < self._checkers.formed_at + TOLD_WITHIN_S:
+            return
+        knows = rank.told is not None and rank.told >= newest.number
+        if rank.waits and not knows and simulation.is_untroubled(rank, TOLD_WITHIN_S):
+            _broken("G4", f"{rank.name} waits, and has not heard of {newest.number}")
+
+    def _runs_on(self, rank: "RankProcess") -> bool:
+        number, now = rank.running, self._simulation.world.now
+        return number is not None and not rank.is_hung and self._checkers.over_at.get(number, now) + TOLD_WITHIN_S < now
+
+    def _should_have_stopped(self) -> bool:
+        return (
+            self._checkers.stop is not None and self._simulation.world.now > self._checkers.stopped_at + OBEYED_WITHIN_S
+        )
+
+
+def _broken(rule: str, what: str) -> NoReturn:
+    raise Violation(f"{rule} {what}")

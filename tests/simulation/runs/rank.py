@@ -1,0 +1,180 @@
+"""A rank's process: the pure machine of agent_client.restart, its stream, and the function that it runs."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from agent_client.restart import rank_events as events
+from agent_client.restart.rank_machine import RankConfig, RankMachine, RankPhase
+from protos.generation import Done, Entry, KeyKind, RankId, Stop, Told
+from tests.simulation.runs.keys import KeyAnswer, KeyRequest
+from tests.simulation.runs.lighthouse import ACCEPTED
+from tests.simulation.runs.links import Link
+from tests.simulation.world import Process, Timer
+
+if TYPE_CHECKING:
+    from tests.simulation.runs.simulation import RunSimulation
+    from tests.simulation.runs.supervisor import Supervisor
+
+KEYS_EVERY_S = 1.0
+EXIT_STOPPED = 130
+SIGKILLED = -9
+
+
+class RankProcess(Process):
+    def __init__(self, simulation: "RunSimulation", supervisor: "Supervisor", rank: RankId, attempt: int) -> None:
+        super().__init__(simulation.world, f"rank{rank.slot}/{rank.incarnation}", supervisor.host)
+        plan = simulation.plan
+        self.simulation = simulation
+        self.supervisor = supervisor
+        self.rank = rank
+        self.attempt = attempt
+        entry = Entry(rank, plan.terms, attempt, supervisor.host, simulation.world.counts["processes"])
+        simulation.world.counts["processes"] += 1
+        config = RankConfig(hard_timeout_s=plan.hard_timeout_s, accept_timeout_s=plan.accept_timeout_s)
+        self.machine = RankMachine(entry, config)
+        self.link = Link(self, simulation.network, self._opened, self._heard, self._closed)
+        self.running: int | None = None
+        self.told: int | None = None
+        self.born_at = self.world.now
+        self.is_hung = False
+        self._is_ending = False
+        self._session = 0
+        self._queued: list[Any] = []
+        self._timer = Timer(self, self._tick)
+        self.on_death.append(lambda: simulation.network.end_all(self))
+        self.after(plan.boot_s, self._boot)
+
+    @property
+    def waits(self) -> bool:
+        return self.machine.phase in (RankPhase.READY, RankPhase.SPARE)
+
+    def _boot(self) -> None:
+        self._perform(self.machine.start(self.clock()))
+        self.feed(events.Waiting())
+        self.after(KEYS_EVERY_S, self._use_keys)
+
+    # -- the machine
+
+    def feed(self, event: events.RankEvent) -> None:
+        self._perform(self.machine.handle(event, self.clock()))
+
+    def _tick(self) -> None:
+        self._perform(self.machine.tick(self.clock()))
+
+    def _perform(self, effects: Sequence[events.RankEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case events.Connect(session):
+                    self._connect(session)
+                case events.Disconnect():
+                    self.link.close()
+                case events.Send(_, message):
+                    self._send(message)
+                case events.Run(counters, rank, world_size):
+                    self._run(counters.number, rank, world_size)
+                case events.Interrupt():
+                    self._interrupt()
+                case events.Kill(reason):
+                    self.exit(SIGKILLED, reason)
+                case events.Ended(outcome):
+                    self._end(outcome)
+                case events.StandBy() | events.LighthouseLost() | events.LighthouseBack():
+                    pass
+            if not self.is_up:
+                return
+        self._timer.set(self.machine.deadline(self.clock()))
+
+    # -- the stream
+
+    def _connect(self, session: int) -> None:
+        self._session, self._queued = session, []
+        site = self.simulation.site
+        self.link.open(site.process, lambda end: site.process.accept(end) if site.process else None)
+
+    def _send(self, message: Any) -> None:
+        if self.link.is_open:
+            self.link.send(message)
+        else:
+            self._queued.append(message)
+
+    def _opened(self) -> None:
+        queued, self._queued = self._queued, []
+        for message in queued:
+            self.link.send(message)
+
+    def _closed(self) -> None:
+        self.feed(events.Closed(self._session, None, self.world.random.random()))
+
+    def _heard(self, message: Any) -> None:
+        if isinstance(message, KeyAnswer):
+            return None
+        if message == ACCEPTED:
+            return self.feed(events.Accepted(self._session))
+        if isinstance(message, Told):
+            self.told = max(message.counters.number, -1 if self.told is None else self.told)
+            self.simulation.checkers.heard(self.rank, message)
+        return self.feed(events.Heard(self._session, message))
+
+    def _use_keys(self) -> None:
+        self.after(KEYS_EVERY_S, self._use_keys)
+        if self.running is None or not self.link.is_open:
+            return
+        name = f"rank{self.world.random.randrange(3)}"
+        value = None if self.world.random.random() < 0.5 else f"{self.rank.incarnation} at {self.world.now}".encode()
+        self.link.send(KeyRequest(self.running, KeyKind.ITERATION, name, value))
+
+    # -- the function
+
+    def _run(self, number: int, place: int, world_size: int) -> None:
+        self.running = number
+        self.say(f"runs {number} as rank {place} of {world_size}")
+        self.simulation.checkers.runs(self.rank, number, place, world_size)
+        self.simulation.work.begin(self, number, place, world_size)
+
+    def _interrupt(self) -> None:
+        if self.running is None or self.is_hung:
+            return
+        self.running = None
+        self.after(self.simulation.plan.interrupt_s * self.world.random.uniform(0.2, 1.5), self._raised, "interrupted")
+
+    def _raised(self, reason: str) -> None:
+        self.feed(events.Raised(reason))
+        if self.machine.outcome is not None:
+            return self._end(self.machine.outcome)
+        return self.after(0.001, self.feed, events.Waiting())
+
+    def stepped(self, step: int) -> None:
+        self.feed(events.Stepped(step))
+
+    def return_from(self, number: int) -> None:
+        if self.running == number:
+            self.running = None
+            self.say(f"returns from {number}")
+            self.feed(events.Returned())
+
+    def fail(self, reason: str) -> None:
+        self.running = None
+        self._raised(reason)
+
+    def hang(self, for_s: float) -> None:
+        """In C code: an interruption must wait."""
+        self.is_hung = True
+        self.after(for_s, self._unhang)
+
+    def _unhang(self) -> None:
+        self.is_hung = False
+
+    # -- its end
+
+    def _end(self, outcome: object) -> None:
+        """When its function has ended."""
+        if self.machine.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
+            return
+        code = 0 if isinstance(outcome, Done) else EXIT_STOPPED if isinstance(outcome, Stop) else 1
+        self.exit(code, str(outcome))
+
+    def exit(self, code: int, reason: str = "") -> None:
+        if self.is_up:
+            self.say(f"exits {code} {reason}")
+            self.kill()
+            self.supervisor.child_ended(self, code, reason)

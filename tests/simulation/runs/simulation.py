@@ -1,0 +1,161 @@
+"""One run from its seed: its hosts, the faults, and what must hold at the end."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.simulation.network import Network
+from tests.simulation.runs.checkers import Checkers
+from tests.simulation.runs.faults import draw_faults, schedule
+from tests.simulation.runs.lighthouse import LighthouseSite, RunLighthouse
+from tests.simulation.runs.patience import Patience
+from tests.simulation.runs.plan import RunPlan, draw_plan
+from tests.simulation.runs.rank import RankProcess
+from tests.simulation.runs.supervisor import EXIT_STOPPED, Host, Supervisor
+from tests.simulation.runs.work import Work
+from tests.simulation.world import Process, Violation, World
+
+LOOK_EVERY_S = 0.25
+BOOT_S = 1.0
+
+
+@dataclass(slots=True)
+class Result:
+    seed: int
+    violation: str = ""
+    simulated_s: float = 0.0
+    events: int = 0
+    counts: Counter[str] = field(default_factory=Counter[str])
+
+
+class RunSimulation:
+    def __init__(self, plan: RunPlan, trace: Callable[[str], None] | None = None) -> None:
+        self.plan = plan
+        self.world = World(plan.seed, trace)
+        self.network = Network(self.world, plan.delay_s)
+        self.checkers = Checkers(self)
+        self.patience = Patience(self)
+        self.work = Work(self)
+        self.site = LighthouseSite(self)
+        self.hosts = [Host(self, index) for index in range(plan.hosts)]
+        self._names = 0
+        self._trouble: dict[str, float] = {}
+
+    def new_name(self, kind: str) -> str:
+        self._names += 1
+        return f"{kind}{self._names}"
+
+    # -- who is undisturbed
+
+    def trouble(self, what: Process | str | None, *, until: float) -> None:
+        """Of a process, a host's network, or, None, the lighthouse."""
+        key = what.name if isinstance(what, Process) else what or ""
+        self._trouble[key] = max(self._trouble.get(key, 0.0), until)
+
+    def is_untroubled(self, process: RankProcess | Supervisor, for_s: float) -> bool:
+        """Its stream has been open for so long, and nothing has disturbed it or the lighthouse."""
+        since = self.world.now - for_s
+        ends = (self._trouble.get(key, 0.0) for key in (process.name, process.host, ""))
+        is_old = process.link.is_open and process.link.opened_at <= since and self.site.up_since <= since
+        return is_old and not process.is_paused and all(end <= since for end in ends)
+
+    # -- the operator, and the scheduler of the job
+
+    def operator(self, act: Callable[[RunLighthouse], None]) -> bool:
+        process = self.site.process
+        if process is None or not process.is_up or process.is_paused:
+            return False
+        self.world.at(self.world.now, process, act, process)
+        return True
+
+    def resume(self) -> bool:
+        is_done = self.operator(lambda process: process.ask_resume())
+        if is_done:
+            self.world.after(self.plan.relaunch_s, self._launch_all)
+        return is_done
+
+    def launch_again(self) -> bool:
+        """The same run id, when its training has ended."""
+        is_over = self.checkers.ended_by == "completed" and not any(host.is_up for host in self.hosts)
+        if is_over:
+            self._launch_all()
+        return is_over
+
+    def _launch_all(self) -> None:
+        for host in self.hosts:
+            host.launch()
+
+    def supervisor_ended(self, supervisor: Supervisor) -> None:
+        """It has exited by itself. With another code than 0 and 130 it is started again."""
+        self.world.counts[f"supervisors that exit {supervisor.code}"] += 1
+        if supervisor.code not in (0, EXIT_STOPPED):
+            self.world.after(self.plan.relaunch_s, supervisor.site.launch)
+
+    # -- the run
+
+    def run(self) -> None:
+        world, plan = self.world, self.plan
+        world.after(world.random.random() * BOOT_S, self.site.start)
+        for host in self.hosts:
+            world.after(world.random.random() * BOOT_S, host.launch)
+        for fault in draw_faults(self):
+            schedule(self, fault)
+        while world.now < plan.faults_s:
+            self._look()
+        world.is_calm = True
+        world.say("", "no more faults")
+        ends_at = world.now + plan.settle_s
+        while not self._has_ended():
+            if world.now >= ends_at:
+                raise Violation(f"G4 {plan.settle_s:.0f} s after the last fault: {self.describe()}")
+            self._look()
+
+    def _look(self) -> None:
+        self.world.run(self.world.now + LOOK_EVERY_S)
+        self.patience.look()
+
+    def _has_ended(self) -> bool:
+        """All have ended, by 0 after a completion or by 130 after a stop. If some were launched again after a
+        completion or a resume, so are all."""
+        if not self.site.is_up or any(host.is_up for host in self.hosts):
+            if self.site.is_up and self._are_some_missing():
+                self._launch_all()
+            return False
+        codes = {host.supervisor.code for host in self.hosts if host.supervisor is not None}
+        return codes == {0} if self.checkers.ended_by == "completed" else codes <= {0, EXIT_STOPPED}
+
+    def _are_some_missing(self) -> bool:
+        """Of a launch that goes on, and not since a moment ago only."""
+        down = [host for host in self.hosts if not host.is_up]
+        return bool(down) and self.checkers.ended_at + self.plan.settle_s / 8 < self.world.now
+
+    def describe(self) -> str:
+        """For a reader of a failure."""
+        process = self.site.process
+        parts = [f"step {self.work.step}/{self.plan.steps}"]
+        if process is not None:
+            machine = process.machine
+            verdict = machine.verdict(process.clock())
+            parts.append(f"generation {machine.life.number} broken {machine.life.is_broken} {verdict} {machine.stop}")
+        for host in self.hosts:
+            ranks = [f"{rank.rank} {rank.machine.phase} told {rank.told}" for rank in host.ranks]
+            code = host.supervisor.code if host.supervisor else None
+            parts.append(f"{host.name} {'up' if host.is_up else f'ended {code}'}: {'; '.join(ranks)}")
+        return "\n    ".join(parts)
+
+
+def run_plan(plan: RunPlan, trace: Callable[[str], None] | None = None) -> Result:
+    simulation = RunSimulation(plan, trace)
+    world = simulation.world
+    result = Result(plan.seed)
+    try:
+        simulation.run()
+    except Violation as violation:
+        result.violation = str(violation)
+        world.say("VIOLATION", result.violation)
+    result.simulated_s, result.events, result.counts = world.now, world.events, world.counts
+    return result
+
+
+def run_seed(seed: int, *, scenario: str | None = None, trace: Callable[[str], None] | None = None) -> Result:
+    return run_plan(draw_plan(seed, scenario), trace)

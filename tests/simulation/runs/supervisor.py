@@ -1,0 +1,191 @@
+"""A supervisor of one host: the pure machine of manager/supervision.py, its ranks, and its stream to the lighthouse."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from manager import supervision_events as events
+from manager.restarts import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
+from manager.supervision import Layout, SupervisorMachine
+from protos.generation import Done, RankId, Refusal, Stop
+from protos.supervisor import StopAsked, SupervisorBeat, SupervisorEntry, SupervisorWelcome, WorkerLost
+from tests.simulation.runs.links import Link
+from tests.simulation.runs.rank import EXIT_STOPPED, RankProcess
+from tests.simulation.world import Process, Timer
+
+if TYPE_CHECKING:
+    from tests.simulation.runs.simulation import RunSimulation
+
+NOTICES_S = 0.02
+GRACE_S = 1.0
+BEAT_S = 1.0
+BACK_OFF_S = (0.1, 1.0)
+STOP_KEPT_S = 60.0
+
+
+class Host:
+    """What outlives a supervisor: its place in the job, and the scheduler that starts it."""
+
+    def __init__(self, simulation: "RunSimulation", index: int) -> None:
+        self.simulation = simulation
+        self.name = f"host{index}"
+        per_host = simulation.plan.ranks_per_host
+        self.slots = tuple(range(index * per_host, (index + 1) * per_host))
+        self.supervisor: Supervisor | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self.supervisor is not None and self.supervisor.is_up
+
+    @property
+    def ranks(self) -> list[RankProcess]:
+        return [rank for rank in self.supervisor.ranks.values() if rank.is_up] if self.supervisor else []
+
+    def launch(self) -> None:
+        if not self.is_up:
+            self.supervisor = Supervisor(self)
+
+    def kill_supervisor(self, back_after_s: float) -> None:
+        """SIGKILL: its ranks die with it; the scheduler starts it again."""
+        assert self.supervisor is not None
+        self.supervisor.kill()
+        self.simulation.world.after(back_after_s, self.launch)
+
+
+class Supervisor(Process):
+    def __init__(self, host: Host) -> None:
+        super().__init__(host.simulation.world, f"supervisor {host.name}", host.name)
+        plan = host.simulation.plan
+        self.site = host
+        self.simulation = host.simulation
+        self.incarnation = self.simulation.new_name("s")
+        self.ranks: dict[int, RankProcess] = {}
+        self.born_at = self.world.now
+        self.code: int | None = None
+        self._has_welcome = False
+        self._stop: StopAsked | None = None
+        self._lost: dict[RankId, WorkerLost] = {}
+        policy = RestartPolicy(
+            max_restarts=plan.budget,
+            delay_s=plan.restart_s,
+            max_delay_s=4 * plan.restart_s,
+            startup_failures=0,
+            scope=GROUP_SCOPE if plan.is_group_scope else RANK_SCOPE,
+        )
+        layout = Layout(1, len(host.slots))
+        self.machine = SupervisorMachine(layout, policy, self.world.random.random, grace_s=GRACE_S)
+        self.link = Link(self, self.simulation.network, self._opened, self._heard, self._closed)
+        self._timer = Timer(self, self._tick)
+        self.on_death.append(self._die)
+        self.say("starts")
+        self._connect()
+        self.after(BEAT_S, self._beat)
+
+    # -- the stream
+
+    def _connect(self) -> None:
+        site = self.simulation.site
+        self.link.open(site.process, lambda end: site.process.accept(end) if site.process else None)
+
+    def _opened(self) -> None:
+        self.link.send(SupervisorEntry(self.site.name, self.incarnation, self.host, self.site.slots))
+        for lost in self._lost.values():
+            self.link.send(lost)
+        if self._stop is not None:
+            self.link.send(self._stop)
+
+    def _closed(self) -> None:
+        self.after(self.world.random.uniform(*BACK_OFF_S), self._connect)
+
+    def _beat(self) -> None:
+        self.link.send(SupervisorBeat())
+        self.after(BEAT_S, self._beat)
+
+    def _heard(self, message: Any) -> None:
+        match message:
+            case SupervisorWelcome() if not self._has_welcome:
+                self._has_welcome = True
+                self.feed(events.HostReady(0))
+            case Stop(reason):
+                self._stop = None
+                self.feed(events.StopHeard(reason))
+                if self.machine.is_over:
+                    self._exit(EXIT_STOPPED, reason)
+            case Done():
+                self.feed(events.EndAsked(0, "all have finished"))
+            case Refusal(error):
+                self.feed(events.EndAsked(1, str(error)))
+            case _:
+                pass
+
+    # -- the machine
+
+    def feed(self, event: events.Event) -> None:
+        self._perform(self.machine.handle(event, self.clock()))
+
+    def _tick(self) -> None:
+        self._perform(self.machine.tick(self.clock()))
+
+    def _perform(self, effects: Sequence[events.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case events.Start(_, ranks, attempt):
+                    for rank in ranks:
+                        self._start(self.site.slots[rank], attempt)
+                case events.Halt(_, ranks, grace_s):
+                    for rank in ranks:
+                        self._halt(self.ranks[self.site.slots[rank]], grace_s)
+                case events.RunStopAsked(reason):
+                    self._stop = StopAsked(reason)
+                    self.link.send(self._stop)
+                case events.Over(status, why):
+                    self._over(status, why)
+                case events.Noted(text):
+                    self.say(text)
+                case events.HostExcluded():
+                    raise AssertionError(effect)
+        if self.is_up:
+            self._timer.set(self.machine.deadline())
+
+    # -- ranks
+
+    def _start(self, slot: int, attempt: int) -> None:
+        old = self.ranks.get(slot)
+        assert old is None or not old.is_up
+        rank = RankId(slot, self.simulation.new_name("i"))
+        self.ranks[slot] = RankProcess(self.simulation, self, rank, attempt)
+        self.simulation.checkers.started(self.ranks[slot])
+
+    def _halt(self, rank: RankProcess, grace_s: float) -> None:
+        """SIGTERM; to one that does not hear it, SIGKILL."""
+        self.after(grace_s if rank.is_paused else NOTICES_S, rank.exit, -15, "its supervisor ends it")
+
+    def child_ended(self, rank: RankProcess, code: int, reason: str) -> None:
+        """SIGCHLD."""
+        if self.is_up:
+            self.after(NOTICES_S, self._reap, rank, code, reason)
+
+    def _reap(self, rank: RankProcess, code: int, reason: str) -> None:
+        if code:
+            self._lost[rank.rank] = WorkerLost(rank.rank, reason or f"exit code {code}")
+            self.link.send(self._lost[rank.rank])
+        self.feed(events.RankEnded(rank.rank.slot - self.site.slots[0], rank.attempt, code, reason))
+
+    # -- its end
+
+    def _over(self, status: int, why: str) -> None:
+        """A stop that the lighthouse has not heard of is kept for a while."""
+        if self._stop is None:
+            return self._exit(status, why)
+        return self.after(STOP_KEPT_S, self._exit, status, why)
+
+    def _exit(self, code: int, why: str) -> None:
+        self.say(f"exits {code}: {why}")
+        self.code = code
+        self.kill()
+        self.simulation.supervisor_ended(self)
+
+    def _die(self) -> None:
+        """Nothing that it has started outlives it."""
+        self.simulation.network.end_all(self)
+        for rank in self.ranks.values():
+            rank.kill()
