@@ -15,12 +15,21 @@ from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
-from protos.progress import MAX_DEPTH, MAX_NAME_CHARS, MAX_NAMES, STEP, Collective, OpenPhase, PhaseTime, Sample
+from protos.progress import (
+    MAX_DEPTH,
+    MAX_LABEL_CHARS,
+    MAX_NAME_CHARS,
+    MAX_NAMES,
+    OTHER,
+    STEP,
+    Collective,
+    OpenPhase,
+    PhaseTime,
+    Sample,
+)
 
 WAITING = "(waiting)"
 """Under this name the time of all declared waits is added up."""
-OTHER = "(other)"
-"""Stands for every phase beyond MAX_NAMES."""
 
 READ_AGAIN_S = 0.0002
 READS = 50
@@ -100,7 +109,9 @@ class Progress:
         self, quorum_id: int, number: int, operation: str, shape: str = "", *, within_group: bool = False
     ) -> Generator[None]:
         """The rank is in this collective for as long as the block runs, however it ends."""
-        here = Collective(quorum_id, number, operation, shape, within_group=within_group)
+        here = Collective(
+            quorum_id, number, operation[:MAX_NAME_CHARS], shape[:MAX_LABEL_CHARS], within_group=within_group
+        )
         self._collective = (here, self.clock())
         try:
             yield

@@ -5,10 +5,9 @@ learned from all ranks together: one that has validated knows how long the other
 neither does a time that was over its limit. A rank that is lost is dropped with its open phases.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 
-from protos.progress import MAX_NAMES, GroupView, PhaseTime, RankName, RankView, Sample
+from protos.progress import MAX_NAMES, OTHER, GroupView, PhaseTime, RankName, RankView, Sample
 from protos.stall import Limits, StallVerdict, judge, time_left_s
 
 MAX_KNOWN = 4 * MAX_NAMES
@@ -38,7 +37,7 @@ class GroupProgress:
         self._limits = limits or Limits()
         self._heard: dict[int, _Heard] = {}
         self._longest: dict[str, float] = {}
-        self._past_s: Counter[str] = Counter()  # of processes that are gone
+        self._past_s: dict[str, float] = {}  # of processes that are gone
 
     def take(self, group_rank: int, process: Process, sample: Sample, now: float) -> None:
         before = self._heard.get(group_rank)
@@ -53,7 +52,7 @@ class GroupProgress:
         """Its process has ended."""
         heard = self._heard.pop(group_rank, None)
         if heard is not None:
-            self._past_s.update(_seconds(heard.sample))
+            _add(self._past_s, heard.sample)
 
     def limit_s(self, sample: Sample) -> float:
         """How long a rank that stands there may be without a mark."""
@@ -70,8 +69,8 @@ class GroupProgress:
         """Each phase's own time, over all ranks that ever were; it never goes back."""
         total = self._past_s.copy()
         for heard in self._heard.values():
-            total.update(_seconds(heard.sample))
-        return dict(total)
+            _add(total, heard.sample)
+        return total
 
     def verdict(self, now: float, *, is_complete: bool) -> StallVerdict | None:
         """`is_complete`: the group trains alone, or all its ranks are where only they meet."""
@@ -102,5 +101,7 @@ class GroupProgress:
         )
 
 
-def _seconds(sample: Sample) -> dict[str, float]:
-    return {time.name: time.seconds for time in sample.times}
+def _add(total: dict[str, float], sample: Sample) -> None:
+    for time in sample.times:
+        name = time.name if time.name in total or len(total) < MAX_KNOWN else OTHER
+        total[name] = total.get(name, 0.0) + time.seconds

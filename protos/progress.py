@@ -12,6 +12,10 @@ STEP = "step"
 MAX_NAMES = 64
 MAX_DEPTH = 16
 MAX_NAME_CHARS = 64
+MAX_LABEL_CHARS = 128
+
+OTHER = "(other)"
+"""Stands for every phase beyond those that are counted by their names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,12 @@ def named(ranks: Sequence[RankView]) -> str:
 
 
 def listed(ranks: Iterable[RankView]) -> str:
+    return list_names(rank.name for rank in ranks)
+
+
+def list_names(names: Iterable[RankName]) -> str:
     """0, 3-5; of named groups a/0, b/3-5."""
-    runs = list(_runs(sorted(rank.name for rank in ranks)))
+    runs = list(_runs(sorted(names)))
     texts = [str(first) if first == last else f"{first}-{last.group_rank}" for first, last in runs[:MAX_LISTED]]
     left = sum(last.group_rank - first.group_rank + 1 for first, last in runs[MAX_LISTED:])
     return ", ".join(texts) + (f" and {left} more" if left else "")

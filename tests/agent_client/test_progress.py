@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.progress import OTHER, WAITING, Progress
-from protos.progress import MAX_DEPTH, MAX_NAME_CHARS, MAX_NAMES, STEP, Collective, OpenPhase, Sample
+from agent_client.progress import WAITING, Progress
+from protos.progress import (
+    MAX_DEPTH,
+    MAX_LABEL_CHARS,
+    MAX_NAME_CHARS,
+    MAX_NAMES,
+    OTHER,
+    STEP,
+    Collective,
+    OpenPhase,
+    Sample,
+)
 
 
 class Clock:
@@ -140,6 +150,8 @@ class TestPlace:
             assert progress.sample().collective == Collective(3, 17, "all_reduce", "[4]", True, True)
             raise RuntimeError
         assert progress.sample().collective == Collective(3, 17, "all_reduce", "[4]", False, True)
+        with progress.collective(3, 18, "o" * 999, "s" * 999):
+            assert progress.sample().collective == Collective(3, 18, "o" * MAX_NAME_CHARS, "s" * MAX_LABEL_CHARS)
 
 
 class TestTimes:

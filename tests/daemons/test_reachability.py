@@ -19,6 +19,7 @@ def alive(client: LighthouseClient) -> list[str]:
     return [member.replica_id for found in client.status(client.job).jobs for member in found.members]
 
 
+@pytest.mark.slow
 def test_a_name_that_resolves_to_a_loopback_at_home(lighthouse: Lighthouse) -> None:
     hidden = Manager(
         lighthouse.address, "h", "--job", "reach", "--advertise", "myhost", store="10.0.0.9:1",

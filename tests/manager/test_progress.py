@@ -3,7 +3,7 @@
 import pytest
 
 from manager.progress import MAX_KNOWN, GroupProgress, Process
-from protos.progress import STEP, Collective, OpenPhase, PhaseTime, RankName, Sample
+from protos.progress import OTHER, STEP, Collective, OpenPhase, PhaseTime, RankName, Sample
 from protos.stall import Limits
 
 W = Process("w", "host", 77)
@@ -87,6 +87,12 @@ class TestRanksThatGo:
         assert group.seconds == {"v": 30}
         group.lose(0)
         assert group.seconds == {"v": 30}
+
+    def test_of_too_many_phases_are_of_some_together(self, group: GroupProgress):
+        for number in range(MAX_KNOWN + 5):
+            group.take(0, Process(f"w{number}"), at(**{f"n{number}": 1}), number)
+        assert len(group.seconds) == MAX_KNOWN + 1
+        assert group.seconds[OTHER] == 50
 
 
 class TestVerdict:
