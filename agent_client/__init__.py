@@ -1,4 +1,4 @@
-"""The library in the training process. Importing it imports no torch; what needs torch is loaded when it is named.
+"""The library in the training process. Importing it imports no torch; most is loaded when it is named.
 
 from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, TrainState
 """
@@ -30,10 +30,15 @@ if TYPE_CHECKING:
     from agent_client.hsdp import replicate
     from agent_client.local_sgd import LocalSGD
     from agent_client.optimizer import FaultTolerantOptimizer
+    from agent_client.restart.call import CallWrapper
+    from agent_client.restart.monitor import fork_and_monitor
+    from agent_client.restart.state import RestartAbort, State
+    from agent_client.restart.store import StoreMixin
+    from agent_client.restart.wrapper import Wrapper
     from agent_client.sampler import StepSampler
     from agent_client.train_state import TrainState
 
-_WITH_TORCH = {
+_WHEN_NAMED = {
     "Agent": "agent_client.agent",
     "CheckpointFolder": "agent_client.checkpoint.folder",
     "DiLoCo": "agent_client.diloco",
@@ -43,6 +48,12 @@ _WITH_TORCH = {
     "StepSampler": "agent_client.sampler",
     "TrainState": "agent_client.train_state",
     "replicate": "agent_client.hsdp",
+    "CallWrapper": "agent_client.restart.call",
+    "RestartAbort": "agent_client.restart.state",
+    "State": "agent_client.restart.state",
+    "StoreMixin": "agent_client.restart.store",
+    "Wrapper": "agent_client.restart.wrapper",
+    "fork_and_monitor": "agent_client.restart.monitor",
 }
 
 __all__ = [
@@ -50,6 +61,7 @@ __all__ = [
     "AgentError",
     "AsyncLighthouseClient",
     "AsyncManagerClient",
+    "CallWrapper",
     "CheckpointFolder",
     "ConfigurationError",
     "DiLoCo",
@@ -59,15 +71,20 @@ __all__ = [
     "LighthouseClient",
     "LocalSGD",
     "ManagerClient",
+    "RestartAbort",
+    "State",
     "StepSampler",
+    "StoreMixin",
     "TrainState",
     "WorldSizeMode",
+    "Wrapper",
+    "fork_and_monitor",
     "replicate",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    module = _WITH_TORCH.get(name)
+    module = _WHEN_NAMED.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(module), name)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 
+from agent_client.process_group.living import enlist
 from protos.identity import parse_address
 
 
@@ -40,6 +41,7 @@ class GlooGroup:
         self.backend._set_default_timeout(timedelta(seconds=timeout_s))
         appeared = [descriptor for link, descriptor in _sockets().items() if link not in before]
         self._connections = _connections(appeared, _published(store, size))
+        enlist(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
         """The sum over all ranks, in place. Raises RuntimeError when a peer is lost; the group is of no use then.

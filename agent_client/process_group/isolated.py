@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from agent_client.process_group.choice import Place
+from agent_client.process_group.living import enlist
 from agent_client.process_group.nccl import NcclConnector
 from agent_client.process_group.nursery import MAX_MESSAGE_BYTES, mapped
 
@@ -99,6 +100,7 @@ class IsolatedGroup:
         except RuntimeError:
             self.abort()
             raise
+        enlist(self)
 
     def __del__(self) -> None:
         self._channel.close()

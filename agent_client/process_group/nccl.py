@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore, Store
 from agent_client.errors import ConfigurationError
 from agent_client.process_group.choice import Place
 from agent_client.process_group.gloo import connect_store
+from agent_client.process_group.living import enlist
 
 POLL_S = 0.0001
 NEVER = timedelta(days=365)
@@ -96,6 +97,7 @@ class NcclGroup:
             except RuntimeError:
                 self.abort()
                 raise
+        enlist(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
         """The sum over all ranks, in place; returns when it is there. What is on the CPU goes to the device and back.

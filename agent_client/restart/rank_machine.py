@@ -9,7 +9,7 @@
 1. A rank runs only what it was told, and each number once. It never makes up a number: without a lighthouse, who runs
    goes on, and who waits, waits.
 2. What is over is interrupted at once, again and again, and its process is killed when that does not help in time.
-3. What it holds (its last generation, ready, failed, finished) is repeated on each new stream, so no message must arrive.
+3. What it holds (its last generation, ready, failed, finished) is repeated on each new stream: no message must arrive.
    A failure is held until the lighthouse has said that the generation is over.
 4. Stop, Done and a refusal that no repetition mends are the end.
 """
@@ -59,7 +59,7 @@ class RankConfig:
     """Who runs nothing and does not reach the lighthouse for so long ends with an error."""
     duplicate_timeout_s: float = 45.0
     """Who finds its slot taken tries for so long: a predecessor may be dead and not missed yet."""
-    interrupt_interval_s: float = 1.0
+    interrupt_interval_s: float = 0.5
     hard_timeout_s: float = 90.0
     """What is interrupted and still runs is killed after that."""
     soft_timeout_s: float | None = None

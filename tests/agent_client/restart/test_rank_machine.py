@@ -43,7 +43,9 @@ from protos.generation import (
 from protos.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, Unreachable
 
 ENTRY = Entry(RankId(1, "i"), Terms(3), attempt=2, host="h", pid=7)
-CONFIG = RankConfig(beat_interval_s=1000.0, hard_timeout_s=5.0, lighthouse_timeout_s=60.0, soft_timeout_s=None)
+CONFIG = RankConfig(
+    beat_interval_s=1000.0, interrupt_interval_s=1.0, hard_timeout_s=5.0, lighthouse_timeout_s=60.0, soft_timeout_s=None
+)
 TOLD_0 = Told(Counters(0), (0, 1, 2))
 TOLD_1 = Told(Counters(1), (0, 1))
 DOWN = Unreachable("down")

@@ -1,0 +1,148 @@
+"""One call of a wrapped function: its attempts, one after the other, until all have finished or the run is stopped."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from agent_client.restart.abort import abort_groups
+from agent_client.restart.attempts import Attempts, LocalAttempts
+from agent_client.restart.hands import Hands
+from agent_client.restart.interruption import Interruption, Section
+from agent_client.restart.launch import Launch
+from agent_client.restart.options import Hook, Options
+from agent_client.restart.rank_events import Ended, Run
+from agent_client.restart.ranks_place import RanksPlace
+from agent_client.restart.run_link import RunLink
+from agent_client.restart.state import RestartAbort, State
+from agent_client.restart.store import StoreMixin
+from protos.generation import Done, Stop
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class CallWrapper:
+    """What a wrapped function holds of its own run. `agent` is the script's: what it wants to find again in the next
+    iteration. `store`: the documents' StoreMixin."""
+
+    def __init__(self, state: State, attempts: Attempts) -> None:
+        self.state = state
+        self.store = StoreMixin()
+        self.agent: Any = None
+        self._attempts = attempts
+        self._steps = 0
+
+    @property
+    def iteration(self) -> int:
+        return self.state.iteration
+
+    @property
+    def rank(self) -> int:
+        return self.state.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.state.world_size
+
+    def ping(self, step: int | None = None) -> None:
+        """Progress; `step` defaults to one more than at the last ping of this process. Call it as often as you like."""
+        self._steps = self._steps + 1 if step is None else max(self._steps, step)
+        self._attempts.stepped(self._steps)
+
+
+class WrappedCall(Generic[T]):
+    def __init__(self, function: Callable[[CallWrapper], T], options: Options) -> None:
+        """Raises ConfigurationError if the environment does not fit."""
+        launch = Launch.read()
+        self._function = function
+        self._options = options
+        self._state = State(initial_rank=launch.slot, use_global_iteration=options.use_global_iteration)
+        self._place = RanksPlace(self._state)
+        self._section = Section()
+        self._hands = Hands(self._section, [abort_groups, lambda: self._hook(options.abort)])
+        self._link: RunLink | None = None
+        self._attempts: Attempts
+        if options.use_global_iteration:
+            self._link = RunLink(options, launch, self._hands, self._place)
+            self._attempts = self._link.thread
+            self._state.store = StoreMixin()
+        else:
+            self._attempts = LocalAttempts(launch.slot, launch.slots, options.max_iterations)
+        self._call_wrapper = CallWrapper(self._state, self._attempts)
+        self._result: T | None = None
+
+    def run(self) -> T | None:
+        """Raises RestartAbort, a LighthouseError, and what ends the process: SystemExit, KeyboardInterrupt."""
+        with self._link or contextlib.nullcontext(), self._attempts:
+            try:
+                ended = self._repeat()
+            except (SystemExit, KeyboardInterrupt) as e:
+                if self._link is not None:
+                    self._link.abort(e)
+                raise
+            if self._link is not None:
+                self._link.ended(ended)
+        return self._outcome(ended)
+
+    def _repeat(self) -> Ended:
+        self._attempts.ready()
+        has_returned = False
+        while isinstance(verdict := self._attempts.wait(), Run):
+            if has_returned:  # and another rank has failed after that
+                self._recover()
+            has_returned = self._attempt(verdict)
+            if has_returned:
+                self._attempts.returned()
+            else:
+                self._recover()
+                self._attempts.ready()
+        return verdict
+
+    def _attempt(self, run: Run) -> bool:
+        """Whether the function has returned."""
+        self._result = None
+        with self._place:
+            self._place.take(run)
+            if self._link is not None:
+                self._link.began(run)
+            self._hands.begin()
+            try:
+                self._result = self._section.run(self._call, lambda: self._attempts.is_over(run.number))
+                return True
+            except Interruption:
+                self._section.close()
+                reason = "interrupted"
+            except Exception as e:
+                reason = f"{type(e).__name__}: {e}"
+                if self._attempts.is_over(run.number):
+                    log.info("iteration %d was interrupted: %s", self._state.iteration, reason)
+                else:
+                    log.exception("iteration %d has failed", self._state.iteration)
+            finally:
+                self._hands.end()
+        self._attempts.raised(reason)
+        return False
+
+    def _call(self) -> T:
+        self._hook(self._options.initialize)
+        return self._function(self._call_wrapper)
+
+    def _recover(self) -> None:
+        """Between two attempts. What it raises ends the process's part in the run."""
+        self._hook(self._options.finalize)
+        self._hook(self._options.health_check)
+
+    def _hook(self, hook: Hook | None) -> None:
+        if hook is not None:
+            hook(self._state)
+
+    def _outcome(self, ended: Ended) -> T | None:
+        match ended.outcome:
+            case Done():
+                return self._result
+            case Stop(reason, who):
+                raise RestartAbort(f"the run is stopped: {reason}{f' ({who})' if who else ''}")
+            case error:
+                raise error

@@ -1,0 +1,90 @@
+"""A function that another thread may end by an exception, whatever it does, as long as it comes back to Python.
+
+An asynchronous exception is delivered only inside a section: its end takes the lock that the delivery holds, and then
+lets one arrive that is already on its way. It is never taken back (PyThreadState_SetAsyncExc with None makes CPython
+3.11 hang in the next traced function). A signal that does nothing ends what the main thread waits for: a sleep, a lock,
+a socket; its handler is where the exception arrives.
+"""
+
+import ctypes
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+WAKE_SIGNAL = signal.SIGRTMIN + 7
+AGAIN_AFTER_S = 0.25
+"""Deliveries are so far apart: the end of a section, microseconds, meets one at most."""
+_BYTECODES = 100  # more than enough for what was delivered to arrive
+
+
+class Interruption(BaseException):
+    """Raised inside a wrapped function whose generation is over. No `except Exception` holds it up."""
+
+
+class Section:
+    """One at a time, in the thread that runs it. `interrupt` is for any other thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._can_wake = False
+        self._again_at = 0.0
+
+    def run(self, function: Callable[[], T], is_over: Callable[[], bool]) -> T:
+        """`function()`. Raises Interruption if it `is_over` before it begins, or is interrupted."""
+        self._can_wake = _listen()
+        try:
+            with self._lock:
+                if is_over():
+                    raise Interruption
+                self._thread, self._again_at = threading.get_ident(), 0.0
+            return function()
+        finally:
+            self._close()
+
+    def interrupt(self) -> bool:
+        """Raise Interruption in the function. False: none is running, or it was interrupted just now."""
+        with self._lock:
+            if self._thread is None or time.monotonic() < self._again_at:
+                return False
+            self._again_at = time.monotonic() + AGAIN_AFTER_S
+            thread = ctypes.c_ulong(self._thread)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Interruption))
+            if self._can_wake:
+                signal.pthread_kill(self._thread, WAKE_SIGNAL)
+            return True
+
+    def close(self) -> None:
+        """For the caller of `run`, when an Interruption has left it: one more may have come in its last instant."""
+        self._close()
+
+    def _close(self) -> None:
+        while True:
+            try:
+                with self._lock:
+                    self._thread = None
+                for _ in range(_BYTECODES):  # a late one arrives here
+                    pass
+                return
+            except Interruption:
+                continue
+
+
+def _listen() -> bool:
+    """Whether the wake signal reaches this thread and harms nobody. Its handler stays: a late one must not kill."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    found = signal.getsignal(WAKE_SIGNAL)
+    if found is signal.SIG_DFL:
+        signal.signal(WAKE_SIGNAL, _woken)
+        return True
+    return found is _woken
+
+
+def _woken(number: int, frame: FrameType | None) -> None:
+    """What was delivered arrives when this begins."""

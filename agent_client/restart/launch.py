@@ -1,0 +1,70 @@
+"""How this process was started: its place in the run, from a supervisor's variables, or torchrun's."""
+
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent_client.errors import ConfigurationError
+from protos.generation import Entry, RankId, Terms
+from protos.limits import DEFAULT_JOB, DEFAULT_RUN
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """`slot` of `slots`, which is RANK of WORLD_SIZE without a supervisor. `attempt` counts this slot's starts from 0.
+    `active` and `min_active` are None unless the supervisor was given them."""
+
+    lighthouse: str
+    job: str
+    run: str
+    slot: int
+    slots: int
+    incarnation: str
+    attempt: int
+    stride: int
+    active: int | None
+    min_active: int | None
+    is_supervised: bool
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> "Launch":
+        """Raises ConfigurationError naming the variable."""
+        reader = _Reader(variables)
+        return cls(
+            lighthouse=reader.text("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
+            job=reader.text("LIGHTHOUSE_JOB") or DEFAULT_JOB,
+            run=reader.text("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID") or DEFAULT_RUN,
+            slot=reader.number("LIGHTHOUSE_SLOT", "RANK") or 0,
+            slots=reader.number("LIGHTHOUSE_WORLD_SIZE", "WORLD_SIZE", least=1) or 1,
+            incarnation=reader.text("LIGHTHOUSE_INCARNATION") or uuid.uuid4().hex,
+            attempt=reader.number("LIGHTHOUSE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT") or 0,
+            stride=reader.number("LIGHTHOUSE_STRIDE", least=1) or 1,
+            active=reader.number("LIGHTHOUSE_ACTIVE", least=1),
+            min_active=reader.number("LIGHTHOUSE_MIN_ACTIVE", least=1),
+            is_supervised=bool(reader.text("LIGHTHOUSE_INCARNATION")),
+        )
+
+    def entry(self, terms: Terms) -> Entry:
+        rank = RankId(self.slot, self.incarnation)
+        return Entry(rank, terms, self.attempt, host=socket.gethostname(), pid=os.getpid())
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Each finds the first of several variables that is set and not empty."""
+
+    variables: Mapping[str, str]
+
+    def text(self, *names: str) -> str:
+        return next((self.variables[name] for name in names if self.variables.get(name)), "")
+
+    def number(self, *names: str, least: int = 0) -> int | None:
+        name = next((name for name in names if self.variables.get(name)), None)
+        if name is None:
+            return None
+        text = self.variables[name]
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise ConfigurationError(f"{name}={text!r} is not a number of at least {least}")
+        return int(text)

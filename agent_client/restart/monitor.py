@@ -1,0 +1,61 @@
+"""fork_and_monitor(): one line that puts a plain script under a supervisor.
+
+The process becomes the supervisor (`lighthouse-manager run`, by exec: what was imported and allocated before, CUDA
+included, is gone with it), and the script runs again from its beginning in a child, where the call returns at once.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from agent_client.errors import ConfigurationError
+from agent_client.restart.launch import Launch
+
+# Not `-m`: a module of the script's folder could stand in the place of ours.
+_SUPERVISOR = "from manager.cli import main; main(prog_name='lighthouse-manager')"
+_NO_STORE = "127.0.0.1:1"
+
+
+def fork_and_monitor(*options: str) -> None:
+    """Call it first in a script: what stands before it runs in both. Does not return but in a supervised child.
+
+    `options`: more ones of `lighthouse-manager run`, such as "--max-restarts", "10". The lighthouse and the replica
+    group's id come from LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID; under torchrun, which restarts nothing then
+    (--max-restarts=0), each rank gets a supervisor of its own. Raises ConfigurationError without a lighthouse.
+    """
+    launch = Launch.read()
+    if launch.is_supervised:
+        return
+    _become(
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            _SUPERVISOR,
+            *command(launch, os.environ, [sys.executable, *sys.orig_argv[1:]], options),
+        ]
+    )
+
+
+def command(
+    launch: Launch, variables: Mapping[str, str], invocation: Sequence[str], options: Sequence[str]
+) -> list[str]:
+    """The words after `lighthouse-manager`. `invocation`: how the interpreter was started."""
+    if not launch.lighthouse:
+        raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; fork_and_monitor() needs a running lighthouse")
+    words = ["run", "--nproc", "1", "--group-world-size", "1"]
+    if launch.slots > 1:  # ranks of one run, each a replica group of its own to its supervisor
+        words += ["--first-slot", str(launch.slot), "--run-slots", str(launch.slots)]
+        words += ["--replica-id", f"{variables.get('REPLICA_GROUP_ID') or 'rank'}-{launch.slot}"]
+        words += ["--bind", "[::]:0"] if "MANAGER_BIND" not in variables else []
+        words += ["--store", _NO_STORE] if "MANAGER_STORE" not in variables else []
+    elif not variables.get("REPLICA_GROUP_ID"):
+        words += ["--replica-id", "monitored"]
+    return [*words, *options, "--", *invocation]
+
+
+def _become(words: Sequence[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(words[0], list(words))

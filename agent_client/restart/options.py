@@ -1,0 +1,120 @@
+"""What a Wrapper can be told, with the documents' names where they have them."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from agent_client.errors import ConfigurationError
+from agent_client.restart.launch import Launch
+from agent_client.restart.rank_machine import RankConfig
+from agent_client.restart.state import State
+from protos.generation import Terms
+
+Hook = Callable[[State], object]
+Duration = timedelta | float
+"""A plain number counts seconds."""
+
+_STORE_NAMES = frozenset(
+    {"host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant"}
+    | {"master_listen_fd", "use_libuv", "prefix"}
+)
+_FOR_RUNS = ("active_world_size", "min_active", "divisible_by", "hosts_together")
+
+
+def seconds(value: Duration, name: str) -> float:
+    """Raises ConfigurationError for what is no positive length of time."""
+    number = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    if not 0 < number < float("inf"):
+        raise ConfigurationError(f"{name}={value!r} is not a positive length of time")
+    return number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    use_global_iteration: bool = False
+    """Generations of the lighthouse: the whole run restarts together. False: this process alone, a local counter."""
+    store_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """As TCPStore takes them. Only `timeout` matters: numbers and keys are in the lighthouse, not in a rank's store."""
+    barrier_timeout: Duration = 60.0
+    """How long ranks that are alive and not ready are waited for."""
+    return_timeout: Duration = 60.0
+    """How long too few ranks wait for more, before the run is stopped."""
+    lighthouse_timeout: Duration = 600.0
+    """How long a rank that waits does without a lighthouse."""
+    soft_timeout: Duration | None = None
+    """A function that has pinged once and does not again for so long has failed."""
+    hard_timeout: Duration = 90.0
+    """A function that is interrupted and does not end in so long ends with its process."""
+    active_world_size: int | None = None
+    """So many ranks train, the others are spares. Default: the supervisor's, else all."""
+    min_active: int | None = None
+    """With fewer the run waits, then stops. Default: the supervisor's, else 1."""
+    divisible_by: int = 1
+    """The number of active ranks is a multiple of it."""
+    hosts_together: bool = False
+    """The ranks of a host leave together."""
+    max_iterations: int | None = None
+    """So many generations, then the run is stopped, with exit code 130."""
+    initialize: Hook | None = None
+    """Called before each generation."""
+    abort: Hook | None = None
+    """Called on a thread of its own when the function is interrupted, to end what it waits for in C code. Process
+    groups of agent_client and of NCCL are ended without it."""
+    finalize: Hook | None = None
+    """Called after each generation that did not end well, before the next."""
+    health_check: Hook | None = None
+    """Called after `finalize`; if it raises, so does the wrapped function, and the process ends."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Options":
+        """Raises ConfigurationError for a name that there is not, too."""
+        known = [each.name for each in dataclasses.fields(cls)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise ConfigurationError(f"Wrapper has no option {unknown[0]!r}; it has {', '.join(known)}")
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.store_kwargs) - _STORE_NAMES)
+        if unknown:
+            raise ConfigurationError(f"store_kwargs: TCPStore has no {unknown[0]!r}; it has {sorted(_STORE_NAMES)}")
+        if not self.use_global_iteration:
+            defaults = Options(use_global_iteration=True)
+            given = [name for name in _FOR_RUNS if getattr(self, name) != getattr(defaults, name)]
+            if given:
+                raise ConfigurationError(f"{given[0]} needs use_global_iteration=True: one process has no spares")
+        for name in ("barrier_timeout", "return_timeout", "lighthouse_timeout", "hard_timeout", "soft_timeout"):
+            if getattr(self, name) is not None:
+                seconds(getattr(self, name), name)
+        for name in ("active_world_size", "min_active", "divisible_by", "max_iterations"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigurationError(f"{name}={getattr(self, name)} is not at least 1")
+
+    @property
+    def store_timeout_s(self) -> float:
+        return seconds(self.store_kwargs.get("timeout", 5.0), "store_kwargs['timeout']")
+
+    def terms(self, launch: Launch) -> Terms:
+        """What all ranks of the run agree on."""
+        active = self.active_world_size if self.active_world_size is not None else launch.active
+        min_active = self.min_active if self.min_active is not None else launch.min_active
+        return Terms(
+            world_size=launch.slots,
+            active=active,
+            min_active=min_active or 1,
+            divisible_by=self.divisible_by,
+            hosts_together=self.hosts_together,
+            stride=launch.stride,
+            join_timeout_s=seconds(self.barrier_timeout, "barrier_timeout"),
+            return_timeout_s=seconds(self.return_timeout, "return_timeout"),
+            max_iterations=self.max_iterations,
+        )
+
+    def rank_config(self) -> RankConfig:
+        return RankConfig(
+            lighthouse_timeout_s=seconds(self.lighthouse_timeout, "lighthouse_timeout"),
+            hard_timeout_s=seconds(self.hard_timeout, "hard_timeout"),
+            soft_timeout_s=None if self.soft_timeout is None else seconds(self.soft_timeout, "soft_timeout"),
+        )

@@ -1,0 +1,112 @@
+"""The documents' StoreMixin: their names for reading and recording, over the lighthouse's numbers and fenced keys.
+
+It needs no store of its own: mix it into one, or use it as it is, inside a wrapped function with
+use_global_iteration=True. There is no election, no readiness key and no heartbeat to write (docs/restart.md).
+"""
+
+from datetime import timedelta
+from typing import Protocol
+
+from agent_client.errors import ConfigurationError
+from lighthouse_runtime.clients import LighthouseClient
+from protos.generation import KeyKind
+from protos.refusals import UnknownName
+
+
+class PresentRun(Protocol):
+    """The run that this process is in."""
+
+    client: LighthouseClient
+    run: str
+    timeout_s: float
+
+    @property
+    def iteration(self) -> int: ...
+    @property
+    def slot(self) -> int: ...
+    def advance(self) -> int: ...
+
+
+_present: list[PresentRun] = []
+
+
+def enter_run(run: PresentRun) -> None:
+    _present.append(run)
+
+
+def leave_run(run: PresentRun) -> None:
+    _present.remove(run)
+
+
+class StoreMixin:
+    """A `rank` here is an initial rank, the slot. Every method raises a LighthouseError if the lighthouse refuses, or
+    is not reached in time."""
+
+    def get_global_iteration(self) -> int:
+        """The number of the generation that this process is in."""
+        return _run().iteration
+
+    def coordinate_global_iteration_advance(
+        self, world_size: int | None = None, timeout: timedelta | None = None, is_coordinator: bool = False
+    ) -> int:
+        """Say ready, and return the next number when all active ranks have; the lighthouse coordinates."""
+        return _run().advance()
+
+    def handle_rank_restart(self, world_size: int | None = None, timeout: timedelta | None = None) -> int:
+        """The present number, recorded for this rank; who restarted was told it before its function ran."""
+        run = _run()
+        self.record_iteration_for_rank(run.slot, run.iteration)
+        return run.iteration
+
+    def record_iteration_for_rank(self, rank: int, iteration: int) -> None:
+        self.set_key(KeyKind.ITERATION, _last(rank), str(iteration))
+
+    def get_iteration_for_rank(self, rank: int) -> int:
+        """What was recorded for it in this generation, else the last one in which its process was active, else the
+        present one."""
+        run = _run()
+        try:
+            return int(self.get_key(KeyKind.ITERATION, _last(rank)))
+        except UnknownName:
+            seen = last_generation(run.client, run.run, rank, run.timeout_s)
+        return run.iteration if seen is None else seen
+
+    def get_active_ranks_for_coordination(
+        self, world_size: int | None = None, timeout: timedelta | None = None
+    ) -> set[int]:
+        """Who is alive and not a spare, as the lighthouse sees it."""
+        run = _run()
+        found = [status for status in run.client.runs(run.run, timeout_s=run.timeout_s) if status.run == run.run]
+        return {rank.slot for status in found for rank in status.ranks if rank.state in ("active", "ready", "finished")}
+
+    def set_key(self, kind: KeyKind, name: str, value: str) -> None:
+        """In this generation's key space; raises WrongState once another one has formed."""
+        run = _run()
+        run.client.put_key(run.iteration, kind, name, value.encode(), timeout_s=run.timeout_s)
+
+    def get_key(self, kind: KeyKind, name: str) -> str:
+        """Raises UnknownName if it was not set in this generation, WrongState once another one has formed."""
+        run = _run()
+        _, keys = run.client.get_keys(run.iteration, kind, name, timeout_s=run.timeout_s)
+        if (kind, name) not in keys:
+            raise UnknownName(f"key: {kind}_{run.iteration}_{name} was not set")
+        return keys[kind, name].decode()
+
+
+def last_generation(client: LighthouseClient, run: str, slot: int, timeout_s: float) -> int | None:
+    """In which the newest process of that slot was active."""
+    for status in client.runs(run, timeout_s=timeout_s):
+        for rank in status.ranks:
+            if status.run == run and rank.slot == slot:
+                return rank.generation
+    return None
+
+
+def _last(rank: int) -> str:
+    return f"rank_{rank}_last_iteration"
+
+
+def _run() -> PresentRun:
+    if not _present:
+        raise ConfigurationError("no wrapped function with use_global_iteration=True is running in this process")
+    return _present[-1]

@@ -1,0 +1,56 @@
+"""@Wrapper: a function that is run again in its process, with all others of its run, after a fault in any of them.
+
+@Wrapper(use_global_iteration=True)
+def train(call_wrapper: CallWrapper) -> None:
+    for step in range(start(), 1000):
+        ...
+        call_wrapper.ping()
+"""
+
+import functools
+import inspect
+import logging
+import typing
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from agent_client.restart.call import CallWrapper, WrappedCall
+from agent_client.restart.options import Options
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Wrapper:
+    """The options are those of `Options`. The wrapped function returns what the function returned once all active
+    ranks have, None for who was a spare then. It raises RestartAbort (exit code 130) when the run is stopped, and a
+    LighthouseError when this process may not take part."""
+
+    def __init__(self, **options: Any) -> None:
+        """Raises ConfigurationError for an option that there is not, or that does not fit."""
+        self.options = Options.of(options)
+
+    def __call__(self, function: Callable[P, T]) -> Callable[..., T | None]:
+        name = _parameter(function)
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> T | None:
+            def call(call_wrapper: CallWrapper) -> T:
+                own = {} if name is None or name in kwargs else {name: call_wrapper}
+                return typing.cast(Callable[..., T], function)(*args, **kwargs, **own)
+
+            return WrappedCall(call, self.options).run()
+
+        return wrapped
+
+
+def _parameter(function: Callable[..., Any]) -> str | None:
+    """By which the function takes its CallWrapper: by its annotation, or by its name."""
+    for parameter in inspect.signature(function).parameters.values():
+        annotation = parameter.annotation
+        text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+        if parameter.name == "call_wrapper" or CallWrapper.__name__ in text:
+            return parameter.name
+    return None

@@ -1,0 +1,155 @@
+"""A run without a lighthouse: its own machine, and streams that are queues. For tests of the ranks' side."""
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from lighthouse import generation_events as events
+from lighthouse.generation import GenerationMachine
+from protos.generation import (
+    Done,
+    Entry,
+    Failure,
+    Finish,
+    FromWorker,
+    Over,
+    RankId,
+    Ready,
+    Refusal,
+    StepReport,
+    Told,
+    ToWorker,
+)
+from protos.refusals import LighthouseError, Unreachable
+
+
+def event_of(rank: RankId, message: FromWorker, session: int) -> events.GenerationEvent:
+    match message:
+        case Entry():
+            return events.Entered(message, session)
+        case StepReport(step, phase):
+            return events.Beaten(rank, step, phase)
+        case Ready(generation):
+            return events.Readied(rank, generation)
+        case Failure(generation, reason):
+            return events.Failed(rank, generation, reason)
+        case Finish(generation):
+            return events.Finished(rank, generation)
+
+
+def told_by(effect: events.GenerationEffect) -> list[tuple[RankId, ToWorker]]:
+    """What an effect says, and to whom."""
+    match effect:
+        case events.GenerationFormed(generation, spares):
+            told = Told(generation.counters, tuple(rank.slot for rank in generation.active))
+            return [(rank, told) for rank in (*generation.active, *spares)]
+        case events.GenerationHanded(rank, generation):
+            return [(rank, Told(generation.counters, tuple(rank.slot for rank in generation.active)))]
+        case events.Interrupted(number, reason, ranks):
+            return [(rank, Over(number, reason)) for rank in ranks]
+        case events.RankRefused(rank, error):
+            return [(rank, Refusal(error))]
+        case events.Completed(number, ranks):
+            return [(rank, Done(number)) for rank in ranks]
+        case events.Stopped(stop, ranks):
+            return [(rank, stop) for rank in ranks]
+        case _:
+            return []
+
+
+class StreamInside:
+    """One rank's stream, as lighthouse_runtime.streams.RankStream."""
+
+    def __init__(self, run: "RunInside", session: int) -> None:
+        self._run = run
+        self.session = session
+        self.rank: RankId | None = None
+        self.accepted = threading.Event()
+        self._said: queue.SimpleQueue[ToWorker | LighthouseError | None] = queue.SimpleQueue()
+        self.is_open = True
+
+    def send(self, message: FromWorker) -> None:
+        if isinstance(message, Entry):
+            self.rank = message.rank
+        self._run.hear(self, message)
+        self.accepted.set()
+
+    def tell(self, message: ToWorker | LighthouseError) -> None:
+        self._said.put(message)
+
+    def is_accepted(self) -> bool:
+        self.accepted.wait(60)
+        return self.is_open
+
+    def cancel(self) -> None:
+        self._run.close(self)
+        self._said.put(None)
+        self.accepted.set()
+
+    def __iter__(self) -> Iterator[ToWorker]:
+        while (message := self._said.get()) is not None:
+            if isinstance(message, LighthouseError):
+                raise message
+            yield message
+
+
+class RunInside:
+    """All under one lock; time passes only when something is said."""
+
+    def __init__(self) -> None:
+        self.client: Any = None
+        self.machine = GenerationMachine(now=time.monotonic())
+        self.is_reachable = True
+        self.formed: list[events.GenerationFormed] = []
+        self.steps: dict[int, int] = {}
+        self._lock = threading.RLock()
+        self._sessions = itertools.count(1)
+        self._streams: dict[int, StreamInside] = {}
+
+    def open(self) -> StreamInside:
+        with self._lock:
+            stream = StreamInside(self, next(self._sessions))
+            self._streams[stream.session] = stream
+            if not self.is_reachable:
+                self._break(stream)
+            return stream
+
+    def hear(self, stream: StreamInside, message: FromWorker) -> None:
+        with self._lock:
+            if stream.is_open and stream.rank is not None:
+                if isinstance(message, StepReport):
+                    self.steps[stream.rank.slot] = message.step
+                self.do(event_of(stream.rank, message, stream.session))
+
+    def close(self, stream: StreamInside) -> None:
+        with self._lock:
+            if stream.is_open:
+                stream.is_open = False
+                del self._streams[stream.session]
+                self.do(events.SessionEnded(stream.session))
+
+    def do(self, event: events.GenerationEvent) -> None:
+        with self._lock:
+            for effect in self.machine.handle(event, time.monotonic()):
+                if isinstance(effect, events.GenerationFormed):
+                    self.formed.append(effect)
+                for rank, message in told_by(effect):
+                    for stream in self._streams.values():
+                        if stream.rank == rank:
+                            stream.tell(message)
+
+    def stop(self, reason: str) -> None:
+        self.do(events.StopAsked(reason, "the test"))
+
+    def lose_streams(self) -> None:
+        with self._lock:
+            for stream in list(self._streams.values()):
+                self._break(stream)
+
+    def _break(self, stream: StreamInside) -> None:
+        self.close(stream)
+        stream.tell(Unreachable("the test broke the stream"))
+        stream.accepted.set()

@@ -1,0 +1,141 @@
+"""A function is ended from another thread, whatever it does in Python, and nothing of it arrives later."""
+
+import contextlib
+import queue
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from agent_client.restart.interruption import Interruption, Section
+
+
+def never() -> bool:
+    return False
+
+
+def interrupted(function: Callable[[], object], *, again: bool = False) -> float:
+    """How long after the first interruption it ended."""
+    section = Section()
+    at: list[float] = []
+    has_ended = threading.Event()
+
+    def interrupt() -> None:
+        time.sleep(0.05)
+        at.append(time.monotonic())
+        section.interrupt()
+        while again and not has_ended.wait(0.05):
+            section.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(Interruption):
+            section.run(function, never)
+        return time.monotonic() - at[0]
+    finally:
+        has_ended.set()
+        section.close()
+        thread.join()
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def swallow() -> None:
+    for _ in range(3):
+        with contextlib.suppress(BaseException):
+            spin()
+    spin()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [spin, lambda: time.sleep(60), threading.Event().wait, queue.SimpleQueue[int]().get],
+    ids=["python", "sleep", "event", "queue"],
+)
+def test_what_runs_or_waits_is_ended(function: Callable[[], object]) -> None:
+    assert interrupted(function) < 10
+
+
+def test_what_swallows_it_is_ended_by_a_later_one() -> None:
+    interrupted(swallow, again=True)
+
+
+def test_an_except_exception_does_not_hold_it_up() -> None:
+    def careful() -> None:
+        with contextlib.suppress(Exception):
+            spin()
+        spin()
+
+    interrupted(careful)
+
+
+def test_a_thread_that_is_not_the_main_one() -> None:
+    ended: list[bool] = []
+
+    def live() -> None:
+        section = Section()
+        threading.Timer(0.05, section.interrupt).start()
+        try:
+            section.run(spin, never)
+        except Interruption:
+            section.close()
+            ended.append(True)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    thread.join(60)
+    assert ended == [True]
+
+
+def test_what_is_over_does_not_begin() -> None:
+    section = Section()
+    with pytest.raises(Interruption):
+        section.run(lambda: pytest.fail("it began"), lambda: True)
+    assert not section.interrupt()
+
+
+def test_nothing_arrives_outside_of_a_section() -> None:
+    """An interrupter that never tires, against sections that end at every moment."""
+    section = Section()
+    stop = threading.Event()
+    counts = {"returned": 0, "interrupted": 0}
+
+    def interrupt() -> None:
+        while not stop.is_set():
+            section.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        ends_at = time.monotonic() + 60.0
+        while (counts["interrupted"] < 200 or counts["returned"] < 20) and time.monotonic() < ends_at:
+            try:
+                section.run(lambda: sum(number for number in range(random.randrange(20_000))), never)
+                counts["returned"] += 1
+            except Interruption:
+                section.close()
+                counts["interrupted"] += 1
+            for _ in range(50):  # here an exception would fail the test
+                pass
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(before)
+    assert counts["interrupted"] >= 200, counts
+
+
+def test_its_value_and_its_error_are_the_functions() -> None:
+    section = Section()
+    assert section.run(lambda: 7, never) == 7
+    with pytest.raises(ZeroDivisionError):
+        section.run(lambda: 1 // 0, never)
+    assert not section.interrupt()

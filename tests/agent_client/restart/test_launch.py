@@ -1,0 +1,49 @@
+"""A process's place in its run, by who started it."""
+
+import pytest
+
+from agent_client.errors import ConfigurationError
+from agent_client.restart.launch import Launch
+from agent_client.restart.options import Options
+from protos.generation import Terms
+
+
+def test_under_a_supervisor() -> None:
+    launch = Launch.read(
+        {
+            "LIGHTHOUSE_ADDRESS": "h:1",
+            "LIGHTHOUSE_RUN_ID": "run",
+            "LIGHTHOUSE_SLOT": "5",
+            "LIGHTHOUSE_WORLD_SIZE": "8",
+            "LIGHTHOUSE_INCARNATION": "i",
+            "LIGHTHOUSE_ATTEMPT": "2",
+            "LIGHTHOUSE_ACTIVE": "6",
+            "LIGHTHOUSE_MIN_ACTIVE": "4",
+            "LIGHTHOUSE_STRIDE": "100",
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+        }
+    )
+    assert (launch.slot, launch.slots, launch.attempt, launch.run, launch.is_supervised) == (5, 8, 2, "run", True)
+    assert Options(use_global_iteration=True).terms(launch) == Terms(8, 6, 4, stride=100)
+    chosen = Options(use_global_iteration=True, active_world_size=5, min_active=2, barrier_timeout=7, max_iterations=9)
+    assert chosen.terms(launch) == Terms(8, 5, 2, stride=100, join_timeout_s=7.0, max_iterations=9)
+
+
+def test_without_one_by_torchruns_variables() -> None:
+    launch = Launch.read(
+        {"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "t"}
+    )
+    assert (launch.slot, launch.slots, launch.attempt, launch.run, launch.stride) == (3, 4, 1, "t", 1)
+    assert not launch.is_supervised
+    assert launch.incarnation != Launch.read({}).incarnation
+
+
+def test_a_spare_has_no_rank_that_it_could_read() -> None:
+    assert Launch.read({"RANK": "", "LIGHTHOUSE_SLOT": "7", "LIGHTHOUSE_WORLD_SIZE": "8"}).slot == 7
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", "x"), ("WORLD_SIZE", "0"), ("LIGHTHOUSE_STRIDE", "-1")])
+def test_what_is_no_number_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        Launch.read({name: value})

@@ -1,0 +1,47 @@
+"""What a script becomes, and that its supervised child stays what it is."""
+
+import pytest
+
+from agent_client.errors import ConfigurationError
+from agent_client.restart import monitor
+from agent_client.restart.launch import Launch
+from agent_client.restart.monitor import command, fork_and_monitor
+
+SCRIPT = ["python", "train.py", "--lr", "3"]
+LIGHTHOUSE = {"LIGHTHOUSE_ADDRESS": "h:1"}
+
+
+def words(**variables: str) -> list[str]:
+    found = LIGHTHOUSE | variables
+    return command(Launch.read(found), found, SCRIPT, ("--max-restarts", "9"))
+
+
+def test_a_script_by_itself() -> None:
+    assert words() == [
+        *["run", "--nproc", "1", "--group-world-size", "1", "--replica-id", "monitored", "--max-restarts", "9", "--"],
+        *SCRIPT,
+    ]
+
+
+def test_a_replica_group_keeps_its_id() -> None:
+    assert "--replica-id" not in words(REPLICA_GROUP_ID="a")
+
+
+def test_under_torchrun_each_rank_has_its_slot() -> None:
+    told = words(RANK="3", WORLD_SIZE="8", REPLICA_GROUP_ID="a")
+    assert told[told.index("--first-slot") : told.index("--replica-id") + 2] == [
+        *["--first-slot", "3", "--run-slots", "8", "--replica-id", "a-3"]
+    ]
+    assert "--bind" in told
+    assert "--bind" not in words(RANK="3", WORLD_SIZE="8", MANAGER_BIND="[::]:7")
+
+
+def test_no_lighthouse_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="LIGHTHOUSE_ADDRESS"):
+        command(Launch.read({}), {}, SCRIPT, ())
+
+
+def test_the_supervised_child_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTHOUSE_INCARNATION", "i")
+    monkeypatch.setattr(monitor, "_become", lambda words: pytest.fail("it became a supervisor"))
+    fork_and_monitor()

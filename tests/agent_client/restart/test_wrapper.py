@@ -1,0 +1,272 @@
+"""A wrapped function with the real thread and the real machines, and a lighthouse inside this process."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent_client.errors import ConfigurationError
+from agent_client.restart import run_link
+from agent_client.restart.call import CallWrapper
+from agent_client.restart.state import RestartAbort, State
+from agent_client.restart.wrapper import Wrapper
+from protos.refusals import InvalidRequest
+from tests.agent_client.restart.run_inside import RunInside
+from tests.processes import eventually
+
+VARIABLES = {"LIGHTHOUSE_ADDRESS": "127.0.0.1:1", "LIGHTHOUSE_RUN_ID": "r", "RANK": "0", "WORLD_SIZE": "1"}
+
+
+class ClientInside:
+    """What a run link asks of a client."""
+
+    def __init__(self, inside: RunInside) -> None:
+        self.rank = inside.open
+        self.stopped: list[str] = []
+
+    def stop_run(self, reason: str, *, timeout_s: float) -> None:
+        self.stopped.append(reason)
+
+    def runs(self, run: str, *, timeout_s: float) -> tuple[()]:
+        return ()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in [name for name in os.environ if name.startswith(("LIGHTHOUSE_", "TORCHELASTIC_"))]:
+        monkeypatch.delenv(name)
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.fixture
+def inside(variables: pytest.MonkeyPatch) -> Iterator[RunInside]:
+    inside = RunInside()
+    inside.client = ClientInside(inside)
+    variables.setattr(run_link, "LighthouseClient", lambda address, *, job, run: inside.client)
+    variables.setattr(run_link, "_completed", set())
+    yield inside
+    eventually(lambda: not any(thread.name.startswith("lighthouse-") for thread in threading.enumerate()), "the end")
+
+
+# -- without a lighthouse
+
+
+def test_a_local_counter_needs_no_lighthouse(variables: pytest.MonkeyPatch) -> None:
+    variables.delenv("LIGHTHOUSE_ADDRESS")
+    seen: list[tuple[int, int, int]] = []
+
+    @Wrapper()
+    def train(value: int, call_wrapper: CallWrapper) -> int:
+        state = call_wrapper.state
+        seen.append((call_wrapper.iteration, state.job_restart_counter, state.ranks_restart_counter))
+        if len(seen) < 3:
+            raise RuntimeError("boom")
+        return value
+
+    assert train(7) == 7
+    assert seen == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
+
+
+def test_max_iterations_end_with_130(variables: pytest.MonkeyPatch) -> None:
+    @Wrapper(max_iterations=2)
+    def train() -> None:
+        raise RuntimeError("boom")
+
+    with pytest.raises(RestartAbort, match="max_iterations: 2") as e:
+        train()
+    assert e.value.code == 130
+
+
+def test_what_is_not_an_error_of_the_function_passes(variables: pytest.MonkeyPatch) -> None:
+    @Wrapper()
+    def train() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit, match="3"):
+        train()
+
+
+def test_hooks_and_their_order(variables: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def hook(name: str) -> Callable[[State], None]:
+        return lambda state: said.append(f"{name} {state.iteration}")
+
+    @Wrapper(initialize=hook("initialize"), finalize=hook("finalize"), health_check=hook("check"))
+    def train(call_wrapper: CallWrapper) -> None:
+        said.append("run")
+        if call_wrapper.iteration == 0:
+            raise RuntimeError("boom")
+
+    train()
+    assert said == ["initialize 0", "run", "finalize 0", "check 0", "initialize 1", "run"]
+
+
+def test_a_bad_health_check_ends_the_process(variables: pytest.MonkeyPatch) -> None:
+    def check(state: State) -> None:
+        raise RuntimeError("GPU 3 is broken")
+
+    @Wrapper(health_check=check)
+    def train() -> None:
+        raise ValueError("boom")
+
+    with pytest.raises(RuntimeError, match="GPU 3"):
+        train()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"barier_timeout": 3}, "no option 'barier_timeout'"),
+        ({"store_kwargs": {"prot": 3}}, "no 'prot'"),
+        ({"active_world_size": 6}, "needs use_global_iteration"),
+        ({"hard_timeout": 0}, "hard_timeout=0"),
+        ({"max_iterations": 0}, "max_iterations=0"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        Wrapper(**options)
+
+
+# -- with one
+
+
+def test_a_failure_is_the_next_generation(inside: RunInside) -> None:
+    seen: list[tuple[int, int, int, int, str]] = []
+
+    @Wrapper(use_global_iteration=True, store_kwargs={"port": 29502})
+    def train(call_wrapper: CallWrapper) -> str:
+        state = call_wrapper.state
+        counters = (state.global_iteration_counter, state.job_restart_counter, state.ranks_restart_counter)
+        seen.append((call_wrapper.iteration, *counters, os.environ["WORLD_SIZE"]))
+        if call_wrapper.iteration < 2:
+            raise RuntimeError("boom")
+        return "done"
+
+    assert train() == "done"
+    # Without a supervisor the stride is 1, and each number is its own multiple.
+    assert seen == [(0, 0, 0, 0, "1"), (1, 1, 1, 1, "1"), (2, 2, 2, 2, "1")]
+
+
+def test_a_second_call_of_a_completed_run_is_refused(inside: RunInside) -> None:
+    train = Wrapper(use_global_iteration=True)(lambda: None)
+    train()
+    with pytest.raises(ConfigurationError, match="run 'r' is complete"):
+        train()
+
+
+def test_a_stop_interrupts_and_is_130(inside: RunInside) -> None:
+    @Wrapper(use_global_iteration=True)
+    def train(call_wrapper: CallWrapper) -> None:
+        inside.stop("enough")
+        time.sleep(60)
+
+    with pytest.raises(RestartAbort, match=r"the run is stopped: enough \(the test\)") as e:
+        train()
+    assert e.value.code == 130
+
+
+def test_an_abort_asks_for_the_stop_of_all(inside: RunInside) -> None:
+    @Wrapper(use_global_iteration=True)
+    def train() -> None:
+        raise RestartAbort("the loss is NaN")
+
+    with pytest.raises(RestartAbort):
+        train()
+    assert inside.client.stopped == ["rank 0: the loss is NaN"]
+
+
+def test_under_a_supervisor_it_is_the_supervisor_who_asks(inside: RunInside, variables: pytest.MonkeyPatch) -> None:
+    variables.setenv("LIGHTHOUSE_INCARNATION", "i")
+
+    @Wrapper(use_global_iteration=True)
+    def train() -> None:
+        raise RestartAbort
+
+    with pytest.raises(RestartAbort):
+        train()
+    assert inside.client.stopped == []
+
+
+def test_who_has_no_place_is_told_so(inside: RunInside, variables: pytest.MonkeyPatch) -> None:
+    variables.setenv("LIGHTHOUSE_SLOT", "8")
+    variables.setenv("LIGHTHOUSE_WORLD_SIZE", "8")
+    with pytest.raises(InvalidRequest, match="a world of 8 has slots 0 to 7"):
+        Wrapper(use_global_iteration=True)(lambda: None)()
+
+
+def test_no_lighthouse_is_named(variables: pytest.MonkeyPatch) -> None:
+    variables.delenv("LIGHTHOUSE_ADDRESS")
+    with pytest.raises(ConfigurationError, match="LIGHTHOUSE_ADDRESS"):
+        Wrapper(use_global_iteration=True)(lambda: None)()
+
+
+def test_who_was_lost_comes_back(inside: RunInside) -> None:
+    """Its only stream breaks: to the lighthouse it is lost, and its generation with it."""
+
+    @Wrapper(use_global_iteration=True)
+    def train(call_wrapper: CallWrapper) -> int:
+        if call_wrapper.iteration == 0:
+            call_wrapper.ping(5)
+            eventually(lambda: inside.steps.get(0) == 5, "the step is told")
+            inside.lose_streams()
+            time.sleep(60)
+        return call_wrapper.iteration
+
+    assert train() == 1
+
+
+def test_advance_asks_for_the_next_number(inside: RunInside) -> None:
+    @Wrapper(use_global_iteration=True)
+    def train(call_wrapper: CallWrapper) -> list[int]:
+        state = call_wrapper.state
+        numbers = [state.iteration]
+        for _ in range(2):
+            numbers.append(state.advance(store=None, world_size=1, timeout=None, is_coordinator=True))
+        return [*numbers, call_wrapper.iteration]
+
+    assert train() == [0, 1, 2, 2]
+
+
+def test_a_stop_while_it_advances(inside: RunInside) -> None:
+    @Wrapper(use_global_iteration=True, max_iterations=2)
+    def train(call_wrapper: CallWrapper) -> None:
+        while True:
+            call_wrapper.state.advance()
+
+    with pytest.raises(RestartAbort, match="max_iterations: 2"):
+        train()
+
+
+def test_the_environment_is_restored(inside: RunInside, variables: pytest.MonkeyPatch) -> None:
+    variables.delenv("WORLD_SIZE")
+    variables.setenv("LIGHTHOUSE_WORLD_SIZE", "1")
+    Wrapper(use_global_iteration=True)(lambda: os.environ["WORLD_SIZE"])()
+    assert "WORLD_SIZE" not in os.environ
+
+
+def test_an_abort_that_takes_long_belongs_to_its_own_generation(inside: RunInside) -> None:
+    said: list[str] = []
+
+    def abort(state: State) -> None:
+        said.append(f"abort {state.iteration}")
+        time.sleep(1.5)
+        said.append(f"aborted {state.iteration}")
+
+    @Wrapper(use_global_iteration=True, abort=abort)
+    def train(call_wrapper: CallWrapper) -> None:
+        said.append(f"run {call_wrapper.iteration}")
+        if call_wrapper.iteration == 0:
+            inside.lose_streams()
+            time.sleep(60)
+
+    train()
+    assert said == ["run 0", "abort 0", "aborted 0", "run 1"]
