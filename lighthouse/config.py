@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from lighthouse.journal import Journal, default_path
-from lighthouse.memory import Memory, NoMemory
+from lighthouse.memory import NoMemory
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse_runtime.bind import check_bind, split_bind
 from lighthouse_runtime.durations import Duration
@@ -52,6 +52,9 @@ class LighthouseConfig:
     )
     heartbeat_timeout_s: float = setting(
         5.0, "After so long without a sign of life a group counts as dead.", kind=Duration(), has_ms_alias=True
+    )
+    rank_timeout_s: float = setting(
+        30.0, "A rank of a run whose connection is not open counts as lost after so long.", kind=Duration()
     )
     lease_s: float | None = setting(
         None,
@@ -105,7 +108,7 @@ class LighthouseConfig:
             stands=self.standing_quorum == "on",
         )
 
-    def memory(self) -> Memory:
+    def memory(self) -> Journal | NoMemory:
         """Not claimed yet. A lighthouse on any free port has no next life that could find its journal."""
         _, port = split_bind(self.bind, "--bind")
         if self.journal == "none" or (self.journal is None and not port):

@@ -3,13 +3,19 @@
 import dataclasses
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from lighthouse import dashboard
 from lighthouse.config import LighthouseConfig
 from lighthouse.jobs import Jobs
+from lighthouse.journal import Journal
 from lighthouse.metrics import Counters, LighthouseCollector, render
+from lighthouse.run_memory import RunsInProcess
+from lighthouse.run_metrics import RunCollector
+from lighthouse.run_service import RunService
+from lighthouse.runs import Runs
 from lighthouse.service import REFLECTED, LighthouseService
 from lighthouse_runtime.bind import grpc_bind
 from lighthouse_runtime.http import Document, HttpServer, HttpSide
@@ -19,6 +25,7 @@ from protos import VERSION
 
 log = logging.getLogger(__name__)
 
+_STOPPING = "the lighthouse is shutting down; ask again, it or its successor will answer"
 PAGE_HEADERS = {"Content-Security-Policy": dashboard.CONTENT_SECURITY_POLICY, "X-Content-Type-Options": "nosniff"}
 
 
@@ -30,21 +37,28 @@ class LighthouseDaemon:
         self._is_ready = False
         self._memory = config.memory()
         self._jobs = Jobs(config.quorum_config, self._memory, stop)
-        counters = Counters()
-        service = LighthouseService(self._jobs, ControlPolicy(token, config.allow_remote_control), counters)
+        runs_kept = self._memory if isinstance(self._memory, Journal) else RunsInProcess()
+        self._runs = Runs(runs_kept, config.rank_timeout_s, self._jobs.lateness, self._jobs.guarded)
+        counters, policy = Counters(), ControlPolicy(token, config.allow_remote_control)
+        service = LighthouseService(self._jobs, policy, counters)
         registry = CollectorRegistry()
         registry.register(LighthouseCollector(service.status, counters))
-        self._grpc = GrpcServer(service.services(), REFLECTED, counters.called)
+        registry.register(RunCollector(self._runs.live_status))
+        self._grpc = GrpcServer(service.services(RunService(self._runs, policy).methods()), REFLECTED, counters.called)
         self._http = HttpServer(
             HttpSide(
                 is_ready=lambda: self._is_ready,
                 metrics=lambda: render(registry),
-                status=lambda: dataclasses.asdict(service.status()),
+                status=lambda: self._status(service),
                 page=Document(dashboard.page(), "text/html", PAGE_HEADERS),
             )
         )
         self.grpc_port = 0
         self.http_port = 0
+
+    def _status(self, service: LighthouseService) -> dict[str, Any]:
+        runs = [dataclasses.asdict(run) for run in self._runs.live_status()]
+        return {**dataclasses.asdict(service.status()), "runs": runs}
 
     async def start(self) -> None:
         """Raises a refusal, naming the option, if an address cannot be listened on or the journal cannot be had."""
@@ -70,7 +84,8 @@ class LighthouseDaemon:
         """Refuse what comes, end what waits, with the reason; then close every connection."""
         self._is_ready = False
         await self._grpc.set_serving(False)
-        self._jobs.close("the lighthouse is shutting down; ask again, it or its successor will answer")
+        self._runs.close(_STOPPING)
+        self._jobs.close(_STOPPING)
         await self._grpc.stop(self._config.drain_timeout_s)
         await self._http.stop()
         self._memory.release()

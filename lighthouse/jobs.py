@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from lighthouse.driver import NAMES_LOGGED, JobDriver
+from lighthouse.lateness import Lateness
 from lighthouse.memory import Memory, NoMemory, Record
 from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
@@ -16,8 +17,6 @@ from protos.refusals import LighthouseError, LimitReached, UnknownName, Unreacha
 log = logging.getLogger(__name__)
 
 MAX_JOBS = 1000
-LATENESS_CHECKED_EVERY_S = 0.25
-LATE_AFTER_S = 0.75
 
 
 class Jobs:
@@ -36,8 +35,8 @@ class Jobs:
         self._records: Mapping[str, Record] = {}
         self._drivers: dict[str, JobDriver] = {}
         self._closed = ""
-        self._due_at: float | None = None
-        self._lateness: asyncio.TimerHandle | None = None
+        self.lateness = Lateness()
+        self.lateness.listen(self._was_late)
 
     def remember(self, records: Mapping[str, Record]) -> None:
         """Called once, when the daemon starts on a claimed memory: quorums of before may still be held."""
@@ -74,20 +73,19 @@ class Jobs:
         for driver in [driver for driver in self._drivers.values() if driver.is_quiet]:
             driver.close("this job has gone quiet")
             del self._drivers[driver.job]
-            self._guarded(lambda job=driver.job: self._memory.forget(job))
+            self.guarded(lambda job=driver.job: self._memory.forget(job))
 
     def close(self, reason: str) -> None:
         """End every waiting call and every session with `reason`; refuse new ones."""
         self._closed = reason
-        if self._lateness is not None:
-            self._lateness.cancel()
+        self.lateness.stop()
         for driver in self._drivers.values():
             driver.close(reason)
 
     # -- within
 
     def _make(self, job: str) -> JobDriver:
-        self._watch_lateness()
+        self.lateness.watch()
         last_id = self._memory.last_id(job)
         # Where nothing is remembered: above every id that an earlier lighthouse, or an earlier life of this job, can
         # have given out.
@@ -101,12 +99,12 @@ class Jobs:
             record = replace(record, lease_s=config.lease_s)  # in force from the first welcome on
             self._commit(job, record)
         machine = QuorumMachine(config, record=record, holders_until=until)
-        return JobDriver(job, machine, lambda record: self._commit(job, record), self._check_lateness)
+        return JobDriver(job, machine, lambda record: self._commit(job, record), self.lateness.check)
 
     def _commit(self, job: str, record: Record) -> None:
-        self._guarded(lambda: self._memory.commit(job, record))
+        self.guarded(lambda: self._memory.commit(job, record))
 
-    def _guarded(self, act: Callable[[], None]) -> None:
+    def guarded(self, act: Callable[[], None]) -> None:
         """A lighthouse that cannot write down what it is about to tell must not tell it: it ends."""
         try:
             act()
@@ -116,26 +114,6 @@ class Jobs:
             self._give_up(1)
             raise
 
-    # -- lateness
-
-    def _watch_lateness(self) -> None:
-        if self._lateness is None:
-            loop = asyncio.get_running_loop()
-            self._due_at = loop.time() + LATENESS_CHECKED_EVERY_S
-            self._lateness = loop.call_at(self._due_at, self._check_again)
-
-    def _check_again(self) -> None:
-        self._check_lateness()
-        self._lateness = None
-        if not self._closed:
-            self._watch_lateness()
-
-    def _check_lateness(self) -> None:
-        """Whatever is read first after a pause, the machines are told of the pause before it."""
-        now = asyncio.get_running_loop().time()
-        if self._due_at is None or now - self._due_at < LATE_AFTER_S:
-            return
-        by_s, self._due_at = now - self._due_at, now + LATENESS_CHECKED_EVERY_S
-        log.warning("this process was held up for %.1f s; nobody is counted as lost for that time", by_s)
+    def _was_late(self, by_s: float) -> None:
         for driver in self._drivers.values():
             driver.was_late(by_s)

@@ -3,6 +3,7 @@
 - One lighthouse has it (claim.py), and every change checks that the term is still its own: should two come to hold it
   all the same (a lock file removed by hand), the older one is refused.
 - WAL and synchronous=FULL: a commit has reached the disk before it returns.
+- One row a run, and one a key of a run (journal_runs.py).
 - One row a job. The row of a forgotten job keeps its id alone. The newest FORGOTTEN_JOBS of these are kept; the ids of
   all others are covered by one number, and every job without a row begins above that.
 """
@@ -10,14 +11,17 @@
 import contextlib
 import os
 import sqlite3
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lighthouse import journal_file
+from lighthouse import journal_file, journal_runs
 from lighthouse.claim import Claim
 from lighthouse.journal_file import explained
+from lighthouse.keyspace import Row
 from lighthouse.memory import Record
+from lighthouse.run_memory import RunName, SavedRun
+from lighthouse.run_record import RunRecord
 from protos.refusals import InvalidRequest, WrongState
 
 FORGOTTEN_JOBS = 1000
@@ -34,7 +38,10 @@ def default_path() -> Path:
 
 
 class Journal:
-    """A `Memory`. `owner` is what another lighthouse is told of the holder, for example the address it listens on."""
+    """A `Memory`, and a `RunMemory`.
+
+    `owner` is what another lighthouse is told of the holder, for example the address it listens on.
+    """
 
     def __init__(self, path: Path, owner: str = "") -> None:
         self.path = Path(os.path.realpath(path))
@@ -54,7 +61,7 @@ class Journal:
             self._claim.take()
             try:
                 journal_file.create_if_empty(self.path)
-                journal_file.check(self.path)
+                journal_file.check(self.path, journal_runs.check)
                 return self._open()
             except BaseException:
                 self.release()
@@ -85,6 +92,26 @@ class Journal:
                 journal_file.put_forgotten(db, job, last_id)
                 self._thin_out(db)
 
+    # -- runs
+
+    def load_run(self, name: RunName) -> SavedRun | None:
+        with explained(self.path):
+            return journal_runs.get_run(self._opened(), self.path, name)
+
+    def run_names(self, newest: int) -> Sequence[RunName]:
+        with explained(self.path):
+            return journal_runs.get_names(self._opened(), newest)
+
+    def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
+        with self._change() as db:
+            journal_runs.put_run(db, name, record, keys_from)
+
+    def commit_key(self, name: RunName, row: Row) -> None:
+        with self._change() as db:
+            journal_runs.put_key(db, name, row)
+
+    # -- the claim
+
     def release(self) -> None:
         if self._claim.is_held and self._db is not None:
             self._db.close()
@@ -99,6 +126,7 @@ class Journal:
         if mode != "wal":
             raise WrongState(f"--journal: {self.path} cannot be kept in WAL mode ({mode}); name one on a local disk")
         with _transaction(db):
+            journal_file.upgrade(db)
             head = journal_file.get_head(db, self.path)
             journal_file.put_head(db, replace(head, term=head.term + 1))
         self.term = head.term + 1

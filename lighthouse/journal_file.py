@@ -12,14 +12,15 @@ import os
 import sqlite3
 import stat
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lighthouse.memory import Record, dump, parse
 from protos.refusals import InvalidRequest, WrongState
 
-VERSION = 1
+VERSION = 2
+_WITHOUT_RUNS = 1  # upgraded in place
 _APPLICATION_ID = b"LHJL"
 _HEADER_BYTES = 100
 # Nobody else writes, unless by hand. The loop stands still meanwhile.
@@ -121,9 +122,33 @@ def _lay_out(db: sqlite3.Connection) -> None:
         CREATE TABLE job (
             name TEXT NOT NULL UNIQUE, quorum_id INTEGER NOT NULL, record BLOB, checksum INTEGER NOT NULL);
     """)
+    _add_runs(db)
     put_head(db, Head(0, 0))
     db.execute("COMMIT")
     db.execute("PRAGMA journal_mode = WAL")
+
+
+def _add_runs(db: sqlite3.Connection) -> None:
+    db.execute(
+        "CREATE TABLE run (job TEXT NOT NULL, name TEXT NOT NULL, is_finished INTEGER NOT NULL, record BLOB NOT NULL,"
+        " checksum INTEGER NOT NULL, UNIQUE (job, name))"
+    )
+    db.execute(
+        "CREATE TABLE run_key (job TEXT NOT NULL, run TEXT NOT NULL, generation INTEGER NOT NULL, kind TEXT NOT NULL,"
+        " name TEXT NOT NULL, value BLOB NOT NULL, checksum INTEGER NOT NULL,"
+        " UNIQUE (job, run, generation, kind, name))"
+    )
+
+
+def upgrade(db: sqlite3.Connection) -> None:
+    """To this version, from one that `check` has let pass; in the caller's transaction."""
+    if _version(db) == _WITHOUT_RUNS:
+        _add_runs(db)
+        db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return db.execute("PRAGMA user_version").fetchone()[0]
 
 
 def _sync_folder(folder: Path) -> None:
@@ -138,15 +163,16 @@ def beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def check(path: Path) -> None:
-    """Raises WrongState or InvalidRequest for a file that is not a whole journal of this version; changes nothing."""
+def check(path: Path, check_runs: Callable[[sqlite3.Connection, Path], None]) -> None:
+    """Raises WrongState or InvalidRequest for a file that is not a whole journal of this version, or of one that can be
+    upgraded; changes nothing."""
     _check_header(path)
     log = beside(path, "-wal")
     has_log = log.exists() and log.stat().st_size > 0
     # Without a log nothing is left out by `immutable`, and no file is made beside it.
     with contextlib.closing(connect(path, "ro" if has_log else "ro&immutable=1")) as db:
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version != VERSION:
+        version = _version(db)
+        if version not in (_WITHOUT_RUNS, VERSION):
             raise WrongState(
                 f"--journal: {path} has version {version}, and this lighthouse knows {VERSION}: "
                 "start the lighthouse that wrote it, or name another file by --journal"
@@ -156,6 +182,8 @@ def check(path: Path) -> None:
             raise Damaged(path, found)
         get_head(db, path)
         get_records(db, path)
+        if version != _WITHOUT_RUNS:
+            check_runs(db, path)
 
 
 def _check_header(path: Path) -> None:
@@ -175,20 +203,20 @@ def _check_header(path: Path) -> None:
 # -- rows
 
 
-def _checksum(values: tuple[object, ...], raw: bytes | None = None) -> int:
+def checksum(values: tuple[object, ...], raw: bytes | None = None) -> int:
     return zlib.crc32(raw or b"", zlib.crc32(repr((*values, raw is None)).encode()))
 
 
 def get_head(db: sqlite3.Connection, path: Path) -> Head:
     rows = db.execute("SELECT term, forgotten_id, checksum FROM lighthouse").fetchall()
-    if len(rows) != 1 or rows[0][2] != _checksum(rows[0][:2]):
+    if len(rows) != 1 or rows[0][2] != checksum(rows[0][:2]):
         raise Damaged(path, "its term is not what was written")
     return Head(*rows[0][:2])
 
 
 def put_head(db: sqlite3.Connection, head: Head) -> None:
     values = (head.term, head.forgotten_id)
-    db.execute("INSERT OR REPLACE INTO lighthouse VALUES (1, ?, ?, ?)", (*values, _checksum(values)))
+    db.execute("INSERT OR REPLACE INTO lighthouse VALUES (1, ?, ?, ?)", (*values, checksum(values)))
 
 
 def get_records(db: sqlite3.Connection, path: Path) -> dict[str, Record]:
@@ -196,8 +224,8 @@ def get_records(db: sqlite3.Connection, path: Path) -> dict[str, Record]:
     return {row[0]: _record(path, *row) for row in rows}
 
 
-def _record(path: Path, job: str, quorum_id: int, raw: bytes | None, checksum: int) -> Record:
-    if checksum != _checksum((job, quorum_id), raw):
+def _record(path: Path, job: str, quorum_id: int, raw: bytes | None, written: int) -> Record:
+    if written != checksum((job, quorum_id), raw):
         raise Damaged(path, f"job {job!r} is not what was written")
     if raw is None:
         return Record(quorum_id)
@@ -222,7 +250,7 @@ def put_forgotten(db: sqlite3.Connection, job: str, quorum_id: int) -> None:
 
 def _put(db: sqlite3.Connection, job: str, quorum_id: int, raw: bytes | None) -> None:
     # A row that is replaced gets a new rowid: they are in the order of the last change.
-    row = (job, quorum_id, raw, _checksum((job, quorum_id), raw))
+    row = (job, quorum_id, raw, checksum((job, quorum_id), raw))
     db.execute("INSERT OR REPLACE INTO job (name, quorum_id, record, checksum) VALUES (?, ?, ?, ?)", row)
 
 

@@ -64,6 +64,16 @@ class KeySpaces:
             raise UnknownName(f"key: {key_text(generation, kind, name)} was not set")
         return space[kind, name]
 
+    @property
+    def number(self) -> int:
+        """The present generation; -1: none yet."""
+        return self._number
+
+    def present(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
+        """All keys of the present generation. Raises WrongState if `generation` is another one."""
+        space = self._spaces.get(self._number, {}) if generation is None else self._fenced(generation)
+        return dict(space)
+
     def list_all(self) -> Iterator[tuple[str, bytes]]:
         """For an operator: every key that is kept, old spaces too."""
         for generation in self.generations:

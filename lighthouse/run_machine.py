@@ -16,6 +16,7 @@ from lighthouse.advance import Advance
 from lighthouse.generation import GenerationMachine
 from lighthouse.generation_config import GenerationConfig
 from lighthouse.generation_life import GenerationLife
+from lighthouse.keyspace import KeySpaces, Row
 from lighthouse.ledger import evidence
 from lighthouse.ranks import Ranks
 from lighthouse.run_record import Former, Incident, RunRecord
@@ -28,11 +29,17 @@ class RunMachine(GenerationMachine):
     """Time is the caller's monotonic clock and never goes back."""
 
     def __init__(
-        self, config: GenerationConfig | None = None, *, record: RunRecord | None = None, now: float = 0.0
+        self,
+        config: GenerationConfig | None = None,
+        *,
+        record: RunRecord | None = None,
+        keys: Sequence[Row] = (),
+        now: float = 0.0,
     ) -> None:
-        """`record`: what an earlier lighthouse has written down."""
+        """`record` and `keys`: what an earlier lighthouse has written down."""
         record = record or RunRecord()
         super().__init__(config, record=record, now=now)
+        self.keys = KeySpaces(self.life.number, keys)
         self.supervisors = Supervisors(record.supervisors, record.excluded)
         self.former = record.former
 
@@ -92,6 +99,7 @@ class RunMachine(GenerationMachine):
         self.supervisors = Supervisors(excluded=self.supervisors.excluded)
         self.ranks = Ranks(self.config.rank_timeout_s)
         self.life = GenerationLife()
+        self.keys = KeySpaces()
         self.completed = None
         self.ledger.begin_anew()
 

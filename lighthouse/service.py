@@ -35,8 +35,8 @@ class LighthouseService:
         self._counters = counters
         self._started_at = time.monotonic()
 
-    def services(self) -> Mapping[str, Mapping[str, Entry]]:
-        """Handlers by service and method."""
+    def services(self, runs: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
+        """Handlers by service and method; `runs`: those of run_service.py."""
         documented: dict[str, Entry] = {
             "Quorum": Method(lighthouse_pb2.LighthouseQuorumRequest, self.quorum),
             "Heartbeat": Method(lighthouse_pb2.LighthouseHeartbeatRequest, self.heartbeat),
@@ -44,6 +44,7 @@ class LighthouseService:
             "Kill": Method(lighthouse_pb2.LighthouseKillRequest, self.kill),
             "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
             "Session": Stream(lighthouse_pb2.SessionRequest, self.session),
+            **(runs or {}),
         }
         torchft: dict[str, Entry] = {
             "Quorum": Method(torchft_pb2.LighthouseQuorumRequest, self.torchft_quorum),

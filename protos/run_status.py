@@ -1,13 +1,23 @@
 """What the lighthouse says of a run, for people and programs. Moments are wall-clock seconds. No protobuf."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from protos.generation import Counters, Stop, Terms
 
 
+class RankState(StrEnum):
+    ACTIVE = "active"
+    READY = "ready"  # waits for the next generation
+    SPARE = "spare"  # of the present one
+    STARTING = "starting"  # is here, and not ready
+    FINISHED = "finished"
+    LOST = "lost"
+
+
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """`state`: active, ready, spare, finished or lost. `rank`: in the last generation; None: none."""
+    """`state`: a RankState, or one that only a newer lighthouse knows. `rank`: in the last generation; None: none."""
 
     slot: int
     incarnation: str

@@ -415,7 +415,7 @@ def other_database(path: Path) -> None:
 REFUSED: dict[str, tuple[Callable[[Path], object], type[LighthouseError], str]] = {
     "text": (lambda path: path.write_text("Dear diary"), InvalidRequest, "is no journal; name another file"),
     "another program's": (other_database, InvalidRequest, "is another program's; name another file"),
-    "newer": (edited("PRAGMA user_version = 2"), WrongState, "has version 2, and this lighthouse knows 1: start the"),
+    "newer": (edited("PRAGMA user_version = 3"), WrongState, "has version 3, and this lighthouse knows 2: start the"),
     "half": (changed(lambda raw: raw[: len(raw) // 2]), WrongState, "move it away and keep it"),
     "header only": (changed(lambda raw: raw[:50]), WrongState, "is damaged (it is cut off); restore a"),
     "a bad page": (changed(lambda raw: raw[:8192] + b"\xa5" * 4096 + raw[12288:]), WrongState, "move it away and keep"),
@@ -460,13 +460,13 @@ def test_any_single_bit_of_a_journal_is_noticed_or_harmless(path: Path) -> None:
 
 
 def test_a_newer_journal_whose_lighthouse_was_killed_keeps_its_log(path: Path) -> None:
-    newer = "journal.claim(); journal._db.execute('PRAGMA user_version = 2'); say(0); time.sleep(60)"
+    newer = "journal.claim(); journal._db.execute('PRAGMA user_version = 3'); say(0); time.sleep(60)"
     with child(newer, path) as process:
         assert line(process) == "0"
     log = path.with_name("journal.sqlite-wal")
     before = (path.read_bytes(), log.read_bytes())
     assert before[1]
-    assert "has version 2" in refusal(path, WrongState)
+    assert "has version 3" in refusal(path, WrongState)
     assert (path.read_bytes(), log.read_bytes()) == before
 
 

@@ -1,0 +1,49 @@
+"""Whether this process itself was held up: whoever judges others by time is told of it before anything else."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+CHECKED_EVERY_S = 0.25
+LATE_AFTER_S = 0.75
+
+
+class Lateness:
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[float], None]] = []
+        self._due_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+
+    def listen(self, listener: Callable[[float], None]) -> None:
+        """It is told by how many seconds this process was late."""
+        self._listeners.append(listener)
+
+    def watch(self) -> None:
+        """From now on; again: nothing."""
+        if self._timer is None and not self._is_stopped:
+            loop = asyncio.get_running_loop()
+            self._due_at = loop.time() + CHECKED_EVERY_S
+            self._timer = loop.call_at(self._due_at, self._check_again)
+
+    def check(self) -> None:
+        """Whatever is read first after a pause, the listeners are told of the pause before it."""
+        now = asyncio.get_running_loop().time()
+        if self._due_at is None or now - self._due_at < LATE_AFTER_S:
+            return
+        by_s, self._due_at = now - self._due_at, now + CHECKED_EVERY_S
+        log.warning("this process was held up for %.1f s; nobody is counted as lost for that time", by_s)
+        for listener in self._listeners:
+            listener(by_s)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check_again(self) -> None:
+        self.check()
+        self._timer = None
+        self.watch()

@@ -1,0 +1,300 @@
+"""Runs of a real lighthouse: ranks and supervisors hold streams, it is killed and comes back, and people stop a run."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import grpc
+import pytest
+
+from lighthouse_runtime.calls import RANK, SUPERVISE
+from lighthouse_runtime.clients import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.streams import AsyncRankStream, SupervisorStream
+from protos.generation import (
+    Counters,
+    Done,
+    Entry,
+    Failure,
+    Finish,
+    KeyKind,
+    Over,
+    RankId,
+    Ready,
+    Refusal,
+    StepReport,
+    Stop,
+    Terms,
+    Told,
+)
+from protos.refusals import InvalidRequest, Superseded, Unreachable, WrongState
+from protos.run_status import RunStatus
+from protos.supervisor import HostExcluded, StopAsked, SupervisorEntry, SupervisorWelcome, WorkerLost
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, free_port
+
+TERMS = Terms(world_size=2, stride=100)
+FIRST = Told(Counters(0), (0, 1))
+
+
+def rank_id(slot: int) -> RankId:
+    return RankId(slot, f"i{slot}")
+
+
+@asynccontextmanager
+async def client(lighthouse: Lighthouse, run: str) -> AsyncGenerator[AsyncLighthouseClient]:
+    async with AsyncLighthouseClient(lighthouse.address, run=run) as opened, asyncio.timeout(PATIENCE_S):
+        yield opened
+
+
+async def entered(at: AsyncLighthouseClient, slot: int, **held: object) -> AsyncRankStream:
+    """A rank's stream, ready."""
+    stream = at.rank(wait_for_ready=True)
+    stream.send(Entry(rank_id(slot), TERMS, is_ready=True, **held))  # pyright: ignore[reportArgumentType]
+    return stream
+
+
+async def supervised(at: AsyncLighthouseClient, name: str = "g", incarnation: str = "s1") -> SupervisorStream:
+    stream = at.supervise(wait_for_ready=True)
+    stream.send(SupervisorEntry(name, incarnation, "h1", (0, 1)))
+    return stream
+
+
+async def two_ranks(at: AsyncLighthouseClient) -> tuple[AsyncRankStream, AsyncRankStream]:
+    a, b = [await entered(at, slot) for slot in (0, 1)]
+    assert [await anext(a), await anext(b)] == [FIRST, FIRST]
+    return a, b
+
+
+async def status(at: AsyncLighthouseClient, run: str) -> RunStatus:
+    (found,) = await at.runs(run)
+    return found
+
+
+async def seen(at: AsyncLighthouseClient, run: str, is_so: Callable[[RunStatus], bool]) -> RunStatus:
+    """Its status, once that is so."""
+    while not is_so(found := await status(at, run)):  # noqa: ASYNC110 - it is another process
+        await asyncio.sleep(0.01)
+    return found
+
+
+async def test_a_loss_is_told_in_milliseconds(lighthouse: Lighthouse):
+    async with client(lighthouse, "loss") as at, await supervised(at) as supervisor:
+        assert await anext(supervisor) == SupervisorWelcome(1.0)
+        a, b = await two_ranks(at)
+        began_at = time.monotonic()
+        b.cancel()
+        over = await anext(a)
+        assert time.monotonic() - began_at < 5.0  # and not the 30 s of a rank that is silent
+        assert isinstance(over, Over)
+        supervisor.send(WorkerLost(rank_id(1), "SIGSEGV", ("last words",)))
+        a.send(Ready(0))
+        assert await anext(a) == Told(Counters(1, 0, 1, 1), (0,))
+        a.send(StepReport(7, "forward"))
+        shown = await seen(at, "loss", lambda run: bool(run.incidents[0].stepped_at))
+        incident = shown.incidents[0]
+        assert (incident.cause, incident.evidence[1:]) == ("slot 1 (i1): SIGSEGV", ("last words",))
+        assert incident.noticed_at <= (incident.formed_at or 0) <= incident.stepped_at
+        shown = await status(at, "loss")
+        assert [(rank.state, rank.step, rank.phase) for rank in shown.ranks] == [
+            ("active", 7, "forward"),
+            ("lost", 0, ""),
+        ]
+        assert [(s.name, s.host, s.slots, s.is_connected) for s in shown.supervisors] == [("g", "h1", (0, 1), True)]
+
+
+async def test_a_failure_and_the_end(lighthouse: Lighthouse):
+    async with client(lighthouse, "end") as at, await supervised(at) as supervisor:
+        await anext(supervisor)
+        a, b = await two_ranks(at)
+        a.send(Failure(0, "ValueError"))
+        assert await anext(b) == Over(0, "slot 0 (i0) has failed: ValueError")
+        await anext(a)
+        for rank in (a, b):
+            rank.send(Ready(0))
+        told = [await anext(a), await anext(b)]
+        assert told == [Told(Counters(1, 0, 1, 1), (0, 1))] * 2
+        for rank in (a, b):
+            rank.send(Finish(1))
+        assert [await anext(a), await anext(b), await anext(supervisor)] == [Done(1)] * 3
+        late = await supervised(at, "late", "s2")
+        assert await anext(late) == Done(1)
+
+
+async def test_a_newer_stream_takes_the_older_ones_place(lighthouse: Lighthouse):
+    async with client(lighthouse, "streams") as at:
+        a, _ = await two_ranks(at)
+        newer = at.rank()
+        newer.send(Entry(rank_id(0), TERMS, generation=0))
+        with pytest.raises(Superseded):
+            await anext(a)
+        newer.send(Ready(0))
+        one, other = await supervised(at), await supervised(at, incarnation="s2")
+        assert await anext(one) == SupervisorWelcome(1.0)
+        assert await anext(other) == SupervisorWelcome(1.0)
+        told = await anext(one)
+        assert isinstance(told, Refusal)
+        assert isinstance(told.error, Superseded)
+        assert [message async for message in one] == []
+
+
+async def test_keys_are_fenced(lighthouse: Lighthouse):
+    async with client(lighthouse, "keys") as at:
+        a, _ = await two_ranks(at)
+        await at.put_key(0, KeyKind.ITERATION, "rank_0", b"5")
+        await at.put_key(0, KeyKind.JOB_RESTART, "count", b"1")
+        both = {(KeyKind.ITERATION, "rank_0"): b"5", (KeyKind.JOB_RESTART, "count"): b"1"}
+        assert await at.get_keys(0) == (0, both)
+        assert await at.get_keys(kind=KeyKind.JOB_RESTART) == (0, {(KeyKind.JOB_RESTART, "count"): b"1"})
+        assert await at.get_keys(name="rank_0") == (0, {(KeyKind.ITERATION, "rank_0"): b"5"})
+        a.send(Failure(0, "x"))
+        for rank in (a, _):
+            rank.send(Ready(0))
+        while isinstance(await anext(a), Over):
+            pass
+        with pytest.raises(WrongState, match="generation: 0 is not the present one"):
+            await at.put_key(0, KeyKind.ITERATION, "rank_0", b"6")
+        with pytest.raises(WrongState, match="generation: 0 is not the present one"):
+            await at.get_keys(0)
+        assert await at.get_keys() == (1, {})
+
+
+async def test_an_excluded_host(lighthouse: Lighthouse):
+    async with client(lighthouse, "host") as at, await supervised(at) as supervisor:
+        await anext(supervisor)
+        supervisor.send(HostExcluded("GPU 3 has fallen off the bus"))
+        await seen(at, "host", lambda run: bool(run.excluded))
+        refused = await anext(await supervised(at, "other", "s9"))
+        assert isinstance(refused, Refusal)
+        assert "host: h1 is excluded from this run: GPU 3" in str(refused.error)
+        await at.resume_run()
+        assert await anext(await supervised(at, "other", "s9")) == SupervisorWelcome(1.0)
+
+
+@pytest.mark.parametrize("path", [RANK, SUPERVISE])
+async def test_a_stream_begins_with_an_entry(lighthouse: Lighthouse, path: str):
+    async with grpc.aio.insecure_channel(lighthouse.address) as channel:
+        stream = channel.stream_stream(path)()
+        await stream.write(b"\x2a\x00" if path == SUPERVISE else b"\x12\x00")  # a beat
+        assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "entry: must be the first message" in str(await stream.details())
+
+
+async def test_a_second_entry_ends_the_stream(lighthouse: Lighthouse):
+    async with client(lighthouse, "twice") as at:
+        stream = await entered(at, 0)
+        stream.send(Entry(rank_id(0), TERMS))
+        with pytest.raises(InvalidRequest, match=r"^entry: a rank's stream has one$"):
+            await anext(stream)
+
+
+# -- kill -9 of the lighthouse
+
+
+@asynccontextmanager
+async def lighthouse_at(port: int, journal: Path) -> AsyncGenerator[Lighthouse]:
+    with Lighthouse("--bind", f"{LOCALHOST}:{port}", "--journal", str(journal)) as process:
+        yield process
+
+
+async def broken(stream: AsyncRankStream | SupervisorStream) -> None:
+    with pytest.raises(Unreachable):
+        while True:
+            await anext(stream)
+
+
+async def test_a_stop_outlives_the_lighthouse_and_holds_for_its_run(tmp_path: Path):
+    port, journal = free_port(), tmp_path / "journal"
+    async with lighthouse_at(port, journal) as first, client(first, "r") as at:
+        supervisor = await supervised(at)
+        assert await anext(supervisor) == SupervisorWelcome(1.0)
+        a, b = await two_ranks(at)
+        stop = Stop("exit code 130 of slot 1", "g", 0)
+        supervisor.send(StopAsked(stop.reason))
+        assert [await anext(a), await anext(b), await anext(supervisor)] == [stop] * 3
+        first.kill()
+    async with lighthouse_at(port, journal) as second, client(second, "r") as at, client(second, "next") as other:
+        for attempt in range(2):
+            rank = await entered(at, attempt)
+            assert await anext(rank) == stop
+        assert await anext(await supervised(at, "new", "s7")) == stop
+        assert (await status(at, "r")).stop == stop
+        await two_ranks(other)
+        await at.resume_run()
+        again = at.rank()
+        again.send(Entry(rank_id(0), TERMS, is_ready=True))
+        assert (await status(at, "r")).stop is None
+
+
+@pytest.mark.slow
+async def test_a_run_goes_on_after_a_kill_of_the_lighthouse(tmp_path: Path):
+    """Numbers go upwards, keys are there, nobody is interrupted, and a completion stays."""
+    port, journal = free_port(), tmp_path / "journal"
+    async with lighthouse_at(port, journal) as first, client(first, "r") as at:
+        a, b = await two_ranks(at)
+        await at.put_key(0, KeyKind.ITERATION, "rank_0", b"5")
+        first.kill()
+        await broken(a)
+        await broken(b)
+    async with lighthouse_at(port, journal) as second, client(second, "r") as at:
+        a, b = at.rank(wait_for_ready=True), at.rank(wait_for_ready=True)
+        for slot, rank in enumerate((a, b)):
+            rank.send(Entry(rank_id(slot), TERMS, generation=0, seen=0))
+        await seen(at, "r", lambda run: {rank.state for rank in run.ranks} == {"active"})
+        assert await at.get_keys(0) == (0, {(KeyKind.ITERATION, "rank_0"): b"5"})
+        b.send(Failure(0, "x"))
+        assert isinstance(await anext(a), Over)
+        assert isinstance(await anext(b), Over)
+        for rank in (a, b):
+            rank.send(Ready(0))
+            rank.send(Finish(1))
+        assert await anext(a) == Told(Counters(1, 0, 1, 1), (0, 1))
+        assert await anext(a) == Done(1)
+        second.kill()
+    async with lighthouse_at(port, journal) as third, client(third, "r") as at:
+        late = at.rank()
+        late.send(Entry(RankId(1, "restarted"), TERMS, attempt=1))
+        assert await anext(late) == Done(1)
+        anew = [at.rank(), at.rank()]
+        late.cancel()
+        for slot, rank in enumerate(anew):
+            rank.send(Entry(RankId(slot, f"new{slot}"), TERMS, is_ready=True))
+        assert [await anext(rank) for rank in anew] == [Told(Counters(100, 100), (0, 1))] * 2
+
+
+@pytest.mark.slow
+async def test_a_lighthouse_that_ends_well_interrupts_nobody(tmp_path: Path):
+    port, journal = free_port(), tmp_path / "journal"
+    async with lighthouse_at(port, journal) as first, client(first, "r") as at:
+        a, b = await two_ranks(at)
+        assert await asyncio.to_thread(first.stop) == 0
+        await broken(a)
+        await broken(b)
+    async with lighthouse_at(port, journal) as second, client(second, "r") as at:
+        (found,) = await at.runs("r")
+        assert (found.counters.number, found.incidents) == (0, ())
+
+
+@pytest.mark.slow
+def test_a_journal_of_version_1_is_upgraded_in_place(tmp_path: Path):
+    """Its jobs stay, and runs are kept in it from then on."""
+    journal = tmp_path / "journal"
+    with Lighthouse("--journal", str(journal)) as first:
+        first.stop()
+    with closing(sqlite3.connect(journal)) as db:
+        db.executescript("DROP TABLE run; DROP TABLE run_key; PRAGMA user_version = 1;")
+    for _ in range(2):
+        with Lighthouse("--journal", str(journal)) as lighthouse:
+            with LighthouseClient(lighthouse.address, run="r") as at:
+                with at.rank() as stream:
+                    stream.send(Entry(rank_id(0), Terms(), is_ready=True))
+                    assert isinstance(next(stream), Told)
+                    at.stop_run("enough")
+                    assert isinstance(next(stream), Stop)
+                (run,) = at.runs("r")
+                assert run.stop is not None
+                at.resume_run()
+            lighthouse.kill()
+    with closing(sqlite3.connect(journal)) as db:
+        assert db.execute("PRAGMA user_version").fetchone()[0] == 2
