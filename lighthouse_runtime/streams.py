@@ -22,7 +22,7 @@ from lighthouse_runtime.outbox import Outbox
 from protos import generation_pb2, lighthouse_pb2, manager_pb2, node_pb2
 from protos.generation import FromWorker, ToWorker
 from protos.generation_wire import rank_request_to_wire, rank_response_from_wire
-from protos.limits import ACCEPTED_METADATA_KEY, MAX_REQUEST_BYTES
+from protos.limits import MAX_REQUEST_BYTES
 from protos.node import FromNode, ToNode
 from protos.node_wire import node_request_to_wire, node_response_from_wire
 from protos.refusals import InternalError, LighthouseError, LimitReached, Unreachable
@@ -228,10 +228,6 @@ class RankStream(_SyncStream[FromWorker, ToWorker]):
 
     def __init__(self, open_: Callable[[Iterator[bytes]], Any], address: str) -> None:
         super().__init__(open_, address, rank_request_to_wire, _read_rank)
-
-    def is_accepted(self) -> bool:
-        """Whether the lighthouse has taken the entry; waits for its first answer, or for the stream's end."""
-        return any(key == ACCEPTED_METADATA_KEY for key, _ in self._call.initial_metadata() or ())
 
 
 def _read_session(body: bytes) -> ToManager | None:

@@ -175,4 +175,9 @@ class Refusal:
     error: LighthouseError
 
 
-ToWorker = Told | Over | Stop | Done | Refusal
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The entry was taken; who runs is told nothing else for long. All else may come before it."""
+
+
+ToWorker = Welcome | Told | Over | Stop | Done | Refusal

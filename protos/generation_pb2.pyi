@@ -59,6 +59,7 @@ class RankResponse(google.protobuf.message.Message):
     STOPPED_FIELD_NUMBER: builtins.int
     COMPLETED_FIELD_NUMBER: builtins.int
     REFUSAL_FIELD_NUMBER: builtins.int
+    WELCOME_FIELD_NUMBER: builtins.int
     @property
     def told(self) -> global___GenerationTold: ...
     @property
@@ -71,6 +72,10 @@ class RankResponse(google.protobuf.message.Message):
     def refusal(self) -> global___RankRefusal:
         """the stream ends"""
 
+    @property
+    def welcome(self) -> global___RankWelcome:
+        """the entry was taken; all else may come before it"""
+
     def __init__(
         self,
         *,
@@ -79,12 +84,23 @@ class RankResponse(google.protobuf.message.Message):
         stopped: global___RunStopped | None = ...,
         completed: global___RunCompleted | None = ...,
         refusal: global___RankRefusal | None = ...,
+        welcome: global___RankWelcome | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["completed", b"completed", "message", b"message", "over", b"over", "refusal", b"refusal", "stopped", b"stopped", "told", b"told"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["completed", b"completed", "message", b"message", "over", b"over", "refusal", b"refusal", "stopped", b"stopped", "told", b"told"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["told", "over", "stopped", "completed", "refusal"] | None: ...
+    def HasField(self, field_name: typing.Literal["completed", b"completed", "message", b"message", "over", b"over", "refusal", b"refusal", "stopped", b"stopped", "told", b"told", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["completed", b"completed", "message", b"message", "over", b"over", "refusal", b"refusal", "stopped", b"stopped", "told", b"told", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["told", "over", "stopped", "completed", "refusal", "welcome"] | None: ...
 
 global___RankResponse = RankResponse
+
+@typing.final
+class RankWelcome(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___RankWelcome = RankWelcome
 
 @typing.final
 class RunTerms(google.protobuf.message.Message):

@@ -23,6 +23,7 @@ from protos.generation import (
     Terms,
     Told,
     ToWorker,
+    Welcome,
 )
 from protos.identity import check_name
 from protos.limits import MAX_GROUP_WORLD_SIZE, cut_reason
@@ -143,6 +144,8 @@ def rank_response_to_wire(message: ToWorker) -> pb.RankResponse:
             return pb.RankResponse(completed=pb.RunCompleted(number=number))
         case Refusal():
             return pb.RankResponse(refusal=refusal_to_wire(message))
+        case Welcome():
+            return pb.RankResponse(welcome=pb.RankWelcome())
 
 
 def rank_response_from_wire(message: pb.RankResponse) -> ToWorker | None:
@@ -157,6 +160,8 @@ def rank_response_from_wire(message: pb.RankResponse) -> ToWorker | None:
             return done_from_wire(message.completed)
         case "refusal":
             return refusal_from_wire(message.refusal)
+        case "welcome":
+            return Welcome()
         case _:
             return None
 

@@ -27,8 +27,6 @@ RUN_METADATA_KEY = "lighthouse-run"
 TOKEN_METADATA_KEY = "lighthouse-control-token"
 # On a status that a daemon of ours sent, as against one that gRPC made of a broken connection.
 REFUSAL_METADATA_KEY = "lighthouse-refusal"
-# On a stream's answer that has taken the first message, when there may be nothing to say for long.
-ACCEPTED_METADATA_KEY = "lighthouse-accepted"
 DEFAULT_JOB = "default"
 DEFAULT_RUN = "default"
 

@@ -9,13 +9,6 @@ from protos.refusals import LighthouseError
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """The lighthouse has taken this stream's entry. Anything that it says on the stream says so, too."""
-
-    session: int
-
-
-@dataclass(frozen=True, slots=True)
 class Heard:
     session: int
     message: ToWorker
@@ -57,7 +50,7 @@ class Stepped:
     step: int
 
 
-RankEvent = Accepted | Heard | Closed | Waiting | Raised | Returned | Stepped
+RankEvent = Heard | Closed | Waiting | Raised | Returned | Stepped
 
 # -- effects, to be performed in order
 

@@ -33,6 +33,7 @@ from protos.generation import (
     Stop,
     Told,
     ToWorker,
+    Welcome,
 )
 from protos.refusals import (
     DuplicateReplica,
@@ -114,8 +115,6 @@ class RankMachine:
 
     def handle(self, event: events.RankEvent, now: float) -> Sequence[events.RankEffect]:
         match event:
-            case events.Accepted(session):
-                effects = self._accept(session)
             case events.Heard(session, message):
                 effects = self._hear(session, message, now)
             case events.Closed(session, error, jitter):
@@ -181,9 +180,7 @@ class RankMachine:
     def _is_of_now(self, session: int) -> bool:
         return not self.has_ended and self._stream.is_open and session == self._stream.session
 
-    def _accept(self, session: int) -> list[events.RankEffect]:
-        if not self._is_of_now(session):
-            return []
+    def _accept(self) -> list[events.RankEffect]:
         self._refused_since = None
         return [events.LighthouseBack()] if self._stream.accept() else []
 
@@ -230,8 +227,10 @@ class RankMachine:
             return []
         if isinstance(message, Refusal):
             return self._closed(session, message.error, 0.5, now)
-        effects = self._accept(session)
+        effects = self._accept()
         match message:
+            case Welcome():
+                return effects
             case Told():
                 return effects + self._told(message, now)
             case Over(number, reason):

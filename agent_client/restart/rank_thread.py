@@ -26,7 +26,6 @@ REPORT_INTERVAL_S = 0.1
 class Stream(Protocol):
     """lighthouse_runtime.streams.RankStream is one."""
 
-    def is_accepted(self) -> bool: ...
     def send(self, message: FromWorker) -> None: ...
     def cancel(self) -> None: ...
     def __iter__(self) -> Iterator[ToWorker]: ...
@@ -176,8 +175,6 @@ class RankThread:
         """On a thread of the stream's own."""
         error: LighthouseError | None = None
         try:
-            if stream.is_accepted():
-                self._inbox.put(events.Accepted(session))
             for message in stream:
                 self._inbox.put(events.Heard(session, message))
         except LighthouseError as e:

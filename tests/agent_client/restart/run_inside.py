@@ -22,6 +22,7 @@ from protos.generation import (
     StepReport,
     Told,
     ToWorker,
+    Welcome,
 )
 from protos.refusals import LighthouseError, Unreachable
 
@@ -67,7 +68,6 @@ class StreamInside:
         self._run = run
         self.session = session
         self.rank: RankId | None = None
-        self.accepted = threading.Event()
         self._said: queue.SimpleQueue[ToWorker | LighthouseError | None] = queue.SimpleQueue()
         self.is_open = True
 
@@ -75,19 +75,13 @@ class StreamInside:
         if isinstance(message, Entry):
             self.rank = message.rank
         self._run.hear(self, message)
-        self.accepted.set()
 
     def tell(self, message: ToWorker | LighthouseError) -> None:
         self._said.put(message)
 
-    def is_accepted(self) -> bool:
-        self.accepted.wait(60)
-        return self.is_open
-
     def cancel(self) -> None:
         self._run.close(self)
         self._said.put(None)
-        self.accepted.set()
 
     def __iter__(self) -> Iterator[ToWorker]:
         while (message := self._said.get()) is not None:
@@ -123,6 +117,8 @@ class RunInside:
                 if isinstance(message, StepReport):
                     self.steps[stream.rank.slot] = message.step
                 self.do(event_of(stream.rank, message, stream.session))
+                if isinstance(message, Entry):
+                    stream.tell(Welcome())
 
     def close(self, stream: StreamInside) -> None:
         with self._lock:
@@ -152,4 +148,3 @@ class RunInside:
     def _break(self, stream: StreamInside) -> None:
         self.close(stream)
         stream.tell(Unreachable("the test broke the stream"))
-        stream.accepted.set()

@@ -3,7 +3,6 @@
 import pytest
 
 from agent_client.restart.rank_events import (
-    Accepted,
     Closed,
     Connect,
     Disconnect,
@@ -39,6 +38,8 @@ from protos.generation import (
     Stop,
     Terms,
     Told,
+    ToWorker,
+    Welcome,
 )
 from protos.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, Unreachable
 
@@ -63,7 +64,7 @@ class Life:
     def do(self, event: RankEvent) -> list[RankEffect]:
         return self._checked(list(self.machine.handle(event, self.now)))
 
-    def hear(self, message: Told | Over | Stop | Done | Refusal) -> list[RankEffect]:
+    def hear(self, message: ToWorker) -> list[RankEffect]:
         return self.do(Heard(self.session, message))
 
     def close(self, error: Exception | None = DOWN) -> list[RankEffect]:
@@ -227,7 +228,7 @@ def test_a_failure_is_said_again_until_it_is_known(running: Life) -> None:
     running.do(Raised("boom"))
     assert reconnect(running)[1:] == [Failure(0, "boom")]
     running.do(Waiting())
-    running.do(Accepted(running.session))
+    running.hear(Welcome())
     assert reconnect(running) == [
         Entry(ENTRY.rank, ENTRY.terms, 2, "h", 7, generation=0, seen=0),
         Failure(0, "boom"),
@@ -246,15 +247,15 @@ def test_what_is_done_without_a_stream_is_held(running: Life) -> None:
 
 
 def test_lost_and_back_are_told_once(running: Life) -> None:
-    running.do(Accepted(1))
+    running.hear(Welcome())
     assert running.close() == [LighthouseLost("down")]
     for _ in range(20):
         effects = running.later(4.0)
         assert not any(isinstance(effect, LighthouseLost | LighthouseBack) for effect in effects)
         assert running.close() == []
     running.later(4.0)
-    assert running.do(Accepted(running.session)) == [LighthouseBack()]
-    assert running.do(Accepted(running.session)) == []
+    assert running.hear(Welcome()) == [LighthouseBack()]
+    assert running.hear(Welcome()) == []
 
 
 def test_the_delay_doubles_up_to_a_limit_and_begins_anew(running: Life) -> None:
@@ -267,7 +268,7 @@ def test_the_delay_doubles_up_to_a_limit_and_begins_anew(running: Life) -> None:
         return waited
 
     assert [pytest.approx(delay()) for _ in range(8)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
-    running.do(Accepted(running.session))
+    running.hear(Welcome())
     assert delay() == pytest.approx(0.05)
 
 
@@ -286,7 +287,7 @@ def test_who_waits_gives_up_a_lighthouse_that_does_not_come_back(ready: Life) ->
 
 
 def test_who_runs_does_not_need_a_lighthouse(running: Life) -> None:
-    running.do(Accepted(1))
+    running.hear(Welcome())
     running.close()
     for _ in range(100):
         running.later(4.0)
