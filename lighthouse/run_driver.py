@@ -30,6 +30,7 @@ from protos.generation import (
     Refusal,
     StepReport,
     Told,
+    Welcome,
 )
 from protos.refusals import InvalidRequest, Unreachable
 from protos.run_status import RunStatus
@@ -77,6 +78,8 @@ class RunDriver:
         session = next(self._numbers)
         self._ranks.add(session, entry.rank, sender)
         self._feed(events.Entered(entry, session))
+        if self._ranks.rank_of(session) is not None:
+            self._ranks.tell((entry.rank,), Welcome())
         return session
 
     def receive_from_rank(self, session: int, message: FromWorker) -> None:

@@ -4,102 +4,107 @@
 # source: protos/generation.proto
 # Protobuf Python Version: 6.31.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 6, 31, 1, "", "protos/generation.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    1,
+    '',
+    'protos/generation.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x17protos/generation.proto\x12\rlighthouse.v1"\xf3\x01\n\x0bRankRequest\x12)\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x18.lighthouse.v1.RankEntryH\x00\x12\'\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x17.lighthouse.v1.RankBeatH\x00\x12)\n\x05ready\x18\x03 \x01(\x0b\x32\x18.lighthouse.v1.RankReadyH\x00\x12-\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1a.lighthouse.v1.RankFailureH\x00\x12+\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x19.lighthouse.v1.RankFinishH\x00\x42\t\n\x07message"\xb5\x02\n\x0cRankResponse\x12-\n\x04told\x18\x01 \x01(\x0b\x32\x1d.lighthouse.v1.GenerationToldH\x00\x12-\n\x04over\x18\x02 \x01(\x0b\x32\x1d.lighthouse.v1.GenerationOverH\x00\x12,\n\x07stopped\x18\x03 \x01(\x0b\x32\x19.lighthouse.v1.RunStoppedH\x00\x12\x30\n\tcompleted\x18\x04 \x01(\x0b\x32\x1b.lighthouse.v1.RunCompletedH\x00\x12-\n\x07refusal\x18\x05 \x01(\x0b\x32\x1a.lighthouse.v1.RankRefusalH\x00\x12-\n\x07welcome\x18\x06 \x01(\x0b\x32\x1a.lighthouse.v1.RankWelcomeH\x00\x42\t\n\x07message"\r\n\x0bRankWelcome"\xf2\x01\n\x08RunTerms\x12\x12\n\nworld_size\x18\x01 \x01(\r\x12\x13\n\x06\x61\x63tive\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_active\x18\x03 \x01(\r\x12\x14\n\x0c\x64ivisible_by\x18\x04 \x01(\r\x12\x16\n\x0ehosts_together\x18\x05 \x01(\x08\x12\x0e\n\x06stride\x18\x06 \x01(\r\x12\x16\n\x0ejoin_timeout_s\x18\x07 \x01(\x01\x12\x18\n\x10return_timeout_s\x18\x08 \x01(\x01\x12\x1b\n\x0emax_iterations\x18\t \x01(\rH\x01\x88\x01\x01\x42\t\n\x07_activeB\x11\n\x0f_max_iterations"\xe6\x01\n\tRankEntry\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12&\n\x05terms\x18\x03 \x01(\x0b\x32\x17.lighthouse.v1.RunTerms\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\x03\x12\x17\n\ngeneration\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x10\n\x08is_ready\x18\x08 \x01(\x08\x12\x11\n\x04seen\x18\t \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04step\x18\n \x01(\x03\x42\r\n\x0b_generationB\x07\n\x05_seen"\'\n\x08RankBeat\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\r\n\x05phase\x18\x02 \x01(\t"3\n\tRankReady\x12\x17\n\ngeneration\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\r\n\x0b_generation"1\n\x0bRankFailure\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t" \n\nRankFinish\x12\x12\n\ngeneration\x18\x01 \x01(\x03"w\n\x0eGenerationTold\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x18\n\x10global_iteration\x18\x02 \x01(\x03\x12\x14\n\x0cjob_restarts\x18\x03 \x01(\x03\x12\x16\n\x0eranks_restarts\x18\x04 \x01(\x03\x12\r\n\x05slots\x18\x05 \x03(\r"0\n\x0eGenerationOver\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t"=\n\nRunStopped\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0b\n\x03who\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03"\x1e\n\x0cRunCompleted\x12\x0e\n\x06number\x18\x01 \x01(\x03")\n\x0bRankRefusal\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t"\x84\x02\n\x11SupervisorRequest\x12/\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x1e.lighthouse.v1.SupervisorEntryH\x00\x12)\n\x04lost\x18\x02 \x01(\x0b\x32\x19.lighthouse.v1.WorkerLostH\x00\x12(\n\x04stop\x18\x03 \x01(\x0b\x32\x18.lighthouse.v1.StopAskedH\x00\x12/\n\x08\x65xcluded\x18\x04 \x01(\x0b\x32\x1b.lighthouse.v1.HostExcludedH\x00\x12-\n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x1d.lighthouse.v1.SupervisorBeatH\x00\x42\t\n\x07message"\xe3\x01\n\x12SupervisorResponse\x12\x33\n\x07welcome\x18\x01 \x01(\x0b\x32 .lighthouse.v1.SupervisorWelcomeH\x00\x12,\n\x07stopped\x18\x02 \x01(\x0b\x32\x19.lighthouse.v1.RunStoppedH\x00\x12\x30\n\tcompleted\x18\x03 \x01(\x0b\x32\x1b.lighthouse.v1.RunCompletedH\x00\x12-\n\x07refusal\x18\x04 \x01(\x0b\x32\x1a.lighthouse.v1.RankRefusalH\x00\x42\t\n\x07message"Q\n\x0fSupervisorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x03(\r"\x10\n\x0eSupervisorBeat"O\n\nWorkerLost\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06output\x18\x04 \x03(\t"\x1b\n\tStopAsked\x12\x0e\n\x06reason\x18\x01 \x01(\t"\x1e\n\x0cHostExcluded\x12\x0e\n\x06reason\x18\x01 \x01(\t",\n\x11SupervisorWelcome\x12\x17\n\x0f\x62\x65\x61t_interval_s\x18\x01 \x01(\x01"N\n\rPutKeyRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\x0c"\x10\n\x0ePutKeyResponse"T\n\x0eGetKeysRequest\x12\x17\n\ngeneration\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\tB\r\n\x0b_generation"G\n\x0fGetKeysResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12 \n\x04keys\x18\x02 \x03(\x0b\x32\x12.lighthouse.v1.Key"0\n\x03Key\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c"\x1a\n\x0bRunsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t"6\n\x0cRunsResponse\x12&\n\x04runs\x18\x01 \x03(\x0b\x32\x18.lighthouse.v1.RunStatus" \n\x0eStopRunRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t"\x11\n\x0fStopRunResponse"\x12\n\x10ResumeRunRequest"\x13\n\x11ResumeRunResponse"\xc4\x03\n\tRunStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0f\n\x07verdict\x18\x03 \x01(\t\x12\x0e\n\x06number\x18\x04 \x01(\x03\x12\x18\n\x10global_iteration\x18\x05 \x01(\x03\x12\x14\n\x0cjob_restarts\x18\x06 \x01(\x03\x12\x16\n\x0eranks_restarts\x18\x07 \x01(\x03\x12&\n\x05terms\x18\x08 \x01(\x0b\x32\x17.lighthouse.v1.RunTerms\x12\r\n\x05slots\x18\t \x03(\r\x12\x13\n\x0bis_complete\x18\n \x01(\x08\x12\'\n\x04stop\x18\x0b \x01(\x0b\x32\x19.lighthouse.v1.RunStopped\x12(\n\x05ranks\x18\x0c \x03(\x0b\x32\x19.lighthouse.v1.RankStatus\x12\x30\n\tincidents\x18\r \x03(\x0b\x32\x1d.lighthouse.v1.IncidentStatus\x12\x34\n\x0bsupervisors\x18\x0e \x03(\x0b\x32\x1f.lighthouse.v1.SupervisorStatus\x12-\n\x08\x65xcluded\x18\x0f \x03(\x0b\x32\x1b.lighthouse.v1.ExcludedHost"\xd1\x01\n\nRankStatus\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x17\n\ngeneration\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\r\n\x05phase\x18\x07 \x01(\t\x12\x12\n\nbeat_age_s\x18\x08 \x01(\x01\x12\x0f\n\x07\x61ttempt\x18\t \x01(\r\x12\x0c\n\x04host\x18\n \x01(\t\x12\x0b\n\x03pid\x18\x0b \x01(\x03\x42\r\n\x0b_generation"\xe7\x01\n\x0eIncidentStatus\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x10\n\x08is_fault\x18\x03 \x01(\x08\x12\x0c\n\x04lost\x18\x04 \x03(\t\x12\x12\n\nnoticed_at\x18\x05 \x01(\x01\x12\x13\n\x06\x66ormed\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\tformed_at\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nstepped_at\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x08\x65vidence\x18\t \x03(\tB\t\n\x07_formedB\x0c\n\n_formed_atB\r\n\x0b_stepped_at"S\n\x10SupervisorStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x14\n\x0cis_connected\x18\x04 \x01(\x08"8\n\x0c\x45xcludedHost\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\n\n\x02\x61t\x18\x03 \x01(\x01\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/generation.proto\x12\rlighthouse.v1\"\xf3\x01\n\x0bRankRequest\x12)\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x18.lighthouse.v1.RankEntryH\x00\x12\'\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x17.lighthouse.v1.RankBeatH\x00\x12)\n\x05ready\x18\x03 \x01(\x0b\x32\x18.lighthouse.v1.RankReadyH\x00\x12-\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x1a.lighthouse.v1.RankFailureH\x00\x12+\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x19.lighthouse.v1.RankFinishH\x00\x42\t\n\x07message\"\xb5\x02\n\x0cRankResponse\x12-\n\x04told\x18\x01 \x01(\x0b\x32\x1d.lighthouse.v1.GenerationToldH\x00\x12-\n\x04over\x18\x02 \x01(\x0b\x32\x1d.lighthouse.v1.GenerationOverH\x00\x12,\n\x07stopped\x18\x03 \x01(\x0b\x32\x19.lighthouse.v1.RunStoppedH\x00\x12\x30\n\tcompleted\x18\x04 \x01(\x0b\x32\x1b.lighthouse.v1.RunCompletedH\x00\x12-\n\x07refusal\x18\x05 \x01(\x0b\x32\x1a.lighthouse.v1.RankRefusalH\x00\x12-\n\x07welcome\x18\x06 \x01(\x0b\x32\x1a.lighthouse.v1.RankWelcomeH\x00\x42\t\n\x07message\"\r\n\x0bRankWelcome\"\xf2\x01\n\x08RunTerms\x12\x12\n\nworld_size\x18\x01 \x01(\r\x12\x13\n\x06\x61\x63tive\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_active\x18\x03 \x01(\r\x12\x14\n\x0c\x64ivisible_by\x18\x04 \x01(\r\x12\x16\n\x0ehosts_together\x18\x05 \x01(\x08\x12\x0e\n\x06stride\x18\x06 \x01(\r\x12\x16\n\x0ejoin_timeout_s\x18\x07 \x01(\x01\x12\x18\n\x10return_timeout_s\x18\x08 \x01(\x01\x12\x1b\n\x0emax_iterations\x18\t \x01(\rH\x01\x88\x01\x01\x42\t\n\x07_activeB\x11\n\x0f_max_iterations\"\xe6\x01\n\tRankEntry\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12&\n\x05terms\x18\x03 \x01(\x0b\x32\x17.lighthouse.v1.RunTerms\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\x03\x12\x17\n\ngeneration\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x10\n\x08is_ready\x18\x08 \x01(\x08\x12\x11\n\x04seen\x18\t \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04step\x18\n \x01(\x03\x42\r\n\x0b_generationB\x07\n\x05_seen\"\'\n\x08RankBeat\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\r\n\x05phase\x18\x02 \x01(\t\"3\n\tRankReady\x12\x17\n\ngeneration\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\r\n\x0b_generation\"1\n\x0bRankFailure\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\" \n\nRankFinish\x12\x12\n\ngeneration\x18\x01 \x01(\x03\"w\n\x0eGenerationTold\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x18\n\x10global_iteration\x18\x02 \x01(\x03\x12\x14\n\x0cjob_restarts\x18\x03 \x01(\x03\x12\x16\n\x0eranks_restarts\x18\x04 \x01(\x03\x12\r\n\x05slots\x18\x05 \x03(\r\"0\n\x0eGenerationOver\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"=\n\nRunStopped\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0b\n\x03who\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\"\x1e\n\x0cRunCompleted\x12\x0e\n\x06number\x18\x01 \x01(\x03\")\n\x0bRankRefusal\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x84\x02\n\x11SupervisorRequest\x12/\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x1e.lighthouse.v1.SupervisorEntryH\x00\x12)\n\x04lost\x18\x02 \x01(\x0b\x32\x19.lighthouse.v1.WorkerLostH\x00\x12(\n\x04stop\x18\x03 \x01(\x0b\x32\x18.lighthouse.v1.StopAskedH\x00\x12/\n\x08\x65xcluded\x18\x04 \x01(\x0b\x32\x1b.lighthouse.v1.HostExcludedH\x00\x12-\n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x1d.lighthouse.v1.SupervisorBeatH\x00\x42\t\n\x07message\"\xe3\x01\n\x12SupervisorResponse\x12\x33\n\x07welcome\x18\x01 \x01(\x0b\x32 .lighthouse.v1.SupervisorWelcomeH\x00\x12,\n\x07stopped\x18\x02 \x01(\x0b\x32\x19.lighthouse.v1.RunStoppedH\x00\x12\x30\n\tcompleted\x18\x03 \x01(\x0b\x32\x1b.lighthouse.v1.RunCompletedH\x00\x12-\n\x07refusal\x18\x04 \x01(\x0b\x32\x1a.lighthouse.v1.RankRefusalH\x00\x42\t\n\x07message\"Q\n\x0fSupervisorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05slots\x18\x04 \x03(\r\"\x10\n\x0eSupervisorBeat\"O\n\nWorkerLost\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06output\x18\x04 \x03(\t\"\x1b\n\tStopAsked\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1e\n\x0cHostExcluded\x12\x0e\n\x06reason\x18\x01 \x01(\t\",\n\x11SupervisorWelcome\x12\x17\n\x0f\x62\x65\x61t_interval_s\x18\x01 \x01(\x01\"N\n\rPutKeyRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\x0c\"\x10\n\x0ePutKeyResponse\"T\n\x0eGetKeysRequest\x12\x17\n\ngeneration\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\tB\r\n\x0b_generation\"G\n\x0fGetKeysResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12 \n\x04keys\x18\x02 \x03(\x0b\x32\x12.lighthouse.v1.Key\"0\n\x03Key\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x0c\"\x1a\n\x0bRunsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"6\n\x0cRunsResponse\x12&\n\x04runs\x18\x01 \x03(\x0b\x32\x18.lighthouse.v1.RunStatus\" \n\x0eStopRunRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x11\n\x0fStopRunResponse\"\x12\n\x10ResumeRunRequest\"\x13\n\x11ResumeRunResponse\"\xc4\x03\n\tRunStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0f\n\x07verdict\x18\x03 \x01(\t\x12\x0e\n\x06number\x18\x04 \x01(\x03\x12\x18\n\x10global_iteration\x18\x05 \x01(\x03\x12\x14\n\x0cjob_restarts\x18\x06 \x01(\x03\x12\x16\n\x0eranks_restarts\x18\x07 \x01(\x03\x12&\n\x05terms\x18\x08 \x01(\x0b\x32\x17.lighthouse.v1.RunTerms\x12\r\n\x05slots\x18\t \x03(\r\x12\x13\n\x0bis_complete\x18\n \x01(\x08\x12\'\n\x04stop\x18\x0b \x01(\x0b\x32\x19.lighthouse.v1.RunStopped\x12(\n\x05ranks\x18\x0c \x03(\x0b\x32\x19.lighthouse.v1.RankStatus\x12\x30\n\tincidents\x18\r \x03(\x0b\x32\x1d.lighthouse.v1.IncidentStatus\x12\x34\n\x0bsupervisors\x18\x0e \x03(\x0b\x32\x1f.lighthouse.v1.SupervisorStatus\x12-\n\x08\x65xcluded\x18\x0f \x03(\x0b\x32\x1b.lighthouse.v1.ExcludedHost\"\xd1\x01\n\nRankStatus\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x17\n\ngeneration\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\r\n\x05phase\x18\x07 \x01(\t\x12\x12\n\nbeat_age_s\x18\x08 \x01(\x01\x12\x0f\n\x07\x61ttempt\x18\t \x01(\r\x12\x0c\n\x04host\x18\n \x01(\t\x12\x0b\n\x03pid\x18\x0b \x01(\x03\x42\r\n\x0b_generation\"\xe7\x01\n\x0eIncidentStatus\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x10\n\x08is_fault\x18\x03 \x01(\x08\x12\x0c\n\x04lost\x18\x04 \x03(\t\x12\x12\n\nnoticed_at\x18\x05 \x01(\x01\x12\x13\n\x06\x66ormed\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\tformed_at\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nstepped_at\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x08\x65vidence\x18\t \x03(\tB\t\n\x07_formedB\x0c\n\n_formed_atB\r\n\x0b_stepped_at\"S\n\x10SupervisorStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x14\n\x0cis_connected\x18\x04 \x01(\x08\"8\n\x0c\x45xcludedHost\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\n\n\x02\x61t\x18\x03 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "protos.generation_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_RANKREQUEST"]._serialized_start = 43
-    _globals["_RANKREQUEST"]._serialized_end = 286
-    _globals["_RANKRESPONSE"]._serialized_start = 289
-    _globals["_RANKRESPONSE"]._serialized_end = 598
-    _globals["_RANKWELCOME"]._serialized_start = 600
-    _globals["_RANKWELCOME"]._serialized_end = 613
-    _globals["_RUNTERMS"]._serialized_start = 616
-    _globals["_RUNTERMS"]._serialized_end = 858
-    _globals["_RANKENTRY"]._serialized_start = 861
-    _globals["_RANKENTRY"]._serialized_end = 1091
-    _globals["_RANKBEAT"]._serialized_start = 1093
-    _globals["_RANKBEAT"]._serialized_end = 1132
-    _globals["_RANKREADY"]._serialized_start = 1134
-    _globals["_RANKREADY"]._serialized_end = 1185
-    _globals["_RANKFAILURE"]._serialized_start = 1187
-    _globals["_RANKFAILURE"]._serialized_end = 1236
-    _globals["_RANKFINISH"]._serialized_start = 1238
-    _globals["_RANKFINISH"]._serialized_end = 1270
-    _globals["_GENERATIONTOLD"]._serialized_start = 1272
-    _globals["_GENERATIONTOLD"]._serialized_end = 1391
-    _globals["_GENERATIONOVER"]._serialized_start = 1393
-    _globals["_GENERATIONOVER"]._serialized_end = 1441
-    _globals["_RUNSTOPPED"]._serialized_start = 1443
-    _globals["_RUNSTOPPED"]._serialized_end = 1504
-    _globals["_RUNCOMPLETED"]._serialized_start = 1506
-    _globals["_RUNCOMPLETED"]._serialized_end = 1536
-    _globals["_RANKREFUSAL"]._serialized_start = 1538
-    _globals["_RANKREFUSAL"]._serialized_end = 1579
-    _globals["_SUPERVISORREQUEST"]._serialized_start = 1582
-    _globals["_SUPERVISORREQUEST"]._serialized_end = 1842
-    _globals["_SUPERVISORRESPONSE"]._serialized_start = 1845
-    _globals["_SUPERVISORRESPONSE"]._serialized_end = 2072
-    _globals["_SUPERVISORENTRY"]._serialized_start = 2074
-    _globals["_SUPERVISORENTRY"]._serialized_end = 2155
-    _globals["_SUPERVISORBEAT"]._serialized_start = 2157
-    _globals["_SUPERVISORBEAT"]._serialized_end = 2173
-    _globals["_WORKERLOST"]._serialized_start = 2175
-    _globals["_WORKERLOST"]._serialized_end = 2254
-    _globals["_STOPASKED"]._serialized_start = 2256
-    _globals["_STOPASKED"]._serialized_end = 2283
-    _globals["_HOSTEXCLUDED"]._serialized_start = 2285
-    _globals["_HOSTEXCLUDED"]._serialized_end = 2315
-    _globals["_SUPERVISORWELCOME"]._serialized_start = 2317
-    _globals["_SUPERVISORWELCOME"]._serialized_end = 2361
-    _globals["_PUTKEYREQUEST"]._serialized_start = 2363
-    _globals["_PUTKEYREQUEST"]._serialized_end = 2441
-    _globals["_PUTKEYRESPONSE"]._serialized_start = 2443
-    _globals["_PUTKEYRESPONSE"]._serialized_end = 2459
-    _globals["_GETKEYSREQUEST"]._serialized_start = 2461
-    _globals["_GETKEYSREQUEST"]._serialized_end = 2545
-    _globals["_GETKEYSRESPONSE"]._serialized_start = 2547
-    _globals["_GETKEYSRESPONSE"]._serialized_end = 2618
-    _globals["_KEY"]._serialized_start = 2620
-    _globals["_KEY"]._serialized_end = 2668
-    _globals["_RUNSREQUEST"]._serialized_start = 2670
-    _globals["_RUNSREQUEST"]._serialized_end = 2696
-    _globals["_RUNSRESPONSE"]._serialized_start = 2698
-    _globals["_RUNSRESPONSE"]._serialized_end = 2752
-    _globals["_STOPRUNREQUEST"]._serialized_start = 2754
-    _globals["_STOPRUNREQUEST"]._serialized_end = 2786
-    _globals["_STOPRUNRESPONSE"]._serialized_start = 2788
-    _globals["_STOPRUNRESPONSE"]._serialized_end = 2805
-    _globals["_RESUMERUNREQUEST"]._serialized_start = 2807
-    _globals["_RESUMERUNREQUEST"]._serialized_end = 2825
-    _globals["_RESUMERUNRESPONSE"]._serialized_start = 2827
-    _globals["_RESUMERUNRESPONSE"]._serialized_end = 2846
-    _globals["_RUNSTATUS"]._serialized_start = 2849
-    _globals["_RUNSTATUS"]._serialized_end = 3301
-    _globals["_RANKSTATUS"]._serialized_start = 3304
-    _globals["_RANKSTATUS"]._serialized_end = 3513
-    _globals["_INCIDENTSTATUS"]._serialized_start = 3516
-    _globals["_INCIDENTSTATUS"]._serialized_end = 3747
-    _globals["_SUPERVISORSTATUS"]._serialized_start = 3749
-    _globals["_SUPERVISORSTATUS"]._serialized_end = 3832
-    _globals["_EXCLUDEDHOST"]._serialized_start = 3834
-    _globals["_EXCLUDEDHOST"]._serialized_end = 3890
+  DESCRIPTOR._loaded_options = None
+  _globals['_RANKREQUEST']._serialized_start=43
+  _globals['_RANKREQUEST']._serialized_end=286
+  _globals['_RANKRESPONSE']._serialized_start=289
+  _globals['_RANKRESPONSE']._serialized_end=598
+  _globals['_RANKWELCOME']._serialized_start=600
+  _globals['_RANKWELCOME']._serialized_end=613
+  _globals['_RUNTERMS']._serialized_start=616
+  _globals['_RUNTERMS']._serialized_end=858
+  _globals['_RANKENTRY']._serialized_start=861
+  _globals['_RANKENTRY']._serialized_end=1091
+  _globals['_RANKBEAT']._serialized_start=1093
+  _globals['_RANKBEAT']._serialized_end=1132
+  _globals['_RANKREADY']._serialized_start=1134
+  _globals['_RANKREADY']._serialized_end=1185
+  _globals['_RANKFAILURE']._serialized_start=1187
+  _globals['_RANKFAILURE']._serialized_end=1236
+  _globals['_RANKFINISH']._serialized_start=1238
+  _globals['_RANKFINISH']._serialized_end=1270
+  _globals['_GENERATIONTOLD']._serialized_start=1272
+  _globals['_GENERATIONTOLD']._serialized_end=1391
+  _globals['_GENERATIONOVER']._serialized_start=1393
+  _globals['_GENERATIONOVER']._serialized_end=1441
+  _globals['_RUNSTOPPED']._serialized_start=1443
+  _globals['_RUNSTOPPED']._serialized_end=1504
+  _globals['_RUNCOMPLETED']._serialized_start=1506
+  _globals['_RUNCOMPLETED']._serialized_end=1536
+  _globals['_RANKREFUSAL']._serialized_start=1538
+  _globals['_RANKREFUSAL']._serialized_end=1579
+  _globals['_SUPERVISORREQUEST']._serialized_start=1582
+  _globals['_SUPERVISORREQUEST']._serialized_end=1842
+  _globals['_SUPERVISORRESPONSE']._serialized_start=1845
+  _globals['_SUPERVISORRESPONSE']._serialized_end=2072
+  _globals['_SUPERVISORENTRY']._serialized_start=2074
+  _globals['_SUPERVISORENTRY']._serialized_end=2155
+  _globals['_SUPERVISORBEAT']._serialized_start=2157
+  _globals['_SUPERVISORBEAT']._serialized_end=2173
+  _globals['_WORKERLOST']._serialized_start=2175
+  _globals['_WORKERLOST']._serialized_end=2254
+  _globals['_STOPASKED']._serialized_start=2256
+  _globals['_STOPASKED']._serialized_end=2283
+  _globals['_HOSTEXCLUDED']._serialized_start=2285
+  _globals['_HOSTEXCLUDED']._serialized_end=2315
+  _globals['_SUPERVISORWELCOME']._serialized_start=2317
+  _globals['_SUPERVISORWELCOME']._serialized_end=2361
+  _globals['_PUTKEYREQUEST']._serialized_start=2363
+  _globals['_PUTKEYREQUEST']._serialized_end=2441
+  _globals['_PUTKEYRESPONSE']._serialized_start=2443
+  _globals['_PUTKEYRESPONSE']._serialized_end=2459
+  _globals['_GETKEYSREQUEST']._serialized_start=2461
+  _globals['_GETKEYSREQUEST']._serialized_end=2545
+  _globals['_GETKEYSRESPONSE']._serialized_start=2547
+  _globals['_GETKEYSRESPONSE']._serialized_end=2618
+  _globals['_KEY']._serialized_start=2620
+  _globals['_KEY']._serialized_end=2668
+  _globals['_RUNSREQUEST']._serialized_start=2670
+  _globals['_RUNSREQUEST']._serialized_end=2696
+  _globals['_RUNSRESPONSE']._serialized_start=2698
+  _globals['_RUNSRESPONSE']._serialized_end=2752
+  _globals['_STOPRUNREQUEST']._serialized_start=2754
+  _globals['_STOPRUNREQUEST']._serialized_end=2786
+  _globals['_STOPRUNRESPONSE']._serialized_start=2788
+  _globals['_STOPRUNRESPONSE']._serialized_end=2805
+  _globals['_RESUMERUNREQUEST']._serialized_start=2807
+  _globals['_RESUMERUNREQUEST']._serialized_end=2825
+  _globals['_RESUMERUNRESPONSE']._serialized_start=2827
+  _globals['_RESUMERUNRESPONSE']._serialized_end=2846
+  _globals['_RUNSTATUS']._serialized_start=2849
+  _globals['_RUNSTATUS']._serialized_end=3301
+  _globals['_RANKSTATUS']._serialized_start=3304
+  _globals['_RANKSTATUS']._serialized_end=3513
+  _globals['_INCIDENTSTATUS']._serialized_start=3516
+  _globals['_INCIDENTSTATUS']._serialized_end=3747
+  _globals['_SUPERVISORSTATUS']._serialized_start=3749
+  _globals['_SUPERVISORSTATUS']._serialized_end=3832
+  _globals['_EXCLUDEDHOST']._serialized_start=3834
+  _globals['_EXCLUDEDHOST']._serialized_end=3890
 # @@protoc_insertion_point(module_scope)

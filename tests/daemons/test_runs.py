@@ -28,6 +28,7 @@ from protos.generation import (
     Stop,
     Terms,
     Told,
+    Welcome,
 )
 from protos.refusals import InvalidRequest, Superseded, Unreachable, WrongState
 from protos.run_status import RunStatus
@@ -55,6 +56,13 @@ async def entered(at: AsyncLighthouseClient, slot: int, **held: object) -> Async
     return stream
 
 
+async def said(stream: AsyncRankStream | SupervisorStream) -> object:
+    """The next message that is more than a welcome to a rank."""
+    while isinstance(message := await anext(stream), Welcome):
+        pass
+    return message
+
+
 async def supervised(at: AsyncLighthouseClient, name: str = "g", incarnation: str = "s1") -> SupervisorStream:
     stream = at.supervise(wait_for_ready=True)
     stream.send(SupervisorEntry(name, incarnation, "h1", (0, 1)))
@@ -63,7 +71,7 @@ async def supervised(at: AsyncLighthouseClient, name: str = "g", incarnation: st
 
 async def two_ranks(at: AsyncLighthouseClient) -> tuple[AsyncRankStream, AsyncRankStream]:
     a, b = [await entered(at, slot) for slot in (0, 1)]
-    assert [await anext(a), await anext(b)] == [FIRST, FIRST]
+    assert [await said(a), await said(b)] == [FIRST, FIRST]
     return a, b
 
 
@@ -81,16 +89,16 @@ async def seen(at: AsyncLighthouseClient, run: str, is_so: Callable[[RunStatus],
 
 async def test_a_loss_is_told_in_milliseconds(lighthouse: Lighthouse):
     async with client(lighthouse, "loss") as at, await supervised(at) as supervisor:
-        assert await anext(supervisor) == SupervisorWelcome(1.0)
+        assert await said(supervisor) == SupervisorWelcome(1.0)
         a, b = await two_ranks(at)
         began_at = time.monotonic()
         b.cancel()
-        over = await anext(a)
+        over = await said(a)
         assert time.monotonic() - began_at < 5.0  # and not the 30 s of a rank that is silent
         assert isinstance(over, Over)
         supervisor.send(WorkerLost(rank_id(1), "SIGSEGV", ("last words",)))
         a.send(Ready(0))
-        assert await anext(a) == Told(Counters(1, 0, 1, 1), (0,))
+        assert await said(a) == Told(Counters(1, 0, 1, 1), (0,))
         a.send(StepReport(7, "forward"))
         shown = await seen(at, "loss", lambda run: bool(run.incidents[0].stepped_at))
         incident = shown.incidents[0]
@@ -106,20 +114,20 @@ async def test_a_loss_is_told_in_milliseconds(lighthouse: Lighthouse):
 
 async def test_a_failure_and_the_end(lighthouse: Lighthouse):
     async with client(lighthouse, "end") as at, await supervised(at) as supervisor:
-        await anext(supervisor)
+        await said(supervisor)
         a, b = await two_ranks(at)
         a.send(Failure(0, "ValueError"))
-        assert await anext(b) == Over(0, "slot 0 (i0) has failed: ValueError")
-        await anext(a)
+        assert await said(b) == Over(0, "slot 0 (i0) has failed: ValueError")
+        await said(a)
         for rank in (a, b):
             rank.send(Ready(0))
-        told = [await anext(a), await anext(b)]
+        told = [await said(a), await said(b)]
         assert told == [Told(Counters(1, 0, 1, 1), (0, 1))] * 2
         for rank in (a, b):
             rank.send(Finish(1))
-        assert [await anext(a), await anext(b), await anext(supervisor)] == [Done(1)] * 3
+        assert [await said(a), await said(b), await said(supervisor)] == [Done(1)] * 3
         late = await supervised(at, "late", "s2")
-        assert await anext(late) == Done(1)
+        assert await said(late) == Done(1)
 
 
 async def test_a_newer_stream_takes_the_older_ones_place(lighthouse: Lighthouse):
@@ -128,12 +136,12 @@ async def test_a_newer_stream_takes_the_older_ones_place(lighthouse: Lighthouse)
         newer = at.rank()
         newer.send(Entry(rank_id(0), TERMS, generation=0))
         with pytest.raises(Superseded):
-            await anext(a)
+            await said(a)
         newer.send(Ready(0))
         one, other = await supervised(at), await supervised(at, incarnation="s2")
-        assert await anext(one) == SupervisorWelcome(1.0)
-        assert await anext(other) == SupervisorWelcome(1.0)
-        told = await anext(one)
+        assert await said(one) == SupervisorWelcome(1.0)
+        assert await said(other) == SupervisorWelcome(1.0)
+        told = await said(one)
         assert isinstance(told, Refusal)
         assert isinstance(told.error, Superseded)
         assert [message async for message in one] == []
@@ -151,7 +159,7 @@ async def test_keys_are_fenced(lighthouse: Lighthouse):
         a.send(Failure(0, "x"))
         for rank in (a, _):
             rank.send(Ready(0))
-        while isinstance(await anext(a), Over):
+        while isinstance(await said(a), Over):
             pass
         with pytest.raises(WrongState, match="generation: 0 is not the present one"):
             await at.put_key(0, KeyKind.ITERATION, "rank_0", b"6")
@@ -162,14 +170,14 @@ async def test_keys_are_fenced(lighthouse: Lighthouse):
 
 async def test_an_excluded_host(lighthouse: Lighthouse):
     async with client(lighthouse, "host") as at, await supervised(at) as supervisor:
-        await anext(supervisor)
+        await said(supervisor)
         supervisor.send(HostExcluded("GPU 3 has fallen off the bus"))
         await seen(at, "host", lambda run: bool(run.excluded))
-        refused = await anext(await supervised(at, "other", "s9"))
+        refused = await said(await supervised(at, "other", "s9"))
         assert isinstance(refused, Refusal)
         assert "host: h1 is excluded from this run: GPU 3" in str(refused.error)
         await at.resume_run()
-        assert await anext(await supervised(at, "other", "s9")) == SupervisorWelcome(1.0)
+        assert await said(await supervised(at, "other", "s9")) == SupervisorWelcome(1.0)
 
 
 @pytest.mark.parametrize("path", [RANK, SUPERVISE])
@@ -186,7 +194,7 @@ async def test_a_second_entry_ends_the_stream(lighthouse: Lighthouse):
         stream = await entered(at, 0)
         stream.send(Entry(rank_id(0), TERMS))
         with pytest.raises(InvalidRequest, match=r"^entry: a rank's stream has one$"):
-            await anext(stream)
+            await said(stream)
 
 
 # -- kill -9 of the lighthouse
@@ -201,24 +209,24 @@ async def lighthouse_at(port: int, journal: Path) -> AsyncGenerator[Lighthouse]:
 async def broken(stream: AsyncRankStream | SupervisorStream) -> None:
     with pytest.raises(Unreachable):
         while True:
-            await anext(stream)
+            await said(stream)
 
 
 async def test_a_stop_outlives_the_lighthouse_and_holds_for_its_run(tmp_path: Path):
     port, journal = free_port(), tmp_path / "journal"
     async with lighthouse_at(port, journal) as first, client(first, "r") as at:
         supervisor = await supervised(at)
-        assert await anext(supervisor) == SupervisorWelcome(1.0)
+        assert await said(supervisor) == SupervisorWelcome(1.0)
         a, b = await two_ranks(at)
         stop = Stop("exit code 130 of slot 1", "g", 0)
         supervisor.send(StopAsked(stop.reason))
-        assert [await anext(a), await anext(b), await anext(supervisor)] == [stop] * 3
+        assert [await said(a), await said(b), await said(supervisor)] == [stop] * 3
         first.kill()
     async with lighthouse_at(port, journal) as second, client(second, "r") as at, client(second, "next") as other:
         for attempt in range(2):
             rank = await entered(at, attempt)
-            assert await anext(rank) == stop
-        assert await anext(await supervised(at, "new", "s7")) == stop
+            assert await said(rank) == stop
+        assert await said(await supervised(at, "new", "s7")) == stop
         assert (await status(at, "r")).stop == stop
         await two_ranks(other)
         await at.resume_run()
@@ -244,23 +252,23 @@ async def test_a_run_goes_on_after_a_kill_of_the_lighthouse(tmp_path: Path):
         await seen(at, "r", lambda run: {rank.state for rank in run.ranks} == {"active"})
         assert await at.get_keys(0) == (0, {(KeyKind.ITERATION, "rank_0"): b"5"})
         b.send(Failure(0, "x"))
-        assert isinstance(await anext(a), Over)
-        assert isinstance(await anext(b), Over)
+        assert isinstance(await said(a), Over)
+        assert isinstance(await said(b), Over)
         for rank in (a, b):
             rank.send(Ready(0))
             rank.send(Finish(1))
-        assert await anext(a) == Told(Counters(1, 0, 1, 1), (0, 1))
-        assert await anext(a) == Done(1)
+        assert await said(a) == Told(Counters(1, 0, 1, 1), (0, 1))
+        assert await said(a) == Done(1)
         second.kill()
     async with lighthouse_at(port, journal) as third, client(third, "r") as at:
         late = at.rank()
         late.send(Entry(RankId(1, "restarted"), TERMS, attempt=1))
-        assert await anext(late) == Done(1)
+        assert await said(late) == Done(1)
         anew = [at.rank(), at.rank()]
         late.cancel()
         for slot, rank in enumerate(anew):
             rank.send(Entry(RankId(slot, f"new{slot}"), TERMS, is_ready=True))
-        assert [await anext(rank) for rank in anew] == [Told(Counters(100, 100), (0, 1))] * 2
+        assert [await said(rank) for rank in anew] == [Told(Counters(100, 100), (0, 1))] * 2
 
 
 @pytest.mark.slow
@@ -290,6 +298,7 @@ def test_a_journal_of_version_1_is_upgraded_in_place(tmp_path: Path):
                 with at.rank() as stream:
                     stream.send(Entry(rank_id(0), Terms(), is_ready=True))
                     assert isinstance(next(stream), Told)
+                    assert next(stream) == Welcome()
                     at.stop_run("enough")
                     assert isinstance(next(stream), Stop)
                 (run,) = at.runs("r")

@@ -21,6 +21,7 @@ from protos.generation import (
     Terms,
     Told,
     ToWorker,
+    Welcome,
 )
 from protos.generation_wire import (
     rank_request_from_wire,
@@ -75,6 +76,7 @@ responses = st.one_of(
     st.builds(Over, numbers, texts),
     st.builds(Stop, texts, texts, st.integers(-1, 2**62)),
     st.builds(Done, numbers),
+    st.just(Welcome()),
 )
 
 
