@@ -74,6 +74,11 @@ class LighthouseConfig:
         (), "Form quorums of these sizes only, for example 2,4,8.", kind=Sizes(), metavar="SIZES"
     )
     active: int | None = setting(None, "At most so many groups train; more wait as spares.", kind=_COUNT)
+    last_call_s: float = setting(
+        1.0,
+        "With --active: how long a group that was lost may take to be back before a spare is spent in its place.",
+        kind=Duration(),
+    )
     allow_heterogeneous: bool = setting(False, "Admit groups with different numbers of ranks to one quorum.")
     max_replicas: int = setting(10_000, "At most so many replica ids a job.", kind=_COUNT)
     control_token_file: Path | None = setting(None, "Who has this file's token may kill from another host.", kind=_PATH)
@@ -106,6 +111,7 @@ class LighthouseConfig:
             first_quorum_id=first_quorum_id,
             lease_s=self.lease_s or self.heartbeat_timeout_s,
             stands=self.standing_quorum == "on",
+            last_call_s=self.last_call_s,
         )
 
     def memory(self) -> Journal | NoMemory:

@@ -10,7 +10,9 @@ On every event and every tick, in this order:
 5. Wait for the stragglers until `join_timeout_s` after the first join. Then they have missed it: they are not waited
    for, and not counted, until they join. A newcomer's join does not start that clock while members of the previous
    quorum are alive: they are in their step, and a long step is no fault.
-6. Form earlier, `deadline_margin_s` before the first waiting call's deadline, if the candidates are more than half of
+6. Where `active` leaves spares, one that is to take a place that was lost is held back until `last_call_s` after the
+   loss: whoever is back by then keeps its place.
+7. Form earlier, `deadline_margin_s` before the first waiting call's deadline, if the candidates are more than half of
    the healthy ones: one straggler must not let everybody's call expire.
 
 Before any of that, a quorum that stands (standing.py) holds back all forming while it stands, and after that forms the
@@ -66,7 +68,8 @@ class QuorumMachine:
         self.rounds = 0
         self._numbering = Numbering(config.first_quorum_id, record)
         self._previous: frozenset[str] = frozenset()
-        self._now = 0.0
+        self._now, self._working = 0.0, 0
+        self._lost_at: float | None = None  # when the last loss of a member of the present quorum was
         if record is not None and record.quorum is not None:
             self._remember(record.quorum)
         if holders_until is not None:
@@ -82,7 +85,7 @@ class QuorumMachine:
 
     @property
     def is_quiet(self) -> bool:
-        """Nobody is alive or remembered: the job can be forgotten."""
+        """Nobody is alive or remembered."""
         return len(self.roster) == 0 and self.standing.phase is not Phase.RETURNING
 
     @property
@@ -127,6 +130,7 @@ class QuorumMachine:
             self._cut_at() if self._is_majority() else None,
             self.standing.returns_until(),
             self.standing.free_at() if len(self.joins) else None,
+            self.last_call_until,
         )
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
@@ -147,6 +151,8 @@ class QuorumMachine:
             return Verdict.NO_ALLOWED_SIZE
         if not (self.joins.has_all_members or not self._has_stragglers()):
             return Verdict.WAITING_FOR_MEMBERS if self.missed_at() is None else Verdict.WAITING_FOR_STRAGGLERS
+        if self.last_call_until is not None and self._now < self.last_call_until:
+            return Verdict.WAITING_FOR_LAST_CALL
         return Verdict.READY if self._is_free() else Verdict.WAITING_FOR_LEASES
 
     def stragglers(self) -> list[str]:
@@ -177,6 +183,15 @@ class QuorumMachine:
         started_at = clock.running_since(self._now)
         return None if started_at is None else started_at + self.config.join_timeout_s
 
+    @property
+    def last_call_until(self) -> float | None:
+        """Rule 6; None while nobody would take a lost member's place."""
+        members, deadline_at = self.joins.members.asking, self.joins.earliest_deadline_at
+        if self.config.active is None or self._lost_at is None or members >= self._size(self.joins.candidates):
+            return None
+        until = self._lost_at + self.config.last_call_s
+        return until if deadline_at is None else min(until, deadline_at - self.config.deadline_margin_s)
+
     def _cut_at(self) -> float | None:
         """When a waiting call must be answered, if a majority waits and a member's wait counts."""
         earliest = self.joins.earliest_deadline_at
@@ -204,8 +219,11 @@ class QuorumMachine:
         return self.standing.may_form((m.participant for m in self._choose() if m.participant), self._now)
 
     def _settle(self, now: float) -> list[Effect]:
+        if len(self.roster.working) < self._working:
+            self._lost_at = now
         effects = self._review()
         formed = self._form(now)
+        self._working = len(self.roster.working)
         return effects + formed + (self._review() if formed else [])
 
     # -- a standing quorum
@@ -252,7 +270,7 @@ class QuorumMachine:
         if is_new:
             self.quorums_formed += 1
             self.formed_at = now
-        self._previous = frozenset(member.replica_id for member in chosen)
+        self._previous, self._lost_at = frozenset(member.replica_id for member in chosen), None
         self.roster.form(chosen)
         calls = self.joins.take(chosen, self._previous, now)
         record = self._record(stands) if is_new else None

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class QuorumConfig:
-    """`first_quorum_id` must be above every id that this job was ever told. `stands`: quorums may stand."""
+    """`first_quorum_id` must be above every id that this job was ever told. `stands`: quorums may stand.
+
+    `last_call_s`: how long a lost member may take to be back before a spare is spent in its place; 0: it is at once.
+    """
 
     min_replicas: int = 1
     join_timeout_s: float = 60.0
@@ -18,3 +21,4 @@ class QuorumConfig:
     first_quorum_id: int = 1
     lease_s: float = 5.0
     stands: bool = True
+    last_call_s: float = 0.0

@@ -14,3 +14,4 @@ class Verdict(StrEnum):
     WAITING_FOR_RECALL = "waiting_for_recall"
     WAITING_FOR_RETURN = "waiting_for_return"
     WAITING_FOR_LEASES = "waiting_for_leases"
+    WAITING_FOR_LAST_CALL = "waiting_for_last_call"

@@ -35,6 +35,7 @@ _VERDICT_STYLES = {
     Verdict.WAITING_FOR_RECALL: "cyan",
     Verdict.WAITING_FOR_RETURN: "yellow",
     Verdict.WAITING_FOR_LEASES: "yellow",
+    Verdict.WAITING_FOR_LAST_CALL: "yellow",
     Verdict.TOO_FEW_PARTICIPANTS: "red",
     Verdict.NO_ALLOWED_SIZE: "red",
 }

@@ -56,6 +56,7 @@ def configs(draw: st.DrawFn) -> QuorumConfig:
         deadline_margin_s=draw(st.sampled_from([0.0, 1.0])),
         allowed_sizes=sizes,
         active=draw(st.none() | st.integers(min_replicas, 6)),
+        last_call_s=draw(st.sampled_from([0.0, 0.0, 1.0])),
         allow_heterogeneous=draw(st.booleans()),
         max_replicas=draw(st.sampled_from([4, 10_000])),
         first_quorum_id=draw(st.sampled_from([1, 1000])),

@@ -38,6 +38,7 @@ def configs(draw: st.DrawFn) -> QuorumConfig:
         heartbeat_timeout_s=draw(st.sampled_from([1.0, 5.0])),
         lease_s=draw(st.sampled_from([1.0, 5.0, 12.0])),
         active=draw(st.sampled_from([None, None, None, 2])),
+        last_call_s=draw(st.sampled_from([0.0, 0.0, 1.0])),
         allowed_sizes=draw(st.sampled_from([frozenset(), frozenset(), frozenset({2, 4})])),
         stands=draw(st.sampled_from([True, True, True, True, False])),
     )

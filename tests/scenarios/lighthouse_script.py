@@ -54,11 +54,15 @@ class LighthouseScript:
                 return f"no quorum: {verdict} ({_list(machine.stragglers())}){until}"
             case Verdict.TOO_FEW_PARTICIPANTS:
                 return f"no quorum: {verdict} ({len(machine.joins.list_candidates())} of {machine.config.min_replicas})"
+            case Verdict.WAITING_FOR_LAST_CALL:
+                return f"no quorum: {verdict}, until {machine.last_call_until:g}s"
             case _:
                 return f"no quorum: {verdict}"
 
     def _lighthouse(self, _: list[str], options: dict[str, object]) -> None:
-        named = {f"{key}_s" if key.endswith(("timeout", "margin")) else key: value for key, value in options.items()}
+        named = {
+            f"{key}_s" if key.endswith(("timeout", "margin", "call")) else key: value for key, value in options.items()
+        }
         self._machine = QuorumMachine(QuorumConfig(**named))
 
     def _heartbeat(self, names: list[str], options: dict[str, object]) -> None:
