@@ -9,6 +9,7 @@ by itself. The first step of a process (it compiles, it warms up) teaches nothin
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -64,7 +65,7 @@ class Progress:
         is_first_over = self.begun == 1
         self.begun, self._number = self.begun + 1, number
         for known in self._phases.values():
-            known.entered_before = known.entered
+            known.ended_before = known.ended
             if is_first_over:
                 known.longest_s = 0.0
         self.place = _unlearned(place) if is_first_over else place
@@ -132,7 +133,7 @@ class Progress:
     def _read(self) -> "_Read":
         place, begun, number = self.place, self.begun, self._number
         known = [
-            _Record(p, p.entered, p.entered - p.entered_before, p.seconds, p.longest_s)
+            _Record(p, p.ended, p.ended - p.ended_before, p.seconds, p.longest_s)
             for p in (*self._phases.values(), *self._waits.values())
         ]
         return _Read(place, begun, number, known, place[7] == self.version)
@@ -141,21 +142,19 @@ class Progress:
 class Phase:
     """A name's record, and the block that visits it."""
 
-    __slots__ = ("entered", "entered_before", "is_wait", "longest_s", "name", "progress", "seconds", "total")
+    __slots__ = ("ended", "ended_before", "is_wait", "longest_s", "name", "progress", "seconds", "total")
 
     def __init__(self, progress: Progress, name: str, *, is_wait: bool) -> None:
         self.progress, self.name, self.is_wait = progress, name, is_wait
         self.total: int | None = None
-        self.entered = self.entered_before = 0  # ever, and before this step
+        self.ended = self.ended_before = 0  # visits that are over, and those before this step
         self.seconds = self.longest_s = 0.0  # of visits that are over
 
     def __enter__(self) -> None:
         progress = self.progress
         now = progress.clock()
         around = progress.place
-        progress.version = version = around[7] + 1
-        self.entered += 1
-        progress.place = (now, 0, 0.0, 0.0, now, around, self, version)
+        progress.place = (now, 0, 0.0, 0.0, now, around, self, around[7])
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
         progress = self.progress
@@ -170,6 +169,7 @@ class Phase:
         if longest_s > phase.longest_s:
             phase.longest_s = longest_s
         visit_s = now - since
+        phase.ended += 1
         phase.seconds += visit_s - nested_s
         marked_at, done, longest_s, nested_s, entered_at, outer, around_phase, _ = around
         gap_s = since - marked_at
@@ -184,8 +184,8 @@ class _Record(NamedTuple):
     """Of one phase, as it was read. `seconds` and `longest_s` are of the visits that are over."""
 
     phase: Phase
-    entered: int
-    entered_in_step: int
+    ended: int
+    ended_in_step: int
     seconds: float
     longest_s: float
 
@@ -218,7 +218,7 @@ class _Read(NamedTuple):
                 OpenPhase(visit.phase.name, visit.done, visit.phase.total, max(0.0, now - visit.since))
                 for visit in named[-MAX_DEPTH:]
             ),
-            entered=self._entered({visit.phase.name for visit in named}),
+            entered=self._entered(Counter(visit.phase for visit in named)),
             collective=collective[0],
             waits_for=next((visit.phase.name for visit in visits if visit.phase.is_wait), ""),
             still_s=max(0.0, now - max(self.place[0], collective[1])),
@@ -226,10 +226,10 @@ class _Read(NamedTuple):
             times=self._times(visits),
         )
 
-    def _entered(self, open_names: set[str]) -> tuple[tuple[str, int], ...]:
-        """A phase that is open since an earlier step counts as entered once."""
+    def _entered(self, open_visits: Counter[Phase]) -> tuple[tuple[str, int], ...]:
+        """A visit that began in an earlier step counts in this one, too."""
         counts = (
-            (record.phase.name, record.entered_in_step or int(record.phase.name in open_names))
+            (record.phase.name, record.ended_in_step + open_visits[record.phase])
             for record in self.known
             if not record.phase.is_wait and record.phase.name != STEP
         )
@@ -239,8 +239,8 @@ class _Read(NamedTuple):
         """With what the open visits have taken up to their last mark."""
         times: dict[str, PhaseTime] = {}
         for phase, ended, seconds, longest_s in (
-            *((r.phase, r.entered, r.seconds, r.longest_s) for r in self.known),
-            *((v.phase, -int(v.phase.name != STEP), v.seconds, v.longest_s) for v in visits),
+            *((r.phase, r.ended, r.seconds, r.longest_s) for r in self.known),
+            *((v.phase, 0, v.seconds, v.longest_s) for v in visits),
         ):
             name = WAITING if phase.is_wait else phase.name
             before = times.get(name, PhaseTime(name, 0, 0.0, 0.0))

@@ -94,14 +94,14 @@ def bars(costs: Sequence[Cost]) -> list[Bar]:
 
 @click.command()
 @click.option("--blocks", type=click.IntRange(1), default=300, show_default=True, help="Blocks of 1,000 calls each.")
-@click.option("--quick", is_flag=True, help="A second instead of ten: 30 blocks.")
+@click.option("--quick", is_flag=True, help="A second instead of thirty: 10 blocks.")
 @click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
 @click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
 def main(blocks: int, quick: bool, check: bool, path: Path | None) -> None:
     """What a rank's marks of where it is cost the thread that trains."""
     found = machine()
     click.echo(machine_text(found))
-    costs = measure(30 if quick else blocks)
+    costs = measure(10 if quick else blocks)
     click.echo(render(costs))
     write_json(path, {"benchmark": "phase_cost", "machine": found, "calls": CALLS, "costs": costs})
     conclude(bars(costs), is_checked=check)

@@ -136,7 +136,7 @@ class TestPlace:
             assert dict(progress.sample().entered) == {"epoch": 1}
             with progress.phase("forward"):
                 assert dict(progress.sample().entered) == {"epoch": 1, "forward": 1}
-        assert dict(progress.sample().entered) == {"forward": 1}
+        assert dict(progress.sample().entered) == {"epoch": 1, "forward": 1}
 
     def test_waits(self, progress: Progress):
         with progress.waiting_for("rank 0 validation"):
@@ -302,27 +302,29 @@ def test_samples_are_never_torn():
 
 
 def test_a_reader_that_met_a_mark_half_way_reads_again(progress: Progress, monkeypatch: pytest.MonkeyPatch):
-    """The mark comes after the reader has read the place, and before it reads what was entered."""
+    """The mark comes after the reader has read the place, and before it reads what is over."""
 
     class MarkedMeanwhile(dict[str, Phase]):
         def values(self) -> ValuesView[Phase]:
             if not marked:
                 marked.append(True)
-                phase.__enter__()
+                phase.__exit__(None, None, None)
             return super().values()
 
     marked: list[bool] = []
     phase = progress.phase("a")
+    phase.__enter__()
     monkeypatch.setattr(progress, "_phases", MarkedMeanwhile(progress._phases))
     sample = progress.sample()
-    assert ([phase.name for phase in sample.phases], sample.entered) == ([STEP, "a"], (("a", 1),))
+    assert ([phase.name for phase in sample.phases], sample.entered) == ([STEP], (("a", 1),))
 
 
 def test_an_interrupted_mark_is_mended_by_the_next(progress: Progress):
     progress.version += 1  # a signal's exception came between
     assert progress.sample().step == 1
     with progress.phase("a"):
-        assert progress.version == progress.place[7]
+        pass
+    assert progress.version == progress.place[7]
 
 
 def test_samples_do_not_change_what_is_sampled(progress: Progress, clock: Clock):

@@ -64,6 +64,13 @@ def test_catch_up(ran: Ran) -> None:
     assert healed["behind"] >= 1
 
 
+@pytest.mark.slow
+def test_phase_cost(ran: Ran) -> None:
+    costs = {cost["what"]: cost["us"] for cost in ran("phase_cost")["costs"]}
+    assert all(0 < cost["low"] <= cost["median"] <= cost["high"] < 1000 for cost in costs.values())
+    assert costs["tick"]["median"] < costs["phase, one tick in it"]["median"]
+
+
 def test_outage(ran: Ran) -> None:
     (result,) = ran("outage")["results"]
     (run,) = result["runs"]

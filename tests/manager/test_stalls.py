@@ -129,13 +129,13 @@ def test_a_thousand_healthy_steps_are_no_stall(step_s: float, checkpoint_s: floa
     assert train_healthily(job, 1000, step_s, checkpoint_s, random.Random(7)) == 2000
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(1, 5), st.floats(0.01, 14), st.floats(1, 300), st.randoms(use_true_random=False))
 def test_no_healthy_run_is_a_stall(size: int, step_s: float, checkpoint_s: float, jitter: random.Random):
     train_healthily(MarkingRanks(size, is_started=False), 101, step_s, checkpoint_s, jitter)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_whoever_blocks_is_named_and_nobody_else(data: st.DataObject):
     """After some healthy steps, drawn ranks block before their next collective."""

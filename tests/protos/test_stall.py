@@ -41,6 +41,13 @@ class TestSomethingMoves:
         assert judge([rank(0, still_s=100, limit_s=60), rank(1, "checkpoint", still_s=100, limit_s=500)]) is None
         assert judge([rank(0, still_s=501, limit_s=60), rank(1, "checkpoint", still_s=501, limit_s=500)]) is not None
 
+    def test_one_that_has_just_begun_to_wait_is_no_movement(self):
+        ranks = [rank(0, inside=THIRD, still_s=1), rank(1, left=after(SECOND), still_s=61)]
+        assert text(*ranks) == "1 behind in step 1, 0 waiting in all_reduce"
+
+    def test_who_waits_has_no_limit_of_its_own(self):
+        assert judge([rank(n, "checkpoint", inside=SECOND, still_s=61, limit_s=600) for n in range(2)]) is not None
+
     def test_where_nobody_runs_one_that_came_within_the_floor(self):
         assert judge([rank(0, inside=SECOND, still_s=1000), rank(1, inside=SECOND, still_s=60)]) is None
         assert judge([rank(0, inside=SECOND, still_s=1000), rank(1, inside=SECOND, still_s=61)]) is not None
@@ -79,6 +86,10 @@ class TestBehind:
             "1 behind in step 7, 0 waiting in all_reduce"
         )
 
+    def test_a_newer_quorum_counts_more_than_the_step_where_both_run(self):
+        ranks = [rank(0, step=3, left=after(all_reduce(1, quorum_id=2))), rank(1, step=7, left=after(THIRD))]
+        assert text(*ranks) == "1 behind in step 7, 0 in step 3"
+
     def test_by_steps(self):
         assert text(rank(0, step=3), rank(1, step=2)) == "1 behind in step 2, 0 in step 3"
 
@@ -92,6 +103,13 @@ class TestBehind:
     def test_by_ticks(self):
         ranks = [rank(n, OpenPhase("validation", done, 25)) for n, done in enumerate((3, 4, 3))]
         assert text(*ranks) == "0, 2 behind in validation 3/25, 1 in validation 4/25"
+
+    def test_only_the_furthest_by_ticks(self):
+        ranks = [rank(n, OpenPhase("validation", done, 25), left=after(SECOND)) for n, done in enumerate((5, 3, 4))]
+        assert text(*ranks) == "1 behind in validation 3/25, 0 in validation 5/25, 2 in validation 4/25"
+        assert text(*ranks, rank(3, inside=THIRD)) == (
+            "1 behind in validation 3/25, 0 in validation 5/25, 2 in validation 4/25, 3 waiting in all_reduce"
+        )
 
     def test_a_phase_of_one_rank_alone_makes_nobody_behind(self):
         assert text(rank(0, entered={"checkpoint": 1}), rank(1), rank(2)) == "nobody behind: 0-2 in step 1"
