@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from lighthouse import generation_events as events
 from lighthouse.generation_config import GenerationConfig
-from lighthouse.keyspace import KeySpaces, Row
+from lighthouse.keyspace import KeySpaces
 from lighthouse.run_machine import RunMachine
 from lighthouse.run_record import RunRecord, dump, parse
-from protos.generation import Done, Entry, Failure, Finish, Over, RankId, Ready, Refusal, StepReport, Told
+from protos.generation import Done, Entry, Failure, Finish, Over, RankId, Ready, Refusal, StepReport, Told, Welcome
 from protos.refusals import LighthouseError
 from protos.supervisor import HostExcluded, StopAsked, SupervisorEntry, WorkerLost
 from tests.simulation.network import End
@@ -20,48 +20,15 @@ from tests.simulation.runs.links import PULSE_S, Keepalive
 from tests.simulation.world import Died, Process, Timer
 
 if TYPE_CHECKING:
-    from tests.simulation.runs.simulation import RunSimulation
+    from tests.simulation.runs.site import LighthouseSite
 
 HOST = "lighthouse"
-ACCEPTED = "accepted"
-"""The stream's metadata: its entry was taken."""
+NOTED_WITHIN_S = 0.2
 WALL_SKEW_S = (0.0, -31.0, 31.0)
 
 
-class LighthouseSite:
-    """What outlives a process: the journal."""
-
-    def __init__(self, simulation: "RunSimulation") -> None:
-        self.simulation = simulation
-        self.world = simulation.world
-        self.record: bytes | None = None
-        self.rows: dict[tuple[int, str, str], Row] = {}
-        self.process: RunLighthouse | None = None
-        self.up_since = 0.0
-
-    @property
-    def is_up(self) -> bool:
-        return self.process is not None and self.process.is_up
-
-    def start(self) -> None:
-        if not self.is_up:
-            self.process = RunLighthouse(self)
-            self.up_since = self.world.now
-
-    def kill(self, back_after_s: float) -> None:
-        if self.process is not None:
-            self.process.kill()
-        self.world.after(back_after_s, self.start)
-
-    def lose_journal(self) -> None:
-        """While it is down."""
-        self.record = None
-        self.rows.clear()
-        self.simulation.checkers.journal_lost()
-
-
 class RunLighthouse(Process):
-    def __init__(self, site: LighthouseSite) -> None:
+    def __init__(self, site: "LighthouseSite") -> None:
         super().__init__(site.world, "lighthouse", HOST)
         self.site = site
         self.simulation = site.simulation
@@ -79,7 +46,7 @@ class RunLighthouse(Process):
         self._ranks: dict[End, RankId] = {}
         self._next_session = 0
         self._crash_in: int | None = None
-        self._is_armed = False
+        self._is_armed = self._has_notes = False
         self._timer = Timer(self, self._tick)
         self._keepalive = Keepalive(self, self._ended)
         self.on_death.append(lambda: self.simulation.network.end_all(self))
@@ -142,8 +109,9 @@ class RunLighthouse(Process):
         self._ranks[end] = entry.rank
         self.streams[entry.rank] = end
         self.checkers.entered(entry)
-        end.send(ACCEPTED)
         self.feed(events.Entered(entry, self._next_session), end)
+        if self.streams.get(entry.rank) is end and end.is_open:
+            end.send(Welcome())
 
     def _hear_supervisor(self, end: End, message: Any) -> None:
         if isinstance(message, SupervisorEntry):
@@ -249,12 +217,22 @@ class RunLighthouse(Process):
                 self._tell(ranks, stop)
                 if record is not None:
                     self._tell_supervisors(stop)
-            case events.Resumed():
-                self.say("resumes")
             case events.SupervisorTold(session, message):
                 self._tell_supervisor(session, message)
             case events.Noted():
-                self.site.record = dump(self.machine.record(self.clock()))
+                self._note()
+            case events.Resumed():
+                pass
+
+    def _note(self) -> None:
+        """Not worth a write of its own."""
+        if not self._has_notes:
+            self._has_notes = True
+            self.after(NOTED_WITHIN_S, self._write_notes)
+
+    def _write_notes(self) -> None:
+        self._has_notes = False
+        self.site.record = dump(self.machine.record(self.clock()))
 
     def _tell(self, ranks: Sequence[RankId], message: Any) -> None:
         for rank in ranks:

@@ -7,7 +7,6 @@ from agent_client.restart import rank_events as events
 from agent_client.restart.rank_machine import RankConfig, RankMachine, RankPhase
 from protos.generation import Done, Entry, KeyKind, RankId, Stop, Told
 from tests.simulation.runs.keys import KeyAnswer, KeyRequest
-from tests.simulation.runs.lighthouse import ACCEPTED
 from tests.simulation.runs.links import Link
 from tests.simulation.world import Process, Timer
 
@@ -108,8 +107,6 @@ class RankProcess(Process):
     def _heard(self, message: Any) -> None:
         if isinstance(message, KeyAnswer):
             return None
-        if message == ACCEPTED:
-            return self.feed(events.Accepted(self._session))
         if isinstance(message, Told):
             self.told = max(message.counters.number, -1 if self.told is None else self.told)
             self.simulation.checkers.heard(self.rank, message)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from tests.simulation.network import Network
 from tests.simulation.runs.checkers import Checkers
 from tests.simulation.runs.faults import draw_faults, schedule
-from tests.simulation.runs.lighthouse import LighthouseSite, RunLighthouse
+from tests.simulation.runs.lighthouse import RunLighthouse
 from tests.simulation.runs.patience import Patience
 from tests.simulation.runs.plan import RunPlan, draw_plan
 from tests.simulation.runs.rank import RankProcess
+from tests.simulation.runs.site import LighthouseSite
 from tests.simulation.runs.supervisor import EXIT_STOPPED, Host, Supervisor
 from tests.simulation.runs.work import Work
 from tests.simulation.world import Process, Violation, World
