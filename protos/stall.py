@@ -102,7 +102,7 @@ def _nobody_behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict
         return _verdict(Kind.TOGETHER, (), f"nobody behind: {each(doing, ranks)}", ranks)
     if not is_complete:
         return None
-    if len({_order(rank.sample) for rank in ranks}) == 1 and all(rank.sample.is_inside for rank in ranks):
+    if all(rank.sample.is_inside for rank in ranks):  # in the same one, else somebody would be behind
         text = f"network or collective: {listed(ranks)} in {operation(ranks[0])}, nobody behind"
         return _verdict(Kind.NETWORK, (), text, ranks)
     return _verdict(Kind.WAITING, (), f"everybody waits: {each(doing, ranks)}", ranks)
