@@ -1,0 +1,144 @@
+"""Ranks of one run as real processes, without torch: started as a supervisor would, and steered by files.
+
+A rank trains until there is a file `finish`. It raises when it finds `raise-SLOT`, and aborts the run at `abort-SLOT`.
+"""
+
+import contextlib
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from tests.processes import PATIENCE_S, Process, eventually
+
+WORKER = """
+import logging, os, pathlib, sys, time
+logging.basicConfig(level="INFO", format="%(message)s")
+from agent_client import CallWrapper, RestartAbort, Wrapper
+
+folder, slot, options = pathlib.Path(sys.argv[1]), os.environ["LIGHTHOUSE_SLOT"], {"barrier_timeout": 300} | eval(sys.argv[2])
+
+def found(name):
+    try:
+        (folder / f"{name}-{slot}").unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+@Wrapper(use_global_iteration=True, **options)
+def train(call_wrapper: CallWrapper):
+    state = call_wrapper.state
+    counters = (state.global_iteration_counter, state.job_restart_counter, state.ranks_restart_counter)
+    print("runs", call_wrapper.iteration, os.environ["RANK"], os.environ["WORLD_SIZE"], *counters, flush=True)
+    while not (folder / "finish").exists():
+        time.sleep(0.02)
+        call_wrapper.ping()
+        if found("raise"):
+            raise RuntimeError("boom")
+        if found("abort"):
+            raise RestartAbort("the loss is NaN")
+
+train()
+print("has finished", flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a rank was told: `rank` of `size`, in generation `number`, and the documents' counters."""
+
+    number: int
+    rank: int
+    size: int
+    counters: tuple[int, int, int]
+
+
+class Fleet:
+    """A context manager that starts `slots` ranks; `slots` may be more than the run has."""
+
+    def __init__(
+        self, lighthouse: str, folder: Path, slots: int, *, options: str = "{}", supervised: bool = True
+    ) -> None:
+        self.slots = slots
+        self._lighthouse = lighthouse
+        self._folder = folder
+        self._options = options
+        self._is_supervised = supervised
+        self._run = uuid.uuid4().hex
+        self._attempts: dict[int, int] = {}
+        self._stack = contextlib.ExitStack()
+        self.ranks: dict[int, Process] = {}
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.push(self._stack.pop_all().__exit__)
+            for slot in range(self.slots):
+                self.start(slot)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self.ranks.values():
+            rank.close()
+
+    def start(self, slot: int, slots: int | None = None) -> Process:
+        """Its first process, or the next one."""
+        attempt = self._attempts[slot] = self._attempts.get(slot, -1) + 1
+        variables = {
+            "LIGHTHOUSE_ADDRESS": self._lighthouse,
+            "LIGHTHOUSE_RUN_ID": self._run,
+            "LIGHTHOUSE_SLOT": str(slot),
+            "LIGHTHOUSE_WORLD_SIZE": str(slots or self.slots),
+            "LIGHTHOUSE_ATTEMPT": str(attempt),
+        }
+        if self._is_supervised:
+            variables |= {"LIGHTHOUSE_STRIDE": "100", "LIGHTHOUSE_INCARNATION": uuid.uuid4().hex}
+        rank = Process(WORKER, [str(self._folder), self._options], env=variables)
+        rank.launch()
+        if slot in self.ranks:
+            self.ranks[slot].close()
+        self.ranks[slot] = rank
+        return rank
+
+    def tell(self, what: str, slot: int) -> None:
+        (self._folder / f"{what}-{slot}").touch()
+
+    def finish(self) -> None:
+        (self._folder / "finish").touch()
+
+    def kill(self, slot: int) -> None:
+        self.ranks[slot].kill()
+
+    # -- what is so
+
+    def place(self, slot: int) -> Place | None:
+        """Where it was last told to run."""
+        found = re.findall(r"^runs (\d+) (\d+) (\d+) (\d+) (\d+) (\d+)$", self.ranks[slot].log(), re.MULTILINE)
+        if not found:
+            return None
+        number, rank, size, *counters = map(int, found[-1])
+        return Place(number, rank, size, (counters[0], counters[1], counters[2]))
+
+    def runs(self, number: int, active: list[int]) -> list[Place]:
+        """Once generation `number` runs: `active[i]` is rank i."""
+
+        def look() -> list[Place] | None:
+            places = [place for slot in active if (place := self.place(slot)) is not None]
+            told = [(place.number, place.rank, place.size) for place in places]
+            return places if told == [(number, rank, len(active)) for rank in range(len(active))] else None
+
+        try:
+            return eventually(look, within_s=2 * PATIENCE_S) or []  # processes start slowly on a busy machine
+        except AssertionError:
+            raise AssertionError(f"not {number} of {active}: {self.logs()}") from None
+
+    def becomes_spare(self, slot: int, number: int) -> None:
+        self.ranks[slot].wait_for_log(rf"^generation {number} runs without this rank: it is a spare$")
+
+    def ends_with(self, status: int, slots: list[int]) -> None:
+        ended = {slot: self.ranks[slot].wait() for slot in slots}
+        assert ended == dict.fromkeys(slots, status), self.logs()
+
+    def logs(self) -> str:
+        return "\n".join(f"--- slot {slot}\n{rank.log()[-1500:]}" for slot, rank in self.ranks.items())
