@@ -59,9 +59,7 @@ def _explain(machine: QuorumMachine, now: float) -> str:
             return f"{joined} joined; none of the last quorum, which may go on for {left:.1f} s more"
         case Verdict.WAITING_FOR_LAST_CALL:
             left = (machine.last_call_until or now) - now
-            return (
-                f"{joined} joined; a member was lost: it may be back before a spare is spent, for {left:.1f} s more"
-            )
+            return f"{joined} joined; a member was lost: it may be back before a spare is spent, for {left:.1f} s more"
         case Verdict.READY:
             return f"{joined} joined; forming"
 

@@ -5,10 +5,13 @@ import lighthouse_runtime.grpc_environment  # noqa: F401, I001  # pyright: ignor
 import click
 
 from lighthouse.cli.drain import drain
+from lighthouse.cli.keys import keys
 from lighthouse.cli.kill import kill
 from lighthouse.cli.members import members
+from lighthouse.cli.restarts import restarts
 from lighthouse.cli.serve import serve
 from lighthouse.cli.status import status
+from lighthouse.cli.stop import resume, stop
 from lighthouse.cli.watch import watch
 from lighthouse_runtime.settings import CONTEXT_SETTINGS
 from protos import VERSION
@@ -20,5 +23,5 @@ def main() -> None:
     """The coordinator of fault-tolerant training: it decides who trains together."""
 
 
-for command in (serve, status, members, watch, drain, kill):
+for command in (serve, status, members, watch, drain, kill, restarts, stop, resume, keys):
     main.add_command(command)

@@ -10,7 +10,7 @@ import click
 from lighthouse_runtime.clients import LighthouseClient
 from lighthouse_runtime.durations import Duration
 from protos.identity import Address, parse_address
-from protos.limits import DEFAULT_JOB, LIGHTHOUSE_PORT
+from protos.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
 from protos.refusals import InvalidRequest, UnknownName
 from protos.status import LighthouseStatus
 
@@ -30,8 +30,8 @@ token_option = click.option(
 )
 
 
-def connect(address: str, *, job: str = "", token: str | None = None) -> LighthouseClient:
-    return LighthouseClient(address, job=job or DEFAULT_JOB, token=token)
+def connect(address: str, *, job: str = "", token: str | None = None, run: str = DEFAULT_RUN) -> LighthouseClient:
+    return LighthouseClient(address, job=job or DEFAULT_JOB, run=run, token=token)
 
 
 def ask(address: str, job: str, timeout_s: float) -> LighthouseStatus:

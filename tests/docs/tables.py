@@ -15,6 +15,9 @@ import manager.cli
 from lighthouse.config import ENV_PREFIX as LIGHTHOUSE_PREFIX
 from lighthouse.config import LighthouseConfig
 from lighthouse.metrics import Counters, LighthouseCollector, render
+from lighthouse.run_machine import RunMachine
+from lighthouse.run_metrics import RunCollector
+from lighthouse.run_status import run_status
 from lighthouse_runtime.durations import Duration
 from lighthouse_runtime.settings import option_name, variables
 from manager.config import ENV_PREFIX as MANAGER_PREFIX
@@ -132,6 +135,7 @@ def _lighthouse_scrape() -> bytes:
     counters.waited("default", 0.1)
     registry = CollectorRegistry()
     registry.register(LighthouseCollector(lambda: status(job(member("a"))), counters))
+    registry.register(RunCollector(lambda: [run_status(("default", "default"), RunMachine(), 0.0)]))
     return render(registry)[0]
 
 

@@ -7,6 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lighthouse.cli import options
+from protos.generation import KeyKind
+from protos.run_status import RunStatus
 from protos.status import LighthouseStatus
 from tests.lighthouse.statuses import status
 
@@ -19,6 +21,8 @@ class FakeLighthouse:
 
     answers: list[Answer] = field(default_factory=lambda: [status()])
     calls: list[dict[str, object]] = field(default_factory=list)
+    runs: list[RunStatus] = field(default_factory=list)
+    keys: dict[tuple[KeyKind, str], bytes] = field(default_factory=dict)
 
     def answer(self, **asked: object) -> LighthouseStatus:
         self.calls.append(asked)
@@ -29,8 +33,9 @@ class FakeLighthouse:
 
 
 class FakeClient:
-    def __init__(self, fake: FakeLighthouse, address: str, job: str, token: str | None) -> None:
+    def __init__(self, fake: FakeLighthouse, address: str, job: str, token: str | None, run: str) -> None:
         self._fake = fake
+        self._run = run
         self._who = {"address": address, "job": job, "token": token}
 
     def __enter__(self) -> Self:
@@ -48,13 +53,27 @@ class FakeClient:
     def drain(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
         self._fake.answer(**self._who, verb="drain", replica_id=replica_id, msg=msg, timeout_s=timeout_s)
 
+    def runs(self, run: str = "", *, timeout_s: float = 5.0) -> tuple[RunStatus, ...]:
+        self._fake.answer(verb="runs", run=run)
+        return tuple(found for found in self._fake.runs if run in ("", found.run))
+
+    def get_keys(self, *, timeout_s: float = 5.0) -> tuple[int, dict[tuple[KeyKind, str], bytes]]:
+        self._fake.answer(verb="keys", run=self._run)
+        return 7, self._fake.keys
+
+    def stop_run(self, reason: str, *, timeout_s: float = 10.0) -> None:
+        self._fake.answer(**self._who, verb="stop", run=self._run, reason=reason)
+
+    def resume_run(self, *, timeout_s: float = 10.0) -> None:
+        self._fake.answer(**self._who, verb="resume", run=self._run)
+
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLighthouse:
     fake = FakeLighthouse()
 
-    def client(address: str, *, job: str = "default", token: str | None = None) -> FakeClient:
-        return FakeClient(fake, address, job, token)
+    def client(address: str, *, job: str = "default", token: str | None = None, run: str = "default") -> FakeClient:
+        return FakeClient(fake, address, job, token, run)
 
     monkeypatch.setattr(options, "LighthouseClient", client)
     for variable in ("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE", "COLUMNS", "LIGHTHOUSE_CONTROL_TOKEN_FILE"):

@@ -34,7 +34,7 @@ class Lighthouse(FakeLighthouse):
             raise GONE
         return UP
 
-options.LighthouseClient = lambda address, *, job, token: FakeClient(Lighthouse(), address, job, token)
+options.LighthouseClient = lambda address, *, job, token, run: FakeClient(Lighthouse(), address, job, token, run)
 watch(["--interval", "50ms"])
 """
 

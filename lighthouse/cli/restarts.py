@@ -1,0 +1,70 @@
+"""`lighthouse restarts`: why a run's generations ended, and how long it took to go on."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from datetime import datetime
+
+import click
+from rich.text import Text
+
+from lighthouse.cli.layout import Column, table
+from lighthouse.cli.output import make_console, print_lines
+from lighthouse.cli.runs import RunChoice, run_options
+from lighthouse_runtime.terminal import printable
+from protos.run_status import IncidentStatus, RunStatus
+
+
+@click.command()
+@click.option("--evidence", is_flag=True, help="Below each incident, the last lines of who died.")
+@run_options(default=None)
+def restarts(choice: RunChoice, evidence: bool) -> None:
+    """List the incidents of a run: the generation that ended, why, who was lost, and when it went on."""
+    with choice.connect() as client:
+        runs = client.runs(choice.run, timeout_s=choice.timeout)
+    if choice.output == "json":
+        return click.echo(json.dumps([dataclasses.asdict(run) for run in runs], indent=2))
+    console = make_console()
+    lines = [line for run in runs for line in run_lines(run, console.width, has_evidence=evidence)]
+    return print_lines(console, lines or [Text("no runs")])
+
+
+def run_lines(run: RunStatus, width: int, *, has_evidence: bool) -> list[Text]:
+    titles, *rows = table(_COLUMNS, run.incidents, width)
+    lines = [summary(run), *([titles] if rows else [])]
+    for incident, row in zip(run.incidents, rows, strict=True):
+        lines += [row, *(_evidence(incident) if has_evidence else [])]
+    return lines
+
+
+def summary(run: RunStatus) -> Text:
+    """One line: what it is at, and whether it is over."""
+    number, counters = run.counters.number, run.counters
+    at = f"generation {number}, {len(run.slots)} ranks" if number >= 0 else "no generation yet"
+    said = f"  {at}, {counters.job_restarts} restarts, {run.verdict}"
+    stop = run.stop
+    by = "" if stop is None else f": {stop.reason} (by {stop.who or 'the lighthouse'})"
+    return Text.assemble((printable(f"{run.job}/{run.run}"), "bold"), printable(said), (printable(by), "red"))
+
+
+def _evidence(incident: IncidentStatus) -> Sequence[Text]:
+    return [Text(printable(f"    | {line}"), style="dim") for line in incident.evidence]
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _after(incident: IncidentStatus, at: float | None) -> str:
+    return "-" if at is None else f"+{at - incident.noticed_at:.3f}s"
+
+
+_COLUMNS: Sequence[Column[IncidentStatus]] = (
+    Column("GENERATION", lambda i: str(i.generation) if i.generation >= 0 else "-", is_number=True),
+    Column("NOTICED", lambda i: _clock(i.noticed_at), keep=2),
+    Column("FORMED", lambda i: _after(i, i.formed_at), is_number=True),
+    Column("FIRST STEP", lambda i: _after(i, i.stepped_at), is_number=True),
+    Column("NEXT", lambda i: "-" if i.formed is None else str(i.formed), is_number=True, keep=3),
+    Column("LOST", lambda i: ", ".join(i.lost) or "-", keep=1, comfort=16),
+    Column("CAUSE", lambda i: i.cause, lambda i: "red" if i.is_fault else "", comfort=24),
+)

@@ -1,0 +1,89 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from lighthouse.cli.keys import keys
+from lighthouse.cli.restarts import restarts
+from lighthouse.cli.stop import resume, stop
+from protos.generation import Counters, KeyKind, Stop, Terms
+from protos.refusals import UnknownName, WrongState
+from protos.run_status import IncidentStatus, RunStatus
+
+INCIDENTS = (
+    IncidentStatus(0, "slot 1 (a1): SIGSEGV", True, ("slot 1 (a1)",), 1e9, 1, 1e9 + 0.25, 1e9 + 1.5, ("last words",)),
+    IncidentStatus(1, "slot 1 (b2) comes in", False, (), 1e9 + 60, None, None, None),
+)
+RUN = RunStatus("default", "r1", "stands", Counters(1, 0, 1, 1), Terms(3), (0, 2), False, None, (), INCIDENTS, (), ())
+
+
+def test_a_row_for_each_incident(fake, run):
+    fake.runs = [RUN]
+    said, titles, first, second = run(restarts).output.splitlines()
+    assert said == "default/r1  generation 1, 2 ranks, 1 restarts, stands"
+    assert titles.split() == ["GENERATION", "NOTICED", "FORMED", "FIRST", "STEP", "NEXT", "LOST", "CAUSE"]
+    assert first.split()[0] == "0"
+    assert first.split()[3:] == ["+0.250s", "+1.500s", "1", *["slot", "1", "(a1)", "slot", "1", "(a1):", "SIGSEGV"]]
+    assert second.split()[3:] == ["-", "-", "-", "-", *["slot", "1", "(b2)", "comes", "in"]]
+
+
+def test_the_evidence_stands_below(fake, run):
+    fake.runs = [RUN]
+    assert "    | last words" in run(restarts, "--evidence").output.splitlines()
+    assert "last words" not in run(restarts).output
+
+
+def test_of_one_run(fake, run):
+    fake.runs = [RUN, replace(RUN, run="r2", incidents=())]
+    assert run(restarts, "--run", "r2").output == "default/r2  generation 1, 2 ranks, 1 restarts, stands\n"
+    assert fake.calls == [{"verb": "runs", "run": "r2"}]
+
+
+def test_a_stopped_run_says_why(fake, run):
+    stopped = replace(RUN, verdict="stopped", stop=Stop("exit code 130", "g0", 1), incidents=(), counters=Counters())
+    fake.runs = [stopped]
+    assert run(restarts).output == "default/r1  no generation yet, 0 restarts, stopped: exit code 130 (by g0)\n"
+
+
+def test_no_runs(run):
+    assert run(restarts).output == "no runs\n"
+
+
+def test_json(fake, run):
+    fake.runs = [RUN]
+    (shown,) = json.loads(run(restarts, "--format", "json").output)
+    assert (shown["run"], shown["incidents"][0]["evidence"]) == ("r1", ["last words"])
+
+
+@pytest.mark.parametrize(("command", "done"), [(stop, "stopped"), (resume, "resumed")])
+def test_what_is_asked_and_said(fake, run, tmp_path, command, done):
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    result = run(command, "--run", "r1", "--job", "j", "--control-token-file", str(file))
+    assert result.output == f"run r1 of job j is {done}\n"
+    (call,) = fake.calls
+    assert (call["verb"], call["job"], call["run"], call["token"]) == (command.name, "j", "r1", "secret")
+    assert json.loads(run(command, "--format", "json").output)[done] is True
+
+
+def test_the_reason_goes_to_all(fake, run):
+    run(stop, "--reason", "maintenance")
+    assert (fake.calls[0]["reason"], fake.calls[0]["run"]) == ("maintenance", "default")
+
+
+@pytest.mark.parametrize("error", [UnknownName("run: nobody was ever of run 'x'"), WrongState("run: is completed")])
+def test_a_refusal_is_one_line_on_stderr(fake, run, error):
+    fake.answers = [error]
+    result = run(stop, "--run", "x")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"Error: {error}\n")
+
+
+def test_keys_are_named_as_in_the_documents(fake, run):
+    fake.keys = {(KeyKind.JOB_RESTART, "count"): b"1", (KeyKind.ITERATION, "rank_0"): b"5"}
+    assert run(keys).output == "iteration_7_rank_0 = 5\njob_restart_7_count = 1\n"
+    shown = json.loads(run(keys, "--format", "json").output)
+    assert (shown["generation"], shown["keys"]["iteration_7_rank_0"]) == (7, "5")
+
+
+def test_no_keys(run):
+    assert run(keys).output == "no keys\n"
