@@ -143,6 +143,8 @@ class WrappedCall(Generic[T]):
             case Done():
                 return self._result
             case Stop(reason, who):
-                raise RestartAbort(f"the run is stopped: {reason}{f' ({who})' if who else ''}")
+                text = f"the run is stopped: {reason}{f' ({who})' if who else ''}"
+                log.error("%s", text)  # an exit by a status says nothing
+                raise RestartAbort(text)
             case error:
                 raise error

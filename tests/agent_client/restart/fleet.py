@@ -17,7 +17,8 @@ import logging, os, pathlib, sys, time
 logging.basicConfig(level="INFO", format="%(message)s")
 from agent_client import CallWrapper, RestartAbort, Wrapper
 
-folder, slot, options = pathlib.Path(sys.argv[1]), os.environ["LIGHTHOUSE_SLOT"], {"barrier_timeout": 300} | eval(sys.argv[2])
+folder, slot = pathlib.Path(sys.argv[1]), os.environ["LIGHTHOUSE_SLOT"]
+options = {"barrier_timeout": 300} | eval(sys.argv[2])
 
 def found(name):
     try:
