@@ -68,6 +68,7 @@ class Guard:
         self._on_end: dict[int, Callable[[Ended], None]] = {}
         self._pids: dict[int, int] = {}
         self._writer: asyncio.StreamWriter | None = None
+        self._unsent: list[bytes] = []  # from before run()
 
     @property
     def pid(self) -> int:
@@ -99,6 +100,7 @@ class Guard:
     async def run(self) -> int:
         """Call what waits for the ends of processes; returns, with the guard's own status, when the guard has ended."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
+        self._writer.writelines(self._unsent)
         try:
             while line := await reader.readline():
                 self._hear(json.loads(line))
@@ -130,8 +132,11 @@ class Guard:
         self._on_end.pop(number)(Ended(event["status"], tuple(event["output"]), cause_of(event["error"])))
 
     def _say(self, **order: Any) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(json.dumps(order).encode() + b"\n")
+        line = json.dumps(order).encode() + b"\n"
+        if self._writer is None:
+            self._unsent.append(line)
+        elif not self._writer.is_closing():
+            self._writer.write(line)
 
     async def _wait(self) -> int:
         ends_at = asyncio.get_running_loop().time() + END_TIMEOUT_S

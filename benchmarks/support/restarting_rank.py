@@ -1,0 +1,23 @@
+"""A rank without torch under a supervisor: asks for its first quorum, says how old its process is then, and waits.
+
+Prints `quorum ATTEMPT RANK AGE`: seconds since the process was started, as the kernel counts.
+"""
+
+import os
+import time
+
+from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.process import started_at
+
+
+def main() -> None:
+    rank, attempt = int(os.environ["RANK"]), os.environ["LIGHTHOUSE_ATTEMPT"]
+    with ManagerClient(os.environ["MANAGER_ADDRESS"]) as manager:
+        manager.quorum(rank, 0, timeout_s=60.0, worker=os.environ["LIGHTHOUSE_INCARNATION"])
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_at(os.getpid()) / os.sysconf("SC_CLK_TCK")
+        print("quorum", attempt, rank, f"{age_s:.3f}", flush=True)
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()
