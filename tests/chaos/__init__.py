@@ -1,0 +1,1 @@
+"""Real processes, drawn faults, and what the logs say afterwards."""
