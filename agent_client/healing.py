@@ -28,7 +28,6 @@ from agent_client.checkpoint.fetch import Fetch
 from agent_client.checkpoint.format import CorruptState, encode
 from agent_client.checkpoint.http import CheckpointServer, StateUnavailable
 from agent_client.checkpoint.memory import available_bytes
-from agent_client.checkpoint.priority import give_way
 from agent_client.checkpoint.process_group import GroupTransport
 from agent_client.checkpoint.snapshot import StateMismatch, size_bytes
 from agent_client.step import StepMachine
@@ -158,7 +157,7 @@ class Healing:
         """Receive the state of the source that this rank is dealt, while its steps go on."""
         name, find = next(iter(self._sources(assignment).items()))
         log.info("catching up from %s at step %d", name, assignment.max_step)
-        return Beside(self._new_fetch(assignment, {name: find}))
+        return Beside(self._new_fetch(assignment, {name: find}, gives_way=True))
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
         """End the transfers of that quorum, or of any so far, in both directions."""
@@ -222,7 +221,9 @@ class Healing:
             self._fetch = self._new_fetch(assignment, sources)
             return self._fetch
 
-    def _new_fetch(self, assignment: Assignment, sources: dict[str, Callable[[], str]]) -> Fetch:
+    def _new_fetch(
+        self, assignment: Assignment, sources: dict[str, Callable[[], str]], *, gives_way: bool = False
+    ) -> Fetch:
         return Fetch(
             sources,
             self._key(assignment),
@@ -230,6 +231,7 @@ class Healing:
             accept=lambda received: self._check(assignment, received),
             silence_s=self._timeout_s * SILENCE_SHARE,
             max_bytes=available_bytes(),
+            gives_way=gives_way,
         )
 
     def _sources(self, assignment: Assignment) -> dict[str, Callable[[], str]]:
@@ -280,7 +282,6 @@ class Beside:
         self._fetch.cancel(reason)
 
     def _run(self) -> None:
-        give_way()
         try:
             self.received.set_result(self._fetch.run())
         except Exception as e:  # noqa: BLE001  it belongs to who waits for the state

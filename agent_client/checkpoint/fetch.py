@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 
 from agent_client.checkpoint.connection import DeadlineSocket, connect, split_address
 from agent_client.checkpoint.format import MAX_HEADER_BYTES, CorruptState, decode
+from agent_client.checkpoint.priority import Pace
 from agent_client.checkpoint.response import StateUnavailable, check_begin, check_rest
 from agent_client.checkpoint.shelf import StateKey
 from agent_client.checkpoint.snapshot import StateMismatch
@@ -53,7 +54,7 @@ class Fetch:
     `sources`: name to what finds its address (http://host:port), in the order in which they are asked. `accept` raises
     StateMismatch for a state that does not fit; the next source is asked then. `silence_s`: how long a source may send
     nothing while there is another; `wait_s`: how long it may wait for that key to be published, by default most of its
-    time. `timeout_s` bounds all but the resolution of host names.
+    time. `timeout_s` bounds all but the resolution of host names. `gives_way`: nobody waits for it (priority.py).
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Fetch:
         wait_s: float | None = None,
         max_bytes: int | None = None,
         max_header_bytes: int = MAX_HEADER_BYTES,
+        gives_way: bool = False,
     ) -> None:
         self._sources = sources
         self._key = StateKey(*key)
@@ -76,6 +78,8 @@ class Fetch:
         self._wait_s = wait_s
         self._max_bytes = max_bytes
         self._max_header_bytes = max_header_bytes
+        self._gives_way = gives_way
+        self._pace: Pace | None = None
         self._machine = TransferMachine(list(sources), deadline=self._deadline, silence_s=silence_s or timeout_s)
         self._kinds: list[type[Exception]] = []
         self._lock = threading.Lock()
@@ -90,6 +94,7 @@ class Fetch:
         """Raises TimeoutError, StateUnavailable (ask the next quorum for a source), or, where each source failed in
         the same way, what `accept` raised, CorruptState, or ValueError for a malformed address. Nothing is used then.
         """
+        self._pace = Pace() if self._gives_way else None
         action = self._machine.begin(time.monotonic())
         while isinstance(action, Read):
             try:
@@ -143,6 +148,8 @@ class Fetch:
         if not count:
             raise ConnectionError("the source withdrew it or has ended")
         self._received += count
+        if self._pace is not None:
+            self._pace.rest()
         return count
 
     # -- the connection

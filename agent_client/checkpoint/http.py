@@ -23,7 +23,7 @@ from agent_client.checkpoint.connection import host_in_url
 from agent_client.checkpoint.fetch import fetch
 from agent_client.checkpoint.format import CHUNK_BYTES, CorruptState, encode
 from agent_client.checkpoint.listener import Listener
-from agent_client.checkpoint.priority import give_way
+from agent_client.checkpoint.priority import Pace
 from agent_client.checkpoint.response import StateUnavailable
 from agent_client.checkpoint.shelf import Held, NotHeldError, Shelf, StateKey
 from agent_client.checkpoint.tree import State
@@ -134,12 +134,13 @@ class _Handler(BaseHTTPRequestHandler):
         return self._stream(held, start, headers)
 
     def _stream(self, held: Held, start: int, headers: dict[str, Any]) -> None:
-        if held.reads is not None:
-            give_way()
+        pace = Pace() if held.reads is not None else None
         began_at = time.monotonic()
         self._start(206 if start else 200, {"Content-Type": "application/octet-stream", **headers})
         for chunk in held.encoding.chunks(start):
             self.wfile.write(chunk)
+            if pace is not None:
+                pace.rest()
         self._shelf.was_read(held)
         sent_bytes, took_s = held.encoding.length - start, time.monotonic() - began_at
         logger.info("sent the state of %s to %s: %d bytes, %.3f s", held.key, self.client_address, sent_bytes, took_s)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.checkpoint.fetch import Fetch
 from agent_client.checkpoint.format import Encoding, decode, encode
 from agent_client.checkpoint.http import CheckpointServer, CorruptState, StateKey, StateUnavailable, fetch
 from tests.agent_client.checkpoint.sources import answering, eventually, ok, serving, threads, took
@@ -115,6 +116,16 @@ def swallowing() -> Iterator[Any]:
 CONTENT = b"".join(encode(STATE))
 
 
+class Noted:
+    """Instead of a Pace."""
+
+    def __init__(self, paced: set[str], side: str) -> None:
+        self._paced, self._side = paced, side
+
+    def rest(self) -> None:
+        self._paced.add(self._side)
+
+
 class TestFetch:
     def test_the_published_state(self) -> None:
         with serving() as server:
@@ -124,17 +135,20 @@ class TestFetch:
 
     def test_only_a_reader_that_nobody_waits_for_gives_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """One of what was put is waited for, also the second one."""
-        given: list[str] = []
-        monkeypatch.setattr("agent_client.checkpoint.http.give_way", lambda: given.append("way"))
+        paced: set[str] = set()
+        for side in ("http", "fetch"):
+            monkeypatch.setattr(f"agent_client.checkpoint.{side}.Pace", lambda side=side: Noted(paced, side))
         with serving() as server:
             server.publish(KEY, STATE)
             for _ in range(3):
                 fetch(server.address, KEY, 5)
-            assert given == []
+            assert paced == set()
             server.keep(OTHER, STATE, 2)
-            for _ in range(2):
-                fetch(server.address, OTHER, 5)
-            assert given == ["way"] * 2
+            fetch(server.address, OTHER, 5)
+            assert paced == {"http"}
+            beside = Fetch({"a": lambda: server.address}, OTHER, 5, accept=lambda _: None, gives_way=True)
+            assert same(beside.run(), STATE)
+            assert paced == {"http", "fetch"}
             assert is_refused_soon(server.address, OTHER)
 
     def test_concurrent_readers(self) -> None:
