@@ -13,6 +13,9 @@ from protos.generation import KeyKind
 
 T = TypeVar("T")
 
+_RUN = "SELECT is_finished, CAST(record AS BLOB), checksum FROM run WHERE job = ? AND name = ?"
+_KEYS = "SELECT generation, kind, name, CAST(value AS BLOB), checksum FROM run_key WHERE job = ? AND run = ?"
+
 
 def check(db: sqlite3.Connection, path: Path) -> None:
     """Raises Damaged."""
@@ -27,14 +30,18 @@ def get_names(db: sqlite3.Connection, newest: int) -> list[RunName]:
 
 
 def get_run(db: sqlite3.Connection, path: Path, name: RunName) -> SavedRun | None:
-    row = db.execute("SELECT is_finished, record, checksum FROM run WHERE job = ? AND name = ?", name).fetchone()
+    row = db.execute(
+        "SELECT is_finished, CAST(record AS BLOB), checksum FROM run WHERE job = ? AND name = ?", name
+    ).fetchone()
     if row is None:
         return None
     is_finished, raw, written = row
     if written != checksum((*name, is_finished), raw):
         raise Damaged(path, f"run {name[1]!r} of job {name[0]!r} is not what was written")
     record = _read(path, f"run {name[1]!r} of job {name[0]!r}", lambda: parse(raw))
-    keys = db.execute("SELECT generation, kind, name, value, checksum FROM run_key WHERE job = ? AND run = ?", name)
+    keys = db.execute(
+        "SELECT generation, kind, name, CAST(value AS BLOB), checksum FROM run_key WHERE job = ? AND run = ?", name
+    )
     return SavedRun(record, tuple(_key(path, name, *key) for key in keys))
 
 

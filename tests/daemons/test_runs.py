@@ -103,7 +103,8 @@ async def test_a_loss_is_told_in_milliseconds(lighthouse: Lighthouse):
         shown = await seen(at, "loss", lambda run: bool(run.incidents[0].stepped_at))
         incident = shown.incidents[0]
         assert (incident.cause, incident.evidence[1:]) == ("slot 1 (i1): SIGSEGV", ("last words",))
-        assert incident.noticed_at <= (incident.formed_at or 0) <= incident.stepped_at
+        moments = [incident.noticed_at, incident.formed_at or 0.0, incident.stepped_at or 0.0]
+        assert moments == sorted(moments)
         shown = await status(at, "loss")
         assert [(rank.state, rank.step, rank.phase) for rank in shown.ranks] == [
             ("active", 7, "forward"),
@@ -300,7 +301,7 @@ def test_a_journal_of_version_1_is_upgraded_in_place(tmp_path: Path):
                     assert isinstance(next(stream), Told)
                     assert next(stream) == Welcome()
                     at.stop_run("enough")
-                    assert isinstance(next(stream), Stop)
+                    assert any(isinstance(message, Stop) for message in stream)
                 (run,) = at.runs("r")
                 assert run.stop is not None
                 at.resume_run()

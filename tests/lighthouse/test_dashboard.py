@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 
 from lighthouse import dashboard
+from lighthouse.run_machine import RunMachine
+from lighthouse.run_record import RunRecord
+from lighthouse.run_status import run_status
 from lighthouse.verdict import Verdict
+from protos.generation import Stop
+from protos.run_status import RunStatus
 from protos.session import Phase
 from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 from tests.lighthouse.statuses import job, many, member, status
@@ -71,12 +76,15 @@ class _Site(BaseHTTPRequestHandler):
     """The page beside a /status that shows `shown`; None: 503."""
 
     shown: LighthouseStatus | None = None
+    runs: tuple[RunStatus, ...] = ()
 
     def do_GET(self) -> None:
         if self.path == "/":
             self._answer(200, "text/html; charset=utf-8", dashboard.page())
         elif self.path == "/status" and self.shown is not None:
-            self._answer(200, "application/json", json.dumps(dataclasses.asdict(self.shown)).encode())
+            runs = [dataclasses.asdict(run) for run in self.runs]
+            shown = dataclasses.asdict(self.shown) | {"runs": runs}
+            self._answer(200, "application/json", json.dumps(shown).encode())
         else:
             self._answer(503, "text/plain", b"")
 
@@ -93,15 +101,15 @@ class _Site(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def browse(tmp_path: Path) -> Iterator[Callable[[LighthouseStatus | None], str]]:
+def browse(tmp_path: Path) -> Iterator[Callable[..., str]]:
     """What the document of a real browser has become, a while after it was opened."""
 
     class Site(_Site):
         pass
 
-    def browse(shown: LighthouseStatus | None) -> str:
+    def browse(shown: LighthouseStatus | None, *runs: RunStatus) -> str:
         assert CHROMIUM is not None
-        Site.shown = shown
+        Site.shown, Site.runs = shown, runs
         command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={tmp_path}", f"http://127.0.0.1:{server.server_port}/"]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
@@ -136,6 +144,15 @@ def test_a_browser_shows_the_status(browse):
     assert "late 3f2b8c1e · in the quorum straggler −2 7 8 3.5 s 2 host:29512" in seen
     assert 'class="beat number warn"' in dom
     assert "<img" not in dom
+
+
+@needs_browser
+def test_a_browser_shows_the_runs_in_a_line_each(browse):
+    run = run_status(("default", "r<1>"), RunMachine(record=RunRecord(stop=Stop("<b>enough</b>", "g", 3))), 0.0)
+    seen = text(browse(status(), run))
+    assert (
+        "Runs default/r<1>: no generation yet, 0 ranks, 0 spares, 0 restarts, stopped, stopped: <b>enough</b>" in seen
+    )
 
 
 @needs_browser

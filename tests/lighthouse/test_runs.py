@@ -1,0 +1,183 @@
+"""Every run of a lighthouse, with senders that only listen: quiet ones are dropped and found again, and limits hold."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from lighthouse import runs as module
+from lighthouse.lateness import Lateness
+from lighthouse.run_driver import NOTED_WITHIN_S, RunDriver
+from lighthouse.run_memory import RunsInProcess
+from lighthouse.runs import Runs
+from protos import generation_pb2 as pb
+from protos.generation import (
+    Counters,
+    Done,
+    Entry,
+    Failure,
+    Finish,
+    KeyKind,
+    Over,
+    RankId,
+    Ready,
+    StepReport,
+    Terms,
+    Told,
+)
+from protos.generation_wire import rank_response_from_wire
+from protos.refusals import InvalidRequest, LighthouseError, LimitReached, UnknownName, Unreachable, WrongState
+from protos.supervisor import SupervisorEntry
+
+TERMS = Terms(world_size=2)
+
+
+class Listener:
+    """A `Sender`, as far as a driver can tell."""
+
+    def __init__(self) -> None:
+        self.raw: list[bytes] = []
+        self.is_ended = False
+        self.error: LighthouseError | None = None
+
+    def send(self, message: Any) -> None:
+        self.raw.append(message if isinstance(message, bytes) else message.SerializeToString())
+
+    def end(self, error: LighthouseError | None = None) -> None:
+        self.is_ended, self.error = True, error
+
+    @property
+    def heard(self) -> list[object]:
+        read = [rank_response_from_wire(pb.RankResponse.FromString(raw)) for raw in self.raw]
+        return [message for message in read if isinstance(message, Told | Over | Done)]
+
+
+@pytest.fixture
+async def runs() -> AsyncIterator[Runs]:
+    lateness = Lateness()
+    made = Runs(RunsInProcess(), 30.0, lateness)
+    yield made
+    made.close("the end")
+    lateness.stop()
+
+
+def entered(driver: RunDriver, slot: int, incarnation: str = "i") -> tuple[int, Listener]:
+    listener = Listener()
+    entry = Entry(RankId(slot, f"{incarnation}{slot}"), TERMS, is_ready=True)
+    return driver.open_rank(entry, listener), listener  # pyright: ignore[reportArgumentType]
+
+
+async def test_told_is_serialised_once(runs: Runs):
+    driver = runs.get("j", "r")
+    (_, a), (_, b) = entered(driver, 0), entered(driver, 1)
+    assert a.heard == b.heard == [Told(Counters(0), (0, 1))]
+    told = [raw for raw in (*a.raw, *b.raw) if pb.RankResponse.FromString(raw).HasField("told")]
+    assert told[0] is told[1]
+
+
+async def test_what_is_told_was_written_down_before(monkeypatch: pytest.MonkeyPatch):
+    written: list[int] = []
+    memory, listeners = RunsInProcess(), list[Listener]()
+    commit = memory.commit_run
+
+    def look(*run: Any) -> None:
+        written.append(sum(len(listener.heard) for listener in listeners))
+        commit(*run)
+
+    monkeypatch.setattr(memory, "commit_run", look)
+    runs = Runs(memory, 30.0, lateness := Lateness())
+    driver = runs.get("j", "r")
+    listeners += [entered(driver, slot)[1] for slot in (0, 1)]
+    assert written == [0]
+    assert [len(listener.heard) for listener in listeners] == [1, 1]
+    runs.close("the end")
+    lateness.stop()
+
+
+async def test_a_quiet_run_is_dropped_and_found_again(runs: Runs):
+    driver = runs.get("j", "r")
+    sessions = [entered(driver, slot)[0] for slot in (0, 1)]
+    driver.put_key(0, KeyKind.ITERATION, "a", b"1")
+    driver.stop("enough", "operator")
+    for session in sessions:
+        driver.end_rank(session)
+    (saved,) = runs.status("j")
+    assert list(runs) == []
+    assert (saved.verdict, [rank.state for rank in saved.ranks]) == ("stopped", ["lost", "lost"])
+    again = runs.get("j", "r")
+    assert again is not driver
+    assert again.machine.stop is not None
+    assert again.machine.keys.present(0)
+    assert runs.find("j", "r") is again
+
+
+async def test_a_step_is_noted_a_little_later(runs: Runs):
+    driver = runs.get("j", "r")
+    (a, listener), (b, _) = entered(driver, 0), entered(driver, 1)
+    driver.receive_from_rank(b, Failure(0, "x"))
+    for session in (a, b):
+        driver.receive_from_rank(session, Ready(0))
+    driver.receive_from_rank(a, StepReport(3))
+    assert isinstance(listener.heard[-1], Told)
+    await asyncio.sleep(NOTED_WITHIN_S * 2)
+    for session in (a, b):
+        driver.end_rank(session)
+    (saved,) = runs.status("j", "r")
+    assert saved.incidents[0].stepped_at is not None
+
+
+async def test_all_are_told_of_the_completion(runs: Runs):
+    driver, supervisor = runs.get("j", "r"), Listener()
+    driver.open_supervisor(SupervisorEntry("g", "1"), supervisor)  # pyright: ignore[reportArgumentType]
+    ranks = [entered(driver, slot) for slot in (0, 1)]
+    for session, _ in ranks:
+        driver.receive_from_rank(session, Finish(0))
+    assert [listener.heard[-1] for _, listener in ranks] == [Done(0), Done(0)]
+    assert pb.SupervisorResponse.FromString(supervisor.raw[-1]).completed.number == 0
+
+
+async def test_a_refused_rank_ends_and_is_heard_no_more(runs: Runs):
+    driver = runs.get("j", "r")
+    entered(driver, 0)
+    session, thief = entered(driver, 0, "thief")
+    assert thief.is_ended
+    driver.receive_from_rank(session, StepReport(1))
+    driver.end_rank(session)
+    assert driver.status().ranks[0].incarnation == "i0"
+
+
+async def test_who_says_a_second_entry_is_at_fault(runs: Runs):
+    driver = runs.get("j", "r")
+    session, _ = entered(driver, 0)
+    with pytest.raises(InvalidRequest, match=r"^entry: "):
+        driver.receive_from_rank(session, Entry(RankId(0, "i0"), TERMS))
+
+
+async def test_names_and_limits(runs: Runs, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(InvalidRequest, match=r"^run: "):
+        runs.get("j", "a b")
+    with pytest.raises(UnknownName, match="known runs: none"):
+        runs.find("j", "r")
+    monkeypatch.setattr(module, "MAX_RUNS", 1)
+    entered(runs.get("j", "r"), 0)
+    with pytest.raises(LimitReached):
+        runs.get("j", "other")
+
+
+async def test_a_lighthouse_that_ends_loses_nobody(runs: Runs):
+    driver = runs.get("j", "r")
+    ranks = [entered(driver, slot) for slot in (0, 1)]
+    runs.close("it ends")
+    for session, listener in ranks:
+        assert isinstance(listener.error, Unreachable)
+        driver.end_rank(session)
+    assert driver.machine.life.stands
+    with pytest.raises(Unreachable, match="it ends"):
+        runs.get("j", "r")
+
+
+async def test_a_key_is_fenced(runs: Runs):
+    driver = runs.get("j", "r")
+    with pytest.raises(WrongState):
+        driver.put_key(0, KeyKind.ITERATION, "a", b"1")
