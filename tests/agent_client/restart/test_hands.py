@@ -1,0 +1,79 @@
+"""What is done to a function that is over: its groups, its thread, and at last its process."""
+
+import time
+
+import pytest
+
+from agent_client.process_group import living
+from agent_client.restart.hands import KILLED_STATUS, Hands
+from agent_client.restart.interruption import Interruption, Section
+from lighthouse_runtime.clients import LighthouseClient
+from tests.processes import Lighthouse, Process
+
+STUCK = """
+import hashlib
+from agent_client import Wrapper
+
+@Wrapper(use_global_iteration=True, hard_timeout=1)
+def train():
+    print("is stuck", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes in C, without the interpreter's lock
+
+train()
+"""
+
+
+class Group:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.aborts = 0
+        self.error = error
+
+    def abort(self) -> None:
+        self.aborts += 1
+        if self.error is not None:
+            raise self.error
+
+
+def test_every_living_group_is_aborted() -> None:
+    groups = [Group(), Group(RuntimeError("it was of no use already")), Group()]
+    for group in groups:
+        living.enlist(group)
+    gone = Group()
+    living.enlist(gone)
+    del gone
+    living.abort_all()
+    assert [group.aborts for group in groups] == [1, 1, 1]
+
+
+def test_an_abort_that_fails_does_not_hold_up_the_exception() -> None:
+    section = Section()
+    aborts = [Group(ValueError("broken")), Group()]
+    hands = Hands(section, [each.abort for each in aborts])
+    hands.begin()
+
+    def train() -> None:
+        hands.interrupt("why")
+        time.sleep(60)
+
+    with pytest.raises(Interruption):
+        section.run(train, lambda: False)
+    section.close()
+    hands.end()
+    assert [each.aborts for each in aborts] == [1, 1]
+    hands.interrupt("late")  # nothing runs: nothing is aborted
+    hands.begin()
+    hands.end()
+    assert [each.aborts for each in aborts] == [1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_stays_in_c_code_ends_with_its_process_and_shows_where() -> None:
+    with Lighthouse() as lighthouse:
+        with Process(STUCK, env={"LIGHTHOUSE_ADDRESS": lighthouse.address}) as rank:
+            rank.wait_for_log("is stuck")
+            with LighthouseClient(lighthouse.address) as client:
+                client.stop_run("enough")
+            assert rank.wait() == KILLED_STATUS
+            assert "still runs 1 s after its interruption: enough" in rank.log()
+            assert "in train" in rank.log()
