@@ -164,7 +164,7 @@ EXHIBITS = (
         ((GenerationMachine, "_hand", _hand_by_slot),),
         scenario="ends",
         plan={**CROWDED, "mix": ("pause_rank", *3 * ("kill_rank",), "launch_again"), "steps": 3},
-        shown_by=range(60),
+        shown_by=range(9, 60),
     ),
     Exhibit(
         "spare-told-nothing",
@@ -268,8 +268,8 @@ EXHIBITS = (
         "the record grows with each incident",
         "G11",
         ((ledger, "INCIDENTS_KEPT", 10**9),),
-        plan={**CROWDED, "mix": ("raise_in_rank",), "fault_every_s": 0.2, "faults_s": 60.0},
-        terms=FREE,
+        plan={**PAIR, **CROWDED, "mix": ("raise_in_rank",), "fault_every_s": 0.2, "step_s": 0.1, "steps": 100},
+        terms=OF_TWO,
     ),
     Exhibit(
         "spare-breaks-it",
