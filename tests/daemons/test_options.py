@@ -39,6 +39,7 @@ WRONG: Mapping[str, list[str]] = {
     "join-timeout": DURATIONS,
     "join-timeout-ms": MILLISECONDS,
     "heartbeat-timeout": DURATIONS,
+    "last-call": DURATIONS,
     "heartbeat-timeout-ms": MILLISECONDS,
     "allowed-replicas": ["", "x", "0", "-2", "2,,4", "2;4", "1.5"],
     "active": COUNTS,
@@ -95,7 +96,7 @@ PER_COMMAND = {
     ("lighthouse-manager run", "active"): [*COUNTS, "2"],
 }
 # Any text is right: a reason, a name that is looked up, an interpreter that is run, an option that does nothing.
-ANY_TEXT = {"message", "job", "journal", "store-python", "quorum-tick-ms"}
+ANY_TEXT = {"message", "reason", "run", "job", "journal", "store-python", "quorum-tick-ms"}
 
 
 def options_of(command: click.Command, arguments: list[str]) -> list[click.Option]:
