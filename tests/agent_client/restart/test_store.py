@@ -1,0 +1,38 @@
+"""The documents' reading and recording names, against a real lighthouse."""
+
+import pytest
+
+from agent_client.errors import ConfigurationError
+from agent_client.restart.store import StoreMixin
+from tests.processes import Lighthouse, Process
+
+SCRIPT = """
+from agent_client import CallWrapper, StoreMixin, Wrapper
+from protos.generation import KeyKind
+
+@Wrapper(use_global_iteration=True)
+def train(call_wrapper: CallWrapper):
+    store, state = StoreMixin(), call_wrapper.state
+    assert store.get_iteration_for_rank(0) == 0
+    store.set_key(KeyKind.JOB_RESTART, "reason", "none")
+    assert store.get_key(KeyKind.JOB_RESTART, "reason") == "none"
+    assert store.get_active_ranks_for_coordination(world_size=1, timeout=None) == {0}
+    assert state.advance(store=store, world_size=1, timeout=None, is_coordinator=True) == 1
+    assert store.handle_rank_restart(world_size=1, timeout=None) == 1
+    assert store.get_iteration_for_rank(0) == 1 == store.get_global_iteration()
+    assert state.sync_with_global_iteration(store) == 1
+
+train()
+print("all is so")
+"""
+
+
+def test_outside_of_a_wrapped_function_there_is_no_number() -> None:
+    with pytest.raises(ConfigurationError, match="no wrapped function"):
+        StoreMixin().get_global_iteration()
+
+
+def test_the_names_serve() -> None:
+    with Lighthouse() as lighthouse, Process(SCRIPT, env={"LIGHTHOUSE_ADDRESS": lighthouse.address}) as rank:
+        assert rank.wait() == 0, rank.log()
+        assert "all is so" in rank.log()
