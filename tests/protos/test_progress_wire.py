@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protos.limits import MAX_GROUP_WORLD_SIZE
@@ -47,6 +47,7 @@ samples = st.builds(
 
 @settings(max_examples=30)
 @given(samples)
+@example(Sample(phases=(OpenPhase("validation", 0, 0),)))
 def test_a_sample_there_and_back(sample: Sample):
     assert sample_from_wire(ProgressSample.FromString(sample_to_wire(sample).SerializeToString())) == sample
 
