@@ -97,7 +97,7 @@ class Checkers:
                 self._formed(machine, generation, spares, record)
             case events.GenerationHanded(rank, generation):
                 self._named(generation, f"handed to {rank}")
-            case events.Interrupted(number, reason, _):
+            case events.Interrupted(number, reason, _, record) if record is not None:
                 self._interrupted(number, reason)
             case events.Stopped(stop, _, record) if record is not None:
                 self.stop, self.stopped_at = stop, self._simulation.world.now
@@ -151,6 +151,8 @@ class Checkers:
         self.recount.begin(generation)
         self._named_once |= set(generation.active)
         self._ever.add(number)
+        if before is not None:
+            self.over_at.setdefault(before.number, simulation.world.now)
         self.named[number] = self.newest = generation
         self.formed_at, self.ended_by = simulation.world.now, ""
         self._keys = {key: value for key, value in self._keys.items() if key[0] == number}
@@ -195,6 +197,8 @@ class Checkers:
     def _interrupted(self, number: int, reason: str) -> None:
         if self.is_standing(number) and not self.recount.has_cause():
             self._broken("G12", f"{number} is broken for nothing: {reason}")
+        if self.is_standing(number):
+            self.recount.broken_by_a_return()
         self.over_at.setdefault(number, self._simulation.world.now)
 
     def _completed(self, number: int) -> None:

@@ -16,7 +16,8 @@ class Recount:
         self._here: set[RankId] = set()
         self._finished: set[RankId] = set()
         self._has_fault = False
-        self._is_stopped = self._was_stopped = False
+        self._is_stopped = self._was_stopped = self._is_return_open = False
+        self._lapsing: set[RankId] = set()
 
     def learn(self, entry: Entry) -> None:
         """Of a number that a rank was told by a lighthouse whose journal is lost."""
@@ -40,7 +41,7 @@ class Recount:
     def begin(self, generation: Generation) -> None:
         self._before, self._generation = generation.counters, generation
         self._here, self._finished = set(generation.active), set()
-        self._has_fault = self._was_stopped = False
+        self._has_fault = self._was_stopped = self._is_return_open = False
         self._floor = -1
 
     def completed(self) -> None:
@@ -48,14 +49,24 @@ class Recount:
         self._before = Counters(self._before.number, self._before.global_iteration)
         self._generation, self._here, self._has_fault = None, set(), False
 
+    def begins(self, machine: RunMachine, event: events.GenerationEvent | None, now: float) -> None:
+        """To be called before it handles `event`: whose time is over is lost by it, even if it comes back by it."""
+        ranks = [machine.ranks.get(rank) for rank in self._members]
+        is_late = isinstance(event, events.WasLate)
+        gone = {rank.rank for rank in ranks if rank is not None and rank.session is None and rank.lapses_at <= now}
+        self._lapsing = set() if is_late else gone & self._here
+
+    def broken_by_a_return(self) -> None:
+        self._is_return_open = not self._has_fault
+
     def handled(self, machine: RunMachine, event: events.GenerationEvent | None, *, stood: bool) -> None:
         """To be called when it has handled `event`, before what came of it is looked at. `stood`: until then.
-        Whoever dies after a stop makes no incident."""
+        Whoever dies after a stop makes no incident, but makes a fault of a return that was one already."""
         here = {rank for rank in self._members if machine.ranks.get(rank) is not None}
-        lost, self._here = self._here - here - self._finished, here
+        lost, self._here = (self._here - here | self._lapsing) - self._finished, here
         was_stopped, self._is_stopped = self._is_stopped, machine.stop is not None
         self._was_stopped = self._was_stopped or was_stopped
-        if self._was_stopped or self._generation is None:
+        if was_stopped or self._generation is None or (self._was_stopped and not self._is_return_open):
             return
         number = self._generation.number
         match event:

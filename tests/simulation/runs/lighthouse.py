@@ -160,10 +160,13 @@ class RunLighthouse(Process):
 
     def feed(self, event: events.GenerationEvent, end: End | None = None) -> None:
         now = self.clock()
+        self.checkers.recount.begins(self.machine, event, now)
         self._perform(self.machine.handle(event, now), end, event)
 
     def _tick(self) -> None:
-        self._perform(self.machine.tick(self.clock()), None, None)
+        now = self.clock()
+        self.checkers.recount.begins(self.machine, None, now)
+        self._perform(self.machine.tick(now), None, None)
 
     def pause(self, for_s: float) -> None:
         super().pause(for_s)
