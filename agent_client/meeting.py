@@ -1,16 +1,24 @@
 """How the ranks of a replica group meet at their start: each other, and their manager."""
 
+import contextlib
 import os
+import socket
+import time
 
 from torch.distributed import PrefixStore, rendezvous
 
 from agent_client.environment import Environment
+from agent_client.errors import AgentError
 from agent_client.manager_process import ManagerProcess
 from agent_client.process_group.gloo import GlooGroup
 from agent_client.server_process import START_TIMEOUT_S
 from lighthouse_runtime.address import advertised_host
+from lighthouse_runtime.clients import ManagerClient
+from protos.identity import parse_address
+from protos.refusals import LighthouseError
 
 MANAGER_KEY = "manager_address"
+STORE_TRIED_EVERY_S = 0.1
 
 
 def meet(env: Environment, timeout_s: float) -> tuple[str, ManagerProcess | None, GlooGroup | None]:
@@ -20,7 +28,9 @@ def meet(env: Environment, timeout_s: float) -> tuple[str, ManagerProcess | None
     """
     if env.group_world_size == 1:
         process = None if env.manager else ManagerProcess(env.lighthouse, env.replica_id, 1)
-        return process.address if process else env.manager, process, None
+        address = process.address if process else env.manager
+        wait_for_store(address, START_TIMEOUT_S)
+        return address, process, None
     shared, _, _ = next(rendezvous("env://", env.group_rank, env.group_world_size))
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
@@ -36,4 +46,29 @@ def meet(env: Environment, timeout_s: float) -> tuple[str, ManagerProcess | None
         connect_timeout_s=START_TIMEOUT_S,
         timeout_s=timeout_s,
     )
+    wait_for_store(address, START_TIMEOUT_S)
     return address, process, group
+
+
+def wait_for_store(manager: str, timeout_s: float) -> None:
+    """Until the group's TCPStore answers: a supervisor starts it beside the ranks, and a quorum names it to the peers.
+
+    A manager that cannot be asked is not waited for here: the request for a quorum says so. Raises AgentError.
+    """
+    ends_at = time.monotonic() + timeout_s
+    try:
+        with ManagerClient(manager) as client:
+            store = client.status(timeout_s=timeout_s).store_address
+    except LighthouseError:
+        return
+    while store and not _answers(store):
+        if time.monotonic() > ends_at:
+            raise AgentError(f"the group's store at {store} does not answer for {timeout_s:g} s; see its manager's log")
+        time.sleep(STORE_TRIED_EVERY_S)
+
+
+def _answers(store: str) -> bool:
+    address = parse_address(store, "store")
+    with contextlib.suppress(OSError), socket.create_connection((address.host, address.port or 0), timeout=1.0):
+        return True
+    return False
