@@ -29,12 +29,13 @@ class TestRefused:
         status, _, error = drain(lighthouse, "a", "--job", "unheard-of")
         assert (status, "nobody has asked for a quorum of 'unheard-of'" in error) == (1, True)
 
-    def test_without_a_session_it_says_what_can_be_done_instead(self, lighthouse: Lighthouse) -> None:
+    def test_without_a_session_it_says_what_can_be_done_instead(self) -> None:
         """As torchft's managers are: they are known by their calls."""
-        with LighthouseClient(lighthouse.address, job="bare") as client:
-            client.quorum(Participant("t", address=f"{LOCALHOST}:9", store_address=f"{LOCALHOST}:8"), timeout_s=30)
         said = "replica_id: t holds no session, so it cannot be asked; kill it instead"
-        assert drain(lighthouse, "t", "--job", "bare") == (1, "", f"Error: {said}\n")
+        with Lighthouse("--heartbeat-timeout", "300s") as lighthouse:
+            with LighthouseClient(lighthouse.address, job="bare") as client:
+                client.quorum(Participant("t", address=f"{LOCALHOST}:9", store_address=f"{LOCALHOST}:8"), timeout_s=30)
+            assert drain(lighthouse, "t", "--job", "bare") == (1, "", f"Error: {said}\n")
 
 
 def manager_is_known(manager: Manager) -> bool:
