@@ -288,6 +288,8 @@ class RankMachine:
         return self._send(failure)
 
     def _return(self) -> list[events.RankEffect]:
+        if self.phase is RankPhase.LEAVING:  # who has returned says no more: it waits
+            return self._wait()
         if self.phase is not RankPhase.RUNNING or self.generation is None:
             return self._leave(None)
         self.phase = RankPhase.FINISHED

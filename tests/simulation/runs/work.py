@@ -27,10 +27,10 @@ class Work:
             return
         known = self._arrived.get(number, {})
         arrived = {**{p: other for p, other in known.items() if other.is_up and other.running == number}, place: rank}
-        self._arrived = {number: arrived}
+        self._arrived[number] = arrived
         if len(arrived) < size:
             return
-        self._arrived = {}
+        del self._arrived[number]
         self.step += 1
         self._simulation.world.counts["steps"] += 1
         self._simulation.checkers.stepped(number)
