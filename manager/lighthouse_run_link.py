@@ -95,7 +95,8 @@ class RunLink:
                     async for message in stream:
                         backoff.reset()
                         self._receive(stream, message)
-                    self._note(f"{self._address} has ended the stream")
+                    if not self._is_over:
+                        self._note(f"{self._address} has ended the stream")
                 except (Unreachable, DeadlinePassed) as e:
                     self._note(str(e))
                 except NotServed:
