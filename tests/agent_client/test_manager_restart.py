@@ -29,6 +29,7 @@ def kill_managers(cluster: Cluster, kill: Callable[[Group], None]) -> None:
     assert [group.starts for group in cluster.groups] == [1, 1, 1], "no rank was started again"
 
 
+@pytest.mark.slow
 def test_a_lone_rank_waits_for_it_and_goes_on(forks: ForkServer, tmp_path: Path) -> None:
     """At any moment: it needs nobody to know what a step's decision was."""
     with Cluster(forks, tmp_path, groups=3, ranks=1, pace_s=PACE_S) as cluster:

@@ -111,6 +111,13 @@ def test_reflection_lists_the_services_and_their_methods(lighthouse: Lighthouse)
             "Kill",
             "Drain",
             "Session",
+            "Rank",
+            "Supervise",
+            "PutKey",
+            "GetKeys",
+            "Runs",
+            "StopRun",
+            "ResumeRun",
         ]
 
 
