@@ -12,10 +12,11 @@ from typing import Any
 
 import click
 
-from benchmarks.support.children import Child, Children, free_port
+from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse, start_manager
 from benchmarks.support.figures import Spread, machine, machine_text, ratios, spread, table, write_json
 from benchmarks.support.torchft_native import MISSING, released_version
+from examples.ports import free_port
 
 GROUPS = 3
 PARTS = ("zero_grad", "forward", "backward", "step")

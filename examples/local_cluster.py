@@ -17,18 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-LOOPBACK = "127.0.0.1"
+from examples.ports import LOOPBACK, free_port
+
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN_SCRIPT = Path(__file__).with_name("train_ddp.py")
 
 
 class ClusterError(RuntimeError):
     """A part of the cluster did not come up; the message names its log."""
-
-
-def free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Daemon:

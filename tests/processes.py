@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -49,11 +48,6 @@ def eventually(look: Callable[[], T], what: str = "", within_s: float = PATIENCE
         assert time.monotonic() < ends_at, f"not within {within_s:g} s: {what or look}; last seen: {found!r}"
         time.sleep(_POLL_S)
     return found
-
-
-def free_port(host: str = LOCALHOST) -> int:
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def clean_environment(**more: str) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """A gloo group that can be made anew and given up while a peer is dead or stopped.
 
 gloo's own abort() leaves wait() hanging until the peer's socket closes. What ends it is to shut down the group's
-connected sockets: this side's wait() raises within milliseconds, and so does every peer's, so that one rank's
-failure is all ranks' failure. They are recognised among those that appear while the group connects, when other threads
-may connect, too: one end of gloo's is where a rank listens, and gloo publishes that in the store. They are held as
-duplicates, because gloo closes its own and the numbers are used again. Its listening socket is never touched: the
-process would abort.
+connected sockets: this side's wait() raises within milliseconds, and so does every peer's, so that one rank's failure
+is all ranks' failure (where gloo forgets a wait, gloo_wait.py ends it). They are recognised among those that appear
+while the group connects, when other threads may connect, too: one end of gloo's is where a rank listens, and gloo
+publishes that in the store. They are held as duplicates, because gloo closes its own and the numbers are used again.
+Its listening socket is never touched: the process would abort.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 
+from agent_client.process_group import gloo_wait
 from agent_client.process_group.living import enlist
 from protos.identity import parse_address
 
@@ -35,6 +36,7 @@ class GlooGroup:
         self._host = host
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
+        self._is_aborted = False
         self._for_torch: list[GlooGroup] = []
         before = _sockets()
         self.backend: Any = ProcessGroupGloo(store, rank, size, _options(host, connect_timeout_s))
@@ -51,7 +53,7 @@ class GlooGroup:
         options: Any = AllreduceOptions()
         if timeout_s is not None:
             options.timeout = timedelta(seconds=timeout_s)
-        self.backend.allreduce([tensor], options).wait()
+        gloo_wait.wait(self.backend.allreduce([tensor], options), self.backend, lambda: self._is_aborted)
 
     def for_torch(self, name: str) -> ProcessGroup:
         """A second group of the same ranks, for torch's own modules: they run collectives from threads of theirs, and
@@ -82,6 +84,7 @@ class GlooGroup:
             with contextlib.suppress(OSError):  # the peer was faster
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+        self._is_aborted = True
 
 
 def connect_store(address: str, timeout_s: float) -> TCPStore:

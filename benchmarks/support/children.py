@@ -136,8 +136,3 @@ def allow_many_connections() -> None:
     """Some systems give a process 1024 open files; a server of 1,000 replica groups needs more. Children inherit it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.support.all_reduce import Place
-from benchmarks.support.children import Child, Children, free_port
+from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import HERE, TORCHFT, Daemon, prepare_lighthouse, start_lighthouse, start_manager
 from benchmarks.support.network import OUR_ADDRESS, THEIR_ADDRESS, SecondHost
+from examples.ports import free_port
 
 NAMES = ("a", "b", "c")
 STEP_S = 0.02

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.support.children import Child, Children, free_port
+from benchmarks.support.children import Child, Children
+from examples.ports import free_port
 
 OURS = "lighthouse-ft"
 TORCHFT = "torchft"

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from examples.ports import free_port
 from tests.agent_client.ranks import Pending, Rank, RankError, RankServer
-from tests.processes import LOCALHOST, eventually, free_port
+from tests.processes import LOCALHOST, eventually
 
 ACTOR = "tests.agent_client.actors:GlooActor"
 ABORT_WITHIN_S = 5.0

@@ -9,7 +9,8 @@ import pytest
 
 from agent_client.errors import AgentError
 from agent_client.meeting import wait_for_store
-from tests.processes import LOCALHOST, Lighthouse, Manager, free_port
+from examples.ports import free_port
+from tests.processes import LOCALHOST, Lighthouse, Manager
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from examples.local_cluster import LOOPBACK, ForkServer, free_port
+from examples.local_cluster import ForkServer
+from examples.ports import LOOPBACK, free_port
 from tests.agent_client.clusters import (
     RECOVERS_WITHIN_S,
     Cluster,

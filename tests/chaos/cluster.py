@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from examples.ports import free_port
 from lighthouse.run_record import parse
 from tests.daemons.supervisors import MARK, Supervisor
-from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually, free_port
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually
 
 SUPERVISORS = "ab"
 RANKS_EACH = 4

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from prometheus_client.parser import text_string_to_metric_families
 
+from examples.ports import free_port
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
 from protos import VERSION, torchft_pb2
 from tests.daemons import document
@@ -28,7 +29,6 @@ from tests.processes import (
     Manager,
     Process,
     eventually,
-    free_port,
     http_get,
     http_json,
     run_cli,

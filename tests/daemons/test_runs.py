@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from examples.ports import free_port
 from lighthouse_runtime.calls import RANK, SUPERVISE
 from lighthouse_runtime.clients import AsyncLighthouseClient, LighthouseClient
 from lighthouse_runtime.streams import AsyncRankStream, SupervisorStream
@@ -33,7 +34,7 @@ from protos.generation import (
 from protos.refusals import InvalidRequest, Superseded, Unreachable, WrongState
 from protos.run_status import RunStatus
 from protos.supervisor import HostExcluded, StopAsked, SupervisorEntry, SupervisorWelcome, WorkerLost
-from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, free_port
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse
 
 TERMS = Terms(world_size=2, stride=100)
 FIRST = Told(Counters(0), (0, 1))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.ports import free_port
 from lighthouse_runtime.clients import LighthouseClient
 from tests.daemons.supervisors import Supervisor, restarted, runs
-from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually, free_port, together
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually, together
 
 pytestmark = pytest.mark.slow
 

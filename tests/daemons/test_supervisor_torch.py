@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.ports import free_port
 from lighthouse_runtime.clients import ManagerClient
 from lighthouse_runtime.process import who_listens
 from tests.daemons.supervisors import Supervisor
-from tests.processes import LOCALHOST, Lighthouse, eventually, free_port
+from tests.processes import LOCALHOST, Lighthouse, eventually
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

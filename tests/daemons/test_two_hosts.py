@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
+from examples.ports import free_port
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.daemons.supervisors import Supervisor, restarted, runs
-from tests.processes import Lighthouse, eventually, free_port
+from tests.processes import Lighthouse, eventually
 
 pytestmark = pytest.mark.slow
 

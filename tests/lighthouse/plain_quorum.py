@@ -39,6 +39,8 @@ class PlainQuorum:
         self.spells: list[Spell] = []
         self.missed: set[int] = set()  # births
         self.previous: dict[str, int] = {}
+        self.working = 0
+        self.lost_at = NEVER
         self.composition: list[object] = []
         self.quorum_id = 0
         self.seen_id = 0
@@ -59,12 +61,15 @@ class PlainQuorum:
             case Joined() | HeartbeatReceived() | WithdrawnEvent() | None:
                 pass
         assert not any(isinstance(e, JoinRefused) for e in rest), "refusals come first"
+        if len(self._members_alive()) < self.working:
+            self.lost_at = now
         expected = self._form(now)
         assert [self._shown(e) for e in rest] == expected
         for effect in rest:
             assert isinstance(effect, QuorumFormed)
             self._check_participants(effect)
             self._formed(effect, now)
+        self.working = len(self._members_alive())
         self._check_deadline(now)
 
     def _join(self, event: Joined, now: float) -> None:
@@ -101,6 +106,8 @@ class PlainQuorum:
         is_fast = bool(self.previous) and self.previous.keys() <= self._joined()
         is_cut = self.cut_at(now) <= now and 2 * len(self._candidates()) > len(self.healthy())
         if not is_fast and self.stragglers() and not is_cut:
+            return []
+        if now < self.last_call_until() and not is_cut:
             return []
         chosen = self._choose()
         composition = [(w.birth, w.participant.identity) for w in chosen]
@@ -139,6 +146,7 @@ class PlainQuorum:
 
     def _formed(self, effect: QuorumFormed, now: float) -> None:
         answered = set(effect.calls)
+        self.lost_at = NEVER
         self.previous = {w.participant.replica_id: w.birth for w in self.waiting if w.call in answered}
         self.waiting = [w for w in self.waiting if w.call not in answered]
         self.spells = [Spell(w.participant.replica_id, now) for w in self.waiting]
@@ -154,14 +162,24 @@ class PlainQuorum:
     def missed_at(self, now: float) -> float:
         if not self.stragglers() or not self.waiting:
             return NEVER
-        members_are_alive = any(self.previous.get(name) == self._birth(name) for name in self.healthy())
-        spells = [s for s in self.spells if not members_are_alive or s.replica_id in self.previous]
+        spells = [s for s in self.spells if not self._members_alive() or s.replica_id in self.previous]
         return self._clock(spells, now) + self.config.join_timeout_s
 
     def cut_at(self, now: float) -> float:
         if self.missed_at(now) == NEVER:
             return NEVER
         return min(w.deadline_at for w in self.waiting) - self.config.deadline_margin_s
+
+    def last_call_until(self) -> float:
+        """Until then nobody takes the place of a member that was lost."""
+        members = [w for w in self.waiting if w.participant.replica_id in self.previous]
+        if self.config.active is None or self.lost_at == NEVER or len(members) >= self._size():
+            return -NEVER
+        first = min(w.deadline_at for w in self.waiting) - self.config.deadline_margin_s
+        return min(self.lost_at + self.config.last_call_s, first)
+
+    def _members_alive(self) -> set[str]:
+        return {name for name in self.healthy() if self.previous.get(name) == self._birth(name)}
 
     def _clock(self, spells: list[Spell], now: float) -> float:
         """Since when somebody asks, gaps of at most heartbeat_timeout not counted."""
@@ -203,7 +221,8 @@ class PlainQuorum:
     def _check_deadline(self, now: float) -> None:
         due = self.machine.deadline(now)
         assert due is None or due > now
-        first = min((at for at in (self.missed_at(now), self.cut_at(now)) if at > now), default=NEVER)
+        moments = (self.missed_at(now), self.cut_at(now), self.last_call_until())
+        first = min((at for at in moments if at > now), default=NEVER)
         if first != NEVER and self._size() and 2 * len(self._candidates()) > len(self.healthy()):
             assert due is not None
             assert due <= first, "the machine would sleep through it"

@@ -94,7 +94,8 @@ def story_of(seed: int) -> tuple[QuorumConfig, list[Step], bool]:
         min_replicas=rng.randint(1, 3),
         join_timeout_s=rng.choice([1.0, 10.0, 60.0]),
         heartbeat_timeout_s=rng.choice([0.5, 5.0, 30.0]),
-        active=rng.choice([None, None, 3]),
+        active=rng.choice([None, None, 3, 2]),
+        last_call_s=rng.choice([0.0, 1.0, 5.0]),
         allowed_sizes=rng.choice([frozenset(), frozenset({1, 3})]),
     )
     happenings = [

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from examples.ports import free_port
 from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
 from protos.limits import LIGHTHOUSE_PORT, MAX_REQUEST_BYTES
 from protos.membership import Participant, Quorum
@@ -20,7 +21,7 @@ from protos.refusals import (
     UnknownName,
     Unreachable,
 )
-from tests.processes import LOCALHOST, Lighthouse, Manager, Process, free_port
+from tests.processes import LOCALHOST, Lighthouse, Manager, Process
 
 NOWHERE = f"{LOCALHOST}:1"
 

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from examples.ports import free_port
 from lighthouse_runtime import serving
 from lighthouse_runtime.calls import SESSION
 from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
@@ -47,7 +48,7 @@ from protos.session import (
 )
 from protos.session_wire import session_response_to_wire
 from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, StreamServer
-from tests.processes import LOCALHOST, PATIENCE_S, Process, eventually, free_port
+from tests.processes import LOCALHOST, PATIENCE_S, Process, eventually
 
 NOWHERE = f"{LOCALHOST}:1"
 HELLO = Hello(Participant("a", "1"))

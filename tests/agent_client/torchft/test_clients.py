@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agent_client.torchft import LighthouseClient, ManagerClient, QuorumMember, QuorumResult
-from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, Process, free_port
+from examples.ports import free_port
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, Process
 from tests.torchft.stock import StockError, StockTorchft, require
 
 LONG = timedelta(seconds=PATIENCE_S)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from agent_client.torchft import LighthouseClient, LighthouseServer, ManagerClient, ManagerServer
+from examples.ports import free_port
 from lighthouse_runtime import clients
 from protos.status import MemberState
-from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Process, eventually, free_port
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Process, eventually
 from tests.torchft.stock import StockTorchft, require
 
 LONG = timedelta(seconds=PATIENCE_S)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from examples.ports import free_port
 from tests.agent_client.ranks import Pending, Rank, RankEnded, RankServer
-from tests.processes import LOCALHOST, Lighthouse, eventually, free_port
+from tests.processes import LOCALHOST, Lighthouse, eventually
 from tests.torchft.stock import require
 
 MOVED = "tests.agent_client.torchft.installed:Trainer"

@@ -1,0 +1,58 @@
+"""Waiting for work of gloo that may never end.
+
+When a connection ends, gloo tells those who wait for its peer, but not a send that lies in its queue
+(gloo/transport/tcp/pair.cc, signalException): that work ends by its timeout only. So who waits gives it up once it was
+aborted, as soon as nothing can write to its tensors any more: no connection is left, and gloo's threads are at rest.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+SLICE_S = 0.05
+SWEPT_EVERY_S = 1.0
+THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
+
+
+def wait(work: Any, backend: Any, is_aborted: Callable[[], bool]) -> None:
+    """Until `work` of `backend` has ended. Raises RuntimeError if it has failed, or was given up."""
+    while not _ends_within(work, SLICE_S):
+        if is_aborted() and are_at_rest() and not _ends_within(work, SLICE_S):
+            # The backend's destructor waits for its work.
+            threading.Thread(target=_outlive, args=(work, backend), name="gloo remains", daemon=True).start()
+            raise RuntimeError("the process group was aborted, and gloo did not end what was under way in it")
+
+
+def _ends_within(work: Any, timeout_s: float) -> bool:
+    """Raises RuntimeError if it has failed."""
+    try:
+        work.wait(timedelta(seconds=timeout_s))
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()  # it may have ended well in this very moment
+    return True
+
+
+def are_at_rest(tasks: Path = Path("/proc/self/task")) -> bool:
+    """All of gloo's threads in this process wait for something."""
+    states = [state for name, state in map(_look_at, tasks.iterdir()) if name in THREADS]
+    return bool(states) and set(states) == {"S"}
+
+
+def _look_at(task: Path) -> tuple[str, str]:
+    """(name, state as in proc(5)) of a thread; it may have ended by now."""
+    try:
+        name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+    except OSError:
+        return "", ""
+    return name, rest.split()[0]
+
+
+def _outlive(work: Any, _backend: Any) -> None:
+    """Not by work.wait(): a thread that returns from there while the interpreter ends ends the process by SIGABRT."""
+    while not work.is_completed():
+        time.sleep(SWEPT_EVERY_S)
