@@ -182,6 +182,9 @@ class _SyncStream(Generic[S, M]):
         self._is_cancelled = False
         self._pid = os.getpid()
         self._call = open_(iter(self._outbox.get, None))
+        # gRPC takes what is sent on a thread of its own: whoever ends the stream, that thread ends with it.
+        if not self._call.add_callback(self._send_no_more):
+            self._send_no_more()
 
     def send(self, message: S) -> None:
         """Queue it, without waiting. After the end nothing happens."""
@@ -198,7 +201,9 @@ class _SyncStream(Generic[S, M]):
         if self._pid == os.getpid():
             self._is_cancelled = True
             self._call.cancel()
-            self._outbox.put(None)
+
+    def _send_no_more(self) -> None:
+        self._outbox.put(None)
 
     def __iter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from lighthouse_runtime.clients import AsyncLighthouseClient
 from lighthouse_runtime.streams import Session
 from protos.refusals import LighthouseError, Superseded, Unreachable
-from protos.session import Refused, ToLighthouse, ToManager
+from protos.session import Leave, Refused, ToLighthouse, ToManager
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class LighthouseLink:
         self._connect = connect
         self._session: Session | None = None
         self._was_reachable: bool | None = None
+        self._is_leaving = False
 
     @property
     def is_reachable(self) -> bool:
@@ -49,7 +50,7 @@ class LighthouseLink:
     async def run(
         self, opened: Callable[[], None], received: Callable[[ToManager], None], closed: Callable[[], None]
     ) -> None:
-        """Sessions, one after the other, until cancelled."""
+        """Sessions, one after the other, until cancelled, or the group has left in good order."""
         backoff = Backoff()
         while True:
             async with self._connect() as client, client.session() as session:
@@ -61,6 +62,8 @@ class LighthouseLink:
                             self._note("")
                             backoff.reset()
                         received(message)
+                    if self._is_leaving:
+                        return self._note_end()
                     self._note(f"{self.address} has ended the session")
                 except LighthouseError as e:
                     is_refused = not isinstance(e, Unreachable | Superseded)
@@ -73,6 +76,7 @@ class LighthouseLink:
             await backoff.wait()
 
     def send(self, message: ToLighthouse) -> None:
+        self._is_leaving |= isinstance(message, Leave)
         if self._session is not None:
             self._session.send(message)
 
@@ -88,3 +92,6 @@ class LighthouseLink:
             log.info("lighthouse at %s answers", self.address)
         self._was_reachable = is_reachable or not error
         self.error = error
+
+    def _note_end(self) -> None:
+        self._was_reachable, self.error = False, "this replica group has left"

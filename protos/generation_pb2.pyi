@@ -827,7 +827,7 @@ class RankStatus(google.protobuf.message.Message):
     slot: builtins.int
     incarnation: builtins.str
     state: builtins.str
-    """active, ready, spare, finished or lost"""
+    """active, ready, starting, spare, finished or lost"""
     rank: builtins.int
     """in the last generation, -1: none"""
     generation: builtins.int

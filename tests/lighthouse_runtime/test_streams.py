@@ -18,7 +18,7 @@ from lighthouse_runtime import serving
 from lighthouse_runtime.calls import SESSION
 from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
 from lighthouse_runtime.server import Ending, Sender
-from lighthouse_runtime.streams import Session
+from lighthouse_runtime.streams import Session, Watch
 from protos import lighthouse_pb2
 from protos.limits import MAX_REQUEST_BYTES
 from protos.membership import Participant, Vote
@@ -463,6 +463,26 @@ class TestWatch:
                 assert isinstance(listening.error, Unreachable)
             with client.watch(REQUEST) as watch, pytest.raises(Unreachable):
                 next(watch)
+
+    def test_one_that_has_ended_leaves_no_thread(self, remote: Server):
+        """Whoever has ended it, and whether or not anybody has read that."""
+        kept: list[Watch] = []
+        with ManagerClient(remote.address) as client:
+            before = threading.active_count()
+            for number in range(20):
+                watch = client.watch(REQUEST if number % 2 else WatchRequest(9, "w"))
+                kept.append(watch)
+                match number % 4:
+                    case 0:
+                        with pytest.raises(WrongState):
+                            next(watch)
+                    case 1:
+                        watch.cancel()
+                    case 3:
+                        assert [next(watch), next(watch)] == OPENED
+            assert threading.active_count() > before
+            remote.popen.kill()
+            eventually(lambda: threading.active_count() <= before, f"as few threads as before: {before}")
 
     @pytest.mark.parametrize(
         ("child", "env"),

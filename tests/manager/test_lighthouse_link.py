@@ -1,0 +1,76 @@
+"""What the manager's link says of the end of a session: one that the group has asked for is no loss."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from lighthouse_runtime.clients import AsyncLighthouseClient
+from manager import lighthouse_link
+from manager.lighthouse_link import LighthouseLink
+from protos.membership import Participant
+from protos.session import Goodbye, Hello, Leave, ToManager, Welcome
+from tests.lighthouse_runtime.stream_server import StreamServer
+from tests.processes import LOCALHOST, PATIENCE_S
+
+HELLO = Hello(Participant("a", "1"))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[StreamServer]:
+    running = StreamServer()
+    running.port = await running.server.start(f"{LOCALHOST}:0")
+    yield running
+    await running.server.stop(0)
+
+
+class Group:
+    """It says hello on each session; `says` is its answer to the first welcome. Whatever else it hears ends the
+    session, in good order, from the lighthouse's side."""
+
+    def __init__(self, server: StreamServer, says: Leave | None) -> None:
+        address = f"{LOCALHOST}:{server.port}"
+        self.link = LighthouseLink(lambda: AsyncLighthouseClient(address), address)
+        self.sessions = 0
+        self._server = server
+        self._says = says
+
+    def opened(self) -> None:
+        self.sessions += 1
+        self.link.send(HELLO)
+
+    def received(self, message: ToManager) -> None:
+        if isinstance(message, Welcome) and self.sessions == 1 and self._says is not None:
+            self.link.send(self._says)
+        elif isinstance(message, Goodbye) or self.sessions == 1:
+            self._server.senders[-1].end()
+
+    async def run(self) -> None:
+        await self.link.run(self.opened, self.received, lambda: None)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    ours = [record for record in caplog.records if record.name == lighthouse_link.log.name]
+    return [record.getMessage() for record in ours if record.levelno >= logging.WARNING]
+
+
+async def test_who_has_left_in_good_order_has_lost_nobody(server: StreamServer, caplog: pytest.LogCaptureFixture):
+    group = Group(server, Leave("done"))
+    await asyncio.wait_for(group.run(), PATIENCE_S)
+    assert warnings(caplog) == []
+    assert server.heard == [HELLO, Leave("done")]
+    assert (group.link.is_reachable, group.link.error) == (False, "this replica group has left")
+
+
+async def test_who_is_let_go_and_has_not_asked_for_it_says_so_and_comes_back(
+    server: StreamServer, caplog: pytest.LogCaptureFixture
+):
+    group = Group(server, None)
+    running = asyncio.create_task(group.run())
+    async with asyncio.timeout(PATIENCE_S):
+        while server.heard != [HELLO, HELLO]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait((running,))
+    assert warnings(caplog) == [f"lighthouse lost: {group.link.address} has ended the session"]
