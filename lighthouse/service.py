@@ -12,7 +12,7 @@ from lighthouse.metrics import Counters
 from lighthouse.roster import Member
 from lighthouse_runtime.clients import AsyncManagerClient
 from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
-from protos import VERSION, lighthouse_pb2, session_wire, torchft_pb2, wire
+from protos import VERSION, lighthouse_pb2, session_wire, status_wire, torchft_pb2, wire
 from protos.identity import check_name, split_replica_id
 from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY
 from protos.membership import Participant
@@ -77,7 +77,7 @@ class LighthouseService:
     async def status_rpc(
         self, request: lighthouse_pb2.LighthouseStatusRequest, _: Call
     ) -> lighthouse_pb2.LighthouseStatusResponse:
-        return wire.lighthouse_status_to_wire(self.status(request.job))
+        return status_wire.lighthouse_status_to_wire(self.status(request.job))
 
     async def kill(
         self, request: lighthouse_pb2.LighthouseKillRequest, call: Call

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from protos import generation_pb2, lighthouse_pb2, manager_pb2, run_status_wire, torchft_pb2, wire
+from protos import generation_pb2, lighthouse_pb2, manager_pb2, run_status_wire, status_wire, torchft_pb2, wire
 from protos.generation import KeyKind
 from protos.membership import Assignment, CatchUp, Participant, Quorum, Vote
 from protos.run_status import RunStatus
@@ -59,7 +59,7 @@ def heartbeat(replica_id: str, incarnation: str) -> Rpc[None]:
 def lighthouse_status(job: str) -> Rpc[LighthouseStatus]:
     request = lighthouse_pb2.LighthouseStatusRequest(job=job)
     return Rpc(
-        LIGHTHOUSE + "Status", request, lighthouse_pb2.LighthouseStatusResponse, wire.lighthouse_status_from_wire
+        LIGHTHOUSE + "Status", request, lighthouse_pb2.LighthouseStatusResponse, status_wire.lighthouse_status_from_wire
     )
 
 
@@ -165,5 +165,5 @@ def manager_status() -> Rpc[ManagerStatus]:
         MANAGER + "Status",
         manager_pb2.ManagerStatusRequest(),
         manager_pb2.ManagerStatusResponse,
-        wire.manager_status_from_wire,
+        status_wire.manager_status_from_wire,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from lighthouse_runtime.process import ended_process, host_id
 from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
 from manager.driver import ManagerDriver
-from protos import manager_pb2, torchft_pb2, watch_wire, wire
+from protos import manager_pb2, status_wire, torchft_pb2, watch_wire, wire
 from protos.fields import check_count, check_quorum_id, check_short
 from protos.limits import answer_margin_s, cut_reason
 from protos.membership import CatchUp, Quorum, Tag, Vote
@@ -134,7 +134,7 @@ class ManagerService:
         return torchft_pb2.KillResponse()
 
     async def status(self, _: manager_pb2.ManagerStatusRequest, __: Call) -> manager_pb2.ManagerStatusResponse:
-        return wire.manager_status_to_wire(self._status())
+        return status_wire.manager_status_to_wire(self._status())
 
     async def report(self, request: manager_pb2.ReportRequest, _: Call) -> manager_pb2.ReportResponse:
         reason = cut_reason(" ".join(request.reason.split()))

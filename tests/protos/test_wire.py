@@ -12,7 +12,6 @@ from protos.identity import split_replica_id
 from protos.limits import MAX_ADDRESS_CHARS, MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, MAX_REPLICA_ID_CHARS
 from protos.membership import Assignment, Participant, Quorum
 from protos.refusals import InvalidRequest
-from protos.status import JobStatus, LighthouseStatus, ManagerStatus, MemberState, MemberStatus
 from tests.protos.builders import UUID, assignments, field, names, native_participants, torchft_members
 
 NativeMember = lighthouse_pb2.QuorumMember
@@ -313,27 +312,6 @@ class TestAssignment:
             replica_ids=list(answer.replica_ids),
             reconfigure_handles=["x", "y"],
         )
-
-
-class TestStatus:
-    def test_of_the_lighthouse_there_and_back(self):
-        member = MemberStatus("a", "i1", MemberState.STRAGGLER, True, 3, 2, 1.5, 1, "h:1", "h:2")
-        job = JobStatus("j", 4, 2.5, "formed", "3 train", 1, 9, (member, replace(member, state=MemberState.LAPSED)))
-        status = LighthouseStatus("1.0", 12.5, (job, replace(job, job="k", members=())))
-        assert wire.lighthouse_status_from_wire(wire.lighthouse_status_to_wire(status)) == status
-
-    def test_of_the_manager_there_and_back(self):
-        status = ManagerStatus("1", 2.5, "a", "i1", "j", 2, "h:1", "h:2", "l:1", True, "", 4, 5, "idle", (0, 1), 6, 7)
-        assert wire.manager_status_from_wire(wire.manager_status_to_wire(status)) == status
-
-    def test_the_messages_have_the_fields_of_the_classes(self):
-        for cls, message in (
-            (MemberStatus, lighthouse_pb2.MemberStatus),
-            (JobStatus, lighthouse_pb2.JobStatus),
-            (LighthouseStatus, lighthouse_pb2.LighthouseStatusResponse),
-            (ManagerStatus, manager_pb2.ManagerStatusResponse),
-        ):
-            assert [f.name for f in message.DESCRIPTOR.fields] == list(cls.__slots__)
 
 
 def test_shared_fields_have_shared_numbers_up_to_five():

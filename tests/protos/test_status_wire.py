@@ -1,0 +1,34 @@
+"""Statuses there and back."""
+
+from dataclasses import replace
+
+from protos import lighthouse_pb2, manager_pb2
+from protos.status import JobStatus, LighthouseStatus, ManagerStatus, MemberState, MemberStatus
+from protos.status_wire import (
+    lighthouse_status_from_wire,
+    lighthouse_status_to_wire,
+    manager_status_from_wire,
+    manager_status_to_wire,
+)
+
+
+def test_of_the_lighthouse_there_and_back():
+    member = MemberStatus("a", "i1", MemberState.STRAGGLER, True, 3, 2, 1.5, 1, "h:1", "h:2")
+    job = JobStatus("j", 4, 2.5, "formed", "3 train", 1, 9, (member, replace(member, state=MemberState.LAPSED)))
+    status = LighthouseStatus("1.0", 12.5, (job, replace(job, job="k", members=())))
+    assert lighthouse_status_from_wire(lighthouse_status_to_wire(status)) == status
+
+
+def test_of_the_manager_there_and_back():
+    status = ManagerStatus("1", 2.5, "a", "i1", "j", 2, "h:1", "h:2", "l:1", True, "", 4, 5, "idle", (0, 1), 6, 7)
+    assert manager_status_from_wire(manager_status_to_wire(status)) == status
+
+
+def test_the_messages_have_the_fields_of_the_classes():
+    for cls, message in (
+        (MemberStatus, lighthouse_pb2.MemberStatus),
+        (JobStatus, lighthouse_pb2.JobStatus),
+        (LighthouseStatus, lighthouse_pb2.LighthouseStatusResponse),
+        (ManagerStatus, manager_pb2.ManagerStatusResponse),
+    ):
+        assert [f.name for f in message.DESCRIPTOR.fields] == list(cls.__slots__)
