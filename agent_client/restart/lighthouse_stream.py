@@ -4,9 +4,23 @@
 2. It is up when the lighthouse has said anything on it. What does not come up in time, or ends, is opened again after a
    delay that doubles, with jitter, until one is up.
 3. What the rank holds is said again on each new stream; what was sent on an older one may be lost.
+4. A refusal that no other try mends is final. Who finds its slot taken tries for a while: a predecessor may be dead and
+   not missed yet.
 """
 
 from dataclasses import dataclass
+
+from protos.refusals import (
+    DuplicateReplica,
+    InvalidRequest,
+    LighthouseError,
+    NotPermitted,
+    NotServed,
+    Superseded,
+    WrongState,
+)
+
+_FINAL = (InvalidRequest, WrongState, NotPermitted, NotServed, Superseded)
 
 FIRST_DELAY_S = 0.05
 MAX_DELAY_S = 2.0
@@ -17,12 +31,14 @@ class LighthouseStream:
     """`since`: when it was last lost, or first wanted; None while it is up."""
 
     accept_timeout_s: float
+    duplicate_timeout_s: float
     session: int = 0
     is_open: bool = False
     since: float | None = None
     is_lost: bool = False
     _delay_s: float = FIRST_DELAY_S
     _next_at: float | None = None
+    _refused_since: float | None = None
 
     @property
     def is_up(self) -> bool:
@@ -39,7 +55,7 @@ class LighthouseStream:
     def accept(self) -> bool:
         """Whether it is back, after a loss that was told."""
         was_lost, self.is_lost = self.is_lost, False
-        self.since, self._next_at, self._delay_s = None, None, FIRST_DELAY_S
+        self.since, self._next_at, self._delay_s, self._refused_since = None, None, FIRST_DELAY_S, None
         return was_lost
 
     def close(self, now: float, jitter: float) -> bool:
@@ -50,6 +66,13 @@ class LighthouseStream:
         self._next_at = now + self._delay_s * (0.5 + jitter)
         self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s)
         return is_news
+
+    def is_final(self, error: LighthouseError, now: float) -> bool:
+        """`error` has ended it now."""
+        if not isinstance(error, DuplicateReplica):
+            return isinstance(error, _FINAL)
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        return now - self._refused_since >= self.duplicate_timeout_s
 
     def give_up(self) -> None:
         """For good."""

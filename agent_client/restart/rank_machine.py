@@ -15,11 +15,12 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
 from agent_client.restart import rank_events as events
+from agent_client.restart.leaving import Leaving
 from agent_client.restart.lighthouse_stream import LighthouseStream
+from agent_client.restart.rank_config import RankConfig, RankPhase
 from protos.generation import (
     Done,
     Entry,
@@ -35,48 +36,7 @@ from protos.generation import (
     ToWorker,
     Welcome,
 )
-from protos.refusals import (
-    DuplicateReplica,
-    InvalidRequest,
-    LighthouseError,
-    NotPermitted,
-    NotServed,
-    Superseded,
-    Unreachable,
-    WrongState,
-)
-
-_FINAL = (InvalidRequest, WrongState, NotPermitted, NotServed, Superseded)
-"""Refusals that another try does not mend."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankConfig:
-    beat_interval_s: float = 1.0
-    report_interval_s: float = 0.1
-    """Steps are told at most so often."""
-    accept_timeout_s: float = 10.0
-    lighthouse_timeout_s: float = 600.0
-    """Who runs nothing and does not reach the lighthouse for so long ends with an error."""
-    duplicate_timeout_s: float = 45.0
-    """Who finds its slot taken tries for so long: a predecessor may be dead and not missed yet."""
-    interrupt_interval_s: float = 0.5
-    hard_timeout_s: float = 90.0
-    """What is interrupted and still runs is killed after that."""
-    soft_timeout_s: float | None = None
-    """A function that has made a step and makes no other for so long has failed."""
-
-
-class RankPhase(StrEnum):
-    """`idle`: it runs nothing, and is not ready."""
-
-    IDLE = "idle"
-    READY = "ready"
-    SPARE = "spare"
-    RUNNING = "running"
-    LEAVING = "leaving"
-    FINISHED = "finished"
-
+from protos.refusals import LighthouseError, Unreachable
 
 _WAITS = (RankPhase.READY, RankPhase.SPARE)
 
@@ -92,15 +52,12 @@ class RankMachine:
         self.step = entry.step
         self.outcome: Done | Stop | LighthouseError | None = None
         self._entry = entry
-        self._stream = LighthouseStream(self.config.accept_timeout_s)
+        self._stream = LighthouseStream(self.config.accept_timeout_s, self.config.duplicate_timeout_s)
+        self._leaving = Leaving(self.config.interrupt_interval_s, self.config.hard_timeout_s)
         self._failure: Failure | None = None
         self._beat_at = 0.0
         self._report_at: float | None = None
         self._stepped_at: float | None = None
-        self._leaves_by: float | None = None
-        self._interrupt_at = 0.0
-        self._reason = ""
-        self._refused_since: float | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -130,7 +87,7 @@ class RankMachine:
         return [*effects, *self.tick(now)]
 
     def tick(self, now: float) -> Sequence[events.RankEffect]:
-        effects = self._pass_leaving(now)
+        effects: list[events.RankEffect] = [*self._leaving.tick(now)]
         if self.has_ended:
             return effects
         effects += self._pass_silence(now)
@@ -139,9 +96,7 @@ class RankMachine:
 
     def deadline(self, now: float) -> float | None:
         """When to call tick next; after `now`, once handle or tick was called for `now`."""
-        moments: list[float | None] = []
-        if self.phase is RankPhase.LEAVING and self._leaves_by is not None:
-            moments += [self._interrupt_at, self._leaves_by]
+        moments: list[float | None] = [self._leaving.deadline]
         if not self.has_ended:
             moments += [self._stream.next_at, self._gives_up_at(), self._silent_at()]
             moments += [self._beat_at, self._report_at] if self._stream.is_open else []
@@ -181,7 +136,6 @@ class RankMachine:
         return not self.has_ended and self._stream.is_open and session == self._stream.session
 
     def _accept(self) -> list[events.RankEffect]:
-        self._refused_since = None
         return [events.LighthouseBack()] if self._stream.accept() else []
 
     def _closed(
@@ -189,16 +143,10 @@ class RankMachine:
     ) -> list[events.RankEffect]:
         if not self._is_of_now(session):
             return []
-        if error is not None and self._is_final(error, now):
+        if error is not None and self._stream.is_final(error, now):
             return self._end(error, now)
         is_news = self._stream.close(now, jitter)
         return [events.LighthouseLost(str(error or "it has ended the stream"))] if is_news else []
-
-    def _is_final(self, error: LighthouseError, now: float) -> bool:
-        if not isinstance(error, DuplicateReplica):
-            return isinstance(error, _FINAL)
-        self._refused_since = now if self._refused_since is None else self._refused_since
-        return now - self._refused_since >= self.config.duplicate_timeout_s
 
     def _pass_stream(self, now: float) -> list[events.RankEffect]:
         gives_up_at = self._gives_up_at()
@@ -275,13 +223,15 @@ class RankMachine:
     def _wait(self) -> list[events.RankEffect]:
         if self.phase in (*_WAITS, RankPhase.FINISHED):
             return []
-        self.phase, self._leaves_by = RankPhase.READY, None
+        self.phase = RankPhase.READY
+        self._leaving.end()
         return self._send(Ready(self.generation))
 
     def _leave(self, failure: Failure | None) -> list[events.RankEffect]:
         """What was interrupted has not failed by itself."""
         has_failed = self.phase is RankPhase.RUNNING and failure is not None
-        self.phase, self._leaves_by = RankPhase.IDLE, None
+        self.phase = RankPhase.IDLE
+        self._leaving.end()
         if not has_failed or failure is None:
             return []
         self._failure = failure
@@ -306,24 +256,10 @@ class RankMachine:
     # -- time
 
     def _interrupt(self, reason: str, now: float) -> list[events.RankEffect]:
-        if self.phase is not RankPhase.RUNNING:
-            return []
-        self.phase, self._reason = RankPhase.LEAVING, reason
-        self._interrupt_at = now
-        self._leaves_by = now + self.config.hard_timeout_s
+        if self.phase is RankPhase.RUNNING:
+            self.phase = RankPhase.LEAVING
+            self._leaving.begin(reason, now)
         return []  # tick says it, now and again
-
-    def _pass_leaving(self, now: float) -> list[events.RankEffect]:
-        """Rule 2."""
-        if self.phase is not RankPhase.LEAVING or self._leaves_by is None:
-            return []
-        if now >= self._leaves_by:
-            self._leaves_by = None
-            return [events.Kill(f"still runs {self.config.hard_timeout_s:g} s after its interruption: {self._reason}")]
-        if now < self._interrupt_at:
-            return []
-        self._interrupt_at = now + self.config.interrupt_interval_s
-        return [events.Interrupt(self._reason)]
 
     def _silent_at(self) -> float | None:
         limit_s = self.config.soft_timeout_s
@@ -337,7 +273,7 @@ class RankMachine:
             return []
         self._failure = Failure(self.generation, f"no progress for {self.config.soft_timeout_s:g} s")
         self._interrupt(self._failure.reason, now)
-        return [*self._send(self._failure), *self._pass_leaving(now)]
+        return [*self._send(self._failure), *self._leaving.tick(now)]
 
     def _pass_beat(self, now: float) -> list[events.RankEffect]:
         if not self._stream.is_open:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from agent_client.restart.rank_config import RankConfig, RankPhase
 from agent_client.restart.rank_events import (
     Closed,
     Connect,
@@ -22,7 +23,7 @@ from agent_client.restart.rank_events import (
     Stepped,
     Waiting,
 )
-from agent_client.restart.rank_machine import RankConfig, RankMachine, RankPhase
+from agent_client.restart.rank_machine import RankMachine
 from protos.generation import (
     Counters,
     Done,

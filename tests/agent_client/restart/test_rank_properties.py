@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_client.restart import rank_events as events
-from agent_client.restart.rank_machine import RankMachine, RankPhase
+from agent_client.restart.rank_config import RankPhase
+from agent_client.restart.rank_machine import RankMachine
 from lighthouse import generation_events
 from lighthouse.generation import GenerationMachine
 from protos.generation import Done, Entry, FromWorker, RankId, Terms, ToWorker, Welcome
