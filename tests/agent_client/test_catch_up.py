@@ -117,6 +117,7 @@ def test_the_others_go_on_while_it_fetches_and_it_gets_there(job: Job) -> None:
     assert [discards(events) for events in told.values()] == [0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["exponential", "one_cycle"])
 def test_schedulers_move_with_the_steps_that_are_applied(job: Job, schedule: str) -> None:
     """And parameters that a step does not use have no gradient then."""
@@ -141,6 +142,7 @@ def test_a_group_that_was_killed_comes_back_and_catches_up(job: Job) -> None:
     training.finish()
 
 
+@pytest.mark.slow
 def test_the_source_dies_and_another_gives_its_state(job: Job) -> None:
     training = two_and_a_late_one(job)
     training.wait("c", 5, follows=True)
@@ -153,6 +155,7 @@ def test_the_source_dies_and_another_gives_its_state(job: Job) -> None:
     training.finish()
 
 
+@pytest.mark.slow
 def test_the_target_dies_and_catches_up_from_its_next_start(job: Job) -> None:
     training = two_and_a_late_one(job)
     training.wait("c", 5, follows=True)
@@ -164,6 +167,7 @@ def test_the_target_dies_and_catches_up_from_its_next_start(job: Job) -> None:
     assert [event["participants"] for event in told["a"] if not event["committed"]] in ([], [["a", "b", "c"]])
 
 
+@pytest.mark.slow
 def test_another_group_dies_and_it_goes_on_with_the_same_snapshot(job: Job) -> None:
     training = two_and_a_late_one(job)
     training.wait("c", 5, follows=True)
@@ -175,6 +179,7 @@ def test_another_group_dies_and_it_goes_on_with_the_same_snapshot(job: Job) -> N
     training.finish()
 
 
+@pytest.mark.slow
 def test_two_catch_up_at_once(job: Job) -> None:
     training = two_and_a_late_one(job)
     training.job.start_managers("d")
@@ -192,6 +197,7 @@ def test_two_catch_up_at_once(job: Job) -> None:
     assert [discards(told[name]) for name in "ab"] == [0, 0]
 
 
+@pytest.mark.slow
 def test_all_others_die_and_it_goes_on_from_what_it_holds(job: Job) -> None:
     training = two_and_a_late_one(job, schedule="exponential")
     training.wait("c", 5, follows=True)
@@ -205,6 +211,7 @@ def test_all_others_die_and_it_goes_on_from_what_it_holds(job: Job) -> None:
     training.finish()
 
 
+@pytest.mark.slow
 def test_where_there_is_no_room_for_a_copy_it_heals_plainly(job: Job) -> None:
     training = Training(job, "a", "b", "c")
     for name in "ab":
@@ -217,6 +224,7 @@ def test_where_there_is_no_room_for_a_copy_it_heals_plainly(job: Job) -> None:
     assert [discards(told[name]) for name in "ab"] == [0, 0]
 
 
+@pytest.mark.slow
 def test_where_there_is_no_room_for_another_step_it_heals_plainly(job: Job) -> None:
     training = two_and_a_late_one(job)
     training.wait("c", 3, follows=True)
@@ -235,6 +243,7 @@ def ranks_of(job: Job, name: str) -> list[Rank]:
         return list(pool.map(build, (0, 1)))
 
 
+@pytest.mark.slow
 def test_ranks_of_a_group_catch_up_each_in_its_time(job: Job) -> None:
     """Its ranks hold different states for a while, and contribute nothing until both are there."""
     job.start_managers("a", "c", ranks=2)

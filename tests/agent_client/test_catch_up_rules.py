@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from agent_client.catch_up import (
@@ -310,7 +310,7 @@ def forgets_the_snapshot(self: CatchUpMachine[Tag]) -> None:
 def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, wrong: Callable[..., Any]):
     monkeypatch.setattr(CatchUpMachine, name, wrong)
 
-    @settings(max_examples=2000, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=2000, deadline=None, database=None, derandomize=True, phases=[Phase.generate])  # not shrunk
     @given(happenings)
     def search(drawn: list[tuple[Any, ...]]) -> None:
         run(drawn)

@@ -15,7 +15,7 @@ from agent_client.process_group import gloo_wait
 from agent_client.process_group.gloo import GlooGroup
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
 
-ROUNDS = 40  # without gloo_wait, about one of seven waits until gloo's timeout
+ROUNDS = 25  # without gloo_wait, about one of seven waits until gloo's timeout
 GLOO_TIMEOUT_S = 60.0
 ABORTS_WITHIN_S = 5.0
 

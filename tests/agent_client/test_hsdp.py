@@ -41,7 +41,7 @@ def fates(log: Log) -> list[tuple[bool, bool]]:
     return [(step["committed"], step["participated"]) for step in log]
 
 
-@pytest.mark.parametrize("way", [*WAYS, "bfloat16"])
+@pytest.mark.parametrize("way", ["hook", *(pytest.param(way, marks=pytest.mark.slow) for way in ("mesh", "bfloat16"))])
 def test_from_different_weights_to_the_same_bits_and_one_that_comes_late_heals(job: ShardedJob, way: str) -> None:
     a, b = job.start("a", "b", way=way)
     assert a.call("hash") != b.call("hash")
@@ -67,6 +67,7 @@ def weights_without_groups(seed: int, steps: int) -> float:
     return sum(float(parameter.detach().abs().sum()) for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_both_ways_train_alike_and_as_one_process_would(job: ShardedJob) -> None:
     """And the ranks of a group hold different shards."""
     hashes: list[list[str]] = []
@@ -81,7 +82,11 @@ def test_both_ways_train_alike_and_as_one_process_would(job: ShardedJob) -> None
 
 
 @pytest.mark.parametrize("way", ["hook", pytest.param("mesh", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("victims", [("a",), ("c",), ("a", "c")], ids=["the first", "the last", "two of three"])
+@pytest.mark.parametrize(
+    "victims",
+    [("c",), pytest.param(("a",), marks=pytest.mark.slow), pytest.param(("a", "c"), marks=pytest.mark.slow)],
+    ids=["the last", "the first", "two of three"],
+)
 def test_groups_that_are_killed_in_a_step_cost_that_step_and_heal_when_they_are_back(
     job: ShardedJob, victims: tuple[str, ...], way: str
 ) -> None:
@@ -122,7 +127,11 @@ def test_a_group_of_which_one_rank_is_killed_fails_as_one(job: ShardedJob, rank:
     assert shared_steps(job.steps(a, b, until=7)) == 2
 
 
-@pytest.mark.parametrize("victim", ["a", "c", "b"], ids=["source", "bystander", "target"])
+@pytest.mark.parametrize(
+    "victim",
+    ["a", pytest.param("c", marks=pytest.mark.slow), pytest.param("b", marks=pytest.mark.slow)],
+    ids=["source", "bystander", "target"],
+)
 def test_a_death_during_a_healing(job: ShardedJob, victim: str) -> None:
     """The ranks of b heal from those of a and of c."""
     a, c = job.start("a", "c")
@@ -162,6 +171,7 @@ def test_one_rank_s_error_discards_the_step_in_its_whole_group(job: ShardedJob) 
     assert fates(healed["a"][0]) == [(True, False)]
 
 
+@pytest.mark.slow
 def test_survivors_take_over_the_microbatches_of_a_killed_group(job: ShardedJob) -> None:
     """In constant_batch mode, so the weights go on as if nobody had died."""
     mode = {"world_size_mode": "constant_batch", "world_size": 3, "seed": 5}

@@ -19,7 +19,7 @@ ACTOR = "tests.agent_client.matrix_training:MatrixActor"
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[] if way == "ddp" else pytest.mark.slow) for way in WAYS])
 def test_all_groups_hold_the_same_bits(
     way: str, event: Event, lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path
 ) -> None:

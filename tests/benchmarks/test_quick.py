@@ -36,12 +36,14 @@ def test_quorum_round(ran: Ran) -> None:
     assert all(0 < server["cpu_s"]["median"] < 5 for server in size["servers"])
 
 
+@pytest.mark.slow
 def test_step_overhead(ran: Ran) -> None:
     *_, standing = ran("step_overhead")["contenders"]
     assert 0 < standing["calls"]["both_s"]["median_s"] < 1
     assert 1 <= standing["round_trips"] < 2
 
 
+@pytest.mark.slow
 def test_recovery(ran: Ran) -> None:
     results = ran("recovery")["results"]
     assert [row["fault"] for row in results] == ["kill-group", "kill-rank"]
@@ -71,6 +73,7 @@ def test_phase_cost(ran: Ran) -> None:
     assert costs["tick"]["median"] < costs["phase, one tick in it"]["median"]
 
 
+@pytest.mark.slow
 def test_outage(ran: Ran) -> None:
     (result,) = ran("outage")["results"]
     (run,) = result["runs"]
@@ -78,6 +81,7 @@ def test_outage(ran: Ran) -> None:
     assert 0.02 < run["median_step_s"] <= run["longest_step_s"]
 
 
+@pytest.mark.slow
 def test_scale(ran: Ran) -> None:
     stages = ran("scale")["stages"]
     assert all(0 < stage["cpu_s"] < 10 * stage["wall_s"] for stage in stages)
@@ -86,6 +90,7 @@ def test_scale(ran: Ran) -> None:
     assert first < last
 
 
+@pytest.mark.slow
 def test_heal(ran: Ran) -> None:
     results = {row["kind"]: row for row in ran("heal")["results"]}
     assert {"snapshot", "hold"} <= results.keys()

@@ -126,7 +126,9 @@ def differing_steps(*groups: Group) -> dict[int, set[str]]:
     return {step: weights for step, weights in found.items() if len(weights) > 1}
 
 
-@pytest.mark.parametrize("way", ["ddp", "local_sgd", "diloco"])
+@pytest.mark.parametrize(
+    "way", ["ddp", *(pytest.param(way, marks=pytest.mark.slow) for way in ("local_sgd", "diloco"))]
+)
 def test_groups_are_bit_identical_after_a_kill_and_a_heal(way: str, rank_server: RankServer, tmp_path: Path) -> None:
     """The kill is in the middle of a step, where torchft's own DistributedDataParallel would end the others, too."""
     with groups_of(way, rank_server, tmp_path) as (a, b, c):
@@ -143,6 +145,7 @@ def test_groups_are_bit_identical_after_a_kill_and_a_heal(way: str, rank_server:
         assert differing_steps(a, b, c) == {}
 
 
+@pytest.mark.slow
 def test_loader_workers_that_fork_do_no_harm(rank_server: RankServer, tmp_path: Path) -> None:
     """Every epoch forks anew, beside the clients' threads; and nobody says anything about it."""
     with groups_of("ddp", rank_server, tmp_path, workers=2) as groups:
@@ -154,6 +157,7 @@ def test_loader_workers_that_fork_do_no_harm(rank_server: RankServer, tmp_path: 
         assert [line for line in said if "fork" in line.lower()] == []
 
 
+@pytest.mark.slow
 def test_a_job_is_moved_group_by_group(rank_server: RankServer, tmp_path: Path) -> None:
     """torchft's own managers and ours in one quorum, each healing from the other; its deaths are seen by silence."""
     with groups_of("ddp", rank_server, tmp_path, heartbeat_timeout="5s", trainer=STOCK) as groups:
@@ -170,6 +174,7 @@ def test_a_job_is_moved_group_by_group(rank_server: RankServer, tmp_path: Path) 
         assert differing_steps(*groups) == {}
 
 
+@pytest.mark.slow
 def test_a_lighthouse_that_comes_back_is_waited_for(rank_server: RankServer, tmp_path: Path) -> None:
     """Killed with its state in a journal: no step is lost, and torchft's Python hears nothing of it."""
     require()
