@@ -27,6 +27,7 @@ from agent_client.manager_process import ManagerProcess
 from agent_client.meeting import meet
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
+from agent_client.progress import Progress
 from agent_client.step import Phase, StepMachine
 from agent_client.step_runner import Limits, StepRunner
 from agent_client.streams import in_stream_order
@@ -88,7 +89,10 @@ class Agent(AgentView):
         self._thread = BackgroundThread(f"lighthouse agent {group_rank}")
         self._machine = machine
         worker, returns_s = secrets.token_hex(6), 0.0 if manager_process else manager_returns_within_s
-        self._manager = ManagerLink(manager_address, group_rank, worker, self._revoke, returns_within_s=returns_s)
+        self._progress = Progress()
+        self._manager = ManagerLink(
+            manager_address, group_rank, worker, self._revoke, returns_within_s=returns_s, progress=self._progress
+        )
         self._last_words = LastWords(self._manager.report)
         self._last_words.listen()
         self._groups_for_torch = itertools.count()
@@ -96,7 +100,7 @@ class Agent(AgentView):
         self._reduce_again: Callable[[], None] | None = None
         limits = Limits(timeout_s, quorum_timeout_s, heal_timeout_s, max_consecutive_discards)
         parts = (machine, self._manager, self._peers, self._healing, group)
-        self._runner = StepRunner(*parts, limits, manager_process, self._follower)
+        self._runner = StepRunner(*parts, limits, manager_process, self._follower, self._progress)
         close_at_end(self)
 
     @classmethod
@@ -188,13 +192,6 @@ class Agent(AgentView):
             self.wait_quorum()
         return slot_among_all(self._runner.last, self.group_rank, self.group_world_size)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What names the state that this rank holds: its step and tag. The sampler's position is the step."""
-        tag, batches = self._machine.tag, self._machine.batches_committed
-        if self._follower is not None:
-            tag, batches = self._follower.held
-        return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Begin where that checkpoint was made; its model and optimizer must have been loaded. Between two steps."""
         if self._machine.phase is not Phase.IDLE:
@@ -203,9 +200,8 @@ class Agent(AgentView):
 
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
         """Over the ranks of this replica group, in place; each of them must call it. Raises RuntimeError."""
-        group = self._group
-        if group is not None:
-            self._thread.submit(lambda: group.all_reduce(tensor)).result()
+        if self._group is not None:
+            self._thread.submit(lambda: self._runner.sum_over_group(tensor)).result()
         return tensor
 
     def group_for_torch(self) -> ProcessGroup:
@@ -224,6 +220,7 @@ class Agent(AgentView):
         if self._follower is not None:
             self._follower.begin_step()
         self.state.begin_step()
+        self._progress.step(self._machine.step)
         self._machine.begin()
         self._begin_round()
 
@@ -237,7 +234,7 @@ class Agent(AgentView):
         Raises AgentError if this rank can never get one.
         """
         if self._round is not None:
-            self._round.result()
+            self._await("quorum", self._round)
 
     def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True) -> "Future[torch.Tensor]":
         """The mean over the contributing participants, and over the ranks of the group, in place.
@@ -289,7 +286,7 @@ class Agent(AgentView):
     def _finish_round(self) -> bool:
         self.wait_quorum()
         if not (self._machine.has_reduced and self._thread.is_idle):
-            self._thread.submit(self._runner.reach_all).result()
+            self._await("peers", self._thread.submit(self._runner.reach_all))
         return self._runner.finish()
 
     # -- within

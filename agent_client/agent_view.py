@@ -1,10 +1,17 @@
-"""What a script may ask of its Agent at any moment: nothing here waits, and nothing changes by it."""
+"""What a script may ask of its Agent at any moment, and what it may say of where it is: nothing here waits, and no step
+changes by it."""
+
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from agent_client.follower import Follower
 from agent_client.peers import Peers
+from agent_client.progress import Phase, Progress
 from agent_client.step import StepMachine
 from agent_client.step_runner import StepRunner
 from agent_client.world_size import WorldSizeMode
+
+T = TypeVar("T")
 
 
 class AgentView:
@@ -14,6 +21,7 @@ class AgentView:
     _runner: StepRunner
     _peers: Peers
     _follower: Follower | None
+    _progress: Progress
 
     @property
     def current_step(self) -> int:
@@ -52,3 +60,33 @@ class AgentView:
     def catches_up(self) -> bool:
         """Whether this rank works at a later state than it holds."""
         return self._follower is not None and self._follower.catch_up.follows
+
+    def state_dict(self) -> dict[str, Any]:
+        """What names the state that this rank holds: its step and tag. The sampler's position is the step."""
+        tag, batches = self._machine.tag, self._machine.batches_committed
+        if self._follower is not None:
+            tag, batches = self._follower.held
+        return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}
+
+    # -- where this rank is, for `lighthouse ranks`
+
+    def phase(self, name: str, total: int | None = None) -> Phase:
+        """A context manager: a part of the script's work, such as "validation"; `total`: how many ticks it will have.
+
+        Phases nest. One in which nothing moves for much longer than ever before is said to be behind (docs/hangs.md).
+        """
+        return self._progress.phase(name, total)
+
+    def tick(self) -> None:
+        """One more batch, file, request of the innermost phase is done."""
+        self._progress.tick()
+
+    def waiting_for(self, what: str) -> Phase:
+        """A context manager: in its block this rank waits for others, however long that takes, and is not suspected."""
+        return self._progress.waiting_for(what)
+
+    def _await(self, what: str, done: "Future[T]") -> T:
+        if done.done():
+            return done.result()
+        with self._progress.waiting_for(what):
+            return done.result()

@@ -7,6 +7,7 @@ the watch is a revoke of whatever is held. A manager that has ended may be start
 
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -15,10 +16,12 @@ from contextlib import suppress
 
 from agent_client.ballots import Ballots, Cast, Said
 from agent_client.errors import AgentError, GroupDrained
+from agent_client.progress import Progress
 from lighthouse_runtime.clients import ManagerClient
 from lighthouse_runtime.process import host_id, started_at
 from lighthouse_runtime.streams import Watch
 from protos.membership import PLAIN, Assignment, CatchUp, Vote
+from protos.progress import Sample
 from protos.refusals import DeadlinePassed, Drained, LighthouseError, NotServed, Unreachable
 from protos.session import Counted, Killed, Revoked, ToRank, WatchOpened, WatchRequest
 
@@ -32,12 +35,14 @@ MAX_BACKOFF_S = 1.0
 # After a drain the group's peers may still read what this rank has sent them.
 STAYS_AFTER_DRAIN_S = 10.0
 COUNTED_BEFORE_CLOSE_S = 1.0
+SAMPLED_EVERY_S = 0.5
 
 
 class ManagerLink:
     """`on_revoked(quorum_id, reason)` is called on the watch's thread; None stands for every quorum of before.
 
-    `returns_within_s`: how long a manager that has ended is waited for.
+    `returns_within_s`: how long a manager that has ended is waited for. `progress`: what it is told of where this rank
+    is, twice a second, from the thread that sends the votes.
     """
 
     def __init__(
@@ -48,11 +53,13 @@ class ManagerLink:
         on_revoked: Callable[[int | None, str], None],
         *,
         returns_within_s: float,
+        progress: Progress | None = None,
     ) -> None:
         self.address = address
         self._group_rank = group_rank
         self._worker = worker
         self._on_revoked = on_revoked
+        self._progress = progress
         self._client = ManagerClient(address)
         self._watch: Watch | None = None
         self._is_watched = threading.Event()
@@ -222,7 +229,7 @@ class ManagerLink:
         self._has_ended.clear()
         self._is_watched.clear()
         pid = os.getpid()
-        request = WatchRequest(self._group_rank, self._worker, pid, host_id(), started_at(pid))
+        request = WatchRequest(self._group_rank, self._worker, pid, host_id(), started_at(pid), socket.gethostname())
         self._watch = self._client.watch(request, wait_for_ready=not self._has_answered)
         self._ballots.open(self._watch)
         threading.Thread(target=self._follow, args=(self._watch,), name="lighthouse watch", daemon=True).start()
@@ -232,7 +239,7 @@ class ManagerLink:
         reason = f"the manager at {self.address} has ended the watch"
         try:
             for message in watch:
-                self._take(message)
+                self._take(message, watch)
         except NotServed as e:
             self._is_served = False  # an older manager: without a watch, as before
             self._ballots.end(Unreachable(str(e)))
@@ -247,11 +254,22 @@ class ManagerLink:
             log.warning("the manager is lost: %s", reason)
             self._on_revoked(None, reason)
 
-    def _take(self, message: ToRank) -> None:
+    def _sample(self) -> Sample | None:
+        """That nobody can tell where this rank is is no reason to end its watch."""
+        assert self._progress is not None
+        try:
+            return self._progress.sample()
+        except Exception:
+            log.exception("where this rank is cannot be told")
+            return None
+
+    def _take(self, message: ToRank, watch: Watch) -> None:
         match message:
             case Counted():
                 self._ballots.take(message)
-            case WatchOpened():
+            case WatchOpened(takes_progress):
+                if takes_progress and self._progress is not None:
+                    watch.repeat(self._sample, SAMPLED_EVERY_S)
                 self._is_watched.set()
             case Revoked(quorum_id, reason):
                 self._revoked[quorum_id] = reason

@@ -1,8 +1,8 @@
 """Where this rank is: its step, the phases that its script names, what it waits for, the collective that it is in.
 
-One thread marks (collectives have a thread of their own), any thread takes samples. Nobody waits for a lock: a mark
-replaces one tuple, and a reader that met a mark half done reads again. A mark costs some hundred nanoseconds and reads
-the clock once.
+One thread marks (what the Agent does beside it is in own_marks.py), any thread takes samples. Nobody waits for a lock:
+a mark replaces one tuple, and a reader that met a mark half done reads again. A mark costs some hundred nanoseconds and
+reads the clock once.
 
 The clock of a phase runs only while the phase is the innermost: what is nested in it, and what is waited for, is judged
 by itself. The first step of a process (it compiles, it warms up) teaches nothing about the others.
@@ -10,20 +10,17 @@ by itself. The first step of a process (it compiles, it warms up) teaches nothin
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
+from agent_client.own_marks import Act, Done, Inside, OwnMarks, Shape
 from protos.progress import (
     MAX_DEPTH,
-    MAX_LABEL_CHARS,
     MAX_NAME_CHARS,
     MAX_NAMES,
     OTHER,
     STEP,
-    Collective,
     OpenPhase,
     PhaseTime,
     Sample,
@@ -52,7 +49,7 @@ class Progress:
         self._number = 0
         self._phases = {STEP: root}
         self._waits: dict[str, Phase] = {}
-        self._collective: tuple[Collective | None, float] = (None, now)
+        self.own = OwnMarks(clock)
 
     # -- marks, on the script's thread
 
@@ -103,21 +100,21 @@ class Progress:
             known[name] = Phase(self, name, is_wait=is_wait)
         return known[name]
 
-    # -- marks, on the thread of the collectives
+    # -- marks, on the Agent's own thread
 
-    @contextmanager
     def collective(
-        self, quorum_id: int, number: int, operation: str, shape: str = "", *, within_group: bool = False
-    ) -> Generator[None]:
+        self, quorum_id: int, number: int, operation: str, shape: Shape = "", *, within_group: bool = False
+    ) -> Inside:
         """The rank is in this collective for as long as the block runs, however it ends."""
-        here = Collective(
-            quorum_id, number, operation[:MAX_NAME_CHARS], shape[:MAX_LABEL_CHARS], within_group=within_group
-        )
-        self._collective = (here, self.clock())
-        try:
-            yield
-        finally:
-            self._collective = (replace(here, is_inside=False), self.clock())
+        return Inside(self.own, quorum_id, number, operation, shape, within_group)
+
+    def asking(self, what: str) -> Act:
+        """The rank waits for others in this block, whatever its script does beside it."""
+        return Act(self.own, what, is_wait=True)
+
+    def busy(self, what: str) -> Act:
+        """In this block the Agent does what the script will wait for, and what may take its time."""
+        return Act(self.own, what, is_wait=False)
 
     # -- on any thread
 
@@ -128,7 +125,7 @@ class Progress:
                 break
             time.sleep(READ_AGAIN_S)
             read = self._read()
-        return read.sample(self._collective, self.clock())
+        return read.sample(self.own.read(), self.clock())
 
     def _read(self) -> "_Read":
         place, begun, number = self.place, self.begun, self._number
@@ -209,19 +206,23 @@ class _Read(NamedTuple):
     known: list[_Record]
     is_whole: bool
 
-    def sample(self, collective: tuple[Collective | None, float], now: float) -> Sample:
+    def sample(self, own: Done, now: float) -> Sample:
+        """What the Agent is busy with is where the rank is: the script waits for that, or does something beside it."""
         visits = _visits(self.place)
         named = [visit for visit in visits if not visit.phase.is_wait]
+        phases = [
+            OpenPhase(visit.phase.name, visit.done, visit.phase.total, max(0.0, now - visit.since)) for visit in named
+        ]
+        waits_for = next((visit.phase.name for visit in visits if visit.phase.is_wait), own.waits_for)
+        if own.busy:
+            phases, waits_for = [*phases, OpenPhase(own.busy, open_s=max(0.0, now - own.since))], ""
         return Sample(
             step=self.number,
-            phases=tuple(
-                OpenPhase(visit.phase.name, visit.done, visit.phase.total, max(0.0, now - visit.since))
-                for visit in named[-MAX_DEPTH:]
-            ),
+            phases=tuple(phases[-MAX_DEPTH:]),
             entered=self._entered(Counter(visit.phase for visit in named)),
-            collective=collective[0],
-            waits_for=next((visit.phase.name for visit in visits if visit.phase.is_wait), ""),
-            still_s=max(0.0, now - max(self.place[0], collective[1])),
+            collective=own.collective,
+            waits_for=waits_for,
+            still_s=max(0.0, now - max(self.place[0], own.since)),
             is_first=self.begun <= 1,
             times=self._times(visits),
         )

@@ -8,6 +8,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +18,10 @@ from agent_client.follower import Follower
 from agent_client.healing import Healing
 from agent_client.manager_link import FIRST_BACKOFF_S, MAX_BACKOFF_S, ManagerLink
 from agent_client.manager_process import ManagerProcess
+from agent_client.own_marks import Inside
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
+from agent_client.progress import Progress
 from agent_client.step import StepMachine
 from protos.membership import PLAIN, Assignment
 from protos.refusals import InvalidRequest, LighthouseError, NotServed
@@ -38,7 +41,9 @@ class Limits:
 
 
 class StepRunner:
-    """`last` is the last quorum, as it was assigned. `group` connects the ranks of a group of several.
+    """`last` is the last quorum, as it was assigned. `group` connects the ranks of a group of several. `progress` is
+    told what is waited for, and of each collective: their numbers are the same at all ranks, two for each reduction,
+    of which the first is the group's own.
 
     `manager_process`: the manager, where it is a child of this process. `follower`: where this rank may catch up.
     """
@@ -53,8 +58,10 @@ class StepRunner:
         limits: Limits,
         manager_process: ManagerProcess | None,
         follower: Follower | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.machine = machine
+        self.progress = progress or Progress()
         self.last: Assignment | None = None
         self._manager = manager
         self._peers = peers
@@ -65,13 +72,17 @@ class StepRunner:
         self._manager_process = manager_process
         self._follower = follower
         self._unanswered = 0
+        self._reductions = 0  # under the last quorum
 
     def begin(self) -> None:
         machine = self.machine
-        assignment = self._ask_patiently()
+        with self.progress.asking("quorum"):
+            assignment = self._ask_patiently()
         if isinstance(assignment, LighthouseError):
             return machine.unanswered(str(assignment))
         machine.answered(assignment)
+        if self.last is None or self.last.quorum_id != assignment.quorum_id:
+            self._reductions = 0
         self.last, self._unanswered = assignment, 0
         if self._follower is not None:
             self._follower.answered(assignment)
@@ -79,11 +90,16 @@ class StepRunner:
         why_revoked = functools.partial(self._why_revoked, assignment)
         if (reason := why_revoked()) is not None:
             return machine.failed(reason)
-        self._guarded("making the process group", lambda: self._peers.configure(assignment, why_revoked))
+        with self.progress.asking("peers"):
+            self._guarded("making the process group", lambda: self._peers.configure(assignment, why_revoked))
         self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
         if not assignment.catches_up:
-            self._guarded("healing", lambda: self._healing.fetch(assignment))
+            self._heal(assignment)
         return None
+
+    def _heal(self, assignment: Assignment) -> None:
+        with self.progress.busy("heal") if assignment.heals else nullcontext():
+            self._guarded("healing", lambda: self._healing.fetch(assignment))
 
     def _ask_patiently(self) -> Assignment | LighthouseError:
         """A manager that is gone is asked again until it is back: the group's other ranks may wait for what this one
@@ -133,20 +149,36 @@ class StepRunner:
 
     def reduce(self, tensor: torch.Tensor, within_group: bool) -> torch.Tensor:
         """The group's own sum is always taken, whatever has failed: its other ranks wait in it."""
+        self._reductions += 1
         group = self._group
         if group is not None and within_group:
-            self._guarded("reducing inside the group", lambda: group.all_reduce(tensor, self._limit_s()))
+            with self._inside(tensor, within_group=True):
+                self._guarded("reducing inside the group", lambda: group.all_reduce(tensor, self._limit_s()))
             tensor /= self._group_world_size
         if not self.machine.contributes:
             tensor.zero_()
         self._reduce_over_peers(tensor)
         return tensor
 
+    def sum_over_group(self, tensor: torch.Tensor) -> None:
+        """Raises RuntimeError."""
+        if self._group is not None:
+            self._reductions += 1
+            with self._inside(tensor, within_group=True):
+                self._group.all_reduce(tensor)
+
+    def _inside(self, tensor: torch.Tensor, *, within_group: bool) -> Inside:
+        quorum_id, number = self.last.quorum_id if self.last is not None else 0, 2 * self._reductions
+        number -= within_group
+        return self.progress.collective(quorum_id, number, "all_reduce", tensor.shape, within_group=within_group)
+
     def _reduce_over_peers(self, tensor: torch.Tensor) -> None:
         assignment = self.machine.assignment
         if assignment is None or self.machine.failure is not None:
             return
-        if self._guarded("reducing", lambda: self._peers.all_reduce(tensor, self._limit_s())):
+        with self._inside(tensor, within_group=False):
+            is_reduced = self._guarded("reducing", lambda: self._peers.all_reduce(tensor, self._limit_s()))
+        if is_reduced:
             self.machine.reduced()
             tensor /= self.machine.share.divisor
 
@@ -159,6 +191,7 @@ class StepRunner:
     def reach_all(self) -> None:
         """A step that reduced nothing has still to know that every participant is in it."""
         if not self.machine.has_reduced:
+            self._reductions += 1
             self._reduce_over_peers(torch.zeros(1))
 
     def _guarded(self, what: str, act: Callable[[], object]) -> bool:
@@ -204,7 +237,8 @@ class StepRunner:
             self._manager.tell(step, quorum_id=quorum_id, timeout_s=self._limit_s())
             return True
         try:
-            return self._manager.vote(step, vote, quorum_id=quorum_id, timeout_s=self._limit_s())
+            with self.progress.waiting_for("vote"):
+                return self._manager.vote(step, vote, quorum_id=quorum_id, timeout_s=self._limit_s())
         except LighthouseError as e:
             if not vote:
                 return False

@@ -9,6 +9,7 @@ import asyncio
 import math
 import os
 import queue
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -181,7 +182,8 @@ class _SyncStream(Generic[S, M]):
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_cancelled = False
         self._pid = os.getpid()
-        self._call = open_(iter(self._outbox.get, None))
+        self._repeated: tuple[Callable[[], S | None], float] | None = None
+        self._call = open_(self._messages())
         # gRPC takes what is sent on a thread of its own: whoever ends the stream, that thread ends with it.
         if not self._call.add_callback(self._send_no_more):
             self._send_no_more()
@@ -189,6 +191,31 @@ class _SyncStream(Generic[S, M]):
     def send(self, message: S) -> None:
         """Queue it, without waiting. After the end nothing happens."""
         self._outbox.put(self._to_wire(message).SerializeToString())
+
+    def repeat(self, say: Callable[[], S | None], every_s: float) -> None:
+        """Send what `say` gives, now and every so often, from gRPC's own thread; None: nothing this time. It must not
+        raise: that would end the stream."""
+        self._repeated = (say, every_s)
+        self._outbox.put(b"")  # wakes the thread
+
+    def _messages(self) -> Iterator[bytes]:
+        """What is to be sent, until the end."""
+        due_at = 0.0
+        while True:
+            repeated = self._repeated
+            try:
+                body = self._outbox.get(timeout=repeated and max(0.0, due_at - time.monotonic()))
+            except queue.Empty:
+                assert repeated is not None
+                say, every_s = repeated
+                due_at = time.monotonic() + every_s
+                if (message := say()) is not None:
+                    yield self._to_wire(message).SerializeToString()
+                continue
+            if body is None:
+                return
+            if body:
+                yield body
 
     def __enter__(self) -> Self:
         return self

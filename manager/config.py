@@ -15,6 +15,7 @@ from lighthouse_runtime.settings import setting
 from protos.identity import Address, check_name, parse_address
 from protos.limits import DEFAULT_JOB, LIGHTHOUSE_PORT, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
 from protos.refusals import InvalidRequest
+from protos.stall import FLOOR_S
 
 ENV_PREFIX = "MANAGER"
 
@@ -54,6 +55,12 @@ class ManagerConfig:
         None,
         "How long a rank that holds no watch (torchft's, a script's) may ask for nothing before it counts as dead. "
         "Default: it is there for as long as this manager is.",
+        kind=Duration(),
+    )
+    stall_after_s: float = setting(
+        FLOOR_S,
+        "Ranks may stand still for so long, or 5 times their longest healthy time where that is more, before the log "
+        "says who is behind.",
         kind=Duration(),
     )
     control_token_file: Path | None = setting(None, "Who has this file's token may kill from another host.", kind=_PATH)

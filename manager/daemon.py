@@ -24,6 +24,7 @@ from protos import VERSION
 from protos.identity import Address, parse_address
 from protos.limits import LIGHTHOUSE_PORT
 from protos.membership import Participant
+from protos.stall import Limits
 from protos.status import ManagerStatus
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ class ManagerDaemon:
         # Only now: gRPC and the fork that starts the store do not go together.
         self._link = LighthouseLink(self._client, self._client_address())
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
-        driver = ManagerDriver(me, secrets.token_hex(6), self._link, self._end, config.rank_timeout_s)
+        limits = Limits(floor_s=config.stall_after_s)
+        driver = ManagerDriver(me, secrets.token_hex(6), self._link, self._end, config.rank_timeout_s, limits)
         service = ManagerService(driver, self._policy, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED)
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))

@@ -37,11 +37,14 @@ from manager.events import (
 from manager.events import WatchOpened as RankWatched
 from manager.group import GroupMachine
 from manager.lighthouse_link import LighthouseLink
+from manager.places import Places
+from manager.progress import Telling
 from protos import torchft_pb2, watch_wire
 from protos.membership import Assignment, Participant, Quorum, Vote
 from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
 from protos.session import Killed as KilledMessage
 from protos.session import ToManager, ToRank, WatchOpened, WatchRequest
+from protos.stall import Limits
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +71,11 @@ class ManagerDriver:
         link: LighthouseLink,
         end: Callable[[int], None],
         rank_timeout_s: float | None = None,
+        limits: Limits | None = None,
     ) -> None:
-        self.machine = GroupMachine(me, life, _handles_on_the_wire, rank_timeout_s)
+        """`limits` say when ranks stall."""
+        self.places = Places(me, limits or Limits(), self._trains_alone, lambda: self.machine.incarnation)
+        self.machine = GroupMachine(me, life, _handles_on_the_wire, rank_timeout_s, Telling(self.places.view))
         self._link = link
         self._end = end
         self._clock = asyncio.get_running_loop().time
@@ -91,6 +97,9 @@ class ManagerDriver:
         if self.machine.ranks.waiting:
             return "gathering"
         return "voting" if self.machine.ranks.commit.is_voting else "idle"
+
+    def _trains_alone(self) -> bool:
+        return self.machine.ranks.participants == 1
 
     def describe(self, me: Participant) -> None:
         """The addresses, once they are known."""
@@ -134,7 +143,8 @@ class ManagerDriver:
         check_rank(request.group_rank, self.machine.me.group_world_size)
         watch = next(self._numbers)
         self._watchers[watch] = sender
-        _push(sender, WatchOpened())
+        self.places.opened(watch, request)
+        _push(sender, WatchOpened(takes_progress=True))
         self._feed(RankWatched(watch, request.group_rank, request.worker))
         return watch
 
@@ -142,6 +152,7 @@ class ManagerDriver:
         """The stream or the process of it has ended. More than once does no harm."""
         if (sender := self._watchers.pop(watch, None)) is not None:
             sender.end()
+            self.places.ended(watch)
             self._feed(WatchEnded(watch))
 
     def report(self, group_rank: int, worker: str, reason: str) -> None:
@@ -165,6 +176,7 @@ class ManagerDriver:
         """Every waiting rank gets `reason` at once; so does whoever asks from now on."""
         self._closed = Unreachable(reason)
         self._timer.cancel()
+        self.places.close()
         for waiter in self._waiting.values():
             if not waiter.done():
                 waiter.set_exception(self._closed)

@@ -27,6 +27,7 @@ from manager.events import (
 )
 from manager.grants import LEASE_SHARE
 from manager.lighthouse_session import SessionMachine
+from manager.progress import Telling
 from protos.membership import Participant
 from protos.refusals import Drained, LighthouseError, WrongState
 from protos.session import (
@@ -58,14 +59,15 @@ class GroupMachine:
         life: str,
         show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
         rank_timeout_s: float | None = None,
+        telling: Telling | None = None,
     ) -> None:
         """`show_handles`: how torchft's handles of the ranks are relayed to the peers. `rank_timeout_s` bounds how long
-        a rank without a watch may be silent."""
+        a rank without a watch may be silent. `telling`: what beats tell of where the ranks are."""
         self.me = me
         self._life = life
         self._show_handles = show_handles
         self.ranks = ranks.Ranks(me.wire_id, me.group_world_size, rank_timeout_s)
-        self.session = SessionMachine(lambda: self.levels)
+        self.session = SessionMachine(lambda: self.levels, telling)
         self._unopened: Handed | None = None
         self._draining = ""
         self._has_left = self._has_ended = False

@@ -8,6 +8,7 @@ lease is given up: the lighthouse or the way to it is gone.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from manager.progress import Telling
 from protos.membership import Participant
 from protos.session import (
     Beat,
@@ -36,10 +37,11 @@ class _Join:
 
 
 class SessionMachine:
-    """`levels` are read whenever something is sent."""
+    """`levels` are read whenever something is sent; `telling`: what beats tell of where the ranks are."""
 
-    def __init__(self, levels: Callable[[], Levels]) -> None:
+    def __init__(self, levels: Callable[[], Levels], telling: Telling | None = None) -> None:
         self._levels = levels
+        self._telling = telling
         self.is_open = False
         self.lease_s = FIRST_LEASE_S
         self._interval_s = FIRST_BEAT_INTERVAL_S
@@ -55,6 +57,8 @@ class SessionMachine:
         self.is_open = True
         self._sent_at = {}
         self._heard_at = now
+        if self._telling is not None:
+            self._telling.begin()
         messages: list[ToLighthouse] = [Hello(me, self._levels()), self._beat(now)]
         if self._join is not None:
             messages.append(self._ask(self._join, now))
@@ -119,7 +123,7 @@ class SessionMachine:
         self._sent_at[self._beats] = now
         self._next_beat_at = now + self._interval_s
         self._told = self._levels()
-        return Beat(self._beats, self._told)
+        return Beat(self._beats, self._told, self._telling.news(now) if self._telling is not None else None)
 
     def _ask(self, join: _Join, now: float) -> JoinRequest:
         return JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now))

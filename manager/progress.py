@@ -5,13 +5,16 @@ learned from all ranks together: one that has validated knows how long the other
 neither does a time that was over its limit. A rank that is lost is dropped with its open phases.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from protos.progress import MAX_NAMES, OTHER, GroupView, PhaseTime, RankName, RankView, Sample
 from protos.stall import Limits, StallVerdict, judge, time_left_s
 
 MAX_KNOWN = 4 * MAX_NAMES
 SOON_S = 0.001
+TOLD_S = 0.9  # less than the beats' usual interval
+REPEATED_S = 4.0  # less than stall.SILENT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,9 @@ class GroupProgress:
         return tuple(self._view(rank, heard, now) for rank, heard in sorted(self._heard.items()))
 
     def view(self, incarnation: str, now: float) -> GroupView:
-        return GroupView(self._replica_id, incarnation, self.ranks(now), tuple(sorted(self.seconds.items())))
+        """For the lighthouse; of the times it wants their sums."""
+        ranks = tuple(replace(rank, sample=replace(rank.sample, times=())) for rank in self.ranks(now))
+        return GroupView(self._replica_id, incarnation, ranks, tuple(sorted(self.seconds.items())))
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -76,11 +81,11 @@ class GroupProgress:
         """`is_complete`: the group trains alone, or all its ranks are where only they meet."""
         return judge(self.ranks(now), floor_s=self._limits.floor_s, is_complete=is_complete)
 
-    def deadline(self, now: float) -> float | None:
-        """When there may be a verdict if nobody moves until then; None: there may be one already, or nobody is here."""
+    def left_s(self, now: float) -> float | None:
+        """How long until there may be a verdict if nobody moves, below zero where there may be one; None: nobody is
+        here."""
         ranks = self.ranks(now)
-        left_s = time_left_s(ranks, self._limits.floor_s)
-        return now + left_s + SOON_S if ranks and left_s >= 0 else None
+        return time_left_s(ranks, self._limits.floor_s) + SOON_S if ranks else None
 
     def _learn(self, time: PhaseTime) -> None:
         known_s = self._longest.get(time.name, 0.0)
@@ -99,6 +104,38 @@ class GroupProgress:
             host=process.host,
             pid=process.pid,
         )
+
+
+class Telling:
+    """When the lighthouse is told where the ranks are: with a beat, where that has changed, and else so often that it
+    knows who lives. No step costs a message."""
+
+    def __init__(self, view: Callable[[float], GroupView]) -> None:
+        self._view = view
+        self._told: GroupView | None = None
+        self._told_at = 0.0
+
+    def begin(self) -> None:
+        """To a lighthouse that knows nothing."""
+        self._told = None
+
+    def news(self, now: float) -> GroupView | None:
+        if self._told is not None and now < self._told_at + TOLD_S:
+            return None
+        view = self._view(now)
+        before = self._told.ranks if self._told is not None else ()
+        is_same = [_place(rank) for rank in view.ranks] == [_place(rank) for rank in before]
+        if is_same and (not view.ranks or now < self._told_at + REPEATED_S):
+            return None
+        self._told, self._told_at = view, now
+        return view
+
+
+def _place(rank: RankView) -> tuple[object, ...]:
+    """What of it does not change with time alone."""
+    sample = rank.sample
+    phases = [(phase.name, phase.done) for phase in sample.phases]
+    return rank.name, rank.worker, sample.step, phases, sample.collective, sample.waits_for
 
 
 def _add(total: dict[str, float], sample: Sample) -> None:

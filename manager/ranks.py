@@ -52,6 +52,7 @@ class Ranks:
         self.commit = commit.CommitMachine(group_world_size)
         self.grants = GrantMachine(wire_id, group_world_size)
         self.watches = Watches(group_world_size, rank_timeout_s)
+        self.participants = 0  # of the last quorum
         self.drains = False
         self._dismissed: set[int] = set()
         self._waiting: dict[int, Ask] = {}
@@ -118,6 +119,8 @@ class Ranks:
         """The quorum that the group has joined: its ranks are let into the step that it was formed for."""
         answered = self.gather.handle(gather.QuorumReceived(self.gather.round, quorum, stands))
         is_taken = any(isinstance(effect, gather.RoundAnswered) for effect in answered)
+        if is_taken:
+            self.participants = len(quorum.participants)
         if is_taken and stands:
             self.grants.take(quorum, self.gather.max_step)
         elif is_taken:

@@ -11,6 +11,7 @@ from protos import manager_pb2, status_wire, torchft_pb2, watch_wire, wire
 from protos.fields import check_count, check_quorum_id, check_short
 from protos.limits import answer_margin_s, cut_reason
 from protos.membership import CatchUp, Quorum, Tag, Vote
+from protos.progress import Sample
 from protos.refusals import LighthouseError
 from protos.session import Ballot, Counted
 from protos.status import ManagerStatus
@@ -152,7 +153,13 @@ class ManagerService:
         with ended_process(pid, asked.started, lambda: self._driver.end_watch(number)):
             try:
                 async for request in requests:
-                    self._cast(asked.group_rank, watch_wire.ballot_from_wire(request), sender, votes)
+                    match watch_wire.word_from_wire(request):
+                        case Ballot() as ballot:
+                            self._cast(asked.group_rank, ballot, sender, votes)
+                        case Sample() as sample:
+                            self._driver.places.take(number, sample)
+                        case None:
+                            pass
             finally:
                 self._driver.end_watch(number)
                 for vote in tuple(votes):

@@ -12,6 +12,7 @@ import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
+import protos.progress_pb2
 import sys
 import typing
 
@@ -270,14 +271,18 @@ class LighthouseStatusRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
     job: builtins.str
     """empty: every job"""
+    ranks: builtins.bool
+    """with the place of every rank"""
     def __init__(
         self,
         *,
         job: builtins.str = ...,
+        ranks: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job", b"job", "ranks", b"ranks"]) -> None: ...
 
 global___LighthouseStatusRequest = LighthouseStatusRequest
 
@@ -319,6 +324,9 @@ class JobStatus(google.protobuf.message.Message):
     SESSIONS_FIELD_NUMBER: builtins.int
     RECALLS_FIELD_NUMBER: builtins.int
     REVOKES_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    STALL_FIELD_NUMBER: builtins.int
+    STALL_S_FIELD_NUMBER: builtins.int
     job: builtins.str
     quorum_id: builtins.int
     """0: no quorum was formed yet"""
@@ -339,8 +347,16 @@ class JobStatus(google.protobuf.message.Message):
     """standing quorums called back for a newcomer or a leaver"""
     revokes: builtins.int
     """standing quorums ended by a loss or a failed step"""
+    stall: builtins.str
+    """nothing moves: who is behind, or what they wait for; empty: something moves"""
+    stall_s: builtins.float
+    """for so long nobody has moved"""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MemberStatus]: ...
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankPlace]:
+        """only where they were asked for"""
+
     def __init__(
         self,
         *,
@@ -356,10 +372,87 @@ class JobStatus(google.protobuf.message.Message):
         sessions: builtins.int = ...,
         recalls: builtins.int = ...,
         revokes: builtins.int = ...,
+        ranks: collections.abc.Iterable[global___RankPlace] | None = ...,
+        stall: builtins.str = ...,
+        stall_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "verdict", b"verdict"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "ranks", b"ranks", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "stall", b"stall", "stall_s", b"stall_s", "verdict", b"verdict"]) -> None: ...
 
 global___JobStatus = JobStatus
+
+@typing.final
+class RankPlace(google.protobuf.message.Message):
+    """Where a rank is (progress.proto), as a person reads it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: builtins.int
+    GROUP_RANK_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    DONE_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    PHASE_S_FIELD_NUMBER: builtins.int
+    COLLECTIVE_FIELD_NUMBER: builtins.int
+    IS_INSIDE_FIELD_NUMBER: builtins.int
+    WAITS_FOR_FIELD_NUMBER: builtins.int
+    BEAT_AGE_S_FIELD_NUMBER: builtins.int
+    PROGRESS_AGE_S_FIELD_NUMBER: builtins.int
+    LIMIT_S_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    replica_id: builtins.str
+    group_rank: builtins.int
+    state: builtins.str
+    """behind, waiting, running or lost"""
+    step: builtins.int
+    phase: builtins.str
+    """the innermost"""
+    done: builtins.int
+    """ticks in it"""
+    total: builtins.int
+    phase_s: builtins.float
+    """since it was entered"""
+    collective: builtins.str
+    """the newest that it has entered"""
+    is_inside: builtins.bool
+    """it is in that"""
+    waits_for: builtins.str
+    """empty: nobody has declared a wait"""
+    beat_age_s: builtins.float
+    """how old the newest word of its process is"""
+    progress_age_s: builtins.float
+    """for so long it has not moved"""
+    limit_s: builtins.float
+    """how long it may be without a move where it is"""
+    host: builtins.str
+    pid: builtins.int
+    def __init__(
+        self,
+        *,
+        replica_id: builtins.str = ...,
+        group_rank: builtins.int = ...,
+        state: builtins.str = ...,
+        step: builtins.int = ...,
+        phase: builtins.str = ...,
+        done: builtins.int = ...,
+        total: builtins.int | None = ...,
+        phase_s: builtins.float = ...,
+        collective: builtins.str = ...,
+        is_inside: builtins.bool = ...,
+        waits_for: builtins.str = ...,
+        beat_age_s: builtins.float = ...,
+        progress_age_s: builtins.float = ...,
+        limit_s: builtins.float = ...,
+        host: builtins.str = ...,
+        pid: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_total", b"_total", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_total", b"_total", "beat_age_s", b"beat_age_s", "collective", b"collective", "done", b"done", "group_rank", b"group_rank", "host", b"host", "is_inside", b"is_inside", "limit_s", b"limit_s", "phase", b"phase", "phase_s", b"phase_s", "pid", b"pid", "progress_age_s", b"progress_age_s", "replica_id", b"replica_id", "state", b"state", "step", b"step", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_total", b"_total"]) -> typing.Literal["total"] | None: ...
+
+global___RankPlace = RankPlace
 
 @typing.final
 class MemberStatus(google.protobuf.message.Message):
@@ -637,18 +730,24 @@ class Beat(google.protobuf.message.Message):
 
     NUMBER_FIELD_NUMBER: builtins.int
     LEVELS_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
     number: builtins.int
     """grows"""
     @property
     def levels(self) -> global___Levels: ...
+    @property
+    def progress(self) -> protos.progress_pb2.GroupProgress:
+        """where the group's ranks are; absent: as told before"""
+
     def __init__(
         self,
         *,
         number: builtins.int = ...,
         levels: global___Levels | None = ...,
+        progress: protos.progress_pb2.GroupProgress | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["levels", b"levels"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["levels", b"levels", "number", b"number"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["levels", b"levels", "progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["levels", b"levels", "number", b"number", "progress", b"progress"]) -> None: ...
 
 global___Beat = Beat
 

@@ -8,6 +8,7 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
+import protos.progress_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -370,7 +371,7 @@ global___ManagerStatusResponse = ManagerStatusResponse
 
 @typing.final
 class WatchRequest(google.protobuf.message.Message):
-    """The first message of a watch names the rank; each further one is a vote."""
+    """The first message of a watch names the rank; each further one is a vote, or says where the rank is."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -380,6 +381,8 @@ class WatchRequest(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     STARTED_FIELD_NUMBER: builtins.int
     BALLOT_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    HOSTNAME_FIELD_NUMBER: builtins.int
     rank: builtins.int
     worker: builtins.str
     """new at every start of the rank's process"""
@@ -389,8 +392,14 @@ class WatchRequest(google.protobuf.message.Message):
     """names the machine and its pid namespace"""
     started: builtins.int
     """when the process started, as its host counts"""
+    hostname: builtins.str
+    """for a person to read"""
     @property
     def ballot(self) -> global___Ballot: ...
+    @property
+    def progress(self) -> protos.progress_pb2.ProgressSample:
+        """only to a manager that takes_progress"""
+
     def __init__(
         self,
         *,
@@ -400,9 +409,11 @@ class WatchRequest(google.protobuf.message.Message):
         host: builtins.str = ...,
         started: builtins.int = ...,
         ballot: global___Ballot | None = ...,
+        progress: protos.progress_pb2.ProgressSample | None = ...,
+        hostname: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ballot", b"ballot"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "host", b"host", "pid", b"pid", "rank", b"rank", "started", b"started", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ballot", b"ballot", "progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "host", b"host", "hostname", b"hostname", "pid", b"pid", "progress", b"progress", "rank", b"rank", "started", b"started", "worker", b"worker"]) -> None: ...
 
 global___WatchRequest = WatchRequest
 
@@ -507,9 +518,15 @@ global___Counted = Counted
 class WatchOpened(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    TAKES_PROGRESS_FIELD_NUMBER: builtins.int
+    takes_progress: builtins.bool
+    """absent, an older manager: it takes votes only"""
     def __init__(
         self,
+        *,
+        takes_progress: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["takes_progress", b"takes_progress"]) -> None: ...
 
 global___WatchOpened = WatchOpened
 

@@ -61,6 +61,16 @@ def sample_from_wire(message: pb.ProgressSample) -> Sample:
     )
 
 
+def fitting_group_view(view: GroupView, max_bytes: int) -> pb.GroupProgress | None:
+    """None where it would be bigger, even without what its ranks have entered before: above some thousand ranks."""
+    message = group_view_to_wire(view)
+    if message.ByteSize() <= max_bytes:
+        return message
+    for rank in message.ranks:
+        del rank.sample.entered[:], rank.sample.times[:]
+    return message if message.ByteSize() <= max_bytes else None
+
+
 def group_view_to_wire(view: GroupView) -> pb.GroupProgress:
     return pb.GroupProgress(
         replica_id=view.replica_id,

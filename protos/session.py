@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from protos.membership import Participant, Quorum, Vote
+from protos.progress import GroupView, Sample
 from protos.refusals import LighthouseError
 
 
@@ -80,10 +81,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Sent at every heartbeat_interval, and at once when a level changes. `number` grows."""
+    """Sent at every heartbeat_interval, and at once when a level changes. `number` grows. `progress`: where the ranks
+    are; None: as was told before."""
 
     number: int
     levels: Levels = Levels()
+    progress: GroupView | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,7 @@ ToManager = Welcome | Echo | Handed | Refused | Order | DrainRequest | KillReque
 class WatchRequest:
     """What a rank says of its process. `host` names the machine and its pid namespace; `started` the process's start.
 
-    Where `host` is the manager's own, the manager watches the process too, by its pid.
+    Where `host` is the manager's own, the manager watches the process too, by its pid. `hostname` is for a person.
     """
 
     group_rank: int
@@ -183,11 +186,15 @@ class WatchRequest:
     pid: int = 0
     host: str = ""
     started: int = 0
+    hostname: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchOpened:
-    """The first answer: the rank is watched."""
+    """The first answer: the rank is watched. `takes_progress`: it may say where it is; an older manager would end the
+    watch by that."""
+
+    takes_progress: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,5 +232,5 @@ class Counted:
     outcome: Vote | LighthouseError
 
 
-FromRank = WatchRequest | Ballot
+FromRank = WatchRequest | Ballot | Sample
 ToRank = WatchOpened | Revoked | Killed | Counted

@@ -4,11 +4,15 @@ Readers raise InvalidRequest that names the field. A kind of message that this v
 is read as None and is to be skipped.
 """
 
+from contextlib import suppress
+
 from protos import lighthouse_pb2, wire
 from protos.errors import kind_of, refusal_of
 from protos.fields import check_count, check_quorum_id, check_seconds
-from protos.limits import cut_reason
+from protos.limits import MAX_REQUEST_BYTES, cut_reason
 from protos.membership import Participant, Quorum
+from protos.progress import GroupView
+from protos.progress_wire import fitting_group_view, group_view_from_wire
 from protos.refusals import InvalidRequest
 from protos.session import (
     Beat,
@@ -32,6 +36,8 @@ from protos.session import (
     WithdrawRequest,
 )
 
+MAX_PROGRESS_BYTES = MAX_REQUEST_BYTES // 2
+
 _MODES = {mode: lighthouse_pb2.HoldMode.Value(f"HOLD_MODE_{mode.name}") for mode in HoldMode}
 _PHASES = {phase: lighthouse_pb2.Phase.Value(f"PHASE_{phase.name}") for phase in Phase}
 _MODE_OF = {number: mode for mode, number in _MODES.items()}
@@ -43,8 +49,11 @@ _PHASE_OF = {number: phase for phase, number in _PHASES.items()}
 
 def session_request_to_wire(message: ToLighthouse) -> lighthouse_pb2.SessionRequest:
     match message:
-        case Beat(number, levels):
-            return lighthouse_pb2.SessionRequest(beat=lighthouse_pb2.Beat(number=number, levels=_levels(levels)))
+        case Beat(number, levels, view):
+            progress = None if view is None else fitting_group_view(view, MAX_PROGRESS_BYTES)
+            return lighthouse_pb2.SessionRequest(
+                beat=lighthouse_pb2.Beat(number=number, levels=_levels(levels), progress=progress)
+            )
         case JoinRequest(number, participant, time_left_s):
             member = wire.participant_to_native(participant)
             join = lighthouse_pb2.Join(number=number, participant=member, time_left_s=time_left_s)
@@ -61,7 +70,8 @@ def session_request_to_wire(message: ToLighthouse) -> lighthouse_pb2.SessionRequ
 def session_request_from_wire(message: lighthouse_pb2.SessionRequest) -> ToLighthouse | None:
     match message.WhichOneof("message"):
         case "beat":
-            return Beat(check_count(message.beat.number, "number"), _levels_from(message.beat.levels))
+            beat = message.beat
+            return Beat(check_count(beat.number, "number"), _levels_from(beat.levels), _progress_from(beat))
         case "join":
             return _join_from(message.join)
         case "withdraw":
@@ -72,6 +82,13 @@ def session_request_from_wire(message: lighthouse_pb2.SessionRequest) -> ToLight
             return Leave(cut_reason(message.leave.reason))
         case _:
             return None
+
+
+def _progress_from(beat: lighthouse_pb2.Beat) -> GroupView | None:
+    """It is for a person to see: what this version cannot read of a newer one's is no reason to end the session."""
+    with suppress(InvalidRequest):
+        return group_view_from_wire(beat.progress) if beat.HasField("progress") else None
+    return None
 
 
 def _join_from(join: lighthouse_pb2.Join) -> JoinRequest:

@@ -28,6 +28,38 @@ class MemberStatus:
     store_address: str
 
 
+class RankState(StrEnum):
+    """The worst first."""
+
+    BEHIND = "behind"  # furthest behind, while nothing moves
+    LOST = "lost"  # its replica group is not alive
+    WAITING = "waiting"  # in a collective, or for what its script has declared
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a rank is. `phase` is the innermost, with `done` of `total` ticks (None: not told); `collective` the newest
+    that it has entered. It may be `limit_s` without a move there."""
+
+    replica_id: str
+    group_rank: int
+    state: RankState
+    step: int
+    phase: str
+    done: int
+    total: int | None
+    phase_s: float
+    collective: str
+    is_inside: bool
+    waits_for: str
+    beat_age_s: float
+    progress_age_s: float
+    limit_s: float
+    host: str
+    pid: int
+
+
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     job: str
@@ -42,6 +74,9 @@ class JobStatus:
     sessions: int = 0
     recalls: int = 0
     revokes: int = 0
+    ranks: tuple[RankPlace, ...] = ()
+    stall: str = ""
+    stall_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,15 @@ Readers raise InvalidRequest that names the field. What a newer manager says and
 None and is to be skipped.
 """
 
+from contextlib import suppress
+
 from protos import manager_pb2, wire
 from protos.errors import kind_of, refusal_of
 from protos.fields import check_count, check_quorum_id, check_seconds, check_short
 from protos.limits import MAX_GROUP_WORLD_SIZE, cut_reason
 from protos.membership import Vote
+from protos.progress import Sample
+from protos.progress_wire import sample_from_wire, sample_to_wire
 from protos.refusals import InvalidRequest, LighthouseError
 from protos.session import Ballot, Counted, FromRank, Killed, Revoked, ToRank, WatchOpened, WatchRequest
 
@@ -25,8 +29,15 @@ def watch_request_to_wire(request: FromRank) -> manager_pb2.WatchRequest:
                 time_left_s=request.time_left_s,
             )
         )
+    if isinstance(request, Sample):
+        return manager_pb2.WatchRequest(progress=sample_to_wire(request))
     return manager_pb2.WatchRequest(
-        rank=request.group_rank, worker=request.worker, pid=request.pid, host=request.host, started=request.started
+        rank=request.group_rank,
+        worker=request.worker,
+        pid=request.pid,
+        host=request.host,
+        started=request.started,
+        hostname=request.hostname,
     )
 
 
@@ -41,12 +52,23 @@ def watch_request_from_wire(message: manager_pb2.WatchRequest) -> WatchRequest:
         check_count(message.pid, "pid"),
         check_short(message.host, "host"),
         check_count(message.started, "started"),
+        check_short(message.hostname, "hostname"),
     )
+
+
+def word_from_wire(message: manager_pb2.WatchRequest) -> Ballot | Sample | None:
+    """What a rank says after its first message. Where it is is for a person to see: what this version cannot read of
+    that is no reason to end the watch."""
+    if not message.HasField("progress"):
+        return ballot_from_wire(message)
+    with suppress(InvalidRequest):
+        return sample_from_wire(message.progress)
+    return None
 
 
 def ballot_from_wire(message: manager_pb2.WatchRequest) -> Ballot:
     if not message.HasField("ballot"):
-        raise InvalidRequest("is missing; after its first message a watch takes votes only", field="ballot")
+        raise InvalidRequest("is missing; after its first message a watch takes votes and progress", field="ballot")
     ballot = message.ballot
     quorum_id = ballot.quorum_id if ballot.HasField("quorum_id") else None
     time_left_s = check_seconds(ballot.time_left_s, "time_left_s")
@@ -55,8 +77,8 @@ def ballot_from_wire(message: manager_pb2.WatchRequest) -> Ballot:
 
 def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
     match message:
-        case WatchOpened():
-            return manager_pb2.WatchResponse(opened=manager_pb2.WatchOpened())
+        case WatchOpened(takes_progress):
+            return manager_pb2.WatchResponse(opened=manager_pb2.WatchOpened(takes_progress=takes_progress))
         case Revoked(quorum_id, reason):
             return manager_pb2.WatchResponse(
                 revoked=manager_pb2.Revoked(quorum_id=quorum_id, reason=cut_reason(reason))
@@ -70,7 +92,7 @@ def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
 def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | None:
     match message.WhichOneof("message"):
         case "opened":
-            return WatchOpened()
+            return WatchOpened(message.opened.takes_progress)
         case "revoked":
             return Revoked(check_quorum_id(message.revoked.quorum_id), cut_reason(message.revoked.reason))
         case "killed":

@@ -1,6 +1,7 @@
 """Sessions and watches over real connections: what is said arrives, and each end learns how the stream ended."""
 
 import asyncio
+import itertools
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from unittest import mock
 
 import grpc
 import grpc.aio
@@ -19,9 +21,10 @@ from lighthouse_runtime.calls import SESSION
 from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
 from lighthouse_runtime.server import Ending, Sender
 from lighthouse_runtime.streams import Session, Watch
-from protos import lighthouse_pb2
+from protos import lighthouse_pb2, manager_pb2
 from protos.limits import MAX_REQUEST_BYTES
 from protos.membership import Participant, Vote
+from protos.progress import Sample
 from protos.refusals import (
     Drained,
     InternalError,
@@ -47,6 +50,7 @@ from protos.session import (
     WatchRequest,
 )
 from protos.session_wire import session_response_to_wire
+from protos.watch_wire import watch_request_from_wire, word_from_wire
 from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, StreamServer
 from tests.processes import LOCALHOST, PATIENCE_S, Process, eventually
 
@@ -463,6 +467,18 @@ class TestWatch:
                 assert isinstance(listening.error, Unreachable)
             with client.watch(REQUEST) as watch, pytest.raises(Unreachable):
                 next(watch)
+
+    def test_what_is_repeated_goes_beside_what_is_said(self):
+        taken: list[Iterator[bytes]] = []
+        steps = itertools.count()
+        watch = Watch(lambda messages: taken.append(messages) or mock.Mock(), "m", WatchRequest(0, "w"))
+        words = (word_from_wire(manager_pb2.WatchRequest.FromString(body)) for body in taken[0])
+        assert watch_request_from_wire(manager_pb2.WatchRequest.FromString(next(taken[0]))).worker == "w"
+        watch.repeat(lambda: None if (step := next(steps)) == 1 else Sample(step), 0.01)
+        assert [next(words) for _ in range(3)] == [Sample(0), Sample(2), Sample(3)]
+        ballot = Ballot(5, 3, True, 7, False, 1.0)
+        watch.send(ballot)
+        assert ballot in itertools.islice(words, 100)
 
     def test_one_that_has_ended_leaves_no_thread(self, remote: Server):
         """Whoever has ended it, and whether or not anybody has read that."""

@@ -1,8 +1,10 @@
 """What a manager makes of its ranks' samples: ages, limits that are learned, sums, ranks that go."""
 
+from dataclasses import replace
+
 import pytest
 
-from manager.progress import MAX_KNOWN, GroupProgress, Process
+from manager.progress import MAX_KNOWN, REPEATED_S, SOON_S, TOLD_S, GroupProgress, Process, Telling
 from protos.progress import OTHER, STEP, Collective, OpenPhase, PhaseTime, RankName, Sample
 from protos.stall import Limits
 
@@ -30,13 +32,10 @@ class TestAges:
 
     def test_view_is_of_all_ranks(self, group: GroupProgress):
         group.take(0, W, at(v=1), 10)
+        group.take(1, W, at(v=1), 10)
         view = group.view("i1", 11)
-        assert (view.replica_id, view.incarnation, view.ranks, view.seconds) == (
-            "a",
-            "i1",
-            group.ranks(11),
-            (("v", 10),),
-        )
+        assert (view.replica_id, view.incarnation, view.seconds) == ("a", "i1", (("v", 20),))
+        assert view.ranks == tuple(replace(rank, sample=at()) for rank in group.ranks(11))
 
 
 class TestLimits:
@@ -96,19 +95,63 @@ class TestRanksThatGo:
 
 
 class TestVerdict:
-    def test_a_deadline_is_when_there_may_be_one(self, group: GroupProgress):
-        assert group.deadline(0) is None
+    def test_so_long_is_left_until_there_may_be_one(self, group: GroupProgress):
+        assert group.left_s(0) is None
         group.take(0, W, at(still_s=1, step=1, n=1), 0)
         group.take(1, W, Sample(collective=Collective(1, 1, "all_reduce")), 0)
-        due = group.deadline(0)
+        due = group.left_s(0)
         assert due is not None
         assert group.verdict(due - 0.01, is_complete=True) is None
         verdict = group.verdict(due, is_complete=True)
         assert verdict is not None
         assert verdict.behind == (RankName("a", 0),)
-        assert group.deadline(due) is None
+        left_s = group.left_s(due)
+        assert left_s is not None
+        assert left_s <= SOON_S
 
     def test_ranks_that_wait_for_other_groups_have_none(self, group: GroupProgress):
         group.take(0, W, Sample(collective=Collective(1, 1, "all_reduce")), 0)
         assert group.verdict(1000, is_complete=False) is None
         assert group.verdict(1000, is_complete=True) is not None
+
+
+class TestTelling:
+    @pytest.fixture
+    def telling(self, group: GroupProgress) -> Telling:
+        return Telling(lambda now: group.view("i", now))
+
+    def test_of_nobody_there_is_no_news(self, telling: Telling):
+        assert [telling.news(now) for now in (0, 1, 100)] == [None] * 3
+
+    def test_a_thousand_steps_in_a_second_are_told_once(self, telling: Telling, group: GroupProgress):
+        told = 0
+        for step in range(1000):
+            group.take(0, W, Sample(step=step), step / 1000)
+            told += telling.news(step / 1000) is not None
+        assert told == 1 + int(1 / TOLD_S)
+
+    def test_who_stands_still_is_told_seldom(self, telling: Telling, group: GroupProgress):
+        group.take(0, W, at(), 0)
+        assert telling.news(0) is not None
+        for now in range(1, int(REPEATED_S)):
+            group.take(0, W, at(still_s=now), now)
+            assert telling.news(now) is None
+        again = telling.news(REPEATED_S)
+        assert again is not None
+        assert again.ranks[0].beat_age_s == 1
+
+    def test_a_new_lighthouse_is_told_at_once(self, telling: Telling, group: GroupProgress):
+        group.take(0, W, at(), 0)
+        assert telling.news(0) is not None
+        assert telling.news(0.1) is None
+        telling.begin()
+        assert telling.news(0.2) is not None
+
+    def test_that_all_have_gone_is_told_once(self, telling: Telling, group: GroupProgress):
+        group.take(0, W, at(), 0)
+        telling.news(0)
+        group.lose(0)
+        view = telling.news(1)
+        assert view is not None
+        assert view.ranks == ()
+        assert [telling.news(now) for now in (2, 50)] == [None, None]

@@ -11,8 +11,9 @@ from protos import lighthouse_pb2, manager_pb2
 from protos import session as said
 from protos.fields import MAX_TEXT_CHARS
 from protos.identity import split_replica_id
-from protos.limits import MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, MAX_REASON_CHARS
+from protos.limits import MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, MAX_REASON_CHARS, MAX_REQUEST_BYTES
 from protos.membership import Assignment, Participant, Quorum, Vote
+from protos.progress import GroupView, OpenPhase, RankName, RankView, Sample
 from protos.refusals import Drained, InvalidRequest, LighthouseError, Superseded, WrongState
 from protos.session import Handed, HoldMode, Order, Phase, Refused, ToLighthouse, ToManager, ToRank, WatchRequest
 from protos.session_wire import (
@@ -30,9 +31,11 @@ from protos.watch_wire import (
     watch_request_to_wire,
     watch_response_from_wire,
     watch_response_to_wire,
+    word_from_wire,
 )
 from protos.wire import vote_from_native, vote_to_native
 from tests.protos.builders import assignments, field, native_participants
+from tests.protos.test_progress_wire import names, samples
 
 ToLighthouseMessage = lighthouse_pb2.SessionRequest
 ToManagerMessage = lighthouse_pb2.SessionResponse
@@ -43,12 +46,22 @@ seconds = st.floats(min_value=1e-9, allow_nan=False, allow_infinity=False)
 reasons = st.text(st.characters(codec="utf-8"), max_size=20)
 members = native_participants.filter(lambda p: split_replica_id(p.wire_id)[1] != p.incarnation)
 
+group_views = st.builds(
+    GroupView,
+    st.just("g"),
+    names,
+    st.builds(
+        lambda found: tuple(RankView(RankName("g", n), sample, 1.0) for n, sample in enumerate(found)),
+        st.lists(samples, max_size=2),
+    ),
+    st.lists(st.tuples(names, seconds), max_size=2).map(tuple),
+)
 helds = st.builds(said.Held, quorum_ids, st.sampled_from(HoldMode), counts, st.booleans())
 levels = st.builds(said.Levels, st.none() | helds, st.booleans(), reasons)
 orders = st.builds(Order, quorum_ids, st.sampled_from(Phase), counts, reasons)
 to_lighthouse = st.one_of(
     st.builds(said.Hello, members, levels),
-    st.builds(said.Beat, counts, levels),
+    st.builds(said.Beat, counts, levels, st.none() | group_views),
     st.builds(said.JoinRequest, counts, members, seconds),
     st.builds(said.WithdrawRequest, counts),
     st.builds(said.Leave, reasons),
@@ -64,7 +77,7 @@ to_manager = st.one_of(
     st.builds(said.Goodbye, reasons),
 )
 to_rank = st.one_of(
-    st.just(said.WatchOpened()),
+    st.builds(said.WatchOpened, st.booleans()),
     st.builds(said.Revoked, quorum_ids, reasons),
     st.builds(said.Killed, reasons),
     st.builds(said.Counted, counts, st.builds(Vote, st.booleans(), st.none() | assignments)),
@@ -79,6 +92,7 @@ watch_requests = st.builds(
     counts,
     reasons,
     counts,
+    reasons,
 )
 
 
@@ -102,6 +116,11 @@ class TestThereAndBack:
     def test_a_ballot(self, ballot: said.Ballot):
         body = watch_request_to_wire(ballot).SerializeToString()
         assert ballot_from_wire(manager_pb2.WatchRequest.FromString(body)) == ballot
+
+    @given(st.one_of(ballots, samples))
+    def test_what_a_rank_says_later(self, word: said.Ballot | Sample):
+        body = watch_request_to_wire(word).SerializeToString()
+        assert word_from_wire(manager_pb2.WatchRequest.FromString(body)) == word
 
     @pytest.mark.parametrize("kind", [LighthouseError, *LighthouseError.__subclasses__()])
     def test_a_ballot_that_is_refused(self, kind: type[LighthouseError]):
@@ -152,6 +171,15 @@ class TestNewerPeers:
         assert session_request_from_wire(ToLighthouseMessage.FromString(field(99, b""))) is None
         assert session_response_from_wire(ToManagerMessage.FromString(field(99, b""))) is None
         assert watch_response_from_wire(manager_pb2.WatchResponse.FromString(field(99, b""))) is None
+
+    def test_where_a_rank_is_that_cannot_be_read_ends_nothing(self):
+        unreadable = {"phases": [{"name": "n" * 999}]}
+        assert word_from_wire(manager_pb2.WatchRequest(progress=unreadable)) is None
+        ranks = {"replica_id": "g", "ranks": [{"sample": unreadable}]}
+        assert session_request_from_wire(request(beat={"number": 3, "progress": ranks})) == said.Beat(3)
+
+    def test_an_older_manager_takes_no_progress(self):
+        assert watch_response_from_wire(manager_pb2.WatchResponse(opened={})) == said.WatchOpened(False)
 
     def test_a_refusal_of_an_unknown_kind_is_a_plain_one(self):
         for kind in ("TooHot", "Enum", "annotations", ""):
@@ -269,6 +297,7 @@ class TestBadInput:
             ("worker", ""),
             ("worker", "w" * (MAX_TEXT_CHARS + 1)),
             ("host", "h" * (MAX_TEXT_CHARS + 1)),
+            ("hostname", "h" * (MAX_TEXT_CHARS + 1)),
             ("pid", -1),
             ("started", -1),
         ],
@@ -290,6 +319,20 @@ class TestBadInput:
     def test_to_a_rank(self, quorum_id: int):
         with pytest.raises(InvalidRequest, match=r"^quorum_id: "):
             watch_response_from_wire(told(revoked={"quorum_id": quorum_id}))
+
+
+class TestTooManyRanks:
+    """A beat is below the limit of a request, whatever its group looks like."""
+
+    @pytest.mark.parametrize(("count", "told"), [(10, 10), (700, 700), (9000, 0)])
+    def test_for_a_beat(self, count: int, told: int):
+        here = Sample(phases=(OpenPhase("step"), OpenPhase("validation", 3, 25)), entered=(("é" * 60, 1),) * 8)
+        view = GroupView("g", "i", tuple(RankView(RankName("g", n), here, 1.0) for n in range(count)))
+        body = session_request_to_wire(said.Beat(1, progress=view)).SerializeToString()
+        assert len(body) <= MAX_REQUEST_BYTES
+        read = session_request_from_wire(ToLighthouseMessage.FromString(body))
+        assert isinstance(read, said.Beat)
+        assert len(read.progress.ranks if read.progress is not None else ()) == told
 
 
 LONG, CUT = "x" * (MAX_REASON_CHARS + 1), "x" * (MAX_REASON_CHARS - 3) + "..."

@@ -1,0 +1,56 @@
+"""Looks, when there may be something to say, whether ranks stall; the verdict goes to the log, once."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from protos.stall import StallVerdict
+
+LOOKED_AGAIN_S = 1.0
+
+
+class StallWatch:
+    """`judge(now)` gives the verdict; `left_s(now)`: how long until there may be one, below zero where there is; None:
+    nobody is there. `look_s`: a watch that waits looks again after so long at most. `said` stands until it is over.
+    """
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        where: str,
+        judge: Callable[[float], StallVerdict | None],
+        left_s: Callable[[float], float | None],
+        look_s: float,
+    ) -> None:
+        self.said: StallVerdict | None = None
+        self._log = log
+        self._where = where
+        self._judge = judge
+        self._left_s = left_s
+        self._look_s = look_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wake(self) -> None:
+        """Somebody is there."""
+        if self._timer is None:
+            self._look()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._say(self._judge(now))
+        left_s = self._left_s(now)
+        delay_s = 0.0 if left_s is None else min(max(left_s, LOOKED_AGAIN_S), self._look_s)
+        self._timer = None if left_s is None else loop.call_later(delay_s, self._look)
+
+    def _say(self, verdict: StallVerdict | None) -> None:
+        before, self.said = self.said, verdict
+        if verdict is not None and not verdict.says_the_same(before):
+            self._log.warning("%snothing moves for %.0f s: %s", self._where, verdict.still_s, verdict.text)
+        elif verdict is None and before is not None:
+            self._log.info("%ssomething moves again", self._where)
