@@ -248,6 +248,16 @@ class RunOfRanks(RuleBasedStateMachine):
         worker = self.worker(rank.slot)
         return worker is not None and worker.rank == rank
 
+    def come(self, slot: int) -> None:
+        """Who was of a completed run hears so and ends with it, also while some have launched the run anew: these wait
+        until the others are launched anew, too."""
+        if not self.worker(slot):
+            self.stage.spawn(slot, host=f"node{slot // 2}")
+        self.stage.enter(slot)
+        if self.stage.workers[slot].is_done:
+            del self.stage.workers[slot]
+            self.come(slot)
+
     def settle(self) -> None:
         """The faults end: all come back, and are in one generation."""
         stage = self.stage
@@ -260,9 +270,7 @@ class RunOfRanks(RuleBasedStateMachine):
         if stage.machine.completed is not None:
             self.complete()  # before somebody who was never of it launches the run anew, without those who were
         for slot in range(WORLD):
-            if not self.worker(slot):
-                stage.spawn(slot, host=f"node{slot // 2}")
-            stage.enter(slot)
+            self.come(slot)
         stage.obey()
         self.complete()
         life = stage.machine.life
@@ -282,12 +290,7 @@ class RunOfRanks(RuleBasedStateMachine):
 
 
 RunOfRanks.TestCase.settings = settings(
-    # The same examples each time: of ten times as many one fails that is not understood yet, after a completion.
-    derandomize=True,
-    max_examples=150,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
+    max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestRunOfRanks = RunOfRanks.TestCase
 

@@ -86,6 +86,7 @@ class End:
             return
         if self._stalled or self._network.is_cut(self.process.host, peer.process.host):
             self._stalled.append(item)
+            self._network.remember(self)  # the end that came the other way may have been the last heard of it
             return
         if item is not _END:
             peer.on_message(item)
@@ -183,6 +184,10 @@ class Network:
         for end in list(self._ends_of.pop(process, ())):
             end.is_open = False
             end.cease()
+
+    def remember(self, end: End) -> None:
+        """Something waits there for the end of a cut."""
+        self._ends[end] = None
 
     def forget(self, end: End) -> None:
         self._ends.pop(end, None)

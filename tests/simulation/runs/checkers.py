@@ -59,7 +59,7 @@ class Checkers:
     def journal_lost(self) -> None:
         self.era += 1
         self.named, self.newest, self.stop, self.completed_at = {}, None, None, None
-        self.over_at, self._named_once, self._keys = {}, set(), {}
+        self.over_at, self._named_once, self._keys, self.heard_of = {}, set(), {}, {}
         self.recount = Recount(self._simulation.plan.terms)
 
     def lighthouse_started(self, machine: RunMachine) -> None:
@@ -79,7 +79,6 @@ class Checkers:
 
     def entered(self, entry: Entry) -> None:
         self.supervisor_entered(self._processes[entry.rank].supervisor.incarnation)
-        self.recount.learn(entry)
 
     def supervisor_entered(self, incarnation: str) -> None:
         self.heard_of.setdefault(incarnation, self._simulation.world.now)

@@ -19,7 +19,7 @@ class Recount:
         self._is_stopped = self._was_stopped = self._is_return_open = False
         self._lapsing: set[RankId] = set()
 
-    def learn(self, entry: Entry) -> None:
+    def _learn(self, entry: Entry) -> None:
         """Of a number that a rank was told by a lighthouse whose journal is lost."""
         told = [number for number in (entry.seen, entry.generation) if number is not None]
         self._floor = max(self._floor, *told, -1)
@@ -62,6 +62,8 @@ class Recount:
     def handled(self, machine: RunMachine, event: events.GenerationEvent | None, *, stood: bool) -> None:
         """To be called when it has handled `event`, before what came of it is looked at. `stood`: until then.
         Whoever dies after a stop makes no incident, but makes a fault of a return that was one already."""
+        if isinstance(event, events.Entered) and machine.ranks.get(event.entry.rank) is not None:
+            self._learn(event.entry)  # who is refused ends, and its numbers bind nobody
         here = {rank for rank in self._members if machine.ranks.get(rank) is not None}
         lost, self._here = (self._here - here | self._lapsing) - self._finished, here
         was_stopped, self._is_stopped = self._is_stopped, machine.stop is not None

@@ -145,6 +145,10 @@ def _kill_supervisor(simulation: "RunSimulation", fault: Fault, host: Host) -> N
     host.kill_supervisor(simulation.plan.relaunch_s)
 
 
+def _twin_supervisor(simulation: "RunSimulation", fault: Fault, host: Host) -> None:
+    host.start_twin()
+
+
 def _pause_supervisor(simulation: "RunSimulation", fault: Fault, host: Host) -> None:
     assert host.supervisor is not None
     host.supervisor.pause(fault.for_s)
@@ -222,6 +226,7 @@ FAULTS: dict[str, Callable[["RunSimulation", Fault], bool]] = {
     "hang_rank": _of_rank(_hang_rank),
     "break_rank": _of_rank(_break_rank),
     "kill_supervisor": _of_host(_kill_supervisor),
+    "twin_supervisor": _of_host(_twin_supervisor),
     "pause_supervisor": _of_host(_pause_supervisor),
     "break_supervisor": _of_host(_break_supervisor),
     "cut_host": _of_host(_cut_host),

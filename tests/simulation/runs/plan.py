@@ -102,6 +102,7 @@ FAULTS = (
     "kill_supervisor",
     "pause_supervisor",
     "break_supervisor",
+    "twin_supervisor",
     "kill_lighthouse",
     "crash_telling",
     "pause_lighthouse",

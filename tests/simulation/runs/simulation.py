@@ -89,7 +89,7 @@ class RunSimulation:
     def supervisor_ended(self, supervisor: Supervisor) -> None:
         """It has exited by itself. With another code than 0 and 130 it is started again."""
         self.world.counts[f"supervisors that exit {supervisor.code}"] += 1
-        if supervisor.code not in (0, EXIT_STOPPED):
+        if supervisor.code not in (0, EXIT_STOPPED) and supervisor is supervisor.site.supervisor:
             self.world.after(self.plan.relaunch_s, supervisor.site.launch)
 
     # -- the run
@@ -118,6 +118,8 @@ class RunSimulation:
     def _has_ended(self) -> bool:
         """All have ended, by 0 after a completion or by 130 after a stop. If some were launched again after a
         completion or a resume, so are all."""
+        if any(older.is_up for host in self.hosts for older in host.older):
+            return False
         if not self.site.is_up or any(host.is_up for host in self.hosts):
             if self.site.is_up and self._are_some_missing():
                 self._launch_all()

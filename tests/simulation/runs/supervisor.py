@@ -31,6 +31,7 @@ class Host:
         per_host = simulation.plan.ranks_per_host
         self.slots = tuple(range(index * per_host, (index + 1) * per_host))
         self.supervisor: Supervisor | None = None
+        self.older: list[Supervisor] = []
 
     @property
     def is_up(self) -> bool:
@@ -43,6 +44,12 @@ class Host:
     def launch(self) -> None:
         if not self.is_up:
             self.supervisor = Supervisor(self)
+
+    def start_twin(self) -> None:
+        """A second supervisor of its name, by mistake: the newer one stays."""
+        assert self.supervisor is not None
+        self.older.append(self.supervisor)
+        self.supervisor = Supervisor(self)
 
     def kill_supervisor(self, back_after_s: float) -> None:
         """SIGKILL: its ranks die with it; the scheduler starts it again."""
