@@ -11,10 +11,8 @@ Everything it started ends with it.
 """
 
 import contextlib
-import ctypes
 import json
 import os
-import runpy
 import select
 import signal
 import sys
@@ -31,6 +29,7 @@ import agent_client.diloco
 import agent_client.hsdp
 import agent_client.optimizer
 import agent_client.sampler
+from manager import preload
 
 PRELOADED = (
     sklearn.datasets,
@@ -42,7 +41,6 @@ PRELOADED = (
     agent_client.optimizer,
     agent_client.sampler,
 )
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -67,17 +65,18 @@ def main() -> None:
 
 
 def _start(order: dict[str, Any]) -> None:
+    server = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _become(order)
+        _become(order, server)
     print(json.dumps({"started": order["start"], "pid": pid}), flush=True)
 
 
-def _become(order: dict[str, Any]) -> NoReturn:
+def _become(order: dict[str, Any], server: int) -> NoReturn:
     """In the child: run the script, and end the process whatever it does."""
     status = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        preload.die_with(server)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -87,9 +86,10 @@ def _become(order: dict[str, Any]) -> NoReturn:
         if "store_port" in order:
             _host_store(order["store_port"])
         os.environ.update(order["environment"])
-        sys.argv = [order["script"], *order["arguments"]]
-        sys.path.insert(0, os.path.dirname(order["script"]))  # as Python does for a script
-        runpy.run_path(order["script"], run_name="__main__")
+        program = [order["script"], *order["arguments"]]
+        preload.set_first_path(program)
+        preload.draw_anew()
+        preload.as_main(program)()
         status = 0
     except SystemExit as e:
         status = e.code if isinstance(e.code, int) else int(e.code is not None)

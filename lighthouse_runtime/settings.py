@@ -9,6 +9,7 @@ becomes `--join-timeout 60s`, the variable PREFIX_JOIN_TIMEOUT, and, for those w
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,9 +37,13 @@ def setting(
     env: Sequence[str] = (),
     has_ms_alias: bool = False,
     metavar: str | None = None,
+    is_list: bool = False,
 ) -> Any:
-    """A field of a settings class. `env` are fallback variables; `default` of dataclasses.MISSING: required."""
-    about = {"text": text, "kind": kind, "env": tuple(env), "ms": has_ms_alias, "metavar": metavar}
+    """A field of a settings class. `env` are fallback variables; `default` of dataclasses.MISSING: required.
+
+    `is_list`: the option may be given several times; `kind` makes a tuple of each, and the field has them all in one.
+    """
+    about = {"text": text, "kind": kind, "env": tuple(env), "ms": has_ms_alias, "metavar": metavar, "list": is_list}
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -81,6 +86,7 @@ def from_options(config: type[C], values: dict[str, Any]) -> C:
 def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
     about, is_required = field.metadata, field.default is dataclasses.MISSING
     names = variables(field, prefix)
+    as_list: dict[str, Any] = {"multiple": True, "callback": _flat} if about["list"] else {}
     return click.option(
         option_name(field),
         field.name,
@@ -92,8 +98,13 @@ def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
         envvar=names,
         show_envvar=False,
         metavar=about["metavar"],
+        **as_list,
         help=f"{about['text']}  [env: {', '.join(names)}]",
     )
+
+
+def _flat(context: click.Context, param: click.Parameter, values: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    return tuple(itertools.chain.from_iterable(values))
 
 
 def _written(field: dataclasses.Field[Any]) -> Any:

@@ -51,6 +51,7 @@ class FurtherHost:
     async def run(self) -> int:
         for number in STOP_SIGNALS:
             self._loop.add_signal_handler(number, self._signalled, 128 + number)
+        self._guard.on_failure = lambda why: self._over(NodeOver(1, why))
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         self._link.open()
         try:

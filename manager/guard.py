@@ -3,17 +3,19 @@
 A process of its own, since gRPC and fork do not go together, and since it must outlive a supervisor that is killed. It
 takes orders as lines of JSON from a socket, and says there what has happened:
 
-    {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false}
+    {"preload": ["torch"], "interpreter": ["python"], "program": ["train.py"], "label": "a/preload"}
+    {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false,
+     "is_forked": false}
     {"halt": 1, "grace_s": 10}
     -> {"started": 1, "pid": 77}
     -> {"ended": 1, "status": -9, "output": [...], "error": "..."}    when the whole tree is gone
+    -> {"failed": "why"}                                              what is to be preloaded cannot be
 
 When the socket closes, everything is killed. Each process leads a session of its own and is killed by the kernel if
-this one dies. It imports nothing but the standard library and two files of ours.
+this one dies. It imports nothing but the standard library and a few files of ours, which do the same.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import selectors
@@ -24,51 +26,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from manager import process_tree
-from manager.output import Lines, Outlet
+from manager.child import Child, open_log
+from manager.output import Outlet
+from manager.preloader import NUMBER as PRELOADER
+from manager.preloader import Hooks, Preloader
 
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.02
 _UNKILLABLE_S = 5.0
 _READ_BYTES = 1 << 16
-_MAX_ERROR_BYTES = 1 << 16
-_LIBC = ctypes.CDLL(None)
-
-
-@dataclass(slots=True)
-class Child:
-    """`status`: of the process itself, once it has ended. `kill_at`: when what is left of its tree is killed."""
-
-    number: int
-    mark: str
-    label: str
-    popen: "subprocess.Popen[bytes]"
-    is_shown: bool
-    log: IO[bytes] | None
-    error_file: Path
-    lines: Lines = field(default_factory=Lines)
-    status: int | None = None
-    kill_at: float | None = None
-    is_paused: bool = False
-    is_read: bool = False  # it has closed its output
-
-    @property
-    def pid(self) -> int:
-        return self.popen.pid
-
-    @property
-    def output(self) -> int:
-        assert self.popen.stdout is not None
-        return self.popen.stdout.fileno()
-
-    def close(self) -> None:
-        for pipe in (self.popen.stdin, self.popen.stdout, self.log):
-            if pipe is not None:
-                pipe.close()
 
 
 class Guard:
@@ -76,6 +45,8 @@ class Guard:
         self._control = control
         self._folder = Path(tempfile.mkdtemp(prefix="lighthouse-run-"))
         self._children: dict[int, Child] = {}
+        self._preloader: Preloader | None = None
+        self._strangers: dict[int, int] = {}  # statuses: a rank may end before its pid is heard
         self._outlet = Outlet()
         self._selector = selectors.PollSelector()
         self._pending = b""
@@ -123,27 +94,44 @@ class Guard:
             order: dict[str, Any] = json.loads(line)
             if "start" in order:
                 self._start(order)
-            elif (child := self._children.get(order["halt"])) is not None:
-                self._halt(child, order["grace_s"])
+            elif "preload" in order:
+                self._preload(order)
+            else:
+                self._halt_order(order["halt"], order["grace_s"])
 
     def _start(self, order: dict[str, Any]) -> None:
         number, label = order["start"], order["label"]
-        mark = f"{os.getpid()}.{number}."
-        error_file = self._folder / f"{number}.json"
-        added = {process_tree.MARK_VARIABLE: mark, "TORCHELASTIC_ERROR_FILE": str(error_file)}
         try:
-            log = _log(order["log"])
-            popen = _spawn(order["argv"], os.environ | order["env"] | added, has_input=order["has_input"])
+            child = Child(number, label, order["is_shown"], open_log(order["log"]), self._folder / f"{number}.json")
+            if order["is_forked"] and self._preloader is not None:
+                self._preloader.want(child, order["env"])
+                return
+            child.spawn(order["argv"], order["env"], has_input=order["has_input"])
         except (OSError, subprocess.SubprocessError) as e:
             said = f"cannot run {order['argv'][0]}: {e}"
-            self._outlet.put(f"[{label}] ", [said.encode()])
+            self._note(label, said)
             self._say({"ended": number, "status": 127, "output": [said], "error": ""})
             return
-        child = Child(number, mark, label, popen, order["is_shown"], log, error_file)
-        self._children[number] = child
-        os.set_blocking(child.output, False)
+        self._keep(child)
+
+    def _preload(self, order: dict[str, Any]) -> None:
+        hooks = Hooks(self._keep, lambda why: self._say({"failed": why}), self._note)
+        self._preloader = Preloader(order, self._folder, self._selector, hooks)
+        self._preloader.begin()
+
+    def _keep(self, child: Child) -> None:
+        self._children[child.number] = child
+        if (status := self._strangers.pop(child.pid, None)) is not None:
+            child.ended(status)
         self._resume(child)
-        self._say({"started": number, "pid": popen.pid})
+        if child.number != PRELOADER:
+            self._say({"started": child.number, "pid": child.pid})
+
+    def _halt_order(self, number: int, grace_s: float) -> None:
+        if (child := self._children.get(number)) is not None:
+            self._halt(child, grace_s)
+        elif self._preloader is not None and self._preloader.drop(number):
+            self._say({"ended": number, "status": -signal.SIGTERM, "output": [], "error": ""})
 
     def _halt(self, child: Child, grace_s: float) -> None:
         if child.status is None and child.kill_at is None and grace_s > 0:
@@ -164,7 +152,9 @@ class Guard:
             if pid == 0:
                 return
             if (child := by_pid.get(pid)) is not None:
-                child.status = child.popen.returncode = os.waitstatus_to_exitcode(status)
+                child.ended(os.waitstatus_to_exitcode(status))
+            elif self._preloader is not None and self._preloader.has_asked:
+                self._strangers[pid] = os.waitstatus_to_exitcode(status)
 
     def _finish(self) -> None:
         now = time.monotonic()
@@ -187,8 +177,11 @@ class Guard:
         self._pause(child)
         self._show(child, child.lines.end())
         child.close()
+        if child.number == PRELOADER and self._preloader is not None:
+            self._preloader.ended(status)
+            return
         output = child.lines.tail + ([f"(processes {left} cannot be killed)"] if left else [])
-        self._say({"ended": child.number, "status": status, "output": output, "error": _read_error(child.error_file)})
+        self._say({"ended": child.number, "status": status, "output": output, "error": child.error()})
 
     def _end_all(self) -> None:
         """Everything below this process, and whatever that starts meanwhile."""
@@ -253,6 +246,9 @@ class Guard:
             while piece := self._outlet.piece():
                 self._outlet.taken(len(piece))
 
+    def _note(self, label: str, said: str) -> None:
+        self._outlet.put(f"[{label}] ", [said.encode()])
+
     def _say(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(ConnectionError):
             self._control.sendall(json.dumps(event).encode() + b"\n")
@@ -260,47 +256,6 @@ class Guard:
 
 def _is_due(child: Child, now: float) -> bool:
     return child.kill_at is not None and now >= child.kill_at
-
-
-def _spawn(argv: list[str], env: dict[str, str], *, has_input: bool) -> "subprocess.Popen[bytes]":
-    guard = os.getpid()
-
-    def prepare() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != guard:
-            os._exit(1)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            # A job in the background ignores SIGINT, and would hand that on.
-            if signal.getsignal(number) not in (None, signal.SIG_DFL):
-                signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-    return subprocess.Popen(
-        argv,
-        env=env,
-        stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=prepare,
-    )
-
-
-def _log(path: str | None) -> IO[bytes] | None:
-    if path is None:
-        return None
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return open(path, "ab", buffering=0)
-
-
-def _read_error(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_ERROR_BYTES).decode(errors="replace")
-        path.unlink()
-    except OSError:
-        return ""
-    return text
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-MARK_VARIABLE = "LIGHTHOUSE_TREE"
+from manager.preload import MARK_VARIABLE
+
 _PR_SET_CHILD_SUBREAPER = 36
 
 

@@ -3,6 +3,7 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,6 +21,21 @@ STORE_PORT_OFFSET = 2
 _COUNT = click.IntRange(1, MAX_GROUP_WORLD_SIZE)
 _COUNT_OR_NONE = click.IntRange(0, MAX_GROUP_WORLD_SIZE)
 _PORT = click.IntRange(1, 65535)
+
+
+class _Modules(click.ParamType):
+    """Names of modules, with commas between them."""
+
+    name = "modules"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in str(value).split(","))
+        for name in names:
+            if not all(part.isidentifier() for part in name.split(".")):
+                self.fail(f"{name!r} is no name of a module", param, ctx)
+        return names
+
+
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
@@ -82,6 +98,10 @@ class RunConfig:
     store_port: int | None = setting(
         None, "Where the replica group's TCPStore listens. Default: the master port + 2.", kind=_PORT
     )
+    preload: tuple[str, ...] = setting(
+        (), "Import these once, and fork each rank of a Python command from there; may be given several times.",
+        kind=_Modules(), is_list=True, metavar="MODULE,...",
+    )  # fmt: skip
     active: int | None = setting(
         None, "So many ranks train, and the others are spares (for agent_client.restart). Default: all.", kind=_COUNT
     )

@@ -77,6 +77,7 @@ class Supervisor:
         """Raises InvalidRequest, naming the option, if an address, a port or the store cannot be had."""
         for number in STOP_SIGNALS:
             self._loop.add_signal_handler(number, self._signalled, 128 + number)
+        self._guard.on_failure = lambda why: self._feed(EndAsked(1, why))
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         try:
             await self._begin()

@@ -15,6 +15,7 @@ from typing import Any
 
 from lighthouse_runtime import grpc_environment
 from manager import process_tree
+from manager.python_command import PythonCommand
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ _OURS = str(Path(__file__).resolve().parents[1])
 @dataclass(frozen=True, slots=True)
 class Command:
     """`env` is added to the supervisor's own. `log`: a file that takes its output, which is shown as well if
-    `is_shown`. `has_input`: its standard input stays open, and closes with the guard."""
+    `is_shown`. `has_input`: its standard input stays open, and closes with the guard. `is_forked`: from the preloaded
+    interpreter, if there is one; it then is what that one was given as its program."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -37,6 +39,16 @@ class Command:
     log: str | None = None
     is_shown: bool = True
     has_input: bool = False
+    is_forked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """One interpreter imports `modules`, and the processes of `command` are forked from it."""
+
+    modules: tuple[str, ...]
+    command: PythonCommand
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,7 @@ class Ended:
 class Guard:
     """manager/guard.py as a child process. To be started before gRPC is used, and attached to the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Preload | None = None) -> None:
         ours, its = socket.socketpair()
         command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]
         with its:
@@ -69,6 +81,16 @@ class Guard:
         self._pids: dict[int, int] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._unsent: list[bytes] = []  # from before run()
+        self.on_failure: Callable[[str], None] = log.error
+        """Called with why the modules cannot be preloaded."""
+        if preload is not None:
+            command = preload.command
+            self._say(
+                preload=preload.modules,
+                interpreter=command.interpreter,
+                program=command.program,
+                label=preload.label,
+            )
 
     @property
     def pid(self) -> int:
@@ -86,6 +108,7 @@ class Guard:
             log=command.log,
             is_shown=command.is_shown,
             has_input=command.has_input,
+            is_forked=command.is_forked,
         )
         return number
 
@@ -126,6 +149,9 @@ class Guard:
     def _hear(self, event: dict[str, Any]) -> None:
         if "started" in event:
             self._pids[event["started"]] = event["pid"]
+            return
+        if "failed" in event:
+            self.on_failure(f"cannot preload {event['failed']}")
             return
         number = event["ended"]
         self._pids.pop(number, None)

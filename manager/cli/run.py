@@ -1,6 +1,7 @@
 """lighthouse-manager run"""
 
 import functools
+import shutil
 import signal
 import sys
 from typing import Any
@@ -14,10 +15,11 @@ from lighthouse_runtime.settings import from_options, options, read_token
 from manager.config import ENV_PREFIX, ManagerConfig
 from manager.further_host import FurtherHost
 from manager.launch import Launch
+from manager.python_command import NoPython, read_python
 from manager.run_config import RunConfig
 from manager.supervisor import Supervisor
 from manager.torchrun import Torchrun, read_torchrun
-from manager.workers import Guard
+from manager.workers import Guard, Preload
 from protos.refusals import LighthouseError
 
 
@@ -35,11 +37,12 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
     config, settings = from_options(ManagerConfig, values), from_options(RunConfig, values)
     words = _words(command, module)
     torchrun = _checked(read_torchrun(words), settings, config)
+    preload = _preload(words, torchrun, settings, config)
     launch = Launch(config, settings, words, torchrun, read_token(config.control_token_file))
     if parent_pid is not None:
         die_with_parent(parent_pid, signal.SIGTERM)
     set_up_logging(config.log_level, config.log_format)
-    guard = Guard()  # before gRPC
+    guard = Guard(preload)  # before gRPC
     try:
         sys.exit(run_daemon(functools.partial(_supervise, launch, guard)))
     except LighthouseError as e:
@@ -73,3 +76,19 @@ def _checked(torchrun: Torchrun | None, settings: RunConfig, config: ManagerConf
     if torchrun.world_size is None and config.group_world_size == 1:
         raise click.UsageError("--group-world-size is missing: how many ranks torchrun starts is not told by numbers")
     return torchrun
+
+
+def _preload(
+    words: tuple[str, ...], torchrun: Torchrun | None, settings: RunConfig, config: ManagerConfig
+) -> Preload | None:
+    if not settings.preload:
+        return None
+    if torchrun is not None:
+        raise click.UsageError("--preload: torchrun starts the ranks, and by exec; leave it out")
+    try:
+        command = read_python(words)
+    except NoPython as e:
+        raise click.UsageError(f"--preload is for python SCRIPT and python -m MODULE: {e}") from None
+    if shutil.which(command.interpreter[0]) is None:
+        raise click.UsageError(f"--preload: there is no {command.interpreter[0]}")
+    return Preload(settings.preload, command, f"{config.replica_id}/preload")

@@ -62,6 +62,7 @@ WRONG: Mapping[str, list[str]] = {
     "store": ["localhost", "a b:1", "localhost:99999", "localhost:0", "0.0.0.0:29500"],
     "advertise": ["a b", "0.0.0.0", "::", "10.0.0.1:80", "x" * 600],
     "rank-timeout": DURATIONS,
+    "stall-after": DURATIONS,
     "parent-pid": ["x"],
     "announce-fd": ["x"],
     "nproc": [*COUNTS, "65537"],
@@ -82,6 +83,7 @@ WRONG: Mapping[str, list[str]] = {
     "restart-after-kill": ["", "maybe"],
     "abort-code": ["", "-1", "256", "x"],
     "log-dir": ["{empty}"],
+    "preload": ["", "torch,", "a b", "a..b", "torch"],  # the command is no Python
     "master-port": ["", "0", "65536", "x", "65534"],
     "store-port": ["", "0", "65536", "x"],
     "min-active": [*COUNTS, "2"],

@@ -1,0 +1,89 @@
+"""Where a Python command's script or module begins; and the option that asks for it."""
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from lighthouse_runtime.settings import from_options, options
+from manager.cli import main
+from manager.config import ENV_PREFIX
+from manager.python_command import NoPython, PythonCommand, read_python
+from manager.run_config import RunConfig
+
+
+@pytest.mark.parametrize(
+    ("command", "interpreter", "program"),
+    [
+        ("python train.py", "python", "train.py"),
+        ("/venv/bin/python3.11 -u train.py -m x --lr 1", "/venv/bin/python3.11 -u", "train.py -m x --lr 1"),
+        ("python3 -m pkg.train -u", "python3", "-m pkg.train -u"),
+        ("python3 -um pkg.train", "python3 -u", "-m pkg.train"),
+        ("python3 -Bumpkg x", "python3 -Bu", "-m pkg x"),
+        ("python -X dev -Wignore -W error -OO -m a", "python -X dev -Wignore -W error -OO", "-m a"),
+        ("python -Xdev ./-m", "python -Xdev", "./-m"),
+    ],
+)
+def test_the_cut(command: str, interpreter: str, program: str) -> None:
+    assert read_python(command.split()) == PythonCommand(tuple(interpreter.split()), tuple(program.split()))
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("bash train.sh", "bash is no Python interpreter"),
+        ("/opt/pythonic train.py", "is no Python interpreter"),
+        ("python", "neither a script nor -m"),
+        ("python -u", "neither a script nor -m"),
+        ("python -", "neither a script nor -m"),
+        ("python -c pass", "-c is not possible"),
+        ("python -ic pass", "-ic is not possible"),
+        ("python --version", "--version is not possible"),
+        ("python -m", "-m lacks its value"),
+        ("python -uX", "-uX lacks its value"),
+    ],
+)
+def test_what_is_none(command: str, why: str) -> None:
+    with pytest.raises(NoPython, match=why):
+        read_python(command.split())
+
+
+class TestOption:
+    def read(self, *words: str, env: str | None = None) -> tuple[str, ...]:
+        found: list[RunConfig] = []
+
+        @click.command()
+        @options(RunConfig, ENV_PREFIX)
+        def command(**values: object) -> None:
+            found.append(from_options(RunConfig, values))
+
+        result = CliRunner().invoke(command, words, env={f"{ENV_PREFIX}_PRELOAD": env}, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return found[0].preload
+
+    def test_none(self) -> None:
+        assert self.read() == ()
+
+    def test_commas_and_repetition(self) -> None:
+        assert self.read("--preload", "torch, sklearn.datasets", "--preload", "json") == (
+            "torch",
+            "sklearn.datasets",
+            "json",
+        )
+
+    def test_the_variable(self) -> None:
+        assert self.read(env="torch,json") == ("torch", "json")
+        assert self.read("--preload", "os", env="torch,json") == ("os",)
+
+    @pytest.mark.parametrize(
+        ("command", "why"),
+        [
+            ("true", "--preload is for python SCRIPT and python -m MODULE: true is no Python interpreter"),
+            ("torchrun train.py", "--preload: torchrun starts the ranks"),
+            ("python9.99 train.py", "--preload: there is no python9.99"),
+        ],
+    )
+    def test_another_command_is_refused_before_anything_starts(self, command: str, why: str) -> None:
+        words = ["run", "--lighthouse", "localhost", "--replica-id", "a", "--preload", "json", "--", *command.split()]
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 2
+        assert why in " ".join(result.output.split())
