@@ -20,7 +20,7 @@ from protos.node import (
     ToNode,
 )
 from protos.node_wire import node_request_from_wire, node_response_to_wire
-from protos.refusals import InvalidRequest, Superseded, WrongState
+from protos.refusals import InvalidRequest, Superseded, Unreachable, WrongState
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Nodes:
         while asyncio.get_running_loop().time() < self._heard_at[host] + SILENCE_S:
             sender.send(node_response_to_wire(NodeBeat()))
             await asyncio.sleep(BEAT_S)
-        sender.end(WrongState(f"host {host} was silent for {SILENCE_S:g} s"))
+        sender.end(Unreachable(f"host {host} was silent for {SILENCE_S:g} s"))  # it may come back
 
     def _receive(self, host: int, message: FromNode) -> None:
         match message:

@@ -13,10 +13,12 @@ from typing import Any, Self
 
 from examples.ports import free_port
 from lighthouse.run_record import parse
+from lighthouse_runtime.process import who_listens
 from tests.daemons.supervisors import MARK, Supervisor
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually
 
 SUPERVISORS = "ab"
+HAS_STORE = "a"  # one is enough: it imports torch at each start
 RANKS_EACH = 4
 SLOTS = len(SUPERVISORS) * RANKS_EACH
 OPTIONS = ("--restart-scope", "rank", "--max-restarts", "60000", "--startup-failures", "0")
@@ -30,7 +32,7 @@ class Cluster:
         self.random = random.Random(seed)
         self.logs: list[str] = []
         self.named: list[tuple[int, tuple[int, ...]]] = []
-        self._port = free_port()
+        self._port, self._store_port = free_port(), free_port()
         self._paused: dict[int, float] = {}
         self._lighthouse_back_at: float | None = None
         self._lighthouse = self._new_lighthouse()
@@ -44,8 +46,9 @@ class Cluster:
         first = str(RANKS_EACH * SUPERVISORS.index(name))
         slots = ("--nproc", str(RANKS_EACH), "--first-slot", first, "--run-slots", str(SLOTS))
         words = [sys.executable, "-m", "tests.chaos.worker", str(self.folder)]
+        store = ("--store", "auto", "--store-port", str(self._store_port)) if name == HAS_STORE else ()
         address = f"{LOCALHOST}:{self._port}"
-        return Supervisor(address, *slots, *OPTIONS, *DELAYS, command=words, replica_id=name)
+        return Supervisor(address, *slots, *store, *OPTIONS, *DELAYS, command=words, replica_id=name)
 
     def __enter__(self) -> Self:
         self._lighthouse.__enter__()
@@ -74,6 +77,10 @@ class Cluster:
         """Of ranks that live."""
         last = [lines[-1]["pid"] for slot in range(SLOTS) if (lines := self.lines(slot))]
         return [pid for pid in last if self._is_ours(pid)]
+
+    def store_serves(self) -> bool:
+        stores = self._supervisors[HAS_STORE].stores()
+        return any(who_listens(self._store_port).startswith(f"process {pid} ") for pid in stores)
 
     def _is_ours(self, pid: int) -> bool:
         marks = [f"{MARK}={supervisor.mark}".encode() for supervisor in self._supervisors.values()]
@@ -129,20 +136,23 @@ class Cluster:
         if self._is_ours(pid):
             os.kill(pid, signal.SIGCONT)
 
-    def _any_pid(self) -> int:
+    def _any(self, look: Callable[[], list[int]], what: str) -> int:
         """Time passes until there is one: no rank is started while the lighthouse is away."""
 
-        def look() -> list[int]:
+        def now() -> list[int]:
             self.pass_time(0)
-            return self.pids()
+            return look()
 
-        return self.random.choice(eventually(look, "a rank that lives"))
+        return self.random.choice(eventually(now, what))
+
+    def _any_rank(self) -> int:
+        return self._any(self.pids, "a rank that lives")
 
     def kill_rank(self) -> None:
-        os.kill(self._any_pid(), signal.SIGKILL)
+        os.kill(self._any_rank(), signal.SIGKILL)
 
     def pause_rank(self) -> None:
-        pid = self._any_pid()
+        pid = self._any_rank()
         os.kill(pid, signal.SIGSTOP)
         self._paused[pid] = time.monotonic() + self.random.choice((0.2, 1.0, 3.0))
 
@@ -159,6 +169,10 @@ class Cluster:
         old.close()
         self._supervisors[name] = self._new_supervisor(name)
         self._supervisors[name].launch()
+
+    def kill_store(self) -> None:
+        """Whether it serves already or not; its supervisor starts it again."""
+        os.kill(self._any(self._supervisors[HAS_STORE].stores, "a store"), signal.SIGKILL)
 
     def kill_lighthouse(self) -> None:
         if self._lighthouse_back_at is None:
@@ -188,6 +202,8 @@ EFFECTS: dict[str, Callable[[Cluster], None]] = {
     "pause_rank": Cluster.pause_rank,
     "fail_rank": Cluster.fail_rank,
     "kill_supervisor": Cluster.kill_supervisor,
+    "kill_store": Cluster.kill_store,
     "kill_lighthouse": Cluster.kill_lighthouse,
 }
-EVENTS = 8 * ("kill_rank",) + 5 * ("pause_rank",) + 6 * ("fail_rank",) + ("kill_supervisor",) + 2 * ("kill_lighthouse",)
+OFTEN = {"kill_rank": 8, "pause_rank": 5, "fail_rank": 6, "kill_supervisor": 1, "kill_store": 1, "kill_lighthouse": 2}
+EVENTS = tuple(kind for kind, times in OFTEN.items() for _ in range(times))

@@ -21,6 +21,16 @@ class Elsewhere:
     there: str
     command: tuple[str, ...]
 
+    @contextlib.contextmanager
+    def unplugged(self) -> Iterator[None]:
+        """The cable carries nothing. Neither side is told."""
+        far_end = ("-n", self.command[3], "link", "set", "eth0")
+        _ip(*far_end, "down")
+        try:
+            yield
+        finally:
+            _ip(*far_end, "up")
+
 
 @contextlib.contextmanager
 def another_host() -> Iterator[Elsewhere]:

@@ -46,6 +46,10 @@ class Supervisor(Process):
         """Nothing of it runs, the guard included."""
         return not [pid for pid in marked(self.mark) if pid != self.pid]
 
+    def stores(self) -> list[int]:
+        """The process that hosts the group's TCPStore, or is about to."""
+        return [pid for pid in marked(self.mark) if b"manager/store.py" in _read(f"/proc/{pid}/cmdline")]
+
     def guard(self) -> int:
         return next(pid for pid in marked(self.mark) if pid != self.pid and _is_ours(pid))
 

@@ -1,5 +1,6 @@
 """One replica group on two hosts, in two network namespaces: a supervisor each, one manager."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -9,9 +10,12 @@ from typing import NamedTuple
 import pytest
 
 from examples.ports import free_port
+from lighthouse_runtime.clients import AsyncManagerClient, LighthouseClient
+from protos.node import NodeEntry, NodeStart, NodeWelcome, ToNode
+from protos.refusals import LighthouseError, Unreachable
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.daemons.supervisors import Supervisor, restarted, runs
-from tests.processes import Lighthouse, eventually
+from tests.processes import PATIENCE_S, Lighthouse, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -48,10 +52,15 @@ def further(lighthouse: Lighthouse, elsewhere: Elsewhere, options: tuple[str, ..
     return Supervisor(lighthouse.address, *options, "--node-rank", "1", command=command, prefix=elsewhere.command)
 
 
+def named(host: str) -> tuple[str, ...]:
+    """In front of a program: its host has this name."""
+    return ("unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh")
+
+
 @contextlib.contextmanager
-def group(lighthouse: Lighthouse, elsewhere: Elsewhere, run: str, command: str = SLEEP) -> Generator[Group]:
+def group(lighthouse: Lighthouse, elsewhere: Elsewhere, run: str, command: str = SLEEP, *more: str) -> Generator[Group]:
     address = f"{elsewhere.here}:{free_port(elsewhere.here)}"
-    options = (*QUICK, "--run-id", run, "--manager", address)
+    options = (*QUICK, *more, "--run-id", run, "--manager", address)
     first = Supervisor(
         lighthouse.address, *options, "--bind", address, "--advertise", elsewhere.here, command=command
     )  # fmt: skip
@@ -109,6 +118,94 @@ def test_a_supervisor_killed_elsewhere_leaves_nothing_behind_and_is_waited_for(
             assert len(runs(again, 2) + runs(both.first, 2)) == 4
             assert both.first.stop() == 143
             assert again.wait() == 143
+
+
+class TestSilence:
+    """Nobody has ended, and nothing is heard for 10 s."""
+
+    def test_a_cable_that_is_pulled(self, lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
+        """A group is whole or not at all: each half ends by itself, and both start again when the cable is back."""
+        with group(lighthouse, elsewhere, "cable") as both:
+            before = {*runs(both.first, 2), *runs(both.second, 2)}
+            with elsewhere.unplugged():
+                both.first.wait_for_log("host 1 has gone")
+                both.second.wait_for_log("host 0 is away: .*silent for 10 s")
+                eventually(lambda: not both.first.below, "its half has ended")
+                eventually(lambda: not both.second.below, "the other half has ended, too")
+            both.restarted(1)
+            assert not before & {*both.first.below, *both.second.below}
+            assert both.second.stop() == 143
+            assert both.first.wait() == 143
+
+    @pytest.mark.parametrize("host", [0, 1])
+    def test_a_supervisor_that_is_paused_on_either_host(
+        self, lighthouse: Lighthouse, elsewhere: Elsewhere, host: int
+    ) -> None:
+        """It finds its ranks taken for lost, and they are: both halves start again."""
+        with group(lighthouse, elsewhere, f"paused-{host}") as both:
+            before = {*runs(both.first, 2), *runs(both.second, 2)}
+            paused, other = (both.first, both.second) if host == 0 else (both.second, both.first)
+            with paused.paused():
+                other.wait_for_log("host 1 has gone" if host == 1 else "host 0 is away: .*silent for 10 s")
+                eventually(lambda: not other.below, "its half has ended")
+            both.restarted(1)
+            assert not before & {*both.first.below, *both.second.below}
+            assert both.second.stop() == 143
+            assert both.first.wait() == 143
+
+    def test_a_supervisor_that_hangs(self, lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
+        """Its connection lives and it says nothing. It is not refused: it may enter again."""
+        address = f"{elsewhere.here}:{free_port(elsewhere.here)}"
+        options = (*QUICK, "--run-id", "hangs", "--bind", address, "--advertise", elsewhere.here)
+        supervisor = Supervisor(lighthouse.address, *options, command=SLEEP)
+        supervisor.launch()
+        with contextlib.closing(supervisor):
+            heard, refused = asyncio.run(as_second_host(address, "hangs"))
+            assert isinstance(heard[0], NodeWelcome)
+            assert NodeStart((2, 3), 0) in heard
+            assert isinstance(refused, Unreachable)
+            assert "host 1 was silent for 10 s" in str(refused)
+            eventually(lambda: not supervisor.below, "its half has ended")
+            heard, _ = asyncio.run(as_second_host(address, "hangs"))
+            assert NodeStart((2, 3), 1) in heard
+            restarted(supervisor, 1)
+            assert supervisor.stop() == 143
+
+
+async def as_second_host(address: str, run: str) -> tuple[list[ToNode], LighthouseError | None]:
+    """What is said to a host 1 that only enters, and how that ends."""
+    heard: list[ToNode] = []
+    async with asyncio.timeout(PATIENCE_S), AsyncManagerClient(address) as client:
+        await client.connect(PATIENCE_S)
+        async with client.node() as stream:
+            stream.send(NodeEntry("a", run, 1, 2, 2, "i"))
+            try:
+                async for message in stream:
+                    heard.append(message)
+            except LighthouseError as e:
+                return heard, e
+    return heard, None
+
+
+class TestExcluded:
+    def test_the_host_on_which_losses_begin(self, lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
+        """It alone: another one in its place, and the group is whole again."""
+        renamed = Elsewhere(elsewhere.here, elsewhere.there, (*elsewhere.command, *named("broken-gpu")))
+        dies = f'test "$GROUP_RANK" = 1 || {SLEEP}; exit 7'
+        with group(lighthouse, renamed, "excluded", dies, "--exclude-after", "2") as both:
+            assert (both.first.wait(), both.second.wait()) == (1, 1)
+            for supervisor in (both.first, both.second):
+                assert "host 1 is excluded: it was the first to fail 2 times in a row" in supervisor.log()
+                assert supervisor.gone()
+        with LighthouseClient(lighthouse.address) as client:
+            (run,) = client.runs("excluded")
+        assert [excluded.host for excluded in run.excluded] == ["broken-gpu"]
+        with further(lighthouse, renamed, both.options, SLEEP) as again:
+            assert again.wait() == 1
+            assert "host: broken-gpu is excluded from this run" in again.log()
+        with group(lighthouse, elsewhere, "excluded") as repaired:
+            runs(repaired.second, 2)
+            assert repaired.first.stop() == 143
 
 
 def test_the_first_supervisor_killed_leaves_nothing_behind_on_the_other(
