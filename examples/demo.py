@@ -18,9 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from examples.daemons import ClusterError
 from examples.demo_report import EventFiles, Kill, Report
 from examples.demo_screen import LiveScreen, PlainScreen, Row, make_screen
-from examples.local_cluster import ClusterError, Group, LocalCluster
+from examples.local_cluster import Group, LocalCluster
 
 POLL_S = 0.1
 # While its manager lives a group counts as alive, and is waited for: it comes back at once. The one that lost its

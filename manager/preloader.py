@@ -124,7 +124,8 @@ class Preloader:
             self._hooks.fail(why)
 
     def _hear(self) -> None:
-        assert self._control is not None
+        if self._control is None:
+            return
         try:
             said = self._control.recv(_READ_BYTES)
         except ConnectionError:
@@ -168,7 +169,8 @@ class Preloader:
                 os.close(output)
 
     def _heard_of(self, birth: _Birth) -> None:
-        assert birth.socket is not None
+        if birth.socket is None:
+            return  # given up by what else was ready in this moment
         del self._asked[birth.child.number]
         try:
             pid = int(birth.socket.recv(_READ_BYTES) or 0)

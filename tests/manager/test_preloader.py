@@ -204,6 +204,17 @@ class TestFailures:
             async with asyncio.timeout(PATIENCE_S):
                 assert await ended == Ended(-signal.SIGTERM, ())
 
+    async def test_those_that_are_just_forked_can_be_halted(self, tmp_path: Path) -> None:
+        async with preloaded(sys.executable, script(tmp_path, "import time; time.sleep(600)")) as ranks:
+            await ranks.pid(ranks.start()[0])
+            started = [ranks.start() for _ in range(5)]
+            for number, _ in started:
+                ranks.guard.halt(number, 0.0)
+            async with asyncio.timeout(PATIENCE_S):
+                ends = await asyncio.gather(*(ended for _, ended in started))
+            assert {end.status for end in ends} <= {-signal.SIGTERM, -signal.SIGKILL}
+            await ranks.pid(ranks.start()[0])
+
 
 async def test_threads_of_an_import_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
