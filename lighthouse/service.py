@@ -111,12 +111,13 @@ class LighthouseService:
 
     async def session(self, requests: Requests[lighthouse_pb2.SessionRequest], call: Call, sender: Sender) -> None:
         """A manager's session, until it ends."""
-        driver, read = self._jobs.get(_job(call)), session_wire.session_request_from_wire
+        read = session_wire.session_request_from_wire
         hello = await requests.first(read, "hello", self._hello_within_s)
         if hello is None:
             return
         if not isinstance(hello, Hello):
             raise InvalidRequest("must be a session's first message", field="hello")
+        driver = self._jobs.get(_job(call))  # only now: a quiet job is forgotten
         number = driver.open_session(hello, sender)
         try:
             async for request in requests:

@@ -22,6 +22,8 @@ from manager.lighthouse_link import LighthouseLink
 from manager.service import ManagerService
 from protos import lighthouse_pb2, manager_pb2
 from protos.membership import Participant
+from protos.session import Hello
+from protos.session_wire import session_request_to_wire
 from tests.processes import LOCALHOST, PATIENCE_S
 
 SOON_S = 0.05
@@ -29,7 +31,10 @@ LONG_S = 600.0
 
 
 def lighthouse(within_s: float) -> LighthouseService:
-    jobs = Jobs(lambda job: QuorumConfig(), NoMemory(), lambda status: None)
+    return service_of(Jobs(lambda job: QuorumConfig(), NoMemory(), lambda status: None), within_s)
+
+
+def service_of(jobs: Jobs, within_s: float) -> LighthouseService:
     return LighthouseService(jobs, ControlPolicy(), Counters(), within_s)
 
 
@@ -70,6 +75,18 @@ async def test_a_session_begins_with_its_hello():
     async with opened(lighthouse(LONG_S), SESSION) as stream:
         await stream.write(lighthouse_pb2.SessionRequest(leave=lighthouse_pb2.Leave()).SerializeToString())
         assert await stream.details() == "hello: must be a session's first message"
+
+
+async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it():
+    """Whoever asks for a status has quiet jobs forgotten."""
+    jobs = Jobs(lambda job: QuorumConfig(), NoMemory(), lambda status: None)
+    service = service_of(jobs, LONG_S)
+    async with opened(service, SESSION) as stream:
+        await asyncio.sleep(4 * SOON_S)  # it is open, and has said nothing
+        assert service.status().jobs == ()
+        await stream.write(session_request_to_wire(Hello(Participant("a", "1"))).SerializeToString())
+        assert lighthouse_pb2.SessionResponse.FromString(await stream.read()).HasField("welcome")
+        assert [member.replica_id for job in service.status().jobs for member in job.members] == ["a"]
 
 
 async def test_once_it_has_spoken_it_may_be_silent():
