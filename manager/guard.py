@@ -121,8 +121,8 @@ class Guard:
 
     def _keep(self, child: Child) -> None:
         self._children[child.number] = child
-        if (status := self._strangers.pop(child.pid, None)) is not None:
-            child.ended(status)
+        if child.popen is None and child.pid in self._strangers:
+            child.ended(self._strangers.pop(child.pid))
         self._resume(child)
         if child.number != PRELOADER:
             self._say({"started": child.number, "pid": child.pid})
@@ -144,6 +144,9 @@ class Guard:
 
     def _reap(self) -> None:
         by_pid = {child.pid: child for child in self._children.values()}
+        is_unsure = self._preloader is not None and self._preloader.has_asked
+        if not is_unsure:
+            self._strangers.clear()  # their pids may name others by now
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -153,7 +156,7 @@ class Guard:
                 return
             if (child := by_pid.get(pid)) is not None:
                 child.ended(os.waitstatus_to_exitcode(status))
-            elif self._preloader is not None and self._preloader.has_asked:
+            elif is_unsure:
                 self._strangers[pid] = os.waitstatus_to_exitcode(status)
 
     def _finish(self) -> None:

@@ -22,7 +22,7 @@ _READ_BYTES = 1 << 16
 _PATIENCE_S = 5.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Birth:
     """A rank that is to be forked. `socket` and `output` are there while that is asked for."""
 
