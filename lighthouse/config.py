@@ -13,6 +13,7 @@ from lighthouse_runtime.durations import Duration
 from lighthouse_runtime.logs import FORMATS, LEVELS
 from lighthouse_runtime.settings import setting
 from protos.limits import LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
+from protos.stall import FLOOR_S
 
 ENV_PREFIX = "LIGHTHOUSE"
 
@@ -81,6 +82,12 @@ class LighthouseConfig:
     )
     allow_heterogeneous: bool = setting(False, "Admit groups with different numbers of ranks to one quorum.")
     max_replicas: int = setting(10_000, "At most so many replica ids a job.", kind=_COUNT)
+    stall_after_s: float = setting(
+        FLOOR_S,
+        "Ranks that wait for each other may do so for so long before the log says who is behind; how long one may work "
+        "without a move is its manager's setting.",
+        kind=Duration(),
+    )
     control_token_file: Path | None = setting(None, "Who has this file's token may kill from another host.", kind=_PATH)
     allow_remote_control: bool = setting(False, "Anyone who reaches the port may kill.")
     drain_timeout_s: float = setting(2.0, "How long calls under way may take to end after SIGTERM.", kind=Duration())

@@ -36,7 +36,7 @@ class LighthouseDaemon:
         self._config = config
         self._is_ready = False
         self._memory = config.memory()
-        self._jobs = Jobs(config.quorum_config, self._memory, stop)
+        self._jobs = Jobs(config.quorum_config, self._memory, stop, config.stall_after_s)
         runs_kept = self._memory if isinstance(self._memory, Journal) else RunsInProcess()
         self._runs = Runs(runs_kept, config.rank_timeout_s, self._jobs.lateness, self._jobs.guarded)
         counters, policy = Counters(), ControlPolicy(token, config.allow_remote_control)
@@ -58,7 +58,7 @@ class LighthouseDaemon:
 
     def _status(self, service: LighthouseService) -> dict[str, Any]:
         runs = [dataclasses.asdict(run) for run in self._runs.live_status()]
-        return {**dataclasses.asdict(service.status()), "runs": runs}
+        return {**dataclasses.asdict(service.status(has_ranks=True)), "runs": runs}
 
     async def start(self) -> None:
         """Raises a refusal, naming the option, if an address cannot be listened on or the journal cannot be had."""

@@ -26,6 +26,7 @@ from lighthouse.events import (
     Withdrawn,
 )
 from lighthouse.memory import Record
+from lighthouse.places import JobPlaces
 from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member
 from lighthouse.status import explain, job_status
@@ -37,6 +38,7 @@ from protos.limits import answer_margin_s
 from protos.membership import Participant, Quorum
 from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
 from protos.session import Beat, Echo, Hello, JoinRequest, Leave, Order, Phase, ToLighthouse, ToManager, WithdrawRequest
+from protos.stall import FLOOR_S
 from protos.status import JobStatus
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class JobDriver:
         machine: QuorumMachine,
         remember: Callable[[Record], None] = lambda record: None,
         check_lateness: Callable[[], None] = lambda: None,
+        stall_after_s: float = FLOOR_S,
     ) -> None:
         self.job = job
         self.machine = machine
@@ -65,6 +68,8 @@ class JobDriver:
         self._timer = DeadlineTimer(self._tick)
         self._numbers = itertools.count(1)
         self._sessions = OpenSessions()
+        self._names: dict[int, str] = {}  # the replica groups of the sessions
+        self._places = JobPlaces(job, machine, stall_after_s)
         self._waiting = WaitingCalls(self._sessions)
         self._logged: Verdict | None = None
         self._log_timer: asyncio.TimerHandle | None = None
@@ -96,6 +101,7 @@ class JobDriver:
         """The number of the session."""
         session = next(self._numbers)
         self._sessions.add(session, sender)
+        self._names[session] = hello.participant.replica_id
         self._feed(SessionOpened(session, hello))
         return session
 
@@ -103,6 +109,8 @@ class JobDriver:
         match message:
             case Beat():
                 self._feed(BeatReceived(session, message))
+                if message.progress is not None and (name := self._names.get(session)) is not None:
+                    self._places.take(name, message.progress)
             case JoinRequest(number, participant, time_left_s):
                 self._join_by_session(session, number, participant, time_left_s)
             case WithdrawRequest(number):
@@ -130,6 +138,7 @@ class JobDriver:
 
     def end_session(self, session: int) -> None:
         self._sessions.remove(session)
+        self._names.pop(session, None)
         self._waiting.drop_session(session)
         self._feed(SessionEnded(session))
 
@@ -142,8 +151,10 @@ class JobDriver:
 
     # -- what it is
 
-    def status(self) -> JobStatus:
-        return job_status(self.job, self.machine, self._clock())
+    def status(self, *, has_ranks: bool = False) -> JobStatus:
+        """`has_ranks`: with the place of every rank."""
+        ranks = self._places.ranks() if has_ranks else ()
+        return job_status(self.job, self.machine, self._clock(), self._places.verdict(), ranks)
 
     def member(self, wire_id: str) -> Member | None:
         return self.machine.roster.get(wire_id) or self.machine.roster.get(split_replica_id(wire_id)[0])
@@ -163,6 +174,7 @@ class JobDriver:
 
     def close(self, reason: str) -> None:
         self._timer.cancel()
+        self._places.close()
         self._stop_watching()
         self._waiting.refuse_all(Unreachable(reason))
         for session in list(self._sessions):

@@ -13,6 +13,7 @@ from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
 from protos.identity import check_name
 from protos.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
+from protos.stall import FLOOR_S
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +28,12 @@ class Jobs:
         config: Callable[[int], QuorumConfig],
         memory: Memory | None = None,
         give_up: Callable[[int], None] = lambda status: None,
+        stall_after_s: float = FLOOR_S,
     ) -> None:
         self._config = config
         self._memory = memory or NoMemory()
         self._give_up = give_up
+        self._stall_after_s = stall_after_s
         self._started_at: float | None = None
         self._records: Mapping[str, Record] = {}
         self._drivers: dict[str, JobDriver] = {}
@@ -99,7 +102,9 @@ class Jobs:
             record = replace(record, lease_s=config.lease_s)  # in force from the first welcome on
             self._commit(job, record)
         machine = QuorumMachine(config, record=record, holders_until=until)
-        return JobDriver(job, machine, lambda record: self._commit(job, record), self.lateness.check)
+        return JobDriver(
+            job, machine, lambda record: self._commit(job, record), self.lateness.check, self._stall_after_s
+        )
 
     def _commit(self, job: str, record: Record) -> None:
         self.guarded(lambda: self._memory.commit(job, record))

@@ -5,18 +5,12 @@ A manager judges its own ranks; only here can be seen who is behind in a collect
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import dataclass
-from enum import StrEnum
 
 from protos.progress import GroupView, RankName, RankView
-from protos.stall import FLOOR_S, StallVerdict, judge
-
-
-class RankState(StrEnum):
-    RUNNING = "running"
-    WAITING = "waiting"
-    BEHIND = "behind"
+from protos.stall import FLOOR_S, StallVerdict, judge, time_left_s
+from protos.status import RankPlace, RankState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +41,35 @@ class JobProgress:
     def ranks(self, now: float) -> list[RankView]:
         return [rank for name in sorted(self._told) for rank in self._ranks_of(name, now)]
 
+    @property
+    def names(self) -> list[str]:
+        """The replica groups of which something is known."""
+        return sorted(self._told)
+
+    def left_s(self, members: Collection[str], now: float) -> float | None:
+        """How long until there may be a verdict about them, below zero where there may be one; None: nothing is known
+        of any group. Of groups that are no members' ranks may come any time."""
+        ranks = [rank for name in members if name in self._told for rank in self._ranks_of(name, now)]
+        return time_left_s(ranks, self._floor_s) if self._told else None
+
     def verdict(self, members: Collection[str], now: float) -> StallVerdict | None:
         """About the replica groups `members`, those of the quorum; who is none meets nobody."""
         here = [name for name in sorted(members) if name in self._told]
         ranks = [rank for name in here for rank in self._ranks_of(name, now)]
         return judge(ranks, floor_s=self._floor_s, is_complete=len(here) == len(members))
 
-    def states(self, members: Collection[str], now: float) -> dict[RankName, RankState]:
+    def places(self, members: Collection[str], alive: Container[str], now: float) -> tuple[RankPlace, ...]:
+        """The worst first. `alive`: the replica groups that are, members or not."""
         verdict = self.verdict(members, now)
         behind = frozenset(verdict.behind) if verdict is not None else frozenset[RankName]()
-        return {rank.name: _state(rank, behind) for rank in self.ranks(now)}
+        places = [
+            _place(rank, _state(rank, behind) if rank.name.replica_id in alive else RankState.LOST)
+            for rank in self.ranks(now)
+        ]
+        order = list(RankState)
+        return tuple(
+            sorted(places, key=lambda p: (order.index(p.state), -p.progress_age_s, p.replica_id, p.group_rank))
+        )
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -81,3 +94,25 @@ def _state(rank: RankView, behind: frozenset[RankName]) -> RankState:
     if rank.name in behind:
         return RankState.BEHIND
     return RankState.RUNNING if rank.is_running else RankState.WAITING
+
+
+def _place(rank: RankView, state: RankState) -> RankPlace:
+    sample, innermost, collective = rank.sample, rank.sample.innermost, rank.sample.collective
+    return RankPlace(
+        replica_id=rank.name.replica_id,
+        group_rank=rank.name.group_rank,
+        state=state,
+        step=sample.step,
+        phase=innermost.name,
+        done=innermost.done,
+        total=innermost.total,
+        phase_s=innermost.open_s + rank.beat_age_s,
+        collective=collective.operation if collective is not None else "",
+        is_inside=sample.is_inside,
+        waits_for=sample.waits_for,
+        beat_age_s=rank.beat_age_s,
+        progress_age_s=rank.progress_age_s,
+        limit_s=rank.limit_s,
+        host=rank.host,
+        pid=rank.pid,
+    )

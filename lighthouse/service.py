@@ -77,7 +77,7 @@ class LighthouseService:
     async def status_rpc(
         self, request: lighthouse_pb2.LighthouseStatusRequest, _: Call
     ) -> lighthouse_pb2.LighthouseStatusResponse:
-        return status_wire.lighthouse_status_to_wire(self.status(request.job))
+        return status_wire.lighthouse_status_to_wire(self.status(request.job, has_ranks=request.ranks))
 
     async def kill(
         self, request: lighthouse_pb2.LighthouseKillRequest, call: Call
@@ -126,11 +126,11 @@ class LighthouseService:
         finally:
             driver.end_session(number)
 
-    def status(self, job: str = "") -> LighthouseStatus:
+    def status(self, job: str = "", *, has_ranks: bool = False) -> LighthouseStatus:
         self._jobs.forget_quiet()
         drivers = [self._jobs.find(job)] if job else list(self._jobs)
         uptime_s = time.monotonic() - self._started_at
-        return LighthouseStatus(VERSION, uptime_s, tuple(driver.status() for driver in drivers))
+        return LighthouseStatus(VERSION, uptime_s, tuple(driver.status(has_ranks=has_ranks) for driver in drivers))
 
     async def _join(self, read: Callable[[], Participant], call: Call) -> Answer:
         began_at = time.monotonic()

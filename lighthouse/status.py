@@ -3,12 +3,19 @@
 from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member
 from lighthouse.verdict import Verdict
-from protos.status import JobStatus, MemberState, MemberStatus
+from protos.stall import StallVerdict
+from protos.status import JobStatus, MemberState, MemberStatus, RankPlace
 
 NAMES_SHOWN = 8
 
 
-def job_status(job: str, machine: QuorumMachine, now: float) -> JobStatus:
+def job_status(
+    job: str,
+    machine: QuorumMachine,
+    now: float,
+    stall: StallVerdict | None = None,
+    ranks: tuple[RankPlace, ...] = (),
+) -> JobStatus:
     """O(n log n): for a person or a scrape, never for a round."""
     return JobStatus(
         job=job,
@@ -23,6 +30,9 @@ def job_status(job: str, machine: QuorumMachine, now: float) -> JobStatus:
         sessions=machine.attendance.sessions,
         recalls=machine.standing.recalls,
         revokes=machine.standing.revokes,
+        ranks=ranks,
+        stall=stall.text if stall is not None else "",
+        stall_s=stall.still_s if stall is not None else 0.0,
     )
 
 

@@ -56,8 +56,8 @@ def heartbeat(replica_id: str, incarnation: str) -> Rpc[None]:
     return Rpc(LIGHTHOUSE + "Heartbeat", request, lighthouse_pb2.LighthouseHeartbeatResponse, _nothing)
 
 
-def lighthouse_status(job: str) -> Rpc[LighthouseStatus]:
-    request = lighthouse_pb2.LighthouseStatusRequest(job=job)
+def lighthouse_status(job: str, *, ranks: bool = False) -> Rpc[LighthouseStatus]:
+    request = lighthouse_pb2.LighthouseStatusRequest(job=job, ranks=ranks)
     return Rpc(
         LIGHTHOUSE + "Status", request, lighthouse_pb2.LighthouseStatusResponse, status_wire.lighthouse_status_from_wire
     )

@@ -36,9 +36,9 @@ class LighthouseClient(RunClient):
     def heartbeat(self, replica_id: str, incarnation: str = "", *, timeout_s: float = 5.0) -> None:
         self._run(calls.heartbeat(replica_id, incarnation), timeout_s)
 
-    def status(self, job: str = "", *, timeout_s: float = 5.0) -> LighthouseStatus:
-        """Of `job`, or of every job."""
-        return self._run(calls.lighthouse_status(job), timeout_s, wait_for_ready=False)
+    def status(self, job: str = "", *, ranks: bool = False, timeout_s: float = 5.0) -> LighthouseStatus:
+        """Of `job`, or of every job; `ranks`: with the place of every rank."""
+        return self._run(calls.lighthouse_status(job, ranks=ranks), timeout_s, wait_for_ready=False)
 
     def kill(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
         """End a replica group through its manager."""
@@ -63,9 +63,9 @@ class AsyncLighthouseClient(AsyncRunClient):
     async def heartbeat(self, replica_id: str, incarnation: str = "", *, timeout_s: float = 5.0) -> None:
         await self._run(calls.heartbeat(replica_id, incarnation), timeout_s, wait_for_ready=False)
 
-    async def status(self, job: str = "", *, timeout_s: float = 5.0) -> LighthouseStatus:
-        """Of `job`, or of every job."""
-        return await self._run(calls.lighthouse_status(job), timeout_s, wait_for_ready=False)
+    async def status(self, job: str = "", *, ranks: bool = False, timeout_s: float = 5.0) -> LighthouseStatus:
+        """Of `job`, or of every job; `ranks`: with the place of every rank."""
+        return await self._run(calls.lighthouse_status(job, ranks=ranks), timeout_s, wait_for_ready=False)
 
     async def kill(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
         """End a replica group through its manager."""

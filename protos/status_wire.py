@@ -4,7 +4,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from protos import lighthouse_pb2, manager_pb2
-from protos.status import JobStatus, LighthouseStatus, ManagerStatus, MemberState, MemberStatus
+from protos.status import (
+    JobStatus,
+    LighthouseStatus,
+    ManagerStatus,
+    MemberState,
+    MemberStatus,
+    RankPlace,
+    RankState,
+)
 
 
 def lighthouse_status_to_wire(status: LighthouseStatus) -> lighthouse_pb2.LighthouseStatusResponse:
@@ -17,7 +25,8 @@ def lighthouse_status_to_wire(status: LighthouseStatus) -> lighthouse_pb2.Lighth
 
 def _job_to_wire(job: JobStatus) -> lighthouse_pb2.JobStatus:
     members = [lighthouse_pb2.MemberStatus(**_fields(member)) for member in job.members]
-    return lighthouse_pb2.JobStatus(**_fields(job, but=("members",)), members=members)
+    ranks = [lighthouse_pb2.RankPlace(**_fields(rank)) for rank in job.ranks]
+    return lighthouse_pb2.JobStatus(**_fields(job, but=("members", "ranks")), members=members, ranks=ranks)
 
 
 def lighthouse_status_from_wire(message: lighthouse_pb2.LighthouseStatusResponse) -> LighthouseStatus:
@@ -29,8 +38,13 @@ def _job_from_wire(job: lighthouse_pb2.JobStatus) -> JobStatus:
         MemberStatus(**_fields(member, names=MemberStatus.__slots__, instead={"state": MemberState(member.state)}))
         for member in job.members
     )
-    names = [name for name in JobStatus.__slots__ if name != "members"]
-    return JobStatus(**_fields(job, names=names), members=members)
+    names = [name for name in JobStatus.__slots__ if name not in ("members", "ranks")]
+    return JobStatus(**_fields(job, names=names), members=members, ranks=tuple(map(_place_from_wire, job.ranks)))
+
+
+def _place_from_wire(rank: lighthouse_pb2.RankPlace) -> RankPlace:
+    instead = {"state": RankState(rank.state), "total": rank.total if rank.HasField("total") else None}
+    return RankPlace(**_fields(rank, names=RankPlace.__slots__, instead=instead))
 
 
 def manager_status_to_wire(status: ManagerStatus) -> manager_pb2.ManagerStatusResponse:

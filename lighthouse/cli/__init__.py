@@ -8,6 +8,7 @@ from lighthouse.cli.drain import drain
 from lighthouse.cli.keys import keys
 from lighthouse.cli.kill import kill
 from lighthouse.cli.members import members
+from lighthouse.cli.ranks import ranks
 from lighthouse.cli.restarts import restarts
 from lighthouse.cli.serve import serve
 from lighthouse.cli.status import status
@@ -23,5 +24,5 @@ def main() -> None:
     """The coordinator of fault-tolerant training: it decides who trains together."""
 
 
-for command in (serve, status, members, watch, drain, kill, restarts, stop, resume, keys):
+for command in (serve, status, members, ranks, watch, drain, kill, restarts, stop, resume, keys):
     main.add_command(command)

@@ -34,10 +34,11 @@ def connect(address: str, *, job: str = "", token: str | None = None, run: str =
     return LighthouseClient(address, job=job or DEFAULT_JOB, run=run, token=token)
 
 
-def ask(address: str, job: str, timeout_s: float) -> LighthouseStatus:
-    """Of `job`, or of every job. Raises UnknownName where there is no such job."""
+def ask(address: str, job: str, timeout_s: float, *, ranks: bool = False) -> LighthouseStatus:
+    """Of `job`, or of every job; `ranks`: with the place of every rank. Raises UnknownName where there is no such
+    job."""
     with connect(address) as client:
-        answer = client.status(job, timeout_s=timeout_s)
+        answer = client.status(job, ranks=ranks, timeout_s=timeout_s)
     if job and not answer.jobs:
         raise UnknownName(f"--job {job}: no such job at {address}; `lighthouse status` lists them all")
     return answer

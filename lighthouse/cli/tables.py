@@ -57,7 +57,7 @@ def job_lines(jobs: Sequence[JobStatus], width: int) -> list[Text]:
     titles, *rows = table(_JOB_COLUMNS, jobs, width)
     lines = [titles]
     for job, row in zip(jobs, rows, strict=True):
-        lines += [row, *_explanation(job, width)]
+        lines += [row, *_explanation(job, width), *([Text.assemble("  ", stall(job))] if job.stall else [])]
     return lines
 
 
@@ -86,6 +86,11 @@ def job_summary(job: JobStatus) -> list[Text]:
         ),
         Text(state_counts(job)),
     ]
+
+
+def stall(job: JobStatus) -> Text:
+    """Who is behind, where nothing moves."""
+    return Text(f"nothing moves for {format_duration(job.stall_s)}: {printable(job.stall)}", style="red")
 
 
 def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from lighthouse.progress_view import JobProgress, RankState
+from lighthouse.progress_view import JobProgress
 from protos.progress import GroupView, OpenPhase, RankName, RankView
 from protos.stall import Kind
+from protos.status import RankState
 from tests.protos.views import after, all_reduce, rank
 
 COLLECTIVE = all_reduce(9)
@@ -38,10 +39,31 @@ def test_who_is_behind_over_groups(job: JobProgress):
     assert verdict is not None
     assert verdict.behind == (RankName("b", 1),)
     assert verdict.text.startswith("b/1 behind in loader 3, a/0-1, b/0 waiting in all_reduce")
-    states = job.states("ab", 162)
-    assert states[RankName("b", 1)] is RankState.BEHIND
-    assert states[RankName("a", 0)] is RankState.WAITING
-    assert job.states("ab", 103)[RankName("b", 1)] is RankState.RUNNING
+    places = {(place.replica_id, place.group_rank): place for place in job.places("ab", "ab", 162)}
+    assert places["b", 1].state is RankState.BEHIND
+    assert places["a", 0].state is RankState.WAITING
+    late = places["b", 1]
+    assert (late.phase, late.done, late.is_inside, late.progress_age_s) == ("loader", 3, False, 61)
+
+
+def test_the_worst_come_first(job: JobProgress):
+    def shown(now: float, alive: str = "ab") -> list[tuple[str, int, str]]:
+        return [(p.replica_id, p.group_rank, p.state.value) for p in job.places("ab", alive, now)]
+
+    others = [("a", 0, "waiting"), ("a", 1, "waiting"), ("b", 0, "waiting")]
+    assert shown(103) == [*others, ("b", 1, "running")]
+    assert shown(162) == [("b", 1, "behind"), *others]
+    assert [state for *_, state in shown(162, alive="b")] == ["behind", "lost", "lost", "waiting"]
+    assert [name for name, *_ in shown(162, alive="a")] == ["b", "b", "a", "a"]
+
+
+def test_so_long_is_left_until_there_may_be_a_verdict(job: JobProgress):
+    assert JobProgress().left_s("ab", 0) is None
+    left_s = job.left_s("ab", 110)
+    assert left_s is not None
+    assert job.verdict("ab", 110 + left_s) is None
+    assert job.verdict("ab", 110 + left_s + 0.01) is not None
+    assert job.left_s("", 110) == 60
 
 
 def test_only_members_are_judged(job: JobProgress):

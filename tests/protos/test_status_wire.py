@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from protos import lighthouse_pb2, manager_pb2
-from protos.status import JobStatus, LighthouseStatus, ManagerStatus, MemberState, MemberStatus
+from protos.status import JobStatus, LighthouseStatus, ManagerStatus, MemberState, MemberStatus, RankPlace, RankState
 from protos.status_wire import (
     lighthouse_status_from_wire,
     lighthouse_status_to_wire,
@@ -15,7 +15,9 @@ from protos.status_wire import (
 def test_of_the_lighthouse_there_and_back():
     member = MemberStatus("a", "i1", MemberState.STRAGGLER, True, 3, 2, 1.5, 1, "h:1", "h:2")
     job = JobStatus("j", 4, 2.5, "formed", "3 train", 1, 9, (member, replace(member, state=MemberState.LAPSED)))
-    status = LighthouseStatus("1.0", 12.5, (job, replace(job, job="k", members=())))
+    rank = RankPlace("a", 1, RankState.BEHIND, 3, "v", 0, 0, 1.5, "all_reduce", True, "x", 0.5, 2.5, 60.0, "h", 7)
+    stalled = replace(job, ranks=(rank, replace(rank, total=None, state=RankState.LOST)), stall="a/1", stall_s=61.5)
+    status = LighthouseStatus("1.0", 12.5, (stalled, replace(job, job="k", members=())))
     assert lighthouse_status_from_wire(lighthouse_status_to_wire(status)) == status
 
 
@@ -28,6 +30,7 @@ def test_the_messages_have_the_fields_of_the_classes():
     for cls, message in (
         (MemberStatus, lighthouse_pb2.MemberStatus),
         (JobStatus, lighthouse_pb2.JobStatus),
+        (RankPlace, lighthouse_pb2.RankPlace),
         (LighthouseStatus, lighthouse_pb2.LighthouseStatusResponse),
         (ManagerStatus, manager_pb2.ManagerStatusResponse),
     ):

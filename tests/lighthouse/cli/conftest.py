@@ -44,8 +44,9 @@ class FakeClient:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def status(self, job: str = "", *, timeout_s: float = 5.0) -> LighthouseStatus:
-        return self._fake.answer(address=self._who["address"], job=job, timeout_s=timeout_s)
+    def status(self, job: str = "", *, ranks: bool = False, timeout_s: float = 5.0) -> LighthouseStatus:
+        asked = {"ranks": True} if ranks else {}
+        return self._fake.answer(address=self._who["address"], job=job, timeout_s=timeout_s, **asked)
 
     def kill(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
         self._fake.answer(**self._who, replica_id=replica_id, msg=msg, timeout_s=timeout_s)

@@ -1,0 +1,84 @@
+"""`lighthouse ranks`: where every rank is, and who is behind."""
+
+from collections.abc import Sequence
+
+import click
+from rich.text import Text
+
+from lighthouse.cli.layout import Column, table
+from lighthouse.cli.options import ask, client_options
+from lighthouse.cli.output import make_console, print_json, print_lines
+from lighthouse.cli.tables import stall
+from lighthouse_runtime.durations import format_duration
+from lighthouse_runtime.terminal import reports_errors
+from protos.progress import STEP
+from protos.status import JobStatus, LighthouseStatus, RankPlace, RankState
+
+Row = tuple[str, RankPlace]
+
+SILENT_S = 3.0
+_STYLES = {RankState.BEHIND: "red", RankState.LOST: "red", RankState.WAITING: "cyan", RankState.RUNNING: "green"}
+
+
+@click.command()
+@client_options(job_help="Only this job; without it, every job.")
+@reports_errors
+def ranks(address: str, job: str, output: str, timeout: float) -> None:
+    """List where every rank is, those that are behind first; above them the verdict, where nothing moves.
+
+    BEAT: since its process gave a sign of life. STILL: since it moved.
+    """
+    answer = ask(address, job, timeout, ranks=True)
+    if output == "json":
+        return print_json(answer)
+    console = make_console()
+    return print_lines(console, rank_lines(answer, console.width))
+
+
+def rank_lines(status: LighthouseStatus, width: int) -> list[Text]:
+    rows = [(job.job, rank) for job in status.jobs for rank in job.ranks]
+    lines = [line for job in status.jobs if job.stall for line in _verdict(job, len(status.jobs) > 1, width)]
+    if not rows:
+        return [*lines, Text("no ranks: nobody has said where it is")]
+    has_many_jobs = len({job for job, _ in rows}) > 1
+    return [*lines, *table([_JOB, *_COLUMNS] if has_many_jobs else _COLUMNS, rows, width)]
+
+
+def _verdict(job: JobStatus, has_many_jobs: bool, width: int) -> Sequence[Text]:
+    line = Text.assemble(f"{job.job}: ", stall(job)) if has_many_jobs else stall(job)
+    return [*line.wrap(make_console(), max(20, width))]
+
+
+def _where(rank: RankPlace) -> str:
+    """In a collective, in a declared wait, or in a phase."""
+    if rank.is_inside:
+        return rank.collective
+    if rank.waits_for:
+        return f"waits for {rank.waits_for}"
+    return "-" if rank.phase == STEP else rank.phase
+
+
+def _ticks(rank: RankPlace) -> str:
+    if rank.total is None:
+        return str(rank.done) if rank.done else "-"
+    return f"{rank.done}/{rank.total}"
+
+
+_JOB: Column[Row] = Column("JOB", lambda row: row[0], keep=5)
+_COLUMNS: Sequence[Column[Row]] = (
+    Column("RANK", lambda row: f"{row[1].replica_id}/{row[1].group_rank}", comfort=12),
+    Column("STATE", lambda row: row[1].state.value, lambda row: _STYLES[row[1].state]),
+    Column("STEP", lambda row: str(row[1].step), is_number=True),
+    Column("WHERE", lambda row: _where(row[1]), comfort=12),
+    Column("DONE", lambda row: _ticks(row[1]), is_number=True, keep=4),
+    Column("STILL", lambda row: format_duration(row[1].progress_age_s), is_number=True),
+    Column(
+        "BEAT",
+        lambda row: format_duration(row[1].beat_age_s),
+        lambda row: "red" if row[1].beat_age_s > SILENT_S else "",
+        is_number=True,
+        keep=3,
+    ),
+    Column("HOST", lambda row: row[1].host or "-", keep=2, comfort=12),
+    Column("PID", lambda row: str(row[1].pid or "-"), is_number=True, keep=1),
+)

@@ -1,0 +1,61 @@
+"""The loop's side of where a job's ranks are: views come with the managers' beats, a verdict goes to the log."""
+
+import asyncio
+import logging
+
+from lighthouse.progress_view import JobProgress
+from lighthouse.quorum import QuorumMachine
+from lighthouse_runtime.stall_watch import StallWatch
+from protos.progress import GroupView
+from protos.stall import FLOOR_S, StallVerdict
+from protos.status import RankPlace
+
+log = logging.getLogger(__name__)
+
+
+class JobPlaces:
+    """Only the quorum's members are judged: who is none meets nobody."""
+
+    def __init__(self, job: str, machine: QuorumMachine, floor_s: float = FLOOR_S) -> None:
+        self._machine = machine
+        self._progress = JobProgress(floor_s)
+        self._clock = asyncio.get_running_loop().time
+        self._watch = StallWatch(log, f"[{job}] ", self._verdict, self._left_s, floor_s)
+
+    def take(self, replica_id: str, view: GroupView) -> None:
+        """`replica_id` is that of the session."""
+        if view.replica_id == replica_id:
+            self._progress.take(view, self._clock())
+            self._watch.wake()
+
+    def verdict(self) -> StallVerdict | None:
+        """As it is now, and as the log has it."""
+        return self._verdict(self._clock())
+
+    def ranks(self) -> tuple[RankPlace, ...]:
+        """The worst first."""
+        self._forget()
+        return self._progress.places(self._members, self._alive, self._clock())
+
+    def close(self) -> None:
+        self._watch.close()
+
+    @property
+    def _members(self) -> list[str]:
+        return [member.replica_id for member in self._machine.roster if member.in_quorum]
+
+    @property
+    def _alive(self) -> set[str]:
+        return {member.replica_id for member in self._machine.roster if member.is_alive}
+
+    def _forget(self) -> None:
+        for name in self._progress.names:
+            if self._machine.roster.get(name) is None:
+                self._progress.drop(name)
+
+    def _verdict(self, now: float) -> StallVerdict | None:
+        return self._progress.verdict(self._members, now)
+
+    def _left_s(self, now: float) -> float | None:
+        self._forget()
+        return self._progress.left_s(self._members, now)

@@ -1,0 +1,67 @@
+import dataclasses
+import json
+
+import pytest
+
+from lighthouse.cli.ranks import ranks as command
+from protos.status import JobStatus, RankPlace, RankState
+from tests.lighthouse.statuses import job, member, status
+
+
+def place(name: str, number: int, state: RankState = RankState.WAITING, **fields: object) -> RankPlace:
+    of = RankPlace(name, number, state, 7, "step", 0, None, 1.0, "all_reduce", True, "", 0.4, 63.0, 60.0, "host", 4711)
+    return dataclasses.replace(of, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def stalled(*places: RankPlace, name: str = "default") -> JobStatus:
+    verdict = "b/1 behind in validation 3/25, a/0, b/0 waiting in all_reduce"
+    return dataclasses.replace(job(member("a"), name=name), ranks=places, stall=verdict, stall_s=63.0)
+
+
+FEW = stalled(
+    place("b", 1, RankState.BEHIND, phase="validation", done=3, total=25, is_inside=False, beat_age_s=75.0),
+    place("a", 0),
+    place("b", 0, is_inside=False, waits_for="rank 0 validation"),
+    place("c", 0, RankState.RUNNING, is_inside=False, progress_age_s=0.2, host="", pid=0),
+)
+
+
+def test_the_verdict_and_a_row_per_rank(fake, run):
+    fake.answers = [status(FEW)]
+    assert run(command).output == (
+        "nothing moves for 1m03s: b/1 behind in validation 3/25, a/0, b/0 waiting in all_reduce\n"
+        "RANK  STATE    STEP  WHERE                        DONE  STILL   BEAT  HOST   PID\n"
+        "b/1   behind      7  validation                   3/25  1m03s  1m15s  host  4711\n"
+        "a/0   waiting     7  all_reduce                      -  1m03s   0.4s  host  4711\n"
+        "b/0   waiting     7  waits for rank 0 validation     -  1m03s   0.4s  host  4711\n"
+        "c/0   running     7  -                               -   0.2s   0.4s  -        -\n"
+    )
+    assert fake.calls[-1]["ranks"] is True
+
+
+def test_of_several_jobs(fake, run):
+    fake.answers = [status(FEW, stalled(place("a", 0), name="other"))]
+    first, second, titles, *rows = run(command).output.splitlines()
+    assert first.startswith("default: nothing moves")
+    assert second.startswith("other: nothing moves")
+    assert titles.startswith("JOB ")
+    assert [row.split()[0] for row in rows] == ["default"] * 4 + ["other"]
+
+
+def test_json_is_the_status(fake, run):
+    fake.answers = [status(FEW)]
+    [read] = json.loads(run(command, "--format", "json").output)["jobs"]
+    assert (read["stall"], read["ranks"][0]["state"], read["ranks"][0]["total"]) == (FEW.stall, "behind", 25)
+
+
+def test_nobody_has_said_where_it_is(fake, run):
+    fake.answers = [status(job(member("a")))]
+    assert run(command).output == "no ranks: nobody has said where it is\n"
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
+def test_no_line_is_longer_than_the_terminal(fake, run, width):
+    fake.answers = [status(FEW)]
+    lines = run(command, env={"COLUMNS": str(width)}).output.splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("behind" in line and "b/1" in line for line in lines[-5:])

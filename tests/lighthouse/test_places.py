@@ -1,0 +1,98 @@
+"""A job's ranks on the lighthouse's loop: whose view counts, who is judged, what the log says."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+
+from lighthouse.places import JobPlaces
+from protos.progress import GroupView
+from tests.protos.views import after, all_reduce, rank
+from tests.virtual_loop import VirtualLoop
+
+
+@dataclass
+class Member:
+    replica_id: str
+    in_quorum: bool = True
+    is_alive: bool = True
+
+
+@dataclass
+class Machine:
+    """As far as it is asked here."""
+
+    members: dict[str, Member] = field(default_factory=lambda: {name: Member(name) for name in "ab"})
+
+    @property
+    def roster(self) -> "Machine":
+        return self
+
+    def __iter__(self):
+        return iter(self.members.values())
+
+    def get(self, name: str) -> Member | None:
+        return self.members.get(name)
+
+
+class Job:
+    """Rank b/1 has not come into the collective in which all others wait."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop, self.machine = loop, Machine()
+        self.places = JobPlaces("j", self.machine)  # pyright: ignore[reportArgumentType]
+        inside = all_reduce(9)
+        self.a = GroupView("a", "i", tuple(rank(n, inside=inside, group="a", still_s=0) for n in range(2)))
+        late = rank(1, "loader", left=after(all_reduce(8)), group="b", still_s=0)
+        self.b = GroupView("b", "i", (rank(0, inside=inside, group="b", still_s=0), late))
+
+    def shown(self) -> list[tuple[str, int, str]]:
+        return [(place.replica_id, place.group_rank, place.state.value) for place in self.places.ranks()]
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Job:
+    caplog.set_level(logging.INFO)
+    loop = VirtualLoop()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    return Job(loop)
+
+
+def test_the_log_says_who_is_behind_over_groups(job: Job, caplog: pytest.LogCaptureFixture):
+    job.places.take("a", job.a)
+    job.places.take("b", job.b)
+    job.loop.go(59)
+    assert (caplog.messages, job.places.verdict()) == ([], None)
+    job.loop.go(3)
+    [said] = caplog.messages
+    assert said.startswith("[j] nothing moves for 6")
+    assert ": b/1 behind in loader, a/0-1, b/0 waiting in all_reduce; no beat from a/0-1, b/0-1" in said
+    assert job.shown()[0] == ("b", 1, "behind")
+    job.places.take("b", job.b)
+    job.loop.go(2)
+    assert caplog.messages[1:] == ["[j] something moves again"]
+
+
+def test_a_session_speaks_for_its_own_group(job: Job):
+    job.places.take("a", job.b)
+    assert job.shown() == []
+
+
+def test_a_lost_group_is_shown_until_it_is_forgotten(job: Job):
+    job.places.take("a", job.a)
+    job.places.take("b", job.b)
+    job.machine.members["b"].is_alive = job.machine.members["b"].in_quorum = False
+    assert [state for *_, state in job.shown()] == ["lost", "lost", "waiting", "waiting"]
+    del job.machine.members["b"]
+    assert [name for name, *_ in job.shown()] == ["a", "a"]
+    job.machine.members.clear()
+    job.loop.go(100)
+    assert job.loop.timers == 0
+
+
+def test_close_leaves_no_timer(job: Job):
+    job.places.take("a", job.a)
+    assert job.loop.timers == 1
+    job.places.close()
+    assert job.loop.timers == 0
