@@ -14,6 +14,7 @@ from tests.processes import eventually
 STEPS = 30
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_killed_group_heals_and_all_end_with_the_same_weights(tmp_path: Path) -> None:
     script = ROOT / "examples/train_diloco.py"

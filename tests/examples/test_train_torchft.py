@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.agent_client.ranks import Pending, Rank, RankServer
 from tests.processes import PATIENCE_S, ROOT, Lighthouse, eventually
 from tests.torchft.stock import require
@@ -53,6 +55,7 @@ class Group:
         return self._log.read_text().partition("ends at step ")[2].splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_torchft_script_trains_through_a_kill_and_a_heal(tmp_path: Path) -> None:
     require()
     with RankServer() as server, Lighthouse("--min-replicas", "2", "--heartbeat-timeout", "600s") as lighthouse:

@@ -237,6 +237,7 @@ class TestRecords:
         assert (incident.generation, incident.formed) == (0, 1)
         assert (incident.noticed_at, incident.formed_at) == (1005.0, 1007.0)
 
+    @pytest.mark.slow
     def test_memory_is_flat_over_10000_restarts(self):
         stage = running(2)
         size = 0

@@ -18,6 +18,7 @@ def test_a_planted_defect_is_found_by_its_checker(exhibit: Exhibit):
         assert any(exhibit.is_found(seed) for seed in exhibit.shown_by)
 
 
+@pytest.mark.slow
 @each
 def test_without_it_the_same_seeds_are_clean(exhibit: Exhibit):
     assert [exhibit.run(seed).violation for seed in exhibit.shown_by] == [""] * len(exhibit.shown_by)

@@ -19,7 +19,8 @@ from tests.simulation.world import Violation
 # A minute of computing, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(600)
 
-SEEDS = range(200)
+SEEDS = range(40)
+MORE_SEEDS = range(40, 400)
 LONG = {"seconds": 750.0, "groups": 10, "min_step_s": 0.25}  # 600 s of faults
 LONG_SEEDS = range(100)
 
@@ -44,12 +45,15 @@ def test_drawn_runs_have_every_fault_and_many_quorums(results: list[Result]):
     assert counts["commits"] > 100 * len(results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_scenario_is_clean(scenario: str):
     assert failed(run_seed(seed, scenario=scenario) for seed in range(8)) == []
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(name, marks=[] if name == "storm" else pytest.mark.slow) for name in SCENARIOS]
+)
 def test_a_seed_is_the_same_run_again_in_another_process(scenario: str):
     """Also where the hashes of texts are others: no order may come from a set."""
     command = [sys.executable, "-m", "tests.simulation", "--seed", "5", "--scenario", scenario, "--trace"]
@@ -74,6 +78,13 @@ def test_a_quorum_that_is_not_replaced_fails_the_run():
     simulation.promise.hit |= set(range(simulation.world.counts["quorums"]))
     with pytest.raises(Violation, match="too few quorums"):
         simulation.promise.at_end()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_more_drawn_runs_are_clean():
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        assert failed(pool.map(run_seed, MORE_SEEDS, chunksize=4)) == []
 
 
 @pytest.mark.slow
