@@ -31,7 +31,7 @@ class Job:
         self.managers: dict[str, Rank] = {}
         self.addresses: dict[str, str] = {}
 
-    def start_managers(self, *names: str, ranks: int = 1) -> None:
+    def start_managers(self, *names: str, ranks: int = 1, **settings: Any) -> None:
         for name in names:
             manager = self._server.start("tests.agent_client.actors:ManagerActor", self._folder / f"{name}-manager.log")
             self.managers[name] = self._stack.enter_context(manager)
@@ -42,6 +42,7 @@ class Job:
                 job=self._name,
                 store=self._store,
                 group_world_size=ranks,
+                **settings,
             )
         self.wait_beats(*names)
 

@@ -332,3 +332,31 @@ def test_samples_do_not_change_what_is_sampled(progress: Progress, clock: Clock)
     with progress.phase("a"):
         clock.go(draw.random())
         assert progress.sample() == progress.sample()
+
+
+class TestOfTheAgent:
+    """What its own thread does beside the script's."""
+
+    def test_what_it_waits_for_is_no_suspicion(self, progress: Progress, clock: Clock):
+        with progress.phase("forward"):
+            clock.go(5)
+            with progress.asking("quorum"):
+                clock.go(2)
+                sample = progress.sample()
+            assert progress.sample().waits_for == ""
+        assert (sample.waits_for, sample.innermost.name, sample.still_s) == ("quorum", "forward", 2)
+
+    def test_the_script_s_own_wait_is_shown_first(self, progress: Progress):
+        with progress.asking("quorum"), progress.waiting_for("rank 0 validation"):
+            assert progress.sample().waits_for == "rank 0 validation"
+
+    def test_what_it_is_busy_with_is_where_the_rank_is(self, progress: Progress, clock: Clock):
+        with progress.waiting_for("quorum"), progress.busy("heal"):
+            clock.go(3)
+            sample = progress.sample()
+        assert (sample.waits_for, sample.innermost) == ("", OpenPhase("heal", open_s=3))
+        assert progress.sample().innermost.name == STEP
+
+    def test_a_shape_is_put_into_words(self, progress: Progress):
+        with progress.collective(1, 2, "all_reduce", (25, 10)):
+            assert progress.sample().collective == Collective(1, 2, "all_reduce", "25x10")

@@ -1,0 +1,82 @@
+"""Where a rank is goes to a manager that takes it, and to no older one."""
+
+import queue
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent_client.manager_link import SAMPLED_EVERY_S, ManagerLink
+from agent_client.progress import Progress
+from lighthouse_runtime.clients import ManagerClient
+from protos.membership import Assignment
+from protos.progress import STEP, Sample
+from protos.refusals import Unreachable
+from protos.session import FromRank, ToRank, WatchOpened
+from tests.processes import PATIENCE_S
+
+
+class FakeWatch:
+    """Opens, and ends when it is cancelled. `repeated` has what is to be sent, and how often."""
+
+    def __init__(self, opened: WatchOpened) -> None:
+        self._opened = opened
+        self._cancelled: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.sent: list[FromRank] = []
+        self.repeated: list[tuple[Callable[[], Sample | None], float]] = []
+
+    def send(self, message: FromRank) -> None:
+        self.sent.append(message)
+
+    def repeat(self, say: Callable[[], Sample | None], every_s: float) -> None:
+        self.repeated.append((say, every_s))
+
+    def cancel(self) -> None:
+        self._cancelled.put(None)
+
+    def __iter__(self) -> Iterator[ToRank]:
+        yield self._opened
+        self._cancelled.get(timeout=PATIENCE_S)
+        raise Unreachable("cancelled")
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, opened: WatchOpened, progress: Progress | None) -> FakeWatch:
+    """After a first request for a quorum."""
+    watch = FakeWatch(opened)
+
+    def refuse(*_: object, **__: object) -> Assignment:
+        raise Unreachable("no quorum here")
+
+    monkeypatch.setattr(ManagerClient, "watch", lambda *_, **__: watch)
+    monkeypatch.setattr(ManagerClient, "quorum", refuse)
+    link = ManagerLink("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0, progress=progress)
+    with pytest.raises(Unreachable):
+        link.ask(0, "", tag_quorum_id=None, commit_failures=0, timeout_s=PATIENCE_S)
+    link.close()
+    return watch
+
+
+def test_a_manager_that_takes_it_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch):
+    progress = Progress()
+    [(say, every_s)] = watched(monkeypatch, WatchOpened(takes_progress=True), progress).repeated
+    assert every_s == SAMPLED_EVERY_S
+    progress.step(7)
+    with progress.phase("validation", total=3):
+        told = say()
+    assert told is not None
+    assert (told.step, [phase.name for phase in told.phases]) == (7, [STEP, "validation"])
+
+
+@pytest.mark.parametrize("progress", [Progress(), None])
+def test_an_older_manager_and_a_rank_without_it_are_as_before(
+    monkeypatch: pytest.MonkeyPatch, progress: Progress | None
+):
+    watch = watched(monkeypatch, WatchOpened(takes_progress=progress is None), progress)
+    assert (watch.repeated, watch.sent) == ([], [])
+
+
+def test_a_defect_here_is_logged_and_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    progress = Progress()
+    [(say, _)] = watched(monkeypatch, WatchOpened(takes_progress=True), progress).repeated
+    monkeypatch.setattr(progress, "sample", lambda: 1 / 0)
+    assert say() is None
+    assert "where this rank is cannot be told" in caplog.text

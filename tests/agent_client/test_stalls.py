@@ -1,0 +1,84 @@
+"""Two groups of two ranks, one of which stands still: what `lighthouse ranks` and the logs say of that."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.agent_client.jobs import Job
+from tests.agent_client.ranks import Rank
+from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, run_cli
+
+STALL_AFTER_S = 8.0
+TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--min-replicas", "2", "--stall-after", "8s")
+TIMES_S = {"timeout_s": 600.0, "quorum_timeout_s": 600.0}
+ACTOR = "tests.agent_client.marking_actor:MarkingActor"
+MOVES_FOR_STEPS = 20
+
+
+@pytest.fixture
+def ranks(job: Job) -> list[Rank]:
+    """a/0, a/1, b/0, b/1."""
+    job.start_managers("a", "b", ranks=2, stall_after_s=STALL_AFTER_S)
+    places = [(name, number) for name in "ab" for number in (0, 1)]
+    with ThreadPoolExecutor(len(places)) as pool:
+        return list(pool.map(lambda at: job.rank(at[0], rank=at[1], ranks=2, actor=ACTOR, **TIMES_S), places))
+
+
+def look(lighthouse: Lighthouse) -> dict[str, Any]:
+    told = run_cli(LIGHTHOUSE_CODE, "ranks", "--lighthouse", lighthouse.address, "--format", "json", "--timeout", "60s")
+    assert told.returncode == 0, told.stderr
+    [job] = [job for job in json.loads(told.stdout)["jobs"] if job["ranks"]]
+    return job
+
+
+def moving(lighthouse: Lighthouse, after: int) -> dict[str, Any]:
+    """Once all ranks are so many steps further and nobody is said to be behind."""
+
+    def seen() -> dict[str, Any] | None:
+        job = look(lighthouse)
+        is_on = len(job["ranks"]) == 4 and all(rank["step"] >= after for rank in job["ranks"])
+        return job if is_on and not job["stall"] else None
+
+    return eventually(seen, f"all at step {after}", within_s=180.0)
+
+
+def stalled(lighthouse: Lighthouse, words: str) -> dict[str, Any]:
+    def seen() -> dict[str, Any] | None:
+        job = look(lighthouse)
+        return job if words in job["stall"] else None
+
+    return eventually(seen, words, within_s=180.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_rank_that_stands_still_is_named_alone(job: Job, lighthouse: Lighthouse, ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.begin("train")
+    steps = max(rank["step"] for rank in moving(lighthouse, MOVES_FOR_STEPS)["ranks"])
+    assert "nothing moves" not in lighthouse.log()
+
+    ranks[3].call("hold")
+    seen = stalled(lighthouse, "b/1 behind in validation 1/3, a/0-1, b/0 waiting in all_reduce")
+    first, *others = seen["ranks"]
+    assert (first["replica_id"], first["group_rank"], first["state"]) == ("b", 1, "behind")
+    assert (first["phase"], first["done"], first["total"], first["pid"]) == ("validation", 1, 3, ranks[3].pid)
+    assert first["progress_age_s"] > STALL_AFTER_S
+    assert first["beat_age_s"] < first["progress_age_s"]
+    assert {(rank["state"], rank["collective"], rank["is_inside"]) for rank in others} == {
+        ("waiting", "all_reduce", True)
+    }
+    assert "nothing moves for" in lighthouse.log()
+
+    ranks[3].call("release")
+    moving(lighthouse, steps + MOVES_FOR_STEPS)
+    lighthouse.wait_for_log("something moves again")
+
+    ranks[3].stop()
+    eventually(lambda: "b/1" not in names(look(lighthouse)), "a rank that is stopped is lost, and not behind")
+
+
+def names(job: dict[str, Any]) -> set[str]:
+    return {f"{rank['replica_id']}/{rank['group_rank']}" for rank in job["ranks"]}
