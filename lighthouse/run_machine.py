@@ -4,11 +4,14 @@
 2. A supervisor's word on a process that has died explains the incident that its loss began. Where the process is no
    rank of a generation, that is an incident of its own, which ends no generation and counts nowhere.
 3. A completed run stays completed for all who are of its launch, whenever they come, and whatever has restarted.
-   It is launched anew by the first one that knows nothing of it: a supervisor that was never here, or a rank of attempt
-   0 that was told no number; and only while nobody who was here before is connected. Numbers go on upwards.
+   It is launched anew by the first one that knows nothing of it: a supervisor that was never here, nor a rank of it, or
+   a rank of attempt 0 that was told no number, of no supervisor that was here; and only while nobody who was here
+   before is connected. Numbers go on upwards.
+4. Who is told a stop, itself or by one of its ranks, ends by it, and so does who asks for one: what such a supervisor
+   asks when the stop has been lifted is that stop's echo.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from lighthouse import generation_events as events
@@ -21,7 +24,7 @@ from lighthouse.ledger import evidence
 from lighthouse.ranks import Ranks
 from lighthouse.run_record import Former, Incident, RunRecord
 from lighthouse.supervisors import Supervisors
-from protos.generation import Done, Entry, Refusal
+from protos.generation import Done, Entry, RankId, Refusal, Stop
 from protos.supervisor import SupervisorEntry, SupervisorWelcome, ToSupervisor
 
 
@@ -40,7 +43,7 @@ class RunMachine(GenerationMachine):
         record = record or RunRecord()
         super().__init__(config, record=record, now=now)
         self.keys = KeySpaces(self.life.number, keys)
-        self.supervisors = Supervisors(record.supervisors, record.excluded)
+        self.supervisors = Supervisors(record.supervisors, record.excluded, record.ending)
         self.former = record.former
 
     @property
@@ -54,6 +57,7 @@ class RunMachine(GenerationMachine):
             supervisors=self.supervisors.records(),
             excluded=self.supervisors.excluded,
             former=self.former,
+            ending=self.supervisors.ending,
         )
 
     def handle(self, event: events.GenerationEvent, now: float) -> Sequence[events.GenerationEffect]:
@@ -69,9 +73,12 @@ class RunMachine(GenerationMachine):
                 return [*super().handle(event, now), *self._explain(event, now)]
             case events.ResumeAsked():
                 return self._resume(now)
+            case events.StopAsked(who=who) if self._is_ending(who):
+                return self.tick(now)
             case events.Entered(entry):
                 refused = self._refuse(entry)
-                return super().handle(event, now) if refused is None else [*self.tick(now), refused]
+                effects = super().handle(event, now) if refused is None else [*self.tick(now), refused]
+                return [*effects, *self._tell_stop(_supervisors((entry.rank,)))]
             case _:
                 return super().handle(event, now)
 
@@ -81,7 +88,7 @@ class RunMachine(GenerationMachine):
         """Why this process is no rank of what goes on now; it may begin a launch."""
         if self.former is not None and _is_of(self.former, entry):
             return events.Completed(self.former.number, (entry.rank,))
-        if self._may_begin_anew and entry.is_first and not self.ranks.knows(entry.rank):
+        if self._may_begin_anew and entry.is_first and not self._was_here(entry.rank):
             self._begin_anew()
         if self._is_over or (error := self.supervisors.why_excluded(entry.host)) is None:
             return None
@@ -92,16 +99,41 @@ class RunMachine(GenerationMachine):
         is_free = not self.ranks.are_connected and not self.supervisors.are_connected
         return self.completed is not None and self.stop is None and is_free
 
+    def _was_here(self, rank: RankId) -> bool:
+        return rank.supervisor in self._supervisors_ever or self.ranks.knows(rank)
+
+    @property
+    def _supervisors_ever(self) -> tuple[str, ...]:
+        """Their incarnations: of those that were here, and of those whose ranks were."""
+        ever = (*self.supervisors.incarnations, *(rank.rank.supervisor for rank in self.ranks))
+        return tuple(dict.fromkeys(ever))
+
     def _begin_anew(self) -> None:
         assert self.completed is not None
-        ranks = tuple(rank.rank.incarnation for rank in self.ranks)
-        self.former = Former(self.completed, (*ranks, *self.supervisors.incarnations))
+        self.former = Former(self.completed, self._supervisors_ever)
         self.supervisors = Supervisors(excluded=self.supervisors.excluded)
         self.ranks = Ranks(self.config.rank_timeout_s)
         self.life = GenerationLife()
         self.keys = KeySpaces()
         self.completed = None
         self.ledger.begin_anew()
+
+    # -- the stop
+
+    def _stop(self, reason: str, who: str, now: float) -> list[events.GenerationEffect]:
+        """Rule 4."""
+        if not self._is_over:
+            of_ranks = _supervisors(rank.rank for rank in self.ranks.here if rank.session is not None)
+            self.supervisors.stop(reason, of_ranks | self.supervisors.connected)
+        return super()._stop(reason, who, now)
+
+    def _tell_stop(self, supervisors: set[str]) -> list[events.GenerationEffect]:
+        """They, or one of their ranks, are told while the run is stopped."""
+        is_news = self.stop is not None and self.supervisors.stop(self.stop.reason, supervisors)
+        return [events.Noted()] if is_news else []
+
+    def _is_ending(self, name: str) -> bool:
+        return self.supervisors.stopped_by(self.supervisors.incarnation_of(name)) is not None
 
     def _resume(self, now: float) -> list[events.GenerationEffect]:
         effects: list[events.GenerationEffect] = [*self.tick(now)]
@@ -116,10 +148,10 @@ class RunMachine(GenerationMachine):
     # -- supervisors
 
     def _supervise(self, entry: SupervisorEntry, session: int) -> list[events.GenerationEffect]:
-        if self._may_begin_anew and not self.supervisors.knows(entry):
+        if self._may_begin_anew and entry.incarnation not in self._supervisors_ever:
             self._begin_anew()
         if (said := self._why_not(entry)) is not None:
-            return [events.SupervisorTold(session, said)]
+            return [events.SupervisorTold(session, said), *self._tell_stop({entry.incarnation})]
         replaced = self.supervisors.enter(entry, session)
         welcome = events.SupervisorTold(session, SupervisorWelcome(self.config.beat_interval_s))
         ended = [] if replaced is None else [events.SupervisorTold(replaced[0], Refusal(replaced[1]))]
@@ -132,6 +164,8 @@ class RunMachine(GenerationMachine):
             return Done(self.completed)
         if self.former is not None and entry.incarnation in self.former.incarnations:
             return Done(self.former.number)
+        if (reason := self.supervisors.stopped_by(entry.incarnation)) is not None:
+            return Stop(reason, "the run, which was resumed since", self.life.number)
         error = self.supervisors.refusal(entry)
         return None if error is None else Refusal(error)
 
@@ -165,6 +199,11 @@ class RunMachine(GenerationMachine):
         return [*effects, *self._settle(now), events.Noted()]
 
 
+def _supervisors(ranks: Iterable[RankId]) -> set[str]:
+    """Of those ranks that were started by one."""
+    return {rank.supervisor for rank in ranks if rank.supervisor != rank.incarnation}
+
+
 def _is_of(former: Former, entry: Entry) -> bool:
     told = [number for number in (entry.seen, entry.generation) if number is not None]
-    return entry.rank.incarnation in former.incarnations or any(number <= former.number for number in told)
+    return entry.rank.supervisor in former.incarnations or any(number <= former.number for number in told)

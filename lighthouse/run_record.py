@@ -60,7 +60,8 @@ class SupervisorRecord:
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """An earlier launch under the same run id, which was completed by generation `number`: who was of it."""
+    """An earlier launch under the same run id, which was completed by generation `number`: the supervisors of it, and
+    those of its ranks that nobody has started."""
 
     number: int
     incarnations: tuple[str, ...]
@@ -70,7 +71,8 @@ class Former:
 class RunRecord:
     """`generation`: the last one formed; `is_broken`: it has ended; `finished`: who is done with it.
 
-    `formed`: how many there were. `completed`: the number of the one that all have finished.
+    `formed`: how many there were. `completed`: the number of the one that all have finished. `ending`: supervisors'
+    incarnations, and the reason of the stop that each was told, and ends by.
     """
 
     counters: Counters = field(default_factory=Counters)
@@ -86,6 +88,7 @@ class RunRecord:
     supervisors: tuple[SupervisorRecord, ...] = ()
     excluded: tuple[ExcludedHost, ...] = ()
     former: Former | None = None
+    ending: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def dump(record: RunRecord) -> bytes:
@@ -109,6 +112,7 @@ def parse(raw: bytes) -> RunRecord:
         supervisors=tuple(map(_supervisor, fields["supervisors"])),
         excluded=tuple(ExcludedHost(**excluded) for excluded in fields["excluded"]),
         former=None if fields["former"] is None else _former(fields["former"]),
+        ending=dict(fields.get("ending", {})),  # none in older journals
     )
 
 

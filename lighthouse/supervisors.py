@@ -2,10 +2,11 @@
 
 1. One entry a name, of its newest incarnation, kept after its connection. A newer incarnation takes the name, and the
    older one never gets it back. So of two supervisors that were given one name one goes on, and the other one ends.
-2. An excluded host has no rank and no supervisor in the run until the run is resumed.
+2. Who was told a stop ends by it, and is told so when it comes again, also when the stop has been lifted.
+3. An excluded host has no rank and no supervisor in the run until the run is resumed.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lighthouse.run_record import SupervisorRecord
@@ -26,10 +27,16 @@ class Supervisor:
 
 
 class Supervisors:
-    def __init__(self, records: Iterable[SupervisorRecord] = (), excluded: Iterable[ExcludedHost] = ()) -> None:
+    def __init__(
+        self,
+        records: Iterable[SupervisorRecord] = (),
+        excluded: Iterable[ExcludedHost] = (),
+        ending: Mapping[str, str] | None = None,
+    ) -> None:
         self._names = {record.name: _restored(record) for record in records}
         self._sessions: dict[int, Supervisor] = {}
         self._excluded = {host.host: host for host in excluded}
+        self._ending = dict(ending or {})
 
     def __iter__(self) -> Iterator[Supervisor]:
         return iter(self._names.values())
@@ -52,11 +59,6 @@ class Supervisors:
             SupervisorRecord(each.entry.name, each.entry.incarnation, each.entry.host, each.entry.slots, each.former)
             for each in self
         )
-
-    def knows(self, entry: SupervisorEntry) -> bool:
-        """This very process, or one that it has the name of now."""
-        known = self._names.get(entry.name)
-        return known is not None and entry.incarnation in (known.entry.incarnation, *known.former)
 
     # -- coming and going
 
@@ -88,6 +90,33 @@ class Supervisors:
         known = self._sessions.pop(session, None)
         if known is not None:
             known.session = None
+
+    # -- stops
+
+    @property
+    def connected(self) -> set[str]:
+        return {known.entry.incarnation for known in self._sessions.values()}
+
+    @property
+    def ending(self) -> Mapping[str, str]:
+        """Incarnations, and the reason of the stop that each was told."""
+        return dict(self._ending)
+
+    def stop(self, reason: str, incarnations: Iterable[str]) -> bool:
+        """They end by it. Whether that is new."""
+        new = [each for each in sorted(incarnations) if each not in self._ending]
+        self._ending |= dict.fromkeys(new, reason)
+        for oldest in list(self._ending)[:-MAX_SUPERVISORS]:
+            del self._ending[oldest]
+        return bool(new)
+
+    def stopped_by(self, incarnation: str) -> str | None:
+        return self._ending.get(incarnation)
+
+    def incarnation_of(self, name: str) -> str:
+        """Of the newest; empty: there is none."""
+        known = self._names.get(name)
+        return known.entry.incarnation if known is not None else ""
 
     # -- hosts
 

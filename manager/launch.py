@@ -53,6 +53,7 @@ class Launch:
             replica_id=config.replica_id,
             job=config.job,
             run=settings.run_id,
+            incarnation=self.incarnation,
             lighthouse=config.lighthouse,
             manager=manager,
             master=master,

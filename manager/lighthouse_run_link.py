@@ -1,7 +1,8 @@
 """A supervisor's stream to the lighthouse: who may start, that the run has stopped, who has died and why.
 
 What must arrive is a level and said again on each new stream: a stop that was asked for, a host that is excluded. Who
-was lost while the lighthouse was away is told when it is back.
+was lost while the lighthouse was away, or so shortly before that it may not have heard so, is told when it is back; it
+counts a loss once.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 MAX_KEPT_LOSSES = 1000
 STOP_TIMEOUT_S = 60.0  # how long a stop that was asked for is kept for a lighthouse that is away
 CLOSE_TIMEOUT_S = 1.0
+DOUBT_S = 60.0  # what was said so long before a stream broke has arrived: a dead connection is noticed sooner
 
 
 class RunLink:
@@ -47,6 +49,7 @@ class RunLink:
         self._hear = hear
         self._stream: SupervisorStream | None = None
         self._losses: deque[WorkerLost] = deque(maxlen=MAX_KEPT_LOSSES)
+        self._told: deque[tuple[float, WorkerLost]] = deque(maxlen=MAX_KEPT_LOSSES)
         self._stop: StopAsked | None = None
         self._excluded: HostExcluded | None = None
         self._has_heard_stop = asyncio.Event()
@@ -107,6 +110,7 @@ class RunLink:
                     self._receive(stream, Refusal(e))
                 finally:
                     self._stream = None
+                    self._doubt()
             await backoff.wait()
 
     def _receive(self, stream: SupervisorStream, message: ToSupervisor) -> None:
@@ -140,8 +144,18 @@ class RunLink:
             self._stream.send(message)
 
     def _send_losses(self) -> None:
+        now = asyncio.get_running_loop().time()
         while self._stream is not None and self._losses:
-            self._send(self._losses.popleft())
+            lost = self._losses.popleft()
+            self._send(lost)
+            self._told.append((now, lost))
+
+    def _doubt(self) -> None:
+        """The stream has ended: what was told last is told again."""
+        since = asyncio.get_running_loop().time() - DOUBT_S
+        doubtful = [lost for told_at, lost in self._told if told_at >= since]
+        self._told.clear()
+        self._losses = deque((*doubtful, *self._losses), maxlen=MAX_KEPT_LOSSES)
 
     def _note(self, error: str) -> None:
         if error and self._is_reachable is not False:

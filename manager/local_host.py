@@ -80,7 +80,7 @@ class LocalHost:
     def start(self, ranks: Sequence[int], attempt: int) -> None:
         self._is_idle.clear()
         for rank in ranks:
-            self._live[rank] = _Live(attempt, secrets.token_hex(6))
+            self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{secrets.token_hex(6)}")
         if self._check is None:
             self._spawn(ranks)
         else:

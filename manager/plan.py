@@ -11,7 +11,8 @@ from manager.torchrun import Torchrun
 class Plan:
     """`command` of each rank; `torchrun`: that is torchrun, one process on each host. `master` is host and port.
 
-    `stride`, `active` and `min_active` are for wrapped ranks; `slots`: of the whole run.
+    `stride`, `active` and `min_active` are for wrapped ranks; `slots`: of the whole run. `incarnation` is that of the
+    supervisor, and begins those of its ranks: so the lighthouse knows a rank's launch by it.
     """
 
     command: tuple[str, ...]
@@ -20,6 +21,7 @@ class Plan:
     replica_id: str
     job: str
     run: str
+    incarnation: str
     lighthouse: str
     manager: str
     master: tuple[str, int]

@@ -11,10 +11,18 @@ from protos.refusals import LighthouseError
 
 @dataclass(frozen=True, slots=True, order=True)
 class RankId:
-    """`slot` is the supervisor's, 0 to world_size - 1; `incarnation` is new at each start of the process."""
+    """`slot` is the supervisor's, 0 to world_size - 1; `incarnation` is new at each start of the process.
+
+    It begins with that of the supervisor that started the process, and a dot; without one, with nobody's.
+    """
 
     slot: int
     incarnation: str
+
+    @property
+    def supervisor(self) -> str:
+        """The incarnation of the one that started it; its own, if nobody did."""
+        return self.incarnation.partition(".")[0]
 
     def __str__(self) -> str:
         return f"slot {self.slot} ({self.incarnation})"

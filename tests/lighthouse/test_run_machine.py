@@ -7,7 +7,9 @@ from lighthouse.generation_events import (
     Beaten,
     Completed,
     Entered,
+    Finished,
     GenerationEffect,
+    GenerationEvent,
     HostExcluded,
     Noted,
     RankLost,
@@ -25,6 +27,7 @@ from lighthouse.generation_events import (
 from lighthouse.ledger import EVIDENCE_OF, LINES_KEPT, LOST_KEPT
 from lighthouse.run_machine import RunMachine
 from lighthouse.run_record import RunRecord, dump, parse
+from lighthouse.supervisors import MAX_SUPERVISORS, Supervisors
 from protos.generation import Done, Entry, RankId, Refusal, Stop, Terms
 from protos.refusals import LighthouseError, Superseded, WrongState
 from protos.supervisor import SupervisorEntry, SupervisorWelcome
@@ -91,6 +94,58 @@ class TestSupervisors:
         for each in (machine, again(machine)):
             assert each.handle(SupervisorEntered(supervisor("late"), 2), 6.0) == [SupervisorTold(2, stop)]
             assert each.handle(Entered(Entry(RankId(0, "a"), Terms(2)), 3), 6.0) == [Stopped(stop, (RankId(0, "a"),))]
+
+
+class TestLiftedStops:
+    """Who was told a stop ends by it. What it asks for later is no second stop."""
+
+    def stopped(self, *before: GenerationEvent) -> RunMachine:
+        machine = RunMachine()
+        for event in (*before, StopAsked("enough", "operator"), SupervisorEnded(1), ResumeAsked()):
+            machine.handle(event, 0.0)
+        return machine
+
+    @pytest.mark.parametrize("restarts", [False, True])
+    def test_a_supervisor_that_was_connected_is_told_it_again(self, restarts: bool):
+        machine = self.stopped(SupervisorEntered(supervisor(), 1))
+        machine = again(machine) if restarts else machine
+        stop = told(machine.handle(SupervisorEntered(supervisor(), 2), 9.0), 2)
+        assert isinstance(stop, Stop)
+        assert stop.reason == "enough"
+        assert machine.handle(StopAsked("a rank has ended by 130", "g"), 9.0) == []
+        assert machine.stop is None
+
+    def test_one_of_which_a_rank_was_connected_is_told_it_also_without_having_been_here(self):
+        machine = self.stopped(Entered(Entry(RankId(0, "1.7"), Terms(2)), 7))
+        assert isinstance(told(machine.handle(SupervisorEntered(supervisor(), 2), 9.0), 2), Stop)
+
+    @pytest.mark.parametrize(
+        "came", [SupervisorEntered(supervisor(), 1), Entered(Entry(RankId(0, "1.7"), Terms(2)), 7)]
+    )
+    def test_who_comes_while_it_is_in_force_ends_by_it_and_that_is_written_down(self, came: GenerationEvent):
+        machine = RunMachine()
+        machine.handle(StopAsked("enough", "operator"), 0.0)
+        assert machine.handle(came, 1.0)[-1] == Noted()
+        machine = again(machine)
+        machine.handle(ResumeAsked(), 8.0)
+        assert isinstance(told(machine.handle(SupervisorEntered(supervisor(), 2), 9.0), 2), Stop)
+
+    def test_one_that_was_away_with_all_its_ranks_goes_on_and_may_stop_the_run(self):
+        machine = self.stopped(SupervisorEntered(supervisor(), 1), SupervisorEnded(1))
+        assert told(machine.handle(SupervisorEntered(supervisor(), 2), 9.0), 2) == WELCOME
+        machine.handle(StopAsked("a rank has ended by 130", "g"), 9.0)
+        assert machine.stop == Stop("a rank has ended by 130", "g", -1)
+
+    def test_its_successor_may_stop_the_run(self):
+        machine = self.stopped(SupervisorEntered(supervisor(), 1))
+        assert told(machine.handle(SupervisorEntered(supervisor(incarnation="2"), 2), 9.0), 2) == WELCOME
+        machine.handle(StopAsked("again", "g"), 9.0)
+        assert machine.stop == Stop("again", "g", -1)
+
+    def test_what_is_kept_of_them_is_bounded(self):
+        supervisors = Supervisors()
+        assert supervisors.stop("enough", map(str, range(MAX_SUPERVISORS + 5)))
+        assert len(supervisors.ending) == MAX_SUPERVISORS
 
 
 class TestHosts:
@@ -322,6 +377,34 @@ class TestCompletion:
         assert stage.machine.handle(SupervisorEntered(supervisor(incarnation="old"), 72), stage.now) == [
             SupervisorTold(72, Done(0))
         ]
+
+    @pytest.mark.parametrize("restarts", [False, True])
+    def test_a_rank_of_a_supervisor_of_the_former_launch_is_done(self, restarts: bool):
+        """It was cut off, has started its rank again, and neither was told a number."""
+        stage = running(1)
+        stage.feed(SupervisorEntered(supervisor(incarnation="old"), 70))
+        stage.feed(SupervisorEnded(70))
+        stage.finish(0)
+        stage.read_ends()
+        restarted = Entry(RankId(0, "old.2"), stage.terms, attempt=1)
+        first = Entry(RankId(0, "old.1"), stage.terms)
+        assert stage.machine.handle(Entered(first, 71), stage.now) == [Completed(0, (first.rank,))]
+        stage.feed(SupervisorEntered(supervisor(incarnation="new"), 72))
+        machine = again(stage.machine) if restarts else stage.machine
+        for entry in (restarted, first):
+            assert machine.handle(Entered(entry, 73), 9.0) == [Completed(0, (entry.rank,))]
+        assert machine.handle(Entered(Entry(RankId(0, "new.1"), stage.terms), 74), 9.0) == []
+
+    def test_a_supervisor_of_which_only_a_rank_was_here_is_done(self):
+        """The lighthouse has lost its journal, and the supervisor comes later than its ranks."""
+        stage = RunStage(1)
+        rank = RankId(0, "old.1")
+        stage.feed(Entered(Entry(rank, stage.terms), 70))
+        stage.feed(Readied(rank))
+        stage.feed(Finished(rank, 0))
+        stage.feed(SessionEnded(70))
+        late = SupervisorEntered(supervisor(incarnation="old"), 71)
+        assert stage.machine.handle(late, 1.0) == [SupervisorTold(71, Done(0))]
 
     def test_a_stop_after_it_is_nothing(self):
         assert self.completed().machine.handle(StopAsked("late", "g"), 1.0) == []

@@ -13,6 +13,7 @@ PLAN = Plan(
     replica_id="team/a",
     job="j",
     run="r",
+    incarnation="s",
     lighthouse="lh:29510",
     manager="h0:29512",
     master=("h0", 29500),

@@ -44,6 +44,7 @@ class Checkers:
         self.ended_by = ""
         self.ended_at = 0.0
         self._keys: dict[tuple[int, str, str], bytes] = {}
+        self._lifted: list[str] = []
         self.recount = Recount(simulation.plan.terms)
 
     def is_standing(self, number: int) -> bool:
@@ -60,6 +61,7 @@ class Checkers:
         self.era += 1
         self.named, self.newest, self.stop, self.completed_at = {}, None, None, None
         self.over_at, self._named_once, self._keys, self.heard_of = {}, set(), {}, {}
+        self._lifted = []
         self.recount = Recount(self._simulation.plan.terms)
 
     def lighthouse_started(self, machine: RunMachine) -> None:
@@ -99,10 +101,13 @@ class Checkers:
             case events.Interrupted(number, reason, _, record) if record is not None:
                 self._interrupted(number, reason)
             case events.Stopped(stop, _, record) if record is not None:
+                if any(lifted in stop.reason for lifted in self._lifted):  # so a rank says why it has ended
+                    self._broken("G5", f"the echo of a stop that was lifted stops the run again: {stop}")
                 self.stop, self.stopped_at = stop, self._simulation.world.now
                 self._ends("stopped")
                 self._simulation.world.counts["stops"] += 1
             case events.Resumed():
+                self._lifted += [] if self.stop is None else [str(self.stop)]
                 self.stop, self.ended_by = None, ""
             case events.Completed(number, _, record) if record is not None:
                 self._completed(number)

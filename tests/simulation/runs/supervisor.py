@@ -68,7 +68,7 @@ class Supervisor(Process):
         self.ranks: dict[int, RankProcess] = {}
         self.born_at = self.world.now
         self.code: int | None = None
-        self._has_welcome = False
+        self._has_welcome = self._is_welcome = False
         self._stop: StopAsked | None = None
         self._lost: dict[RankId, WorkerLost] = {}
         policy = RestartPolicy(
@@ -94,24 +94,34 @@ class Supervisor(Process):
         self.link.open(site.process, lambda end: site.process.accept(end) if site.process else None)
 
     def _opened(self) -> None:
+        self._is_welcome = False  # by this stream; until then nothing is said by it
         self.link.send(SupervisorEntry(self.site.name, self.incarnation, self.host, self.site.slots))
+
+    def _tell(self, message: WorkerLost | StopAsked | SupervisorBeat) -> None:
+        if self._is_welcome:
+            self.link.send(message)
+
+    def _welcomed(self) -> None:
+        self._is_welcome = True
         for lost in self._lost.values():
-            self.link.send(lost)
+            self._tell(lost)
         if self._stop is not None:
-            self.link.send(self._stop)
+            self._tell(self._stop)
+        if not self._has_welcome:
+            self._has_welcome = True
+            self.feed(events.HostReady(0))
 
     def _closed(self) -> None:
         self.after(self.world.random.uniform(*BACK_OFF_S), self._connect)
 
     def _beat(self) -> None:
-        self.link.send(SupervisorBeat())
+        self._tell(SupervisorBeat())
         self.after(BEAT_S, self._beat)
 
     def _heard(self, message: Any) -> None:
         match message:
-            case SupervisorWelcome() if not self._has_welcome:
-                self._has_welcome = True
-                self.feed(events.HostReady(0))
+            case SupervisorWelcome():
+                self._welcomed()
             case Stop(reason):
                 self._stop = None
                 self.feed(events.StopHeard(reason))
@@ -143,7 +153,7 @@ class Supervisor(Process):
                         self._halt(self.ranks[self.site.slots[rank]], grace_s)
                 case events.RunStopAsked(reason):
                     self._stop = StopAsked(reason)
-                    self.link.send(self._stop)
+                    self._tell(self._stop)
                 case events.Over(status, why):
                     self._over(status, why)
                 case events.Noted(text):
@@ -158,7 +168,7 @@ class Supervisor(Process):
     def _start(self, slot: int, attempt: int) -> None:
         old = self.ranks.get(slot)
         assert old is None or not old.is_up
-        rank = RankId(slot, self.simulation.new_name("i"))
+        rank = RankId(slot, f"{self.incarnation}.{self.simulation.new_name('i')}")
         self.ranks[slot] = RankProcess(self.simulation, self, rank, attempt)
         self.simulation.checkers.started(self.ranks[slot])
 
@@ -174,7 +184,7 @@ class Supervisor(Process):
     def _reap(self, rank: RankProcess, code: int, reason: str) -> None:
         if code:
             self._lost[rank.rank] = WorkerLost(rank.rank, reason or f"exit code {code}")
-            self.link.send(self._lost[rank.rank])
+            self._tell(self._lost[rank.rank])
         self.feed(events.RankEnded(rank.rank.slot - self.site.slots[0], rank.attempt, code, reason))
 
     # -- its end
