@@ -8,7 +8,7 @@ from rich.text import Text
 from lighthouse.cli.layout import Column, table
 from lighthouse.cli.options import ask, client_options
 from lighthouse.cli.output import make_console, print_json, print_lines
-from lighthouse.cli.tables import stall
+from lighthouse.cli.tables import stall, wrapped
 from lighthouse_runtime.durations import format_duration
 from lighthouse_runtime.terminal import reports_errors
 from protos.progress import STEP
@@ -46,7 +46,7 @@ def rank_lines(status: LighthouseStatus, width: int) -> list[Text]:
 
 def _verdict(job: JobStatus, has_many_jobs: bool, width: int) -> Sequence[Text]:
     line = Text.assemble(f"{job.job}: ", stall(job)) if has_many_jobs else stall(job)
-    return [*line.wrap(make_console(), max(20, width))]
+    return wrapped(line, width)
 
 
 def _where(rank: RankPlace) -> str:

@@ -57,7 +57,7 @@ def job_lines(jobs: Sequence[JobStatus], width: int) -> list[Text]:
     titles, *rows = table(_JOB_COLUMNS, jobs, width)
     lines = [titles]
     for job, row in zip(jobs, rows, strict=True):
-        lines += [row, *_explanation(job, width), *([Text.assemble("  ", stall(job))] if job.stall else [])]
+        lines += [row, *_explanation(job, width)]
     return lines
 
 
@@ -117,9 +117,13 @@ def counted(count: int, noun: str) -> str:
 
 
 def _explanation(job: JobStatus, width: int) -> list[Text]:
-    text = Text(printable(job.explanation), style="dim" if job.verdict == Verdict.FORMED else "")
-    wrapped = text.wrap(Console(width=max(20, width)), max(20, width) - 2)
-    return [Text.assemble("  ", line) for line in wrapped]
+    texts = [Text(printable(job.explanation), style="dim" if job.verdict == Verdict.FORMED else "")]
+    texts += [stall(job)] if job.stall else []
+    return [Text.assemble("  ", line) for text in texts for line in wrapped(text, width - 2)]
+
+
+def wrapped(text: Text, width: int) -> list[Text]:
+    return [*text.wrap(Console(width=max(20, width)), max(18, width))]
 
 
 def _urgency(member: MemberStatus) -> tuple[int, bool, str]:

@@ -108,3 +108,12 @@ def test_a_bad_timeout_names_the_option_and_shows_an_example(run, given):
     assert result.exit_code == 2
     assert "'--timeout'" in result.stderr
     assert "for example 500ms, 5s or 2m" in result.stderr
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_who_is_behind_stands_below_the_quorum(fake, run, width):
+    verdict = "b/1 behind in validation 3/25, a/0-1, b/0 waiting in all_reduce"
+    fake.answers = [status(dataclasses.replace(job(member("a")), stall=verdict, stall_s=63.0))]
+    lines = run(command, env={"COLUMNS": str(width)}).output.splitlines()
+    assert max(map(len, lines[1:])) <= width
+    assert f"nothing moves for 1m03s: {verdict}" in " ".join(line.strip() for line in lines)
