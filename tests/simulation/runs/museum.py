@@ -188,6 +188,17 @@ EXHIBITS = (
         plan={"mix": ("stop_run", "kill_lighthouse")},
     ),
     Exhibit(
+        "stop-echoed",
+        "who was told a stop and comes again when it has been lifted stops the run once more",
+        "G5",
+        (
+            (RunMachine, "_stop", GenerationMachine._stop),
+            (RunMachine, "_tell_stop", lambda self, supervisors: []),
+        ),
+        scenario="stops",
+        plan={"mix": ("stop_run", "resume", "break_supervisor", "pause_supervisor"), "fault_every_s": 0.3},
+    ),
+    Exhibit(
         "stop-not-obeyed",
         "a supervisor that is told the stop goes on",
         "G5",

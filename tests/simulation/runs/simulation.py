@@ -87,9 +87,11 @@ class RunSimulation:
             host.launch()
 
     def supervisor_ended(self, supervisor: Supervisor) -> None:
-        """It has exited by itself. With another code than 0 and 130 it is started again."""
+        """It has exited by itself. With another code than 0 and 130 it is started again, and if it ended by a stop that
+        was lifted: it has heard of that late."""
         self.world.counts[f"supervisors that exit {supervisor.code}"] += 1
-        if supervisor.code not in (0, EXIT_STOPPED) and supervisor is supervisor.site.supervisor:
+        is_left = supervisor.code == 0 or (supervisor.code == EXIT_STOPPED and self.checkers.stop is not None)
+        if not is_left and supervisor is supervisor.site.supervisor:
             self.world.after(self.plan.relaunch_s, supervisor.site.launch)
 
     # -- the run
