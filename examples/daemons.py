@@ -1,9 +1,11 @@
 """One of our commands as a child process that serves, to kill and to start again."""
 
+import os
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from examples.ports import LOOPBACK
@@ -18,8 +20,12 @@ class ClusterError(RuntimeError):
 class Daemon:
     """Its output goes to `log`."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`environment`: more variables than this process has."""
         self.name = name
+        self._environment = environment or {}
         self._command = command
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -36,7 +42,13 @@ class Daemon:
     def start(self) -> None:
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, start_new_session=True
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=os.environ | self._environment,
+                cwd=ROOT,
+                start_new_session=True,
             )
 
     def listens(self, port: int) -> bool:
@@ -64,11 +76,37 @@ class Daemon:
             self._process.kill()
             self._process.wait()
 
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None while it runs, or if it was never started."""
+        return self._process.poll() if self._process is not None else None
+
+    def end(self) -> None:
+        """SIGTERM; does not wait."""
+        if self._process is not None:
+            self._process.terminate()
+
     def stop(self) -> None:
         if self._process is None:
             return
-        self._process.terminate()
+        self.end()
         try:
             self._process.wait(10.0)
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+def lighthouse(folder: Path, address: str, arguments: Sequence[str] = ()) -> Daemon:
+    """One that listens at `address`, and has its journal and its log in `folder`."""
+    serve = ["serve", "--bind", address, "--http", f"{LOOPBACK}:0", "--journal", str(folder / "journal.sqlite")]
+    return Daemon("lighthouse", command("lighthouse", [*serve, *arguments]), folder / "lighthouse.log")
+
+
+def command(package: str, arguments: Sequence[str]) -> list[str]:
+    """The command of `package` by this interpreter."""
+    return [sys.executable, "-c", f"from {package}.cli import main; main()", *arguments]
+
+
+def python_path() -> str:
+    """With which another process finds what this project's modules import."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,4 +1,5 @@
-"""Three replica groups train on this machine; one is killed, then another with its manager; nothing is lost.
+"""Three replica groups train on this machine, each by its supervisor; one is killed, then a rank of another; nothing is
+lost.
 
 Every participant logs (step, quorum_id, participants, hash of its weights) for each step it commits. The demo compares
 them all, and ends with status 1 if any differ, if fewer than 80% of the steps had every group, if the test accuracy is
@@ -21,34 +22,32 @@ from rich.markup import escape
 from examples.daemons import ClusterError
 from examples.demo_report import EventFiles, Kill, Report
 from examples.demo_screen import LiveScreen, PlainScreen, Row, make_screen
-from examples.local_cluster import Group, LocalCluster
+from examples.supervised_cluster import Group, SupervisedCluster
 
 POLL_S = 0.1
-# While its manager lives a group counts as alive, and is waited for: it comes back at once. The one that lost its
-# manager too stays away until the others have gone on without it.
-RESTART_AFTER_S = {False: 0.5, True: 2.0}
-STOPPED_AFTER_S = 60.0
+STOPPED_AFTER_S = 120.0
 LIGHTHOUSE = ("--min-replicas", "2", "--heartbeat-timeout", "2s")
 
 
 class Demo:
-    def __init__(self, cluster: LocalCluster, screen: LiveScreen | PlainScreen, steps: int, kill_at: list[int]) -> None:
+    def __init__(
+        self, cluster: SupervisedCluster, screen: LiveScreen | PlainScreen, steps: int, kill_at: list[int]
+    ) -> None:
         self.cluster = cluster
         self.report = Report(len(cluster.groups))
         self._screen = screen
         self._files = EventFiles(cluster.folder)
         self._rows = {group.name: Row(group.name) for group in cluster.groups}
         self._steps = steps
-        self._due = list(zip(kill_at, (cluster.groups[1], cluster.groups[0]), (False, True), strict=True))
-        self._restarts: list[tuple[float, Group, bool]] = []
+        everyone, last = tuple(range(cluster.ranks)), (cluster.ranks - 1,)
+        self._due = list(zip(kill_at, (cluster.groups[1], cluster.groups[0]), (everyone, last), strict=True))
         self._progress = (0, time.monotonic())
 
     def run(self) -> None:
         """Until every group has finished, or nothing moves any more."""
-        while not all(self.cluster.has_ended(group) and group.pids for group in self.cluster.groups):
+        while not all(self.cluster.has_ended(group) for group in self.cluster.groups):
             self._read()
             self._kill_when_due()
-            self._restart_when_due()
             self._screen.show(list(self._rows.values()))
             if self._is_stuck():
                 self._screen.say(f"nothing has moved for {STOPPED_AFTER_S:.0f} s")
@@ -60,17 +59,18 @@ class Demo:
 
     def _say_who_failed(self) -> None:
         for group in self.cluster.groups:
-            for rank, status in enumerate(self.cluster.statuses(group)):
-                if status:
-                    last_words = self.cluster.output(group, rank).read_text(errors="replace")[-1500:]
-                    self._screen.say(escape(f"{group.name} rank {rank} ended with status {status}:\n{last_words}"))
+            if status := group.supervisor.status:
+                last_words = group.log.read_text(errors="replace")[-1500:]
+                self._screen.say(escape(f"{group.name}'s supervisor ended with status {status}:\n{last_words}"))
 
     def _read(self) -> None:
         for participant, event in self._files.new():
             self.report.add(participant, event)
-            group, _, rank = participant.partition("-rank-")
-            if rank.startswith("0"):
-                self._note(self._rows[group], event)
+            name, _, rest = participant.partition("-rank-")
+            rank = int(rest.partition("-")[0])
+            self.cluster.note_pid(name, rank, event["pid"])
+            if rank == 0:
+                self._note(self._rows[name], event)
 
     def _note(self, row: Row, event: dict[str, Any]) -> None:
         if "step" in event:
@@ -86,27 +86,11 @@ class Demo:
     def _kill_when_due(self) -> None:
         if not self._due or self.report.last_step < self._due[0][0]:
             return
-        _, group, with_manager = self._due.pop(0)
-        what = "every rank and the manager" if with_manager else "every rank"
+        _, group, ranks = self._due.pop(0)
+        what = "every rank" if len(ranks) == self.cluster.ranks else f"rank {ranks[0]}"
         self.report.kills.append(Kill(time.time(), group.name, what))
-        self.cluster.kill_ranks(group)
-        if with_manager:
-            self.cluster.kill_manager(group)
+        self.cluster.kill_ranks(group, *ranks)
         self._mark(group, "killed", f"SIGKILL to {what}")
-        self._restarts.append((time.monotonic() + RESTART_AFTER_S[with_manager], group, with_manager))
-
-    def _restart_when_due(self) -> None:
-        if not self._restarts or time.monotonic() < self._restarts[0][0]:
-            return
-        _, group, with_manager = self._restarts[0]
-        if with_manager and not group.manager.is_alive:
-            self.cluster.begin_manager(group)
-            self._mark(group, "starting", "manager started again")
-        if with_manager and not group.manager.listens(group.manager_port):
-            return
-        self._restarts.pop(0)
-        self.cluster.start_ranks(group)
-        self._mark(group, "starting", "ranks started again")
 
     def _mark(self, group: Group, state: str, event: str) -> None:
         self._rows[group.name].state, self._rows[group.name].last_event = state, event
@@ -169,10 +153,10 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     args = parse_arguments()
     console = Console()
-    console.print(f"starting a lighthouse and {args.groups} groups of {args.ranks} ranks, each with its manager ...")
+    console.print(f"starting a lighthouse and {args.groups} groups of {args.ranks} ranks, each by its supervisor ...")
     train = ["--steps", str(args.steps), "--pace", str(args.pace)]
     with log_folder(args.logs) as folder:
-        cluster = LocalCluster(
+        cluster = SupervisedCluster(
             folder, groups=args.groups, ranks=args.ranks, train_arguments=train, lighthouse_arguments=LIGHTHOUSE
         )
         with cluster, make_screen(console, args.steps) as screen:

@@ -7,8 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-# How long a group takes to start again is the machine's business; that it comes back, and stays, is checked.
-MIN_FULL_SHARE = 0.5
+MIN_FULL_SHARE = 0.8
 MIN_ACCURACY = 0.95
 
 

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -52,7 +53,11 @@ def make_parser(description: str | None, steps: int) -> argparse.ArgumentParser:
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the data")
     parser.add_argument("--pace", type=float, default=0.0, help="a step takes at least so many seconds")
-    parser.add_argument("--events", type=Path, help="append a JSON line per committed step to this file")
+    parser.add_argument(
+        "--events",
+        type=lambda text: Path(os.path.expandvars(text)),
+        help="append a JSON line per committed step to this file; $RANK in it is the rank",
+    )
     return parser
 
 
@@ -65,7 +70,7 @@ class Events:
     def log(self, **fields: object) -> None:
         if self._file is not None:
             with self._file.open("a") as file:
-                file.write(json.dumps({"time": time.time()} | fields) + "\n")
+                file.write(json.dumps({"time": time.time(), "pid": os.getpid()} | fields) + "\n")
 
     def committed(self, agent: Agent, loss: torch.Tensor, bits: str, **fields: object) -> None:
         """The step before the agent's present one; `bits` are of the weights after it."""

@@ -1,4 +1,4 @@
-"""Real training to kill and to start again: examples.local_cluster, and what its ranks have logged so far."""
+"""Real training to kill and to start again: tests.agent_client.local_cluster, and what its ranks have logged so far."""
 
 import contextlib
 import itertools
@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
-from examples import local_cluster
-from examples.local_cluster import ForkServer, Group, LocalCluster
+from tests.agent_client import local_cluster
+from tests.agent_client.local_cluster import ForkServer, Group, LocalCluster
 from tests.agent_client.ranks import WITHOUT_DNS
 from tests.processes import PATIENCE_S, eventually
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from examples.local_cluster import ForkServer
 from tests.agent_client.clusters import fork_server
 from tests.agent_client.jobs import TIMES, Job
+from tests.agent_client.local_cluster import ForkServer
 from tests.agent_client.ranks import RankServer
 from tests.processes import Lighthouse
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from examples.local_cluster import ForkServer, Group
 from lighthouse_runtime.clients import LighthouseClient
 from tests.agent_client.clusters import RECOVERS_WITHIN_S, Cluster, read_events
+from tests.agent_client.local_cluster import ForkServer, Group
 from tests.processes import eventually
 
 PACE_S = 0.03

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from agent_client.hsdp import replicate
-from examples.local_cluster import ROOT
+from examples.daemons import ROOT
 from tests.agent_client.clusters import Cluster, check_all, fork_server
 from tests.agent_client.ranks import RankEnded, RankError, RankServer
 from tests.agent_client.sharded_training import RANKS, Log, ShardedJob, adam_of, loss_of, model_of, results

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from examples.local_cluster import Group
 from tests.agent_client.clusters import Cluster, all_events, check_all, fork_server
+from tests.agent_client.local_cluster import Group
 from tests.processes import eventually
 
 SEED = 20261121

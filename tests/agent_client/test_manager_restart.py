@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from examples.local_cluster import ForkServer, Group
 from tests.agent_client.clusters import Cluster, check_all
+from tests.agent_client.local_cluster import ForkServer, Group
 from tests.processes import eventually
 
 PACE_S = 0.03

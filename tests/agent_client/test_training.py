@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from examples.local_cluster import ForkServer
 from examples.ports import LOOPBACK, free_port
 from tests.agent_client.clusters import (
     RECOVERS_WITHIN_S,
@@ -24,6 +23,7 @@ from tests.agent_client.clusters import (
     is_running,
     read_events,
 )
+from tests.agent_client.local_cluster import ForkServer
 from tests.processes import eventually
 
 PACE_S = 0.05

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.local_cluster import ROOT
+from examples.daemons import ROOT
 from tests.agent_client.clusters import Cluster, check_all, fork_server, read_events
 from tests.processes import eventually
 

@@ -15,17 +15,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from examples.daemons import ROOT, ClusterError, Daemon
+from examples.daemons import ROOT, ClusterError, Daemon, command, lighthouse, python_path
 from examples.ports import LOOPBACK, free_port
 
-TRAIN_SCRIPT = Path(__file__).with_name("train_ddp.py")
+TRAIN_SCRIPT = ROOT / "examples" / "train_ddp.py"
 
 
 class ForkServer:
-    """examples/fork_server.py as a child process."""
+    """tests/agent_client/fork_server.py as a child process."""
 
     def __init__(self, log: Path) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
@@ -128,9 +128,7 @@ class LocalCluster:
         self._script = script
         self._port = free_port()
         self.lighthouse_address = f"{LOOPBACK}:{self._port}"
-        arguments = ["serve", "--bind", self.lighthouse_address, "--http", f"{LOOPBACK}:0"]
-        arguments += ["--journal", str(folder / "journal.sqlite"), *lighthouse_arguments]
-        self.lighthouse = Daemon("lighthouse", _command("lighthouse", arguments), folder / "lighthouse.log")
+        self.lighthouse = lighthouse(folder, self.lighthouse_address, lighthouse_arguments)
         self.groups = [self._group(f"group-{number}") for number in range(groups)]
         self.forks = ForkServer(folder / "fork-server.log")
 
@@ -218,19 +216,11 @@ class LocalCluster:
             *("--group-world-size", str(self.ranks), "--bind", f"{LOOPBACK}:{port}"),
             *("--advertise", LOOPBACK, "--store", f"{LOOPBACK}:{store_port}"),
         ]
-        manager = Daemon(f"manager of {name}", _command("manager", arguments), self._log(name))
+        manager = Daemon(f"manager of {name}", command("manager", arguments), self._log(name))
         return Group(name, manager, port, store_port)
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}-manager.log"
-
-
-def _command(package: str, arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-c", f"from {package}.cli import main; main()", *arguments]
-
-
-def _python_path() -> str:
-    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _send(pid: int, number: int) -> None:

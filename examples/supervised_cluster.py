@@ -1,0 +1,95 @@
+"""A lighthouse, and replica groups that `lighthouse-manager run` starts, and starts again, to kill their ranks."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from examples.daemons import Daemon, command, lighthouse, python_path
+from examples.ports import LOOPBACK, free_port
+
+TRAIN_SCRIPT = Path(__file__).with_name("train_ddp.py")
+PRELOADED = "torch,torch._dynamo,sklearn.datasets,agent_client.agent"
+
+
+@dataclass(slots=True)
+class Group:
+    """`pids` by rank, as they were last told to note_pid."""
+
+    name: str
+    supervisor: Daemon
+    port: int
+    log: Path
+    pids: dict[int, int] = field(default_factory=dict)
+
+
+class SupervisedCluster:
+    """Use as a context manager: nothing of it outlives the block."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        groups: int,
+        ranks: int,
+        train_arguments: Sequence[str],
+        lighthouse_arguments: Sequence[str] = (),
+    ) -> None:
+        """`folder` takes logs and events."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.ranks = ranks
+        self._train_arguments = train_arguments
+        self._port = free_port()
+        self.lighthouse_address = f"{LOOPBACK}:{self._port}"
+        self.lighthouse = lighthouse(folder, self.lighthouse_address, lighthouse_arguments)
+        self.groups = [self._group(f"group-{number}") for number in range(groups)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        for group in self.groups:
+            group.supervisor.end()
+        for daemon in (*(group.supervisor for group in self.groups), self.lighthouse):
+            daemon.stop()
+
+    def start(self) -> None:
+        """Everything, to the point where every supervisor serves; the ranks run a little later."""
+        self.lighthouse.start()
+        self.lighthouse.wait_port(self._port)
+        for group in self.groups:
+            group.supervisor.start()
+        for group in self.groups:
+            group.supervisor.wait_port(group.port)
+
+    def note_pid(self, name: str, rank: int, pid: int) -> None:
+        group = next(group for group in self.groups if group.name == name)
+        group.pids[rank] = pid
+
+    def kill_ranks(self, group: Group, *ranks: int) -> None:
+        """SIGKILL; their supervisor lives."""
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(group.pids[rank], signal.SIGKILL)
+
+    def has_ended(self, group: Group) -> bool:
+        return not group.supervisor.is_alive
+
+    def _group(self, name: str) -> Group:
+        port, log = free_port(), self.folder / f"{name}.log"
+        # Each start of a rank writes a file of its own.
+        events = self.folder / f"{name}-rank-$RANK-start-$TORCHELASTIC_RESTART_COUNT.jsonl"
+        arguments = [
+            *("run", "--lighthouse", self.lighthouse_address, "--replica-id", name, "--nproc", str(self.ranks)),
+            *("--bind", f"{LOOPBACK}:{port}", "--advertise", LOOPBACK, "--preload", PRELOADED),
+            *("--master-port", str(free_port()), "--store-port", str(free_port())),
+            *("--leave-timeout", "2s", "--grace", "1s"),
+            *("--", str(TRAIN_SCRIPT), *self._train_arguments, "--events", str(events)),
+        ]
+        environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
+        return Group(name, Daemon(f"supervisor of {name}", command("manager", arguments), log, environment), port, log)
