@@ -12,6 +12,7 @@ from lighthouse.config import LighthouseConfig
 from lighthouse.jobs import Jobs
 from lighthouse.journal import Journal
 from lighthouse.metrics import Counters, LighthouseCollector, render
+from lighthouse.phase_metrics import PhaseCollector
 from lighthouse.run_memory import RunsInProcess
 from lighthouse.run_metrics import RunCollector
 from lighthouse.run_service import RunService
@@ -44,6 +45,7 @@ class LighthouseDaemon:
         registry = CollectorRegistry()
         registry.register(LighthouseCollector(service.status, counters))
         registry.register(RunCollector(self._runs.live_status))
+        registry.register(PhaseCollector(lambda: {driver.job: driver.phase_seconds for driver in self._jobs}))
         self._grpc = GrpcServer(service.services(RunService(self._runs, policy).methods()), REFLECTED, counters.called)
         self._http = HttpServer(
             HttpSide(

@@ -156,6 +156,10 @@ class JobDriver:
         ranks = self._places.ranks() if has_ranks else ()
         return job_status(self.job, self.machine, self._clock(), self._places.verdict(), ranks)
 
+    @property
+    def phase_seconds(self) -> dict[str, float]:
+        return self._places.seconds
+
     def member(self, wire_id: str) -> Member | None:
         return self.machine.roster.get(wire_id) or self.machine.roster.get(split_replica_id(wire_id)[0])
 

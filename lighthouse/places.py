@@ -37,6 +37,11 @@ class JobPlaces:
         self._forget()
         return self._progress.places(self._members, self._alive, self._clock())
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By phase."""
+        return self._progress.seconds
+
     def close(self) -> None:
         self._watch.close()
 

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Collection, Container
 from dataclasses import dataclass
 
-from protos.progress import GroupView, RankName, RankView
+from protos.progress import MAX_NAMES, OTHER, GroupView, RankName, RankView
 from protos.stall import FLOOR_S, StallVerdict, judge, time_left_s
 from protos.status import RankPlace, RankState
+
+MAX_KNOWN = 4 * MAX_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class JobProgress:
     def __init__(self, floor_s: float = FLOOR_S) -> None:
         self._floor_s = floor_s
         self._told: dict[str, _Told] = {}
-        self._past_s: Counter[str] = Counter()  # of groups and managers that are gone
+        self._past_s = Counter[str]()  # of groups and managers that are gone
+        self._known: set[str] = set()  # names of phases, the first so many
 
     def take(self, view: GroupView, now: float) -> None:
         """Another incarnation's takes the place of the old one's."""
@@ -31,12 +34,14 @@ class JobProgress:
         if before is not None and _is_over(before.view, view):
             self.drop(view.replica_id)
         self._told[view.replica_id] = _Told(view, now)
+        unknown = [name for name, _ in view.seconds if name not in self._known]
+        self._known.update(unknown[: MAX_KNOWN - len(self._known)])
 
     def drop(self, replica_id: str) -> None:
         """The group is lost, or has left."""
         told = self._told.pop(replica_id, None)
         if told is not None:
-            self._past_s.update(dict(told.view.seconds))
+            self._add(self._past_s, told.view)
 
     def ranks(self, now: float) -> list[RankView]:
         return [rank for name in sorted(self._told) for rank in self._ranks_of(name, now)]
@@ -73,11 +78,15 @@ class JobProgress:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Each phase's own time, over all ranks that ever were; it never goes back."""
+        """Each phase's own time, over all ranks that ever were; it never goes back. Of names without end, the first."""
         total = self._past_s.copy()
         for told in self._told.values():
-            total.update(dict(told.view.seconds))
+            self._add(total, told.view)
         return dict(total)
+
+    def _add(self, total: Counter[str], view: GroupView) -> None:
+        for name, seconds in view.seconds:
+            total[name if name in self._known else OTHER] += seconds
 
     def _ranks_of(self, replica_id: str, now: float) -> list[RankView]:
         told = self._told[replica_id]

@@ -1,6 +1,7 @@
 """Two groups of two ranks, one of which stands still: what `lighthouse ranks` and the logs say of that."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank
-from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, run_cli
+from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, http_get, run_cli
 
 STALL_AFTER_S = 8.0
 TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--min-replicas", "2", "--stall-after", "8s")
@@ -75,6 +76,9 @@ def test_a_rank_that_stands_still_is_named_alone(job: Job, lighthouse: Lighthous
     ranks[3].call("release")
     moving(lighthouse, steps + MOVES_FOR_STEPS)
     lighthouse.wait_for_log("something moves again")
+
+    scraped = http_get(lighthouse.http + "/metrics")[1]
+    assert re.search(r'lighthouse_phase_seconds_total\{.*phase="validation"\} [1-9]', scraped), scraped
 
     ranks[3].stop()
     eventually(lambda: "b/1" not in names(look(lighthouse)), "a rank that is stopped is lost, and not behind")

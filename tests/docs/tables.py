@@ -15,6 +15,7 @@ import manager.cli
 from lighthouse.config import ENV_PREFIX as LIGHTHOUSE_PREFIX
 from lighthouse.config import LighthouseConfig
 from lighthouse.metrics import Counters, LighthouseCollector, render
+from lighthouse.phase_metrics import PhaseCollector
 from lighthouse.run_machine import RunMachine
 from lighthouse.run_metrics import RunCollector
 from lighthouse.run_status import run_status
@@ -136,6 +137,7 @@ def _lighthouse_scrape() -> bytes:
     registry = CollectorRegistry()
     registry.register(LighthouseCollector(lambda: status(job(member("a"))), counters))
     registry.register(RunCollector(lambda: [run_status(("default", "default"), RunMachine(), 0.0)]))
+    registry.register(PhaseCollector(lambda: {"default": {"step": 1.0}}))
     return render(registry)[0]
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lighthouse.progress_view import JobProgress
-from protos.progress import GroupView, OpenPhase, RankName, RankView
+from lighthouse.progress_view import MAX_KNOWN, JobProgress
+from protos.progress import OTHER, GroupView, OpenPhase, RankName, RankView
 from protos.stall import Kind
 from protos.status import RankState
 from tests.protos.views import after, all_reduce, rank
@@ -93,3 +93,12 @@ def test_sums_outlive_managers_and_groups():
     job.drop("nobody")
     assert job.seconds == {"validation": 8, "step": 196}
     assert job.ranks(3) == []
+
+
+def test_of_names_without_end_the_first_are_kept_apart():
+    job = JobProgress()
+    for number in range(3 * MAX_KNOWN):
+        job.take(view("a", incarnation=f"i{number}", **{f"phase {number}": 1.0}), number)
+    assert len(job.seconds) == MAX_KNOWN + 1
+    assert job.seconds[OTHER] == 2 * MAX_KNOWN
+    assert job.seconds["phase 0"] == 1.0
