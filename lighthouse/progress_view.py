@@ -4,7 +4,6 @@ Managers send the views of their groups with their beats; between two of them a 
 A manager judges its own ranks; only here can be seen who is behind in a collective over groups.
 """
 
-from collections import Counter
 from collections.abc import Collection, Container
 from dataclasses import dataclass
 
@@ -25,7 +24,7 @@ class JobProgress:
     def __init__(self, floor_s: float = FLOOR_S) -> None:
         self._floor_s = floor_s
         self._told: dict[str, _Told] = {}
-        self._past_s = Counter[str]()  # of groups and managers that are gone
+        self._past_s: dict[str, float] = {}  # of groups and managers that are gone
         self._known: set[str] = set()  # names of phases, the first so many
 
     def take(self, view: GroupView, now: float) -> None:
@@ -82,11 +81,12 @@ class JobProgress:
         total = self._past_s.copy()
         for told in self._told.values():
             self._add(total, told.view)
-        return dict(total)
+        return total
 
-    def _add(self, total: Counter[str], view: GroupView) -> None:
+    def _add(self, total: dict[str, float], view: GroupView) -> None:
         for name, seconds in view.seconds:
-            total[name if name in self._known else OTHER] += seconds
+            known = name if name in self._known else OTHER
+            total[known] = total.get(known, 0.0) + seconds
 
     def _ranks_of(self, replica_id: str, now: float) -> list[RankView]:
         told = self._told[replica_id]

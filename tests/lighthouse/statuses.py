@@ -1,6 +1,8 @@
 """Statuses to show."""
 
-from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
+import dataclasses
+
+from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus, RankPlace, RankState
 
 
 def member(
@@ -50,6 +52,11 @@ def job(
         recalls=5,
         revokes=6,
     )
+
+
+def place(name: str, number: int, state: RankState = RankState.WAITING, **fields: object) -> RankPlace:
+    of = RankPlace(name, number, state, 7, "step", 0, None, 1.0, "all_reduce", True, "", 0.4, 63.0, 60.0, "host", 4711)
+    return dataclasses.replace(of, **fields)  # pyright: ignore[reportArgumentType]
 
 
 def many(count: int) -> list[MemberStatus]:

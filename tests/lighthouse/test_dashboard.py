@@ -20,8 +20,8 @@ from lighthouse.verdict import Verdict
 from protos.generation import Stop
 from protos.run_status import RunStatus
 from protos.session import Phase
-from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
-from tests.lighthouse.statuses import job, many, member, status
+from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus, RankState
+from tests.lighthouse.statuses import job, many, member, place, status
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -144,6 +144,25 @@ def test_a_browser_shows_the_status(browse):
     assert "late 3f2b8c1e · in the quorum straggler −2 7 8 3.5 s 2 host:29512" in seen
     assert 'class="beat number warn"' in dom
     assert "<img" not in dom
+
+
+@needs_browser
+def test_a_browser_shows_who_is_behind_and_where_every_rank_is(browse):
+    places = (
+        place("b", 1, RankState.BEHIND, is_inside=False, phase="<b>validation</b>", done=3, total=25),
+        place("a", 0),
+        place("b", 0, RankState.RUNNING, is_inside=False, waits_for="vote"),
+        place("a", 1, RankState.RUNNING, is_inside=False, host="", pid=0),
+    )
+    behind = "b/1 behind in <b>validation</b> 3/25"
+    shown = dataclasses.replace(job(member("a")), ranks=places, stall=behind, stall_s=63.0)
+    seen = text(browse(status(shown)))
+    assert f"nothing moves for 1 m 03 s: {behind}" in seen
+    assert "4 ranks: 1 behind, 1 waiting, 2 running" in seen
+    assert "b/1 behind, step 7, in <b>validation</b> 3/25 still 1 m 03 s, beat 0.4 s · host · pid 4711" in seen
+    assert "a/0 waiting, step 7, in all_reduce still" in seen
+    assert "b/0 running, step 7, waits for vote still" in seen
+    assert "a/1 running, step 7 still 1 m 03 s, beat 0.4 s " in seen
 
 
 @needs_browser

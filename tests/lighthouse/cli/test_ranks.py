@@ -5,12 +5,7 @@ import pytest
 
 from lighthouse.cli.ranks import ranks as command
 from protos.status import JobStatus, RankPlace, RankState
-from tests.lighthouse.statuses import job, member, status
-
-
-def place(name: str, number: int, state: RankState = RankState.WAITING, **fields: object) -> RankPlace:
-    of = RankPlace(name, number, state, 7, "step", 0, None, 1.0, "all_reduce", True, "", 0.4, 63.0, 60.0, "host", 4711)
-    return dataclasses.replace(of, **fields)  # pyright: ignore[reportArgumentType]
+from tests.lighthouse.statuses import job, member, place, status
 
 
 def stalled(*places: RankPlace, name: str = "default") -> JobStatus:
