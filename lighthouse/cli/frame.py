@@ -8,12 +8,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from lighthouse.cli.layout import share
-from lighthouse.cli.tables import greeting, job_lines, job_summary, member_lines, most_urgent
+from lighthouse.cli.tables import greeting, job_lines, job_summary, member_lines, most_urgent, stall
 from lighthouse_runtime.durations import format_duration
 from lighthouse_runtime.terminal import printable
 from protos.status import JobStatus, LighthouseStatus
 
-# Of a job's block: a blank line, the three of its summary, the titles.
+# Of a job's block: a blank line, the three of its summary, the titles. One more says who is behind.
 _JOB_LINES = 5
 _FEWEST_ROWS = 2
 SILENCE_SHOWN_AFTER_S = 2.0
@@ -72,7 +72,7 @@ def _body(status: LighthouseStatus, width: int, height: int) -> list[Text]:
     if not jobs:
         return [Text("no jobs: nobody has joined")]
     wants = [len(job.members) for job in jobs]
-    budget = height - len(jobs) * _JOB_LINES
+    budget = height - sum(_JOB_LINES + bool(job.stall) for job in jobs)
     if budget < sum(min(want, _FEWEST_ROWS) for want in wants):
         return _cut(job_lines(jobs, width), height)
     rows = zip(jobs, share(budget, wants), strict=True)
@@ -81,7 +81,7 @@ def _body(status: LighthouseStatus, width: int, height: int) -> list[Text]:
 
 def _job_block(job: JobStatus, rows: int, width: int) -> list[Text]:
     """At most `rows` lines for members, and those of the block itself."""
-    lines = [Text(""), *job_summary(job)]
+    lines = [Text(""), *job_summary(job), *([stall(job)] if job.stall else [])]
     if not job.members:
         return lines
     fitting = rows if rows >= len(job.members) else rows - 1

@@ -34,6 +34,16 @@ def test_a_quorum_that_does_not_stand_has_no_word_for_it():
     assert "formed: all train" in text(view(status(job(phase="none"))))
 
 
+def test_says_who_is_behind_before_the_members():
+    stalled = replace(job(member("a")), stall="a/1 behind in loader, a/0 waiting in all_reduce", stall_s=63.0)
+    lines = text(view(status(stalled)))
+    assert lines[4:6] == [
+        "1 member: 1 participant",
+        "nothing moves for 1m03s: a/1 behind in loader, a/0 waiting in all_reduce",
+    ]
+    assert lines[7].startswith("a ")
+
+
 def test_shows_what_fits_and_says_how_many_more():
     crowd = job(*many(5000), member("troubled", MemberState.LAPSED), member("discards", commit_failures=1))
     lines = text(view(status(crowd)), height=24)
@@ -45,8 +55,10 @@ def test_shows_what_fits_and_says_how_many_more():
 @pytest.mark.parametrize("jobs", [0, 1, 2, 7, 50])
 @pytest.mark.parametrize("members", [0, 1, 2, 9, 200])
 @pytest.mark.parametrize(("width", "height"), [(20, 6), (80, 24), (200, 60)])
-def test_never_more_than_the_terminal_holds(jobs, members, width, height):
-    busy = status(*(job(*many(members), name=f"job{number}", explanation="why " * 30) for number in range(jobs)))
+@pytest.mark.parametrize("stall", ["", "behind " * 30])
+def test_never_more_than_the_terminal_holds(jobs, members, width, height, stall):
+    names = [f"job{number}" for number in range(jobs)]
+    busy = status(*(replace(job(*many(members), name=name, explanation="why " * 30), stall=stall) for name in names))
     for shown in (view(busy), replace(view(busy), failing_since=99.0, error="refused " * 40)):
         lines = text(shown, width=width, height=height)
         assert len(lines) <= height
