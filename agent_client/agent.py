@@ -24,10 +24,10 @@ from agent_client.interpreter_end import close_at_end, was_closed
 from agent_client.last_words import LastWords
 from agent_client.manager_link import ManagerLink
 from agent_client.manager_process import ManagerProcess
+from agent_client.mark_log import make_progress
 from agent_client.meeting import meet
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
-from agent_client.progress import Progress
 from agent_client.step import Phase, StepMachine
 from agent_client.step_runner import Limits, StepRunner
 from agent_client.streams import in_stream_order
@@ -89,7 +89,7 @@ class Agent(AgentView):
         self._thread = BackgroundThread(f"lighthouse agent {group_rank}")
         self._machine = machine
         worker, returns_s = secrets.token_hex(6), 0.0 if manager_process else manager_returns_within_s
-        self._progress = Progress()
+        self._progress = make_progress(group_rank)
         self._manager = ManagerLink(
             manager_address, group_rank, worker, self._revoke, returns_within_s=returns_s, progress=self._progress
         )

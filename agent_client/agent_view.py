@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from agent_client.follower import Follower
 from agent_client.peers import Peers
-from agent_client.progress import Phase, Progress
+from agent_client.progress import Block, Progress
 from agent_client.step import StepMachine
 from agent_client.step_runner import StepRunner
 from agent_client.world_size import WorldSizeMode
@@ -70,7 +70,7 @@ class AgentView:
 
     # -- where this rank is, for `lighthouse ranks`
 
-    def phase(self, name: str, total: int | None = None) -> Phase:
+    def phase(self, name: str, total: int | None = None) -> Block:
         """A context manager: a part of the script's work, such as "validation"; `total`: how many ticks it will have.
 
         Phases nest. One in which nothing moves for much longer than ever before is said to be behind (docs/hangs.md).
@@ -81,7 +81,7 @@ class AgentView:
         """One more batch, file, request of the innermost phase is done."""
         self._progress.tick()
 
-    def waiting_for(self, what: str) -> Phase:
+    def waiting_for(self, what: str) -> Block:
         """A context manager: in its block this rank waits for others, however long that takes, and is not suspected."""
         return self._progress.waiting_for(what)
 

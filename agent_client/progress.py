@@ -11,6 +11,7 @@ by itself. The first step of a process (it compiles, it warms up) teaches nothin
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
@@ -37,6 +38,9 @@ READS = 50
 _Place: TypeAlias = "tuple[float, int, float, float, float, _Place | None, Phase, int]"
 
 
+Block: TypeAlias = "AbstractContextManager[None]"
+
+
 class Progress:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds that never go back."""
@@ -46,7 +50,7 @@ class Progress:
         self.place: _Place = (now, 0, 0.0, 0.0, now, None, root, 0)
         self.version = 0  # that of `place`, but for the moment in which records change
         self.begun = 0
-        self._number = 0
+        self.number = 0
         self._phases = {STEP: root}
         self._waits: dict[str, Phase] = {}
         self.own = OwnMarks(clock)
@@ -60,7 +64,7 @@ class Progress:
         self.version = version = version + 1
         place: _Place = (now, done, max(longest_s, now - at), nested_s, since, around, phase, version)
         is_first_over = self.begun == 1
-        self.begun, self._number = self.begun + 1, number
+        self.begun, self.number = self.begun + 1, number
         for known in self._phases.values():
             known.ended_before = known.ended
             if is_first_over:
@@ -76,7 +80,7 @@ class Progress:
             longest_s = gap_s
         self.place = (now, done + 1, longest_s, nested_s, since, around, phase, version)
 
-    def phase(self, name: str, total: int | None = None) -> "Phase":
+    def phase(self, name: str, total: int | None = None) -> Block:
         """A part of the script's work, for as long as the block runs; `total`: how many ticks it will have."""
         try:
             phase = self._phases[name]
@@ -85,7 +89,7 @@ class Progress:
         phase.total = total
         return phase
 
-    def waiting_for(self, what: str) -> "Phase":
+    def waiting_for(self, what: str) -> Block:
         """In this block the rank waits for others, however long that takes: it is not suspected."""
         return self._waits.get(what) or self._new(what, self._waits, is_wait=True)
 
@@ -104,15 +108,15 @@ class Progress:
 
     def collective(
         self, quorum_id: int, number: int, operation: str, shape: Shape = "", *, within_group: bool = False
-    ) -> Inside:
+    ) -> Block:
         """The rank is in this collective for as long as the block runs, however it ends."""
         return Inside(self.own, quorum_id, number, operation, shape, within_group)
 
-    def asking(self, what: str) -> Act:
+    def asking(self, what: str) -> Block:
         """The rank waits for others in this block, whatever its script does beside it."""
         return Act(self.own, what, is_wait=True)
 
-    def busy(self, what: str) -> Act:
+    def busy(self, what: str) -> Block:
         """In this block the Agent does what the script will wait for, and what may take its time."""
         return Act(self.own, what, is_wait=False)
 
@@ -128,7 +132,7 @@ class Progress:
         return read.sample(self.own.read(), self.clock())
 
     def _read(self) -> "_Read":
-        place, begun, number = self.place, self.begun, self._number
+        place, begun, number = self.place, self.begun, self.number
         known = [
             _Record(p, p.ended, p.ended - p.ended_before, p.seconds, p.longest_s)
             for p in (*self._phases.values(), *self._waits.values())

@@ -18,10 +18,9 @@ from agent_client.follower import Follower
 from agent_client.healing import Healing
 from agent_client.manager_link import FIRST_BACKOFF_S, MAX_BACKOFF_S, ManagerLink
 from agent_client.manager_process import ManagerProcess
-from agent_client.own_marks import Inside
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
-from agent_client.progress import Progress
+from agent_client.progress import Block, Progress
 from agent_client.step import StepMachine
 from protos.membership import PLAIN, Assignment
 from protos.refusals import InvalidRequest, LighthouseError, NotServed
@@ -167,7 +166,7 @@ class StepRunner:
             with self._inside(tensor, within_group=True):
                 self._group.all_reduce(tensor)
 
-    def _inside(self, tensor: torch.Tensor, *, within_group: bool) -> Inside:
+    def _inside(self, tensor: torch.Tensor, *, within_group: bool) -> Block:
         quorum_id, number = self.last.quorum_id if self.last is not None else 0, 2 * self._reductions
         number -= within_group
         return self.progress.collective(quorum_id, number, "all_reduce", tensor.shape, within_group=within_group)

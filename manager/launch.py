@@ -64,6 +64,7 @@ class Launch:
             min_active=settings.min_active,
             stride=settings.generation_stride,
             torchrun=self.torchrun,
+            log_collectives=str(settings.log_collectives) if settings.log_collectives is not None else None,
         )
 
     def local_host(

@@ -32,6 +32,7 @@ class Plan:
     min_active: int = 1
     stride: int = 100
     torchrun: Torchrun | None = None
+    log_collectives: str | None = None
 
     @property
     def name(self) -> str:
@@ -65,7 +66,7 @@ class Plan:
             "LIGHTHOUSE_JOB": self.job,
             "LIGHTHOUSE_RUN_ID": self.run,
             "LIGHTHOUSE_ATTEMPT": str(attempt),
-        }
+        } | ({"LIGHTHOUSE_LOG_COLLECTIVES": self.log_collectives} if self.log_collectives is not None else {})
 
     def _rank(self, rank: int, attempt: int) -> dict[str, str]:
         """As torchrun does."""

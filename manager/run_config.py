@@ -91,6 +91,10 @@ class RunConfig:
     log_dir: Path | None = setting(
         None, "Write the ranks' output there: a file for each rank and attempt.", kind=_FOLDER, metavar="FOLDER"
     )
+    log_collectives: Path | None = setting(
+        None, "Agents write there when they enter and leave each phase and collective: a file for each process.",
+        kind=_FOLDER, env=("LIGHTHOUSE_LOG_COLLECTIVES",), metavar="FOLDER",
+    )  # fmt: skip
     tee: bool = setting(False, "With --log-dir: show the output as well.")
     master_port: int = setting(
         29500, "MASTER_PORT of the ranks, for what they open among themselves.", kind=_PORT, env=("MASTER_PORT",)

@@ -83,6 +83,7 @@ WRONG: Mapping[str, list[str]] = {
     "restart-after-kill": ["", "maybe"],
     "abort-code": ["", "-1", "256", "x"],
     "log-dir": ["{empty}"],
+    "log-collectives": ["{empty}"],
     "preload": ["", "torch,", "a b", "a..b", "torch"],  # the command is no Python
     "master-port": ["", "0", "65536", "x", "65534"],
     "store-port": ["", "0", "65536", "x"],

@@ -48,6 +48,12 @@ def test_a_rank_gets_what_torchrun_would_give_it_and_ours() -> None:
     }
 
 
+def test_where_collectives_are_logged_is_told_to_torchrun_s_ranks_too() -> None:
+    logged = dataclasses.replace(PLAN, log_collectives="/logs", torchrun=Torchrun("0", 4))
+    assert logged.environment(6, 2, "i")["LIGHTHOUSE_LOG_COLLECTIVES"] == "/logs"
+    assert "LIGHTHOUSE_LOG_COLLECTIVES" not in PLAN.environment(6, 2, "i")
+
+
 def test_spares_are_told_how_many_train() -> None:
     told = dataclasses.replace(PLAN, active=6, min_active=4).environment(0, 0, "i")
     assert (told["LIGHTHOUSE_ACTIVE"], told["LIGHTHOUSE_MIN_ACTIVE"]) == ("6", "4")
