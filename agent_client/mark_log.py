@@ -45,18 +45,19 @@ class Lines:
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         self._path = path
-        self._descriptor: int | None = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        self._has_failed = False
 
     def write(self, text: str) -> None:
-        if self._descriptor is None:
+        if self._has_failed:
             return
         line = f"{datetime.now(UTC).isoformat(timespec='microseconds').removesuffix('+00:00')}Z {text}\n"
         try:
             os.write(self._descriptor, line.encode())
         except OSError as e:
+            # Not closed: another thread may be about to write to the same number.
+            self._has_failed = True
             log.warning("%s ends here: %s", self._path, e.strerror)
-            os.close(self._descriptor)
-            self._descriptor = None
 
 
 class LoggedProgress(Progress):
