@@ -20,6 +20,7 @@ from manager.events import (
     DrainAsked,
     Effect,
     Event,
+    EvidenceWanted,
     HasLeft,
     Killed,
     Pushed,
@@ -258,6 +259,8 @@ class ManagerDriver:
                 case Killed(reason):
                     log.error("killed by the lighthouse: %s", reason)
                     self.kill(reason)
+                case EvidenceWanted():
+                    pass
                 case HasLeft(reason):
                     log.info("has left: %s", reason)
                     self._left.set()

@@ -6,7 +6,7 @@ from manager import commit
 from manager.ask import Ask
 from protos.membership import Assignment, Quorum
 from protos.refusals import LighthouseError
-from protos.session import ToLighthouse, ToManager, ToRank
+from protos.session import EvidenceRequest, ToLighthouse, ToManager, ToRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,13 @@ class Killed:
 
 
 @dataclass(frozen=True, slots=True)
+class EvidenceWanted:
+    """What the ranks are doing is to be found out and sent."""
+
+    request: EvidenceRequest
+
+
+@dataclass(frozen=True, slots=True)
 class HasLeft:
     """The leave was said, and nobody needs this group any more."""
 
@@ -131,4 +138,6 @@ class HasLeft:
 
 RankEvent = Ask | VoteCast | CallEnded | CallExpired | WatchOpened | WatchEnded | RankFailed
 Event = RankEvent | SessionOpened | SessionClosed | Received | DrainAsked
-Effect = QuorumAnswered | VoteAnswered | CallRefused | Sent | Pushed | SessionGivenUp | Killed | HasLeft
+Effect = (
+    QuorumAnswered | VoteAnswered | CallRefused | Sent | Pushed | SessionGivenUp | Killed | EvidenceWanted | HasLeft
+)

@@ -17,6 +17,7 @@ from manager.events import (
     DrainAsked,
     Effect,
     Event,
+    EvidenceWanted,
     HasLeft,
     Killed,
     Received,
@@ -33,6 +34,7 @@ from protos.refusals import Drained, LighthouseError, WrongState
 from protos.session import (
     DrainRequest,
     Echo,
+    EvidenceRequest,
     Goodbye,
     Handed,
     Held,
@@ -164,6 +166,8 @@ class GroupMachine:
                 return self._dispatch(DrainAsked(reason or "the lighthouse was asked to drain it"), now)
             case KillRequest(reason):
                 return [Killed(reason)]
+            case EvidenceRequest():
+                return [EvidenceWanted(message)]
             case Goodbye(reason):
                 self._let_go = reason if self._has_left else ""
                 return []

@@ -12,6 +12,7 @@ import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
+import protos.evidence_pb2
 import protos.progress_pb2
 import sys
 import typing
@@ -327,6 +328,7 @@ class JobStatus(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     STALL_FIELD_NUMBER: builtins.int
     STALL_S_FIELD_NUMBER: builtins.int
+    TIMELINE_FIELD_NUMBER: builtins.int
     job: builtins.str
     quorum_id: builtins.int
     """0: no quorum was formed yet"""
@@ -357,6 +359,10 @@ class JobStatus(google.protobuf.message.Message):
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankPlace]:
         """only where they were asked for"""
 
+    @property
+    def timeline(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimelineEntry]:
+        """the newest last; only where ranks were asked for"""
+
     def __init__(
         self,
         *,
@@ -375,10 +381,43 @@ class JobStatus(google.protobuf.message.Message):
         ranks: collections.abc.Iterable[global___RankPlace] | None = ...,
         stall: builtins.str = ...,
         stall_s: builtins.float = ...,
+        timeline: collections.abc.Iterable[global___TimelineEntry] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "ranks", b"ranks", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "stall", b"stall", "stall_s", b"stall_s", "verdict", b"verdict"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "ranks", b"ranks", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "stall", b"stall", "stall_s", b"stall_s", "timeline", b"timeline", "verdict", b"verdict"]) -> None: ...
 
 global___JobStatus = JobStatus
+
+@typing.final
+class TimelineEntry(google.protobuf.message.Message):
+    """What happened to a job, for a person."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AT_UNIX_S_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    REPLICA_IDS_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    at_unix_s: builtins.float
+    kind: builtins.str
+    """joined, left, lost, killed, drained, healing, healed, quorum, stall, moves, incident"""
+    more: builtins.int
+    """so many others, which are not named"""
+    text: builtins.str
+    @property
+    def replica_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        at_unix_s: builtins.float = ...,
+        kind: builtins.str = ...,
+        replica_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        more: builtins.int = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_unix_s", b"at_unix_s", "kind", b"kind", "more", b"more", "replica_ids", b"replica_ids", "text", b"text"]) -> None: ...
+
+global___TimelineEntry = TimelineEntry
 
 @typing.final
 class RankPlace(google.protobuf.message.Message):
@@ -572,6 +611,8 @@ class SessionRequest(google.protobuf.message.Message):
     JOIN_FIELD_NUMBER: builtins.int
     WITHDRAW_FIELD_NUMBER: builtins.int
     LEAVE_FIELD_NUMBER: builtins.int
+    EVIDENCE_FIELD_NUMBER: builtins.int
+    EVIDENCE_DONE_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """first, and once"""
@@ -586,6 +627,12 @@ class SessionRequest(google.protobuf.message.Message):
     def leave(self) -> global___Leave:
         """a session that ends without it is a crash"""
 
+    @property
+    def evidence(self) -> global___Evidence:
+        """only where it was asked for"""
+
+    @property
+    def evidence_done(self) -> global___EvidenceDone: ...
     def __init__(
         self,
         *,
@@ -594,10 +641,12 @@ class SessionRequest(google.protobuf.message.Message):
         join: global___Join | None = ...,
         withdraw: global___Withdraw | None = ...,
         leave: global___Leave | None = ...,
+        evidence: global___Evidence | None = ...,
+        evidence_done: global___EvidenceDone | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beat", b"beat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beat", b"beat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "beat", "join", "withdraw", "leave"] | None: ...
+    def HasField(self, field_name: typing.Literal["beat", b"beat", "evidence", b"evidence", "evidence_done", b"evidence_done", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beat", b"beat", "evidence", b"evidence", "evidence_done", b"evidence_done", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "beat", "join", "withdraw", "leave", "evidence", "evidence_done"] | None: ...
 
 global___SessionRequest = SessionRequest
 
@@ -613,6 +662,7 @@ class SessionResponse(google.protobuf.message.Message):
     DRAIN_FIELD_NUMBER: builtins.int
     KILL_FIELD_NUMBER: builtins.int
     GOODBYE_FIELD_NUMBER: builtins.int
+    EVIDENCE_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """first, unless the hello is refused"""
@@ -631,6 +681,10 @@ class SessionResponse(google.protobuf.message.Message):
     def kill(self) -> global___Kill: ...
     @property
     def goodbye(self) -> global___Goodbye: ...
+    @property
+    def evidence(self) -> global___EvidenceRequest:
+        """only to a manager that gives_evidence"""
+
     def __init__(
         self,
         *,
@@ -642,10 +696,11 @@ class SessionResponse(google.protobuf.message.Message):
         drain: global___Drain | None = ...,
         kill: global___Kill | None = ...,
         goodbye: global___Goodbye | None = ...,
+        evidence: global___EvidenceRequest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drain", b"drain", "echo", b"echo", "goodbye", b"goodbye", "handed", b"handed", "kill", b"kill", "message", b"message", "order", b"order", "refused", b"refused", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drain", b"drain", "echo", b"echo", "goodbye", b"goodbye", "handed", b"handed", "kill", b"kill", "message", b"message", "order", b"order", "refused", b"refused", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "echo", "handed", "refused", "order", "drain", "kill", "goodbye"] | None: ...
+    def HasField(self, field_name: typing.Literal["drain", b"drain", "echo", b"echo", "evidence", b"evidence", "goodbye", b"goodbye", "handed", b"handed", "kill", b"kill", "message", b"message", "order", b"order", "refused", b"refused", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drain", b"drain", "echo", b"echo", "evidence", b"evidence", "goodbye", b"goodbye", "handed", b"handed", "kill", b"kill", "message", b"message", "order", b"order", "refused", b"refused", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "echo", "handed", "refused", "order", "drain", "kill", "goodbye", "evidence"] | None: ...
 
 global___SessionResponse = SessionResponse
 
@@ -707,6 +762,9 @@ class Hello(google.protobuf.message.Message):
 
     PARTICIPANT_FIELD_NUMBER: builtins.int
     LEVELS_FIELD_NUMBER: builtins.int
+    GIVES_EVIDENCE_FIELD_NUMBER: builtins.int
+    gives_evidence: builtins.bool
+    """absent, an older manager: it is not to be asked"""
     @property
     def participant(self) -> global___QuorumMember:
         """as in the last join"""
@@ -718,9 +776,10 @@ class Hello(google.protobuf.message.Message):
         *,
         participant: global___QuorumMember | None = ...,
         levels: global___Levels | None = ...,
+        gives_evidence: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["levels", b"levels", "participant", b"participant"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["levels", b"levels", "participant", b"participant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gives_evidence", b"gives_evidence", "levels", b"levels", "participant", b"participant"]) -> None: ...
 
 global___Hello = Hello
 
@@ -970,3 +1029,64 @@ class Goodbye(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
 
 global___Goodbye = Goodbye
+
+@typing.final
+class EvidenceRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    GROUP_RANKS_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """the answers carry it"""
+    @property
+    def group_ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """empty: all"""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        group_ranks: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_ranks", b"group_ranks", "number", b"number"]) -> None: ...
+
+global___EvidenceRequest = EvidenceRequest
+
+@typing.final
+class Evidence(google.protobuf.message.Message):
+    """One for each rank that was asked for, then the end."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """of the request"""
+    @property
+    def rank(self) -> protos.evidence_pb2.RankEvidence: ...
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        rank: protos.evidence_pb2.RankEvidence | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["rank", b"rank"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "rank", b"rank"]) -> None: ...
+
+global___Evidence = Evidence
+
+@typing.final
+class EvidenceDone(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """of the request"""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
+
+global___EvidenceDone = EvidenceDone

@@ -383,6 +383,8 @@ class WatchRequest(google.protobuf.message.Message):
     BALLOT_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
     HOSTNAME_FIELD_NUMBER: builtins.int
+    OFFER_FIELD_NUMBER: builtins.int
+    EVIDENCE_FIELD_NUMBER: builtins.int
     rank: builtins.int
     worker: builtins.str
     """new at every start of the rank's process"""
@@ -400,6 +402,14 @@ class WatchRequest(google.protobuf.message.Message):
     def progress(self) -> protos.progress_pb2.ProgressSample:
         """only to a manager that takes_progress"""
 
+    @property
+    def offer(self) -> global___EvidenceOffer:
+        """absent, an older rank: it is not to be asked"""
+
+    @property
+    def evidence(self) -> global___OwnEvidence:
+        """only where it was asked for"""
+
     def __init__(
         self,
         *,
@@ -411,11 +421,64 @@ class WatchRequest(google.protobuf.message.Message):
         ballot: global___Ballot | None = ...,
         progress: protos.progress_pb2.ProgressSample | None = ...,
         hostname: builtins.str = ...,
+        offer: global___EvidenceOffer | None = ...,
+        evidence: global___OwnEvidence | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ballot", b"ballot", "progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "host", b"host", "hostname", b"hostname", "pid", b"pid", "progress", b"progress", "rank", b"rank", "started", b"started", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "offer", b"offer", "progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "host", b"host", "hostname", b"hostname", "offer", b"offer", "pid", b"pid", "progress", b"progress", "rank", b"rank", "started", b"started", "worker", b"worker"]) -> None: ...
 
 global___WatchRequest = WatchRequest
+
+@typing.final
+class EvidenceOffer(google.protobuf.message.Message):
+    """In a rank's first message: it can be asked what it is doing."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SIGNAL_FIELD_NUMBER: builtins.int
+    DESCRIPTOR_FIELD_NUMBER: builtins.int
+    signal: builtins.int
+    """writes its stacks; 0: none does"""
+    descriptor: builtins.int
+    """of the rank, where they are written to"""
+    def __init__(
+        self,
+        *,
+        signal: builtins.int = ...,
+        descriptor: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["descriptor", b"descriptor", "signal", b"signal"]) -> None: ...
+
+global___EvidenceOffer = EvidenceOffer
+
+@typing.final
+class OwnEvidence(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    STACKS_FIELD_NUMBER: builtins.int
+    FLIGHT_RECORDER_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """of the request"""
+    stacks: builtins.str
+    flight_recorder: builtins.str
+    """JSON"""
+    @property
+    def missing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """what could not be had, and why"""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        stacks: builtins.str = ...,
+        flight_recorder: builtins.str = ...,
+        missing: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["flight_recorder", b"flight_recorder", "missing", b"missing", "number", b"number", "stacks", b"stacks"]) -> None: ...
+
+global___OwnEvidence = OwnEvidence
 
 @typing.final
 class Ballot(google.protobuf.message.Message):
@@ -460,6 +523,7 @@ class WatchResponse(google.protobuf.message.Message):
     REVOKED_FIELD_NUMBER: builtins.int
     KILLED_FIELD_NUMBER: builtins.int
     COUNTED_FIELD_NUMBER: builtins.int
+    EVIDENCE_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> global___WatchOpened:
         """first: the rank is watched"""
@@ -470,6 +534,10 @@ class WatchResponse(google.protobuf.message.Message):
     def killed(self) -> global___Killed: ...
     @property
     def counted(self) -> global___Counted: ...
+    @property
+    def evidence(self) -> global___EvidenceAsked:
+        """only to a rank that offers it"""
+
     def __init__(
         self,
         *,
@@ -477,10 +545,11 @@ class WatchResponse(google.protobuf.message.Message):
         revoked: global___Revoked | None = ...,
         killed: global___Killed | None = ...,
         counted: global___Counted | None = ...,
+        evidence: global___EvidenceAsked | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counted", b"counted", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counted", b"counted", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted"] | None: ...
+    def HasField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted", "evidence"] | None: ...
 
 global___WatchResponse = WatchResponse
 
@@ -529,6 +598,26 @@ class WatchOpened(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["takes_progress", b"takes_progress"]) -> None: ...
 
 global___WatchOpened = WatchOpened
+
+@typing.final
+class EvidenceAsked(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    WITH_STACKS_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """the answer carries it"""
+    with_stacks: builtins.bool
+    """its manager cannot take them from outside"""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        with_stacks: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "with_stacks", b"with_stacks"]) -> None: ...
+
+global___EvidenceAsked = EvidenceAsked
 
 @typing.final
 class Revoked(google.protobuf.message.Message):

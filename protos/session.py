@@ -8,6 +8,7 @@ connection costs nothing.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from protos.evidence import OwnEvidence, RankEvidence
 from protos.membership import Participant, Quorum, Vote
 from protos.progress import GroupView, Sample
 from protos.refusals import LighthouseError
@@ -73,10 +74,12 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a session. `participant` is as in the last join."""
+    """The first message of a session. `participant` is as in the last join. `gives_evidence`: it may be asked what its
+    ranks are doing; an older manager would not answer."""
 
     participant: Participant
     levels: Levels = Levels()
+    gives_evidence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,22 @@ class Leave:
     reason: str = ""
 
 
-ToLighthouse = Hello | Beat | JoinRequest | WithdrawRequest | Leave
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Of one rank, an answer to the request of that number."""
+
+    number: int
+    rank: RankEvidence
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceDone:
+    """No more comes to the request of that number."""
+
+    number: int
+
+
+ToLighthouse = Hello | Beat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone
 
 
 # -- lighthouse to manager
@@ -168,10 +186,28 @@ class Goodbye:
     reason: str = ""
 
 
-ToManager = Welcome | Echo | Handed | Refused | Order | DrainRequest | KillRequest | Goodbye
+@dataclass(frozen=True, slots=True)
+class EvidenceRequest:
+    """What are these ranks doing? Empty: all. Answered by an Evidence for each of them, then EvidenceDone, within
+    GATHERED_WITHIN_S."""
+
+    number: int
+    group_ranks: tuple[int, ...] = ()
+
+
+ToManager = Welcome | Echo | Handed | Refused | Order | DrainRequest | KillRequest | Goodbye | EvidenceRequest
 
 
 # -- rank and manager
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceOffer:
+    """A rank can be asked what it is doing. `signal` has its stacks written to its file `descriptor`, also while it
+    runs no Python; 0: there is no such signal."""
+
+    signal: int = 0
+    descriptor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +215,7 @@ class WatchRequest:
     """What a rank says of its process. `host` names the machine and its pid namespace; `started` the process's start.
 
     Where `host` is the manager's own, the manager watches the process too, by its pid. `hostname` is for a person.
+    `offer`: None for an older rank, which is never asked.
     """
 
     group_rank: int
@@ -187,6 +224,7 @@ class WatchRequest:
     host: str = ""
     started: int = 0
     hostname: str = ""
+    offer: EvidenceOffer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,5 +270,14 @@ class Counted:
     outcome: Vote | LighthouseError
 
 
-FromRank = WatchRequest | Ballot | Sample
-ToRank = WatchOpened | Revoked | Killed | Counted
+@dataclass(frozen=True, slots=True)
+class EvidenceAsked:
+    """Say what you are doing: answered by an OwnEvidence of the same number, by a rank that can. `with_stacks`: the
+    manager cannot take them from outside."""
+
+    number: int
+    with_stacks: bool = False
+
+
+FromRank = WatchRequest | Ballot | Sample | OwnEvidence
+ToRank = WatchOpened | Revoked | Killed | Counted | EvidenceAsked

@@ -8,8 +8,9 @@ from contextlib import suppress
 
 from protos import lighthouse_pb2, wire
 from protos.errors import kind_of, refusal_of
+from protos.evidence_wire import check_group_rank, evidence_from_wire, evidence_to_wire
 from protos.fields import check_count, check_quorum_id, check_seconds
-from protos.limits import MAX_REQUEST_BYTES, cut_reason
+from protos.limits import MAX_GROUP_WORLD_SIZE, MAX_REQUEST_BYTES, cut_reason
 from protos.membership import Participant, Quorum
 from protos.progress import GroupView
 from protos.progress_wire import fitting_group_view, group_view_from_wire
@@ -18,6 +19,9 @@ from protos.session import (
     Beat,
     DrainRequest,
     Echo,
+    Evidence,
+    EvidenceDone,
+    EvidenceRequest,
     Goodbye,
     Handed,
     Held,
@@ -60,11 +64,17 @@ def session_request_to_wire(message: ToLighthouse) -> lighthouse_pb2.SessionRequ
             return lighthouse_pb2.SessionRequest(join=join)
         case WithdrawRequest(number):
             return lighthouse_pb2.SessionRequest(withdraw=lighthouse_pb2.Withdraw(number=number))
-        case Hello(participant, levels):
-            hello = lighthouse_pb2.Hello(participant=wire.participant_to_native(participant), levels=_levels(levels))
+        case Hello(participant, levels, gives_evidence):
+            member = wire.participant_to_native(participant)
+            hello = lighthouse_pb2.Hello(participant=member, levels=_levels(levels), gives_evidence=gives_evidence)
             return lighthouse_pb2.SessionRequest(hello=hello)
         case Leave(reason):
             return lighthouse_pb2.SessionRequest(leave=lighthouse_pb2.Leave(reason=cut_reason(reason)))
+        case Evidence(number, rank):
+            evidence = lighthouse_pb2.Evidence(number=number, rank=evidence_to_wire(rank))
+            return lighthouse_pb2.SessionRequest(evidence=evidence)
+        case EvidenceDone(number):
+            return lighthouse_pb2.SessionRequest(evidence_done=lighthouse_pb2.EvidenceDone(number=number))
 
 
 def session_request_from_wire(message: lighthouse_pb2.SessionRequest) -> ToLighthouse | None:
@@ -77,7 +87,12 @@ def session_request_from_wire(message: lighthouse_pb2.SessionRequest) -> ToLight
         case "withdraw":
             return WithdrawRequest(check_count(message.withdraw.number, "number"))
         case "hello":
-            return Hello(_participant_from(message.hello), _levels_from(message.hello.levels))
+            hello = message.hello
+            return Hello(_participant_from(hello), _levels_from(hello.levels), hello.gives_evidence)
+        case "evidence":
+            return _evidence_from(message.evidence)
+        case "evidence_done":
+            return EvidenceDone(check_count(message.evidence_done.number, "number"))
         case "leave":
             return Leave(cut_reason(message.leave.reason))
         case _:
@@ -88,6 +103,13 @@ def _progress_from(beat: lighthouse_pb2.Beat) -> GroupView | None:
     """It is for a person to see: what this version cannot read of a newer one's is no reason to end the session."""
     with suppress(InvalidRequest):
         return group_view_from_wire(beat.progress) if beat.HasField("progress") else None
+    return None
+
+
+def _evidence_from(message: lighthouse_pb2.Evidence) -> Evidence | None:
+    """For a person to see, too."""
+    with suppress(InvalidRequest):
+        return Evidence(check_count(message.number, "number"), evidence_from_wire(message.rank))
     return None
 
 
@@ -156,6 +178,9 @@ def session_response_to_wire(message: ToManager, *, created_at: float = 0.0) -> 
             return lighthouse_pb2.SessionResponse(kill=lighthouse_pb2.Kill(reason=cut_reason(reason)))
         case Goodbye(reason):
             return lighthouse_pb2.SessionResponse(goodbye=lighthouse_pb2.Goodbye(reason=cut_reason(reason)))
+        case EvidenceRequest(number, group_ranks):
+            request = lighthouse_pb2.EvidenceRequest(number=number, group_ranks=group_ranks)
+            return lighthouse_pb2.SessionResponse(evidence=request)
 
 
 def handed_shared(quorum: Quorum, stands: bool, created_at: float) -> bytes:
@@ -195,6 +220,8 @@ def session_response_from_wire(message: lighthouse_pb2.SessionResponse) -> ToMan
             return KillRequest(cut_reason(message.kill.reason))
         case "goodbye":
             return Goodbye(cut_reason(message.goodbye.reason))
+        case "evidence":
+            return _evidence_request_from(message.evidence)
         case _:
             return None
 
@@ -210,6 +237,14 @@ def _welcome_from(message: lighthouse_pb2.Welcome) -> Welcome:
     interval_s = check_seconds(message.heartbeat_interval_s, "heartbeat_interval_s")
     order = _order_from(message.order) if message.HasField("order") else None
     return Welcome(interval_s, check_seconds(message.lease_s, "lease_s"), order)
+
+
+def _evidence_request_from(message: lighthouse_pb2.EvidenceRequest) -> EvidenceRequest:
+    if len(message.group_ranks) > MAX_GROUP_WORLD_SIZE:
+        raise InvalidRequest(
+            f"has {len(message.group_ranks)} entries; at most {MAX_GROUP_WORLD_SIZE}", field="group_ranks"
+        )
+    return EvidenceRequest(check_count(message.number, "number"), tuple(map(check_group_rank, message.group_ranks)))
 
 
 def _order(order: Order) -> lighthouse_pb2.Order:

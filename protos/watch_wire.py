@@ -8,13 +8,25 @@ from contextlib import suppress
 
 from protos import manager_pb2, wire
 from protos.errors import kind_of, refusal_of
+from protos.evidence import MAX_STACKS_BYTES, OwnEvidence, cut_middle, cut_missing
 from protos.fields import check_count, check_quorum_id, check_seconds, check_short
 from protos.limits import MAX_GROUP_WORLD_SIZE, cut_reason
 from protos.membership import Vote
 from protos.progress import Sample
 from protos.progress_wire import sample_from_wire, sample_to_wire
 from protos.refusals import InvalidRequest, LighthouseError
-from protos.session import Ballot, Counted, FromRank, Killed, Revoked, ToRank, WatchOpened, WatchRequest
+from protos.session import (
+    Ballot,
+    Counted,
+    EvidenceAsked,
+    EvidenceOffer,
+    FromRank,
+    Killed,
+    Revoked,
+    ToRank,
+    WatchOpened,
+    WatchRequest,
+)
 
 
 def watch_request_to_wire(request: FromRank) -> manager_pb2.WatchRequest:
@@ -31,6 +43,9 @@ def watch_request_to_wire(request: FromRank) -> manager_pb2.WatchRequest:
         )
     if isinstance(request, Sample):
         return manager_pb2.WatchRequest(progress=sample_to_wire(request))
+    if isinstance(request, OwnEvidence):
+        return manager_pb2.WatchRequest(evidence=_evidence(request))
+    offer = request.offer
     return manager_pb2.WatchRequest(
         rank=request.group_rank,
         worker=request.worker,
@@ -38,6 +53,7 @@ def watch_request_to_wire(request: FromRank) -> manager_pb2.WatchRequest:
         host=request.host,
         started=request.started,
         hostname=request.hostname,
+        offer=None if offer is None else manager_pb2.EvidenceOffer(signal=offer.signal, descriptor=offer.descriptor),
     )
 
 
@@ -53,16 +69,21 @@ def watch_request_from_wire(message: manager_pb2.WatchRequest) -> WatchRequest:
         check_short(message.host, "host"),
         check_count(message.started, "started"),
         check_short(message.hostname, "hostname"),
+        _offer_from(message.offer) if message.HasField("offer") else None,
     )
 
 
-def word_from_wire(message: manager_pb2.WatchRequest) -> Ballot | Sample | None:
-    """What a rank says after its first message. Where it is is for a person to see: what this version cannot read of
-    that is no reason to end the watch."""
-    if not message.HasField("progress"):
+def _offer_from(message: manager_pb2.EvidenceOffer) -> EvidenceOffer:
+    return EvidenceOffer(check_count(message.signal, "signal"), check_count(message.descriptor, "descriptor"))
+
+
+def word_from_wire(message: manager_pb2.WatchRequest) -> Ballot | Sample | OwnEvidence | None:
+    """What a rank says after its first message. Where it is and what it does is for a person to see: what this version
+    cannot read of that is no reason to end the watch."""
+    if not (message.HasField("progress") or message.HasField("evidence")):
         return ballot_from_wire(message)
     with suppress(InvalidRequest):
-        return sample_from_wire(message.progress)
+        return sample_from_wire(message.progress) if message.HasField("progress") else _evidence_from(message.evidence)
     return None
 
 
@@ -73,6 +94,25 @@ def ballot_from_wire(message: manager_pb2.WatchRequest) -> Ballot:
     quorum_id = ballot.quorum_id if ballot.HasField("quorum_id") else None
     time_left_s = check_seconds(ballot.time_left_s, "time_left_s")
     return Ballot(ballot.number, ballot.step, ballot.should_commit, quorum_id, ballot.wants_next, time_left_s)
+
+
+def _evidence(evidence: OwnEvidence) -> manager_pb2.OwnEvidence:
+    """Stacks that are too long are cut."""
+    return manager_pb2.OwnEvidence(
+        number=evidence.number,
+        stacks=cut_middle(evidence.stacks, MAX_STACKS_BYTES),
+        flight_recorder=evidence.flight_recorder,
+        missing=cut_missing(evidence.missing),
+    )
+
+
+def _evidence_from(message: manager_pb2.OwnEvidence) -> OwnEvidence:
+    return OwnEvidence(
+        check_count(message.number, "number"),
+        cut_middle(message.stacks, MAX_STACKS_BYTES),
+        message.flight_recorder,
+        cut_missing(message.missing),
+    )
 
 
 def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
@@ -87,6 +127,9 @@ def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
             return manager_pb2.WatchResponse(counted=_counted(number, outcome))
         case Killed(reason):
             return manager_pb2.WatchResponse(killed=manager_pb2.Killed(reason=cut_reason(reason)))
+        case EvidenceAsked(number, with_stacks):
+            asked = manager_pb2.EvidenceAsked(number=number, with_stacks=with_stacks)
+            return manager_pb2.WatchResponse(evidence=asked)
 
 
 def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | None:
@@ -99,6 +142,8 @@ def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | Non
             return Killed(cut_reason(message.killed.reason))
         case "counted":
             return _counted_from(message.counted)
+        case "evidence":
+            return EvidenceAsked(check_count(message.evidence.number, "number"), message.evidence.with_stacks)
         case _:
             return None
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from protos import lighthouse_pb2, manager_pb2
 from protos import session as said
+from protos.evidence import OwnEvidence, RankEvidence
 from protos.fields import MAX_TEXT_CHARS
 from protos.identity import split_replica_id
 from protos.limits import MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, MAX_REASON_CHARS, MAX_REQUEST_BYTES
@@ -56,15 +57,31 @@ group_views = st.builds(
     ),
     st.lists(st.tuples(names, seconds), max_size=2).map(tuple),
 )
+group_ranks = st.integers(0, MAX_GROUP_WORLD_SIZE - 1)
+some_texts = st.lists(reasons, max_size=2).map(tuple)
+evidences = st.builds(
+    RankEvidence,
+    group_ranks,
+    reasons,
+    counts,
+    reasons,
+    *[reasons] * 3,
+    some_texts,
+    some_texts,
+    st.floats(0, 1e6),
+)
+own_evidences = st.builds(OwnEvidence, counts, reasons, reasons, some_texts)
 helds = st.builds(said.Held, quorum_ids, st.sampled_from(HoldMode), counts, st.booleans())
 levels = st.builds(said.Levels, st.none() | helds, st.booleans(), reasons)
 orders = st.builds(Order, quorum_ids, st.sampled_from(Phase), counts, reasons)
 to_lighthouse = st.one_of(
-    st.builds(said.Hello, members, levels),
+    st.builds(said.Hello, members, levels, st.booleans()),
     st.builds(said.Beat, counts, levels, st.none() | group_views),
     st.builds(said.JoinRequest, counts, members, seconds),
     st.builds(said.WithdrawRequest, counts),
     st.builds(said.Leave, reasons),
+    st.builds(said.Evidence, counts, evidences),
+    st.builds(said.EvidenceDone, counts),
 )
 quorums = st.builds(Quorum, quorum_ids, st.lists(members, max_size=3).map(tuple))
 to_manager = st.one_of(
@@ -75,11 +92,13 @@ to_manager = st.one_of(
     st.builds(said.DrainRequest, reasons),
     st.builds(said.KillRequest, reasons),
     st.builds(said.Goodbye, reasons),
+    st.builds(said.EvidenceRequest, counts, st.lists(group_ranks, max_size=3).map(tuple)),
 )
 to_rank = st.one_of(
     st.builds(said.WatchOpened, st.booleans()),
     st.builds(said.Revoked, quorum_ids, reasons),
     st.builds(said.Killed, reasons),
+    st.builds(said.EvidenceAsked, counts, st.booleans()),
     st.builds(said.Counted, counts, st.builds(Vote, st.booleans(), st.none() | assignments)),
 )
 ballots = st.builds(
@@ -93,6 +112,7 @@ watch_requests = st.builds(
     reasons,
     counts,
     reasons,
+    st.none() | st.builds(said.EvidenceOffer, st.integers(0, 64), counts),
 )
 
 
@@ -117,8 +137,8 @@ class TestThereAndBack:
         body = watch_request_to_wire(ballot).SerializeToString()
         assert ballot_from_wire(manager_pb2.WatchRequest.FromString(body)) == ballot
 
-    @given(st.one_of(ballots, samples))
-    def test_what_a_rank_says_later(self, word: said.Ballot | Sample):
+    @given(st.one_of(ballots, samples, own_evidences))
+    def test_what_a_rank_says_later(self, word: said.Ballot | Sample | OwnEvidence):
         body = watch_request_to_wire(word).SerializeToString()
         assert word_from_wire(manager_pb2.WatchRequest.FromString(body)) == word
 
@@ -177,6 +197,17 @@ class TestNewerPeers:
         assert word_from_wire(manager_pb2.WatchRequest(progress=unreadable)) is None
         ranks = {"replica_id": "g", "ranks": [{"sample": unreadable}]}
         assert session_request_from_wire(request(beat={"number": 3, "progress": ranks})) == said.Beat(3)
+
+    def test_evidence_that_cannot_be_read_ends_nothing(self):
+        assert word_from_wire(manager_pb2.WatchRequest(evidence={"number": -1})) is None
+        for rank in ({"group_rank": -1}, {"took_s": math.nan}, {"host": "h" * 999}):
+            assert session_request_from_wire(request(evidence={"number": 3, "rank": rank})) is None
+
+    def test_older_peers_give_no_evidence(self):
+        read = session_request_from_wire(request(hello={"participant": {"replica_id": "g", "world_size": 1}}))
+        assert isinstance(read, said.Hello)
+        assert not read.gives_evidence
+        assert watch_request_from_wire(manager_pb2.WatchRequest(worker="w")).offer is None
 
     def test_an_older_manager_takes_no_progress(self):
         assert watch_response_from_wire(manager_pb2.WatchResponse(opened={})) == said.WatchOpened(False)
