@@ -662,6 +662,7 @@ class SessionResponse(google.protobuf.message.Message):
     DRAIN_FIELD_NUMBER: builtins.int
     KILL_FIELD_NUMBER: builtins.int
     GOODBYE_FIELD_NUMBER: builtins.int
+    WORLD_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
@@ -682,6 +683,10 @@ class SessionResponse(google.protobuf.message.Message):
     @property
     def goodbye(self) -> global___Goodbye: ...
     @property
+    def world(self) -> global___World:
+        """only to a manager that takes_world"""
+
+    @property
     def evidence(self) -> global___EvidenceRequest:
         """only to a manager that gives_evidence"""
 
@@ -696,11 +701,12 @@ class SessionResponse(google.protobuf.message.Message):
         drain: global___Drain | None = ...,
         kill: global___Kill | None = ...,
         goodbye: global___Goodbye | None = ...,
+        world: global___World | None = ...,
         evidence: global___EvidenceRequest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drain", b"drain", "echo", b"echo", "evidence", b"evidence", "goodbye", b"goodbye", "handed", b"handed", "kill", b"kill", "message", b"message", "order", b"order", "refused", b"refused", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drain", b"drain", "echo", b"echo", "evidence", b"evidence", "goodbye", b"goodbye", "handed", b"handed", "kill", b"kill", "message", b"message", "order", b"order", "refused", b"refused", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "echo", "handed", "refused", "order", "drain", "kill", "goodbye", "evidence"] | None: ...
+    def HasField(self, field_name: typing.Literal["drain", b"drain", "echo", b"echo", "evidence", b"evidence", "goodbye", b"goodbye", "handed", b"handed", "kill", b"kill", "message", b"message", "order", b"order", "refused", b"refused", "welcome", b"welcome", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drain", b"drain", "echo", b"echo", "evidence", b"evidence", "goodbye", b"goodbye", "handed", b"handed", "kill", b"kill", "message", b"message", "order", b"order", "refused", b"refused", "welcome", b"welcome", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "echo", "handed", "refused", "order", "drain", "kill", "goodbye", "world", "evidence"] | None: ...
 
 global___SessionResponse = SessionResponse
 
@@ -737,9 +743,14 @@ class Levels(google.protobuf.message.Message):
     HELD_FIELD_NUMBER: builtins.int
     DRAINS_FIELD_NUMBER: builtins.int
     DOWN_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
     drains: builtins.bool
     down: builtins.str
     """why the group cannot take part though its manager lives; empty: it can"""
+    missing: builtins.bytes
+    """Which of its ranks are not here, a bit each, that of rank 0 the lowest of the first byte. Empty while `down` says
+    that it is: none is here, or the manager is an older one.
+    """
     @property
     def held(self) -> global___Held:
         """absent: no quorum"""
@@ -750,9 +761,10 @@ class Levels(google.protobuf.message.Message):
         held: global___Held | None = ...,
         drains: builtins.bool = ...,
         down: builtins.str = ...,
+        missing: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["held", b"held"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["down", b"down", "drains", b"drains", "held", b"held"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["down", b"down", "drains", b"drains", "held", b"held", "missing", b"missing"]) -> None: ...
 
 global___Levels = Levels
 
@@ -762,7 +774,10 @@ class Hello(google.protobuf.message.Message):
 
     PARTICIPANT_FIELD_NUMBER: builtins.int
     LEVELS_FIELD_NUMBER: builtins.int
+    TAKES_WORLD_FIELD_NUMBER: builtins.int
     GIVES_EVIDENCE_FIELD_NUMBER: builtins.int
+    takes_world: builtins.bool
+    """absent, an older manager: it is not to be told"""
     gives_evidence: builtins.bool
     """absent, an older manager: it is not to be asked"""
     @property
@@ -776,10 +791,11 @@ class Hello(google.protobuf.message.Message):
         *,
         participant: global___QuorumMember | None = ...,
         levels: global___Levels | None = ...,
+        takes_world: builtins.bool = ...,
         gives_evidence: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["levels", b"levels", "participant", b"participant"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["gives_evidence", b"gives_evidence", "levels", b"levels", "participant", b"participant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gives_evidence", b"gives_evidence", "levels", b"levels", "participant", b"participant", "takes_world", b"takes_world"]) -> None: ...
 
 global___Hello = Hello
 
@@ -1029,6 +1045,46 @@ class Goodbye(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
 
 global___Goodbye = Goodbye
+
+@typing.final
+class World(google.protobuf.message.Message):
+    """The ranks of a job, admitted to a quorum or not (lighthouse/grid.py). Told when it has changed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GLOBAL_WORLD_SIZE_FIELD_NUMBER: builtins.int
+    LARGEST_PEER_GROUP_WORLD_SIZE_FIELD_NUMBER: builtins.int
+    RANKS_PENDING_FIELD_NUMBER: builtins.int
+    PEERS_PENDING_FIELD_NUMBER: builtins.int
+    PENDING_FIELD_NUMBER: builtins.int
+    GROUP_WORLD_SIZE_FIELD_NUMBER: builtins.int
+    global_world_size: builtins.int
+    """ranks that are connected"""
+    largest_peer_group_world_size: builtins.int
+    """the most that hold the same shard, over all replica groups"""
+    ranks_pending: builtins.int
+    """missing until each group that has begun to come is whole"""
+    peers_pending: builtins.int
+    """replica groups that ask to come in, and will be in the next quorum"""
+    group_world_size: builtins.int
+    """of the group that is told; the lighthouse leaves it out"""
+    @property
+    def pending(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """who asks; of many, the first"""
+
+    def __init__(
+        self,
+        *,
+        global_world_size: builtins.int = ...,
+        largest_peer_group_world_size: builtins.int = ...,
+        ranks_pending: builtins.int = ...,
+        peers_pending: builtins.int = ...,
+        pending: collections.abc.Iterable[builtins.str] | None = ...,
+        group_world_size: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["global_world_size", b"global_world_size", "group_world_size", b"group_world_size", "largest_peer_group_world_size", b"largest_peer_group_world_size", "peers_pending", b"peers_pending", "pending", b"pending", "ranks_pending", b"ranks_pending"]) -> None: ...
+
+global___World = World
 
 @typing.final
 class EvidenceRequest(google.protobuf.message.Message):

@@ -8,6 +8,7 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
+import protos.lighthouse_pb2
 import protos.progress_pb2
 import typing
 
@@ -100,6 +101,7 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     OTHER_SOURCES_FIELD_NUMBER: builtins.int
     CATCHING_UP_FIELD_NUMBER: builtins.int
     TAG_QUORUM_ID_FIELD_NUMBER: builtins.int
+    WORLD_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
     address: builtins.str
     """the manager to heal from; without healing, the primary's"""
@@ -135,6 +137,10 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     def catching_up(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """replica ranks that contribute nothing for as long as this quorum stands"""
 
+    @property
+    def world(self) -> protos.lighthouse_pb2.World:
+        """as the manager was told last; not with a vote"""
+
     def __init__(
         self,
         *,
@@ -156,15 +162,18 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
         other_sources: collections.abc.Iterable[builtins.str] | None = ...,
         catching_up: collections.abc.Iterable[builtins.int] | None = ...,
         tag_quorum_id: builtins.int | None = ...,
+        world: protos.lighthouse_pb2.World | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "max_rank", b"max_rank", "recover_src_replica_rank", b"recover_src_replica_rank", "tag_quorum_id", b"tag_quorum_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "address", b"address", "catching_up", b"catching_up", "commit_failures", b"commit_failures", "contributors", b"contributors", "heal", b"heal", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "other_sources", b"other_sources", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "_world", b"_world", "max_rank", b"max_rank", "recover_src_replica_rank", b"recover_src_replica_rank", "tag_quorum_id", b"tag_quorum_id", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "_world", b"_world", "address", b"address", "catching_up", b"catching_up", "commit_failures", b"commit_failures", "contributors", b"contributors", "heal", b"heal", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "other_sources", b"other_sources", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "world", b"world"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_rank", b"_max_rank"]) -> typing.Literal["max_rank"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_recover_src_replica_rank", b"_recover_src_replica_rank"]) -> typing.Literal["recover_src_replica_rank"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_tag_quorum_id", b"_tag_quorum_id"]) -> typing.Literal["tag_quorum_id"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_world", b"_world"]) -> typing.Literal["world"] | None: ...
 
 global___ManagerQuorumResponse = ManagerQuorumResponse
 
@@ -384,6 +393,7 @@ class WatchRequest(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     HOSTNAME_FIELD_NUMBER: builtins.int
     OFFER_FIELD_NUMBER: builtins.int
+    TAKES_WORLD_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
     rank: builtins.int
     worker: builtins.str
@@ -396,6 +406,8 @@ class WatchRequest(google.protobuf.message.Message):
     """when the process started, as its host counts"""
     hostname: builtins.str
     """for a person to read"""
+    takes_world: builtins.bool
+    """absent, an older rank: it is not to be told"""
     @property
     def ballot(self) -> global___Ballot: ...
     @property
@@ -422,10 +434,11 @@ class WatchRequest(google.protobuf.message.Message):
         progress: protos.progress_pb2.ProgressSample | None = ...,
         hostname: builtins.str = ...,
         offer: global___EvidenceOffer | None = ...,
+        takes_world: builtins.bool = ...,
         evidence: global___OwnEvidence | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "offer", b"offer", "progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "host", b"host", "hostname", b"hostname", "offer", b"offer", "pid", b"pid", "progress", b"progress", "rank", b"rank", "started", b"started", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "host", b"host", "hostname", b"hostname", "offer", b"offer", "pid", b"pid", "progress", b"progress", "rank", b"rank", "started", b"started", "takes_world", b"takes_world", "worker", b"worker"]) -> None: ...
 
 global___WatchRequest = WatchRequest
 
@@ -523,6 +536,7 @@ class WatchResponse(google.protobuf.message.Message):
     REVOKED_FIELD_NUMBER: builtins.int
     KILLED_FIELD_NUMBER: builtins.int
     COUNTED_FIELD_NUMBER: builtins.int
+    WORLD_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> global___WatchOpened:
@@ -535,6 +549,10 @@ class WatchResponse(google.protobuf.message.Message):
     @property
     def counted(self) -> global___Counted: ...
     @property
+    def world(self) -> protos.lighthouse_pb2.World:
+        """only to a rank that takes_world"""
+
+    @property
     def evidence(self) -> global___EvidenceAsked:
         """only to a rank that offers it"""
 
@@ -545,11 +563,12 @@ class WatchResponse(google.protobuf.message.Message):
         revoked: global___Revoked | None = ...,
         killed: global___Killed | None = ...,
         counted: global___Counted | None = ...,
+        world: protos.lighthouse_pb2.World | None = ...,
         evidence: global___EvidenceAsked | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted", "evidence"] | None: ...
+    def HasField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted", "world", "evidence"] | None: ...
 
 global___WatchResponse = WatchResponse
 

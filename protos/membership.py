@@ -81,6 +81,24 @@ class Quorum:
 
 
 @dataclass(frozen=True, slots=True)
+class World:
+    """The ranks of a job, those that are not admitted to a quorum yet included.
+
+    `global_world_size`: ranks that are connected. `largest_peer_group_world_size`: the most of them that hold the same
+    shard; a peer group has at most one of each replica group. `ranks_pending`: how many are missing until each group
+    that has begun to come is whole. `group_world_size`: of the group that is told. `peers_pending`: replica groups that
+    ask to come in, and will be in the next quorum; `pending` names the first of them.
+    """
+
+    global_world_size: int
+    largest_peer_group_world_size: int
+    ranks_pending: int = 0
+    group_world_size: int = 0
+    peers_pending: int = 0
+    pending: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """What a quorum means for one rank of one replica group.
 
@@ -89,7 +107,7 @@ class Assignment:
     take it from here. `max_rank` is the place among those at `max_step`, None for one that is behind. `revoked`: the
     quorum was revoked meanwhile; do the step and vote no. `catching_up`: the replica ranks that heal beside their
     steps, and contribute nothing for as long as the quorum stands. `tag_quorum_id` with `max_step`: the state that the
-    step begins with.
+    step begins with. `world`: as the manager was told last, where it was asked for a quorum.
     """
 
     quorum_id: int
@@ -110,6 +128,7 @@ class Assignment:
     other_sources: tuple[str, ...] = ()
     catching_up: tuple[int, ...] = ()
     tag_quorum_id: int | None = None
+    world: World | None = None
 
     @property
     def catches_up(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from protos.evidence import OwnEvidence, RankEvidence
-from protos.membership import Participant, Quorum, Vote
+from protos.membership import Participant, Quorum, Vote, World
 from protos.progress import GroupView, Sample
 from protos.refusals import LighthouseError
 
@@ -65,21 +65,24 @@ STARTING = "its ranks have not come yet"
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """`down` says why the group cannot take part though its manager lives; empty: all its ranks are there."""
+    """`down` says why the group cannot take part though its manager lives; empty: all its ranks are there. `missing`:
+    which of them are not; empty while `down` says something: all of them, or an older manager's."""
 
     held: Held | None = None
     drains: bool = False
     down: str = ""
+    missing: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
     """The first message of a session. `participant` is as in the last join. `gives_evidence`: it may be asked what its
-    ranks are doing; an older manager would not answer."""
+    ranks are doing; an older manager would not answer. `takes_world`: it is told when the World changes."""
 
     participant: Participant
     levels: Levels = Levels()
     gives_evidence: bool = False
+    takes_world: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +198,7 @@ class EvidenceRequest:
     group_ranks: tuple[int, ...] = ()
 
 
-ToManager = Welcome | Echo | Handed | Refused | Order | DrainRequest | KillRequest | Goodbye | EvidenceRequest
+ToManager = Welcome | Echo | Handed | Refused | Order | DrainRequest | KillRequest | Goodbye | EvidenceRequest | World
 
 
 # -- rank and manager
@@ -225,6 +228,7 @@ class WatchRequest:
     started: int = 0
     hostname: str = ""
     offer: EvidenceOffer | None = None
+    takes_world: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,4 +284,4 @@ class EvidenceAsked:
 
 
 FromRank = WatchRequest | Ballot | Sample | OwnEvidence
-ToRank = WatchOpened | Revoked | Killed | Counted | EvidenceAsked
+ToRank = WatchOpened | Revoked | Killed | Counted | EvidenceAsked | World

@@ -10,8 +10,9 @@ from protos import lighthouse_pb2, wire
 from protos.errors import kind_of, refusal_of
 from protos.evidence_wire import check_group_rank, evidence_from_wire, evidence_to_wire
 from protos.fields import check_count, check_quorum_id, check_seconds
+from protos.grid_wire import ranks_from_bits, ranks_to_bits, world_from_wire, world_to_wire
 from protos.limits import MAX_GROUP_WORLD_SIZE, MAX_REQUEST_BYTES, cut_reason
-from protos.membership import Participant, Quorum
+from protos.membership import Participant, Quorum, World
 from protos.progress import GroupView
 from protos.progress_wire import fitting_group_view, group_view_from_wire
 from protos.refusals import InvalidRequest
@@ -64,9 +65,11 @@ def session_request_to_wire(message: ToLighthouse) -> lighthouse_pb2.SessionRequ
             return lighthouse_pb2.SessionRequest(join=join)
         case WithdrawRequest(number):
             return lighthouse_pb2.SessionRequest(withdraw=lighthouse_pb2.Withdraw(number=number))
-        case Hello(participant, levels, gives_evidence):
+        case Hello(participant, levels, gives_evidence, takes_world):
             member = wire.participant_to_native(participant)
-            hello = lighthouse_pb2.Hello(participant=member, levels=_levels(levels), gives_evidence=gives_evidence)
+            hello = lighthouse_pb2.Hello(
+                participant=member, levels=_levels(levels), gives_evidence=gives_evidence, takes_world=takes_world
+            )
             return lighthouse_pb2.SessionRequest(hello=hello)
         case Leave(reason):
             return lighthouse_pb2.SessionRequest(leave=lighthouse_pb2.Leave(reason=cut_reason(reason)))
@@ -88,7 +91,9 @@ def session_request_from_wire(message: lighthouse_pb2.SessionRequest) -> ToLight
             return WithdrawRequest(check_count(message.withdraw.number, "number"))
         case "hello":
             hello = message.hello
-            return Hello(_participant_from(hello), _levels_from(hello.levels), hello.gives_evidence)
+            return Hello(
+                _participant_from(hello), _levels_from(hello.levels), hello.gives_evidence, hello.takes_world
+            )
         case "evidence":
             return _evidence_from(message.evidence)
         case "evidence_done":
@@ -127,7 +132,10 @@ def _participant_from(message: lighthouse_pb2.Hello | lighthouse_pb2.Join) -> Pa
 def _levels(levels: Levels) -> lighthouse_pb2.Levels:
     held = levels.held
     return lighthouse_pb2.Levels(
-        held=None if held is None else _held(held), drains=levels.drains, down=cut_reason(levels.down)
+        held=None if held is None else _held(held),
+        drains=levels.drains,
+        down=cut_reason(levels.down),
+        missing=ranks_to_bits(levels.missing),
     )
 
 
@@ -138,7 +146,7 @@ def _held(held: Held) -> lighthouse_pb2.Held:
 
 def _levels_from(message: lighthouse_pb2.Levels) -> Levels:
     held = _held_from(message.held) if message.HasField("held") else None
-    return Levels(held, message.drains, cut_reason(message.down))
+    return Levels(held, message.drains, cut_reason(message.down), ranks_from_bits(message.missing, "missing"))
 
 
 def _held_from(message: lighthouse_pb2.Held) -> Held:
@@ -181,6 +189,8 @@ def session_response_to_wire(message: ToManager, *, created_at: float = 0.0) -> 
         case EvidenceRequest(number, group_ranks):
             request = lighthouse_pb2.EvidenceRequest(number=number, group_ranks=group_ranks)
             return lighthouse_pb2.SessionResponse(evidence=request)
+        case World():
+            return lighthouse_pb2.SessionResponse(world=world_to_wire(message))
 
 
 def handed_shared(quorum: Quorum, stands: bool, created_at: float) -> bytes:
@@ -196,6 +206,11 @@ def handed_for(shared: bytes, join: int) -> bytes:
 def order_bytes(order: Order) -> bytes:
     """The same for every session."""
     return session_response_to_wire(order).SerializeToString()
+
+
+def world_bytes(world: World) -> bytes:
+    """The same for every session."""
+    return session_response_to_wire(world).SerializeToString()
 
 
 def session_response_from_wire(message: lighthouse_pb2.SessionResponse) -> ToManager | None:
@@ -222,6 +237,8 @@ def session_response_from_wire(message: lighthouse_pb2.SessionResponse) -> ToMan
             return Goodbye(cut_reason(message.goodbye.reason))
         case "evidence":
             return _evidence_request_from(message.evidence)
+        case "world":
+            return world_from_wire(message.world)
         case _:
             return None
 

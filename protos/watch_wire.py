@@ -10,8 +10,9 @@ from protos import manager_pb2, wire
 from protos.errors import kind_of, refusal_of
 from protos.evidence import MAX_STACKS_BYTES, OwnEvidence, cut_middle, cut_missing
 from protos.fields import check_count, check_quorum_id, check_seconds, check_short
+from protos.grid_wire import world_from_wire, world_to_wire
 from protos.limits import MAX_GROUP_WORLD_SIZE, cut_reason
-from protos.membership import Vote
+from protos.membership import Vote, World
 from protos.progress import Sample
 from protos.progress_wire import sample_from_wire, sample_to_wire
 from protos.refusals import InvalidRequest, LighthouseError
@@ -54,6 +55,7 @@ def watch_request_to_wire(request: FromRank) -> manager_pb2.WatchRequest:
         started=request.started,
         hostname=request.hostname,
         offer=None if offer is None else manager_pb2.EvidenceOffer(signal=offer.signal, descriptor=offer.descriptor),
+        takes_world=request.takes_world,
     )
 
 
@@ -70,6 +72,7 @@ def watch_request_from_wire(message: manager_pb2.WatchRequest) -> WatchRequest:
         check_count(message.started, "started"),
         check_short(message.hostname, "hostname"),
         _offer_from(message.offer) if message.HasField("offer") else None,
+        message.takes_world,
     )
 
 
@@ -130,12 +133,16 @@ def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
         case EvidenceAsked(number, with_stacks):
             asked = manager_pb2.EvidenceAsked(number=number, with_stacks=with_stacks)
             return manager_pb2.WatchResponse(evidence=asked)
+        case World():
+            return manager_pb2.WatchResponse(world=world_to_wire(message))
 
 
 def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | None:
     match message.WhichOneof("message"):
         case "opened":
             return WatchOpened(message.opened.takes_progress)
+        case "world":
+            return world_from_wire(message.world)
         case "revoked":
             return Revoked(check_quorum_id(message.revoked.quorum_id), cut_reason(message.revoked.reason))
         case "killed":

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from protos import lighthouse_pb2, manager_pb2, torchft_pb2
 from protos.fields import check_count, check_quorum_id
+from protos.grid_wire import world_from_wire, world_to_wire
 from protos.identity import parse_address, read_identity
 from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_MEMBER_BYTES
 from protos.membership import Assignment, Participant, Quorum, Vote
@@ -204,6 +205,7 @@ def assignment_to_native(answer: Assignment) -> manager_pb2.ManagerQuorumRespons
         other_sources=answer.other_sources,
         catching_up=answer.catching_up,
         tag_quorum_id=answer.tag_quorum_id,
+        world=None if answer.world is None else world_to_wire(answer.world),
     )
 
 
@@ -227,6 +229,7 @@ def assignment_from_native(message: manager_pb2.ManagerQuorumResponse) -> Assign
         other_sources=tuple(message.other_sources),
         catching_up=tuple(message.catching_up),
         tag_quorum_id=message.tag_quorum_id if message.HasField("tag_quorum_id") else None,
+        world=world_from_wire(message.world) if message.HasField("world") else None,
     )
 
 

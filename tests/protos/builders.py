@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from protos import torchft_pb2
 from protos.identity import check_name
 from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID
-from protos.membership import Assignment, Participant
+from protos.membership import Assignment, Participant, World
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 
@@ -44,6 +44,7 @@ torchft_members = st.builds(
     reconfigure_handles=st.lists(st.text(max_size=5), max_size=3),
     **shared,
 )
+worlds = st.builds(World, counts, counts, counts, counts, counts, st.lists(names, max_size=3).map(tuple))
 assignments = st.builds(
     Assignment,
     quorum_id=counts,
@@ -61,6 +62,7 @@ assignments = st.builds(
     revoked=st.booleans(),
     catching_up=st.lists(st.integers(0, 9), max_size=3).map(tuple),
     tag_quorum_id=st.none() | counts,
+    world=st.none() | worlds,
 )
 
 

@@ -35,7 +35,7 @@ from protos.watch_wire import (
     word_from_wire,
 )
 from protos.wire import vote_from_native, vote_to_native
-from tests.protos.builders import assignments, field, native_participants
+from tests.protos.builders import assignments, field, native_participants, worlds
 from tests.protos.test_progress_wire import names, samples
 
 ToLighthouseMessage = lighthouse_pb2.SessionRequest
@@ -72,10 +72,10 @@ evidences = st.builds(
 )
 own_evidences = st.builds(OwnEvidence, counts, reasons, reasons, some_texts)
 helds = st.builds(said.Held, quorum_ids, st.sampled_from(HoldMode), counts, st.booleans())
-levels = st.builds(said.Levels, st.none() | helds, st.booleans(), reasons)
+levels = st.builds(said.Levels, st.none() | helds, st.booleans(), reasons, st.frozensets(group_ranks, max_size=3))
 orders = st.builds(Order, quorum_ids, st.sampled_from(Phase), counts, reasons)
 to_lighthouse = st.one_of(
-    st.builds(said.Hello, members, levels, st.booleans()),
+    st.builds(said.Hello, members, levels, st.booleans(), st.booleans()),
     st.builds(said.Beat, counts, levels, st.none() | group_views),
     st.builds(said.JoinRequest, counts, members, seconds),
     st.builds(said.WithdrawRequest, counts),
@@ -93,12 +93,14 @@ to_manager = st.one_of(
     st.builds(said.KillRequest, reasons),
     st.builds(said.Goodbye, reasons),
     st.builds(said.EvidenceRequest, counts, st.lists(group_ranks, max_size=3).map(tuple)),
+    worlds,
 )
 to_rank = st.one_of(
     st.builds(said.WatchOpened, st.booleans()),
     st.builds(said.Revoked, quorum_ids, reasons),
     st.builds(said.Killed, reasons),
     st.builds(said.EvidenceAsked, counts, st.booleans()),
+    worlds,
     st.builds(said.Counted, counts, st.builds(Vote, st.booleans(), st.none() | assignments)),
 )
 ballots = st.builds(
@@ -113,6 +115,7 @@ watch_requests = st.builds(
     counts,
     reasons,
     st.none() | st.builds(said.EvidenceOffer, st.integers(0, 64), counts),
+    st.booleans(),
 )
 
 
