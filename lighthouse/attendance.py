@@ -31,6 +31,7 @@ from lighthouse.standing import HandAgain, Standing
 from protos.membership import Participant
 from protos.refusals import Drained, LighthouseError, Superseded, Unreachable
 from protos.session import STARTING, Levels, Order, Phase, Welcome
+from protos.status import TimelineKind
 
 MAX_BEAT_INTERVAL_S = 1.0
 SESSIONS_PER_BEAT_S = 500
@@ -142,6 +143,7 @@ class Attendance:
             return []
         self._drop_join(member, now)
         effects = self._tell(self.standing.left(member.replica_id, member.incarnation))
+        self.roster.note(TimelineKind.LEFT, member)
         self.roster.remove(member)
         self._draining.discard(member.replica_id)
         self._leaving.append(event.session)
@@ -255,6 +257,8 @@ class Attendance:
             self.seen_id = max(self.seen_id, levels.held.quorum_id)
             member.step = max(member.step, levels.held.granted)
         effects: list[Effect] = []
+        if levels.drains and name not in self._draining:
+            self.roster.note(TimelineKind.DRAINED, member)
         (self._draining.add if levels.drains else self._draining.discard)(name)
         if levels.drains and member.call is not None:
             effects.append(JoinRefused(member.call, _drains(name)))
@@ -262,6 +266,8 @@ class Attendance:
         is_waited_for = levels.down == STARTING and not self.has_formed
         if levels.down and not member.down and not is_waited_for:
             self._drop_join(member, now)
+            if levels.down != STARTING:
+                self.roster.note(TimelineKind.LOST, member, levels.down)
             self.roster.go_down(member, levels.down)
             effects += self._tell(self.standing.lose(name, incarnation, levels.down))
         return effects + self._tell(self.standing.observe(name, incarnation, levels.held))
@@ -282,7 +288,7 @@ class Attendance:
         self._draining.discard(member.replica_id)
         if member.session is not None:
             self._sessions.pop(member.session, None)
-        self.roster.lose(member, now)
+        self.roster.lose(member, now, reason)
         return self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
 
     def _drop_join(self, member: Member, now: float) -> None:

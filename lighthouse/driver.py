@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from lighthouse.callers import Answer, OpenSessions, WaitingCalls
@@ -25,6 +26,7 @@ from lighthouse.events import (
     Welcomed,
     Withdrawn,
 )
+from lighthouse.history import History
 from lighthouse.memory import Record
 from lighthouse.places import JobPlaces
 from lighthouse.quorum import QuorumMachine
@@ -37,9 +39,22 @@ from protos.identity import split_replica_id
 from protos.limits import answer_margin_s
 from protos.membership import Participant, Quorum
 from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
-from protos.session import Beat, Echo, Hello, JoinRequest, Leave, Order, Phase, ToLighthouse, ToManager, WithdrawRequest
+from protos.session import (
+    Beat,
+    Echo,
+    Evidence,
+    EvidenceDone,
+    Hello,
+    JoinRequest,
+    Leave,
+    Order,
+    Phase,
+    ToLighthouse,
+    ToManager,
+    WithdrawRequest,
+)
 from protos.stall import FLOOR_S
-from protos.status import JobStatus
+from protos.status import JobStatus, TimelineKind
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +84,8 @@ class JobDriver:
         self._numbers = itertools.count(1)
         self._sessions = OpenSessions()
         self._names: dict[int, str] = {}  # the replica groups of the sessions
-        self._places = JobPlaces(job, machine, stall_after_s)
+        self._history = History(machine)
+        self._places = JobPlaces(job, machine, stall_after_s, lambda verdict: self._history.stall(verdict, time.time()))
         self._waiting = WaitingCalls(self._sessions)
         self._logged: Verdict | None = None
         self._log_timer: asyncio.TimerHandle | None = None
@@ -109,8 +125,10 @@ class JobDriver:
         match message:
             case Beat():
                 self._feed(BeatReceived(session, message))
-                if message.progress is not None and (name := self._names.get(session)) is not None:
-                    self._places.take(name, message.progress)
+                if (name := self._names.get(session)) is not None:
+                    self._history.beat(name, time.time())
+                    if message.progress is not None:
+                        self._places.take(name, message.progress)
             case JoinRequest(number, participant, time_left_s):
                 self._join_by_session(session, number, participant, time_left_s)
             case WithdrawRequest(number):
@@ -118,6 +136,8 @@ class JobDriver:
                     self._feed(Withdrawn(call))
             case Leave():
                 self._feed(Left(session))
+            case Evidence() | EvidenceDone():
+                pass  # nothing was asked for
             case Hello():
                 self._sessions.end(session, None, "a session has one hello")
 
@@ -152,9 +172,16 @@ class JobDriver:
     # -- what it is
 
     def status(self, *, has_ranks: bool = False) -> JobStatus:
-        """`has_ranks`: with the place of every rank."""
-        ranks = self._places.ranks() if has_ranks else ()
-        return job_status(self.job, self.machine, self._clock(), self._places.verdict(), ranks)
+        """`has_ranks`: with the place of every rank, and the timeline."""
+        verdict, now = self._places.verdict(), self._clock()
+        if not has_ranks:
+            return job_status(self.job, self.machine, now, verdict)
+        timeline = self._history.timeline.entries
+        return job_status(self.job, self.machine, now, verdict, self._places.ranks(), timeline)
+
+    def note(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
+        """It goes to the timeline."""
+        self._history.timeline.note(time.time(), kind, replica_ids, text)
 
     @property
     def phase_seconds(self) -> dict[str, float]:
@@ -199,6 +226,7 @@ class JobDriver:
     def _perform(self, effects: Sequence[Effect], now: float) -> None:
         for effect in effects:
             self._perform_one(effect)
+        self._history.look(effects, time.time())
         self._watch_verdict()
         self._timer.set(self.machine.deadline(now))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from lighthouse.progress_view import JobProgress
 from lighthouse.quorum import QuorumMachine
@@ -16,11 +17,18 @@ log = logging.getLogger(__name__)
 class JobPlaces:
     """Only the quorum's members are judged: who is none meets nobody."""
 
-    def __init__(self, job: str, machine: QuorumMachine, floor_s: float = FLOOR_S) -> None:
+    def __init__(
+        self,
+        job: str,
+        machine: QuorumMachine,
+        floor_s: float = FLOOR_S,
+        said: Callable[[StallVerdict | None], None] = lambda verdict: None,
+    ) -> None:
+        """`said` hears each verdict that is new, and None when something moves again."""
         self._machine = machine
         self._progress = JobProgress(floor_s)
         self._clock = asyncio.get_running_loop().time
-        self._watch = StallWatch(log, f"[{job}] ", self._verdict, self._left_s, floor_s)
+        self._watch = StallWatch(log, f"[{job}] ", self._verdict, self._left_s, floor_s, said)
 
     def take(self, replica_id: str, view: GroupView) -> None:
         """`replica_id` is that of the session."""

@@ -10,11 +10,14 @@ Moments are the caller's monotonic clock. Every operation costs O(log n) at most
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lighthouse.reachability import is_loopback
+from lighthouse.timeline import LIMIT, Note
 from protos.membership import Participant, Quorum
+from protos.status import TimelineKind
 
 FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
@@ -74,6 +77,7 @@ class Roster:
         self._pushed = 0
         self._expected: dict[tuple[str, str], Handed] = {}
         self._births = 0
+        self.notes: deque[Note] = deque(maxlen=LIMIT)  # what the timeline has not been told yet
         self.healthy: set[str] = set()
         self.working: set[str] = set()  # the healthy ones of the present quorum
         self.loopback: set[str] = set()
@@ -106,10 +110,14 @@ class Roster:
         """A join: its member, healthy. Another incarnation of that id is replaced."""
         member = self._members.get(participant.replica_id)
         if member is not None and is_reborn(participant, member):
+            if member.is_alive:
+                self.note(TimelineKind.LOST, member, "has restarted")
             self.remove(member)
             member = None
         if member is None:
             member = self._add(participant.replica_id, participant.incarnation, now)
+        if member.down:
+            self.note(TimelineKind.JOINED, member, "all its ranks are there")
         member.has_missed, member.down = False, ""
         self._describe(member, participant)
         self.see(member, now)
@@ -133,6 +141,7 @@ class Roster:
         member.seen_at = now
         if not member.is_alive:
             member.is_alive = True
+            self.note(TimelineKind.JOINED, member, "is back")
             self._index(member)
             self._push(member, now)
         if not member.has_missed and not member.down:
@@ -156,11 +165,11 @@ class Roster:
         member.closes_at = at
         self._push(member, now)
 
-    def lose(self, member: Member, now: float) -> None:
+    def lose(self, member: Member, now: float, reason: str) -> None:
         """It is gone, as of now."""
         member.session = member.closes_at = None
         if member.is_alive:
-            self._lapse(member, now)
+            self._lapse(member, now, reason)
             self._push(member, now)
 
     def excuse(self, member: Member, until: float, now: float) -> None:
@@ -181,6 +190,9 @@ class Roster:
             member.in_quorum = True
         self.working = {member.replica_id for member in members if member.replica_id in self.healthy}
 
+    def note(self, kind: TimelineKind, member: Member, text: str = "") -> None:
+        self.notes.append(Note(kind, member.replica_id, text))
+
     def remove(self, member: Member) -> None:
         self._unindex(member)
         del self._members[member.replica_id]
@@ -197,7 +209,7 @@ class Roster:
                 lapsed.append(member)
                 if member.session is not None:
                     continue  # its loss has consequences that are told first
-                self._lapse(member, now)
+                self._lapse(member, now, "it is silent")
             elif not member.is_alive and self._due_at(member, now) <= now:
                 self.remove(member)
                 continue
@@ -218,6 +230,7 @@ class Roster:
         handed = self._expected.get((replica_id, incarnation))
         member = Member(replica_id, incarnation, now, self._births, in_quorum=handed is not None, handed=handed)
         self._members[replica_id] = member
+        self.note(TimelineKind.JOINED, member)
         self._push(member, now)
         return member
 
@@ -234,7 +247,8 @@ class Roster:
             return due_at if member.closes_at is None else member.closes_at
         return (now if member.call is not None else member.seen_at) + self._timeout_s
 
-    def _lapse(self, member: Member, now: float) -> None:
+    def _lapse(self, member: Member, now: float, reason: str) -> None:
+        self.note(TimelineKind.LOST, member, reason)
         member.is_alive = False
         member.lapsed_at = now
         self._unindex(member)

@@ -18,7 +18,7 @@ from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY
 from protos.membership import Participant
 from protos.refusals import InvalidRequest, LighthouseError, NotServed, UnknownName, Unreachable, WrongState
 from protos.session import DrainRequest, Hello, KillRequest
-from protos.status import LighthouseStatus
+from protos.status import LighthouseStatus, TimelineKind
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class LighthouseService:
     ) -> lighthouse_pb2.LighthouseKillResponse:
         driver, member, reason = self._control(request, call)
         log.warning("[%s] %s asks to kill %s: %s", driver.job, call.peer, member.replica_id, reason)
+        driver.note(TimelineKind.KILLED, (member.replica_id,), reason)
         reason = reason or f"killed by {call.peer}"
         if not driver.tell(member, KillRequest(reason)):
             await self._kill(_manager_address(member), reason, call.time_left_s or 10.0)

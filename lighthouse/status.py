@@ -4,7 +4,7 @@ from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member
 from lighthouse.verdict import Verdict
 from protos.stall import StallVerdict
-from protos.status import JobStatus, MemberState, MemberStatus, RankPlace
+from protos.status import JobStatus, MemberState, MemberStatus, RankPlace, TimelineEntry
 
 NAMES_SHOWN = 8
 
@@ -15,6 +15,7 @@ def job_status(
     now: float,
     stall: StallVerdict | None = None,
     ranks: tuple[RankPlace, ...] = (),
+    timeline: tuple[TimelineEntry, ...] = (),
 ) -> JobStatus:
     """O(n log n): for a person or a scrape, never for a round."""
     return JobStatus(
@@ -33,6 +34,7 @@ def job_status(
         ranks=ranks,
         stall=stall.text if stall is not None else "",
         stall_s=stall.still_s if stall is not None else 0.0,
+        timeline=timeline,
     )
 
 

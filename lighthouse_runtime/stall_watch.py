@@ -11,7 +11,8 @@ LOOKED_AGAIN_S = 1.0
 
 class StallWatch:
     """`judge(now)` gives the verdict; `left_s(now)`: how long until there may be one, below zero where there is; None:
-    nobody is there. `look_s`: a watch that waits looks again after so long at most. `said` stands until it is over.
+    nobody is there. `look_s`: a watch that waits looks again after so long at most. `told` hears what the log says: a
+    verdict that is new, and None when something moves again. `said` stands until it is over.
     """
 
     def __init__(
@@ -21,6 +22,7 @@ class StallWatch:
         judge: Callable[[float], StallVerdict | None],
         left_s: Callable[[float], float | None],
         look_s: float,
+        told: Callable[[StallVerdict | None], None] = lambda verdict: None,
     ) -> None:
         self.said: StallVerdict | None = None
         self._log = log
@@ -28,6 +30,7 @@ class StallWatch:
         self._judge = judge
         self._left_s = left_s
         self._look_s = look_s
+        self._told = told
         self._timer: asyncio.TimerHandle | None = None
 
     def wake(self) -> None:
@@ -52,5 +55,7 @@ class StallWatch:
         before, self.said = self.said, verdict
         if verdict is not None and not verdict.says_the_same(before):
             self._log.warning("%snothing moves for %.0f s: %s", self._where, verdict.still_s, verdict.text)
+            self._told(verdict)
         elif verdict is None and before is not None:
             self._log.info("%ssomething moves again", self._where)
+            self._told(None)

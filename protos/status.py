@@ -60,6 +60,31 @@ class RankPlace:
     pid: int
 
 
+class TimelineKind(StrEnum):
+    JOINED = "joined"
+    LEFT = "left"
+    LOST = "lost"
+    KILLED = "killed"
+    DRAINED = "drained"
+    HEALING = "healing"
+    HEALED = "healed"
+    QUORUM = "quorum"
+    STALL = "stall"
+    MOVES = "moves"  # again, after a stall
+    INCIDENT = "incident"
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """What happened to `replica_ids` and `more` others."""
+
+    at_unix_s: float
+    kind: TimelineKind
+    replica_ids: tuple[str, ...]
+    more: int
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     job: str
@@ -77,6 +102,7 @@ class JobStatus:
     ranks: tuple[RankPlace, ...] = ()
     stall: str = ""
     stall_s: float = 0.0
+    timeline: tuple[TimelineEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

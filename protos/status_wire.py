@@ -12,7 +12,11 @@ from protos.status import (
     MemberStatus,
     RankPlace,
     RankState,
+    TimelineEntry,
+    TimelineKind,
 )
+
+_PARTS = ("members", "ranks", "timeline")
 
 
 def lighthouse_status_to_wire(status: LighthouseStatus) -> lighthouse_pb2.LighthouseStatusResponse:
@@ -26,7 +30,9 @@ def lighthouse_status_to_wire(status: LighthouseStatus) -> lighthouse_pb2.Lighth
 def _job_to_wire(job: JobStatus) -> lighthouse_pb2.JobStatus:
     members = [lighthouse_pb2.MemberStatus(**_fields(member)) for member in job.members]
     ranks = [lighthouse_pb2.RankPlace(**_fields(rank)) for rank in job.ranks]
-    return lighthouse_pb2.JobStatus(**_fields(job, but=("members", "ranks")), members=members, ranks=ranks)
+    timeline = [lighthouse_pb2.TimelineEntry(**_fields(entry)) for entry in job.timeline]
+    rest = _fields(job, but=_PARTS)
+    return lighthouse_pb2.JobStatus(**rest, members=members, ranks=ranks, timeline=timeline)
 
 
 def lighthouse_status_from_wire(message: lighthouse_pb2.LighthouseStatusResponse) -> LighthouseStatus:
@@ -38,13 +44,19 @@ def _job_from_wire(job: lighthouse_pb2.JobStatus) -> JobStatus:
         MemberStatus(**_fields(member, names=MemberStatus.__slots__, instead={"state": MemberState(member.state)}))
         for member in job.members
     )
-    names = [name for name in JobStatus.__slots__ if name not in ("members", "ranks")]
-    return JobStatus(**_fields(job, names=names), members=members, ranks=tuple(map(_place_from_wire, job.ranks)))
+    ranks, timeline = tuple(map(_place_from_wire, job.ranks)), tuple(map(_entry_from_wire, job.timeline))
+    names = [name for name in JobStatus.__slots__ if name not in _PARTS]
+    return JobStatus(**_fields(job, names=names), members=members, ranks=ranks, timeline=timeline)
 
 
 def _place_from_wire(rank: lighthouse_pb2.RankPlace) -> RankPlace:
     instead = {"state": RankState(rank.state), "total": rank.total if rank.HasField("total") else None}
     return RankPlace(**_fields(rank, names=RankPlace.__slots__, instead=instead))
+
+
+def _entry_from_wire(entry: lighthouse_pb2.TimelineEntry) -> TimelineEntry:
+    instead = {"kind": TimelineKind(entry.kind), "replica_ids": tuple(entry.replica_ids)}
+    return TimelineEntry(**_fields(entry, names=TimelineEntry.__slots__, instead=instead))
 
 
 def manager_status_to_wire(status: ManagerStatus) -> manager_pb2.ManagerStatusResponse:

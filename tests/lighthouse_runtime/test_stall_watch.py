@@ -20,11 +20,15 @@ class Scene:
         self.moved_at: float | None = loop.now
         self.text = "1 behind in loader"
         self.looks = 0
+        self.told: list[str] = []
 
     def judge(self, now: float) -> StallVerdict | None:
         self.looks += 1
         left_s = self.left_s(now)
         return None if left_s is None or left_s >= 0 else StallVerdict(Kind.BEHIND, (), self.text, 60 - left_s)
+
+    def hear(self, verdict: StallVerdict | None) -> None:
+        self.told.append(verdict.text if verdict is not None else "moves")
 
     def left_s(self, now: float) -> float | None:
         return None if self.moved_at is None else self.moved_at + 60 - now
@@ -40,7 +44,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.fixture
 def watch(scene: Scene) -> StallWatch:
-    return StallWatch(LOG, "[j] ", scene.judge, scene.left_s, 60.0)
+    return StallWatch(LOG, "[j] ", scene.judge, scene.left_s, 60.0, scene.hear)
 
 
 def test_says_it_once_and_when_it_is_over(scene: Scene, watch: StallWatch, caplog: pytest.LogCaptureFixture):
@@ -56,6 +60,7 @@ def test_says_it_once_and_when_it_is_over(scene: Scene, watch: StallWatch, caplo
     scene.moved_at = scene.loop.now
     scene.loop.go(2)
     assert caplog.messages[2:] == ["[j] something moves again"]
+    assert scene.told == ["1 behind in loader", "1 behind in loader; no beat from 1", "moves"]
 
 
 def test_what_moves_costs_a_look_a_minute(scene: Scene, watch: StallWatch, caplog: pytest.LogCaptureFixture):

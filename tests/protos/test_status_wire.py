@@ -3,7 +3,17 @@
 from dataclasses import replace
 
 from protos import lighthouse_pb2, manager_pb2
-from protos.status import JobStatus, LighthouseStatus, ManagerStatus, MemberState, MemberStatus, RankPlace, RankState
+from protos.status import (
+    JobStatus,
+    LighthouseStatus,
+    ManagerStatus,
+    MemberState,
+    MemberStatus,
+    RankPlace,
+    RankState,
+    TimelineEntry,
+    TimelineKind,
+)
 from protos.status_wire import (
     lighthouse_status_from_wire,
     lighthouse_status_to_wire,
@@ -16,7 +26,12 @@ def test_of_the_lighthouse_there_and_back():
     member = MemberStatus("a", "i1", MemberState.STRAGGLER, True, 3, 2, 1.5, 1, "h:1", "h:2")
     job = JobStatus("j", 4, 2.5, "formed", "3 train", 1, 9, (member, replace(member, state=MemberState.LAPSED)))
     rank = RankPlace("a", 1, RankState.BEHIND, 3, "v", 0, 0, 1.5, "all_reduce", True, "x", 0.5, 2.5, 60.0, "h", 7)
-    stalled = replace(job, ranks=(rank, replace(rank, total=None, state=RankState.LOST)), stall="a/1", stall_s=61.5)
+    ranks = rank, replace(rank, total=None, state=RankState.LOST)
+    timeline = (
+        TimelineEntry(9.5, TimelineKind.LOST, ("a", "b"), 3, "silent"),
+        TimelineEntry(9, TimelineKind.MOVES, (), 0, ""),
+    )
+    stalled = replace(job, ranks=ranks, stall="a/1", stall_s=61.5, timeline=timeline)
     status = LighthouseStatus("1.0", 12.5, (stalled, replace(job, job="k", members=())))
     assert lighthouse_status_from_wire(lighthouse_status_to_wire(status)) == status
 
@@ -31,6 +46,7 @@ def test_the_messages_have_the_fields_of_the_classes():
         (MemberStatus, lighthouse_pb2.MemberStatus),
         (JobStatus, lighthouse_pb2.JobStatus),
         (RankPlace, lighthouse_pb2.RankPlace),
+        (TimelineEntry, lighthouse_pb2.TimelineEntry),
         (LighthouseStatus, lighthouse_pb2.LighthouseStatusResponse),
         (ManagerStatus, manager_pb2.ManagerStatusResponse),
     ):

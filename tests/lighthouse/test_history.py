@@ -1,0 +1,144 @@
+"""What a job's machine does becomes its timeline."""
+
+from lighthouse.events import Event
+from lighthouse.history import History
+from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum_config import QuorumConfig
+from protos.progress import RankName
+from protos.session import STARTING
+from protos.stall import Kind, StallVerdict
+from tests.lighthouse.builders import beat, join
+from tests.lighthouse.sessions import asks, ended, held, left, native, opened, pulse
+
+WALL = 1000.0
+
+
+class Job:
+    """A machine with its timeline; wall time is `WALL` ahead, in seconds."""
+
+    def __init__(self, **config: object) -> None:
+        self.machine = QuorumMachine(QuorumConfig(**config))
+        self.history = History(self.machine)
+        self.read = 0
+
+    def handle(self, event: Event, now: float) -> None:
+        self.history.look(self.machine.handle(event, now), WALL + now)
+
+    def beat(self, session: int, name: str, now: float, **levels: object) -> None:
+        self.handle(pulse(session, **levels), now)
+        self.history.beat(name, WALL + now)
+
+    def new(self) -> list[str]:
+        """What was noted since, in words: a moment, a kind, who, what."""
+        entries = self.history.timeline.entries
+        fresh, self.read = entries[self.read :], len(entries)
+        return [f"{e.at_unix_s - WALL:g} {e.kind} {''.join(e.replica_ids)} {e.text}".rstrip() for e in fresh]
+
+
+def at_work(steps: dict[str, int], **fields: object) -> Job:
+    """Sessions and calls 1, 2, ... hold quorum 1, which stands."""
+    job = Job()
+    groups = [native(name, step, **fields) for name, step in steps.items()]
+    for number, who in enumerate(groups, start=1):
+        job.handle(opened(number, who), 0)
+    for number, who in enumerate(groups, start=1):
+        job.handle(asks(number, number, who), 0)
+    return job
+
+
+def test_who_comes_and_what_forms():
+    assert at_work({"a": 0, "b": 0}).new() == ["0 joined ab", "0 quorum ab quorum 1: 2 participants at step 0"]
+
+
+def test_who_is_lost_says_why_and_comes_back():
+    job = at_work({"a": 0, "b": 0})
+    job.new()
+    job.handle(ended(2), 1)
+    job.handle(opened(3, "b"), 2)
+    job.handle(asks(9, 3, native("b", incarnation="i2")), 4)
+    assert job.new() == [
+        "1 lost b its connection has ended",
+        "2 joined b is back",
+        "4 lost b has restarted",
+        "4 joined b",
+    ]
+
+
+def test_silence_of_one_without_a_session():
+    job = Job()
+    job.handle(beat("a"), 0)
+    job.handle(beat("b"), 7)
+    assert job.new() == ["0 joined a", "7 lost a it is silent", "7 joined b"]
+
+
+def test_another_incarnation_joins_in_the_place_of_a_live_one():
+    job = Job()
+    job.handle(join(1, "a", incarnation="i1"), 0)
+    job.handle(join(2, "a", incarnation="i2"), 2)
+    assert job.new()[-3:-1] == ["2 lost a has restarted", "2 joined a"]
+
+
+def test_who_drains_leaves():
+    job = at_work({"a": 0, "b": 0})
+    job.new()
+    for now in (1, 2):
+        job.beat(2, "b", now, held=held(1), drains=True)
+    job.handle(left(2), 3)
+    assert job.new() == ["1 drained b", "3 left b"]
+
+
+def test_ranks_that_restart_are_a_loss_and_those_that_never_came_are_none():
+    job = at_work({"a": 0, "b": 0})
+    job.new()
+    job.beat(2, "b", 1, down="rank 1 has died")
+    job.handle(opened(3, "c"), 2)
+    job.beat(3, "c", 3, down=STARTING)
+    assert job.new() == ["1 lost b rank 1 has died", "2 joined c"]
+    job.handle(asks(9, 2, "b"), 5)
+    assert job.new()[0] == "5 joined b all its ranks are there"
+
+
+def test_who_is_behind_heals_until_it_works_on_a_later_step():
+    job = at_work({"a": 7, "b": 3})
+    assert job.new()[1:] == ["0 quorum ab quorum 1: 2 participants at step 7", "0 healing b from step 3 to 7"]
+    job.beat(2, "b", 1, held=held(1, granted=7))
+    assert job.new() == []
+    job.beat(2, "b", 2, held=held(1, granted=8))
+    job.beat(2, "b", 3, held=held(1, granted=9))
+    assert job.new() == ["2 healed b at step 8"]
+
+
+def test_who_catches_up_beside_its_steps_has_healed_when_it_joins_at_the_step():
+    job = at_work({"a": 7, "b": 3}, catch_up=True)
+    job.new()
+    job.beat(2, "b", 2, held=held(1, granted=9))
+    assert job.new() == []
+    for number, name in enumerate("ab", start=1):
+        job.handle(asks(10 + number, number, native(name, 10, seen_quorum_id=1, catch_up=True)), 3)
+    assert job.new() == ["3 quorum ab quorum 2: 2 participants at step 10", "3 healed b at step 10"]
+
+
+def test_who_dies_while_it_heals_has_not_healed():
+    job = at_work({"a": 7, "b": 3})
+    job.new()
+    job.handle(ended(2), 1)
+    job.handle(opened(3, native("b", 0, "i2")), 2)
+    job.handle(asks(3, 3, native("b", 0, "i2")), 2)
+    job.handle(asks(4, 1, native("a", 8, seen_quorum_id=1)), 3)
+    assert job.new() == [
+        "1 lost b its connection has ended",
+        "2 joined b",
+        "3 quorum ab quorum 2: 2 participants at step 8",
+        "3 healing b from step 0 to 8",
+    ]
+
+
+def test_stalls_and_their_end():
+    job = Job()
+    behind = (RankName("b", 0), RankName("b", 1))
+    job.history.stall(StallVerdict(Kind.BEHIND, behind, "b/0-1 behind in loader", 61.2), WALL)
+    job.history.stall(None, WALL + 5)
+    assert job.new() == [
+        "0 stall b nothing moves for 61 s: b/0-1 behind in loader",
+        "5 moves  something moves again",
+    ]
