@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from agent_client import evidence
 from agent_client.ballots import Ballots, Cast, Said
 from agent_client.errors import AgentError, GroupDrained
 from agent_client.progress import Progress
@@ -23,7 +24,7 @@ from lighthouse_runtime.streams import Watch
 from protos.membership import PLAIN, Assignment, CatchUp, Vote
 from protos.progress import Sample
 from protos.refusals import DeadlinePassed, Drained, LighthouseError, NotServed, Unreachable
-from protos.session import Counted, Killed, Revoked, ToRank, WatchOpened, WatchRequest
+from protos.session import Counted, EvidenceAsked, Killed, Revoked, ToRank, WatchOpened, WatchRequest
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class ManagerLink:
         self._told: tuple[Said, Cast | None] | None = None
         self._granted: Assignment | None = None
         self._has_answered = False
+        self._looks = evidence.Looks()
 
     def close(self) -> None:
         """A yes that was told is counted before, if the manager answers at once."""
@@ -229,7 +231,9 @@ class ManagerLink:
         self._has_ended.clear()
         self._is_watched.clear()
         pid = os.getpid()
-        request = WatchRequest(self._group_rank, self._worker, pid, host_id(), started_at(pid), socket.gethostname())
+        request = WatchRequest(
+            self._group_rank, self._worker, pid, host_id(), started_at(pid), socket.gethostname(), evidence.offer()
+        )
         self._watch = self._client.watch(request, wait_for_ready=not self._has_answered)
         self._ballots.open(self._watch)
         threading.Thread(target=self._follow, args=(self._watch,), name="lighthouse watch", daemon=True).start()
@@ -276,6 +280,8 @@ class ManagerLink:
                 while len(self._revoked) > REVOKED_KEPT:
                     del self._revoked[next(iter(self._revoked))]
                 self._on_revoked(quorum_id, reason)
+            case EvidenceAsked(number):
+                self._looks.answer(number, watch.send)
             case Killed(reason):
                 log.error("killed by the manager: %s", reason)
                 sys.stdout.flush()

@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 
 from protos.limits import MAX_OUTPUT_CHARS, MAX_OUTPUT_LINES
 
-# All of a rank takes at most 64 KiB.
+# All of a rank takes at most 64 KiB, and of a replica group 8 MiB.
+MAX_RANKS_IN_FULL = 128
 MAX_STACKS_BYTES = 32 * 1024
 MAX_FLIGHT_RECORDER_BYTES = 12 * 1024
 MAX_PROCESS_BYTES = 7 * 1024
 MAX_OUTPUT_BYTES = 8 * 1024
 MAX_MISSING = 12
 MAX_MISSING_BYTES = 240
+
+STACKS_FILE = "lighthouse stacks"
+"""The name of the file that a rank's stacks are written to."""
 
 GATHERED_WITHIN_S = 8.0
 """All ranks of a group have given theirs, or are named with what is missing."""
@@ -47,17 +51,20 @@ class OwnEvidence:
     missing: tuple[str, ...] = ()
 
 
-def fitting(evidence: RankEvidence) -> RankEvidence:
-    """The same, cut where it would be too long for a message. JSON that is cut is none: it is missing instead."""
+def fitting(evidence: RankEvidence, ranks: int = 1) -> RankEvidence:
+    """The same, cut where it would be too long for a message, or for one of so many `ranks`. JSON that is cut is none:
+    it is missing instead."""
+    share = min(1.0, MAX_RANKS_IN_FULL / ranks)
     missing, recorder = evidence.missing, evidence.flight_recorder
-    if (size := len(recorder.encode(errors="replace"))) > MAX_FLIGHT_RECORDER_BYTES:
-        missing, recorder = (*missing, f"Flight Recorder: {size} bytes; {MAX_FLIGHT_RECORDER_BYTES} are taken"), ""
+    size, most = len(recorder.encode(errors="replace")), int(share * MAX_FLIGHT_RECORDER_BYTES)
+    if size > most:
+        missing, recorder = (*missing, f"Flight Recorder: {size} bytes; {most} are taken"), ""
     return replace(
         evidence,
-        stacks=cut_middle(evidence.stacks, MAX_STACKS_BYTES),
+        stacks=cut_middle(evidence.stacks, int(share * MAX_STACKS_BYTES)),
         flight_recorder=recorder,
-        process=cut_middle(evidence.process, MAX_PROCESS_BYTES),
-        output=_last_lines(evidence.output),
+        process=cut_middle(evidence.process, int(share * MAX_PROCESS_BYTES)),
+        output=_last_lines(evidence.output, int(share * MAX_OUTPUT_BYTES)),
         missing=cut_missing(missing),
     )
 
@@ -72,14 +79,13 @@ def cut_middle(text: str, max_bytes: int) -> str:
     if len(body) <= max_bytes:
         return body.decode()
     gap = f"\n... {len(body) - max_bytes} bytes and more are left out ...\n"
-    kept = max_bytes - len(gap)
+    kept = max(0, max_bytes - len(gap))
     head, tail = body[: kept // 2], body[len(body) - (kept - kept // 2) :]
     return head.decode(errors="ignore") + gap + tail.decode(errors="ignore")
 
 
-def _last_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
+def _last_lines(lines: tuple[str, ...], left: int) -> tuple[str, ...]:
     kept: list[str] = []
-    left = MAX_OUTPUT_BYTES
     for line in reversed(lines[-MAX_OUTPUT_LINES:]):
         shown = cut_middle(line, MAX_OUTPUT_CHARS)
         left -= len(shown.encode())

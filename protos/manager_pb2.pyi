@@ -623,18 +623,14 @@ class EvidenceAsked(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
-    WITH_STACKS_FIELD_NUMBER: builtins.int
     number: builtins.int
     """the answer carries it"""
-    with_stacks: builtins.bool
-    """its manager cannot take them from outside"""
     def __init__(
         self,
         *,
         number: builtins.int = ...,
-        with_stacks: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["number", b"number", "with_stacks", b"with_stacks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
 
 global___EvidenceAsked = EvidenceAsked
 

@@ -276,11 +276,9 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceAsked:
-    """Say what you are doing: answered by an OwnEvidence of the same number, by a rank that can. `with_stacks`: the
-    manager cannot take them from outside."""
+    """Say what you are doing: answered by an OwnEvidence of the same number, by a rank that can."""
 
     number: int
-    with_stacks: bool = False
 
 
 FromRank = WatchRequest | Ballot | Sample | OwnEvidence

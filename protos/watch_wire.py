@@ -130,9 +130,8 @@ def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
             return manager_pb2.WatchResponse(counted=_counted(number, outcome))
         case Killed(reason):
             return manager_pb2.WatchResponse(killed=manager_pb2.Killed(reason=cut_reason(reason)))
-        case EvidenceAsked(number, with_stacks):
-            asked = manager_pb2.EvidenceAsked(number=number, with_stacks=with_stacks)
-            return manager_pb2.WatchResponse(evidence=asked)
+        case EvidenceAsked(number):
+            return manager_pb2.WatchResponse(evidence=manager_pb2.EvidenceAsked(number=number))
         case World():
             return manager_pb2.WatchResponse(world=world_to_wire(message))
 
@@ -150,7 +149,7 @@ def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | Non
         case "counted":
             return _counted_from(message.counted)
         case "evidence":
-            return EvidenceAsked(check_count(message.evidence.number, "number"), message.evidence.with_stacks)
+            return EvidenceAsked(check_count(message.evidence.number, "number"))
         case _:
             return None
 

@@ -27,6 +27,10 @@ class TestBounds:
         read = evidence_from_wire(message)
         assert read == evidence_from_wire(evidence_to_wire(read)), "cut once, it fits"
 
+    def test_a_group_of_very_many_ranks_takes_8_mib(self):
+        much = RankEvidence(3, "w", 7, "h", HUGE, "[]", HUGE, (HUGE,) * 99, (), 1.0)
+        assert 16384 * evidence_to_wire(fitting(much, 16384)).ByteSize() <= 8 * 1024 * 1024
+
     def test_json_is_whole_or_not_there(self):
         read = fitting(RankEvidence(0, flight_recorder="[" + "1," * MAX_FLIGHT_RECORDER_BYTES + "1]"))
         assert read.flight_recorder == ""

@@ -99,7 +99,7 @@ to_rank = st.one_of(
     st.builds(said.WatchOpened, st.booleans()),
     st.builds(said.Revoked, quorum_ids, reasons),
     st.builds(said.Killed, reasons),
-    st.builds(said.EvidenceAsked, counts, st.booleans()),
+    st.builds(said.EvidenceAsked, counts),
     worlds,
     st.builds(said.Counted, counts, st.builds(Vote, st.booleans(), st.none() | assignments)),
 )

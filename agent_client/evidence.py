@@ -1,0 +1,147 @@
+"""What this process is doing, for whoever asks its manager: its Python stacks, and torch's newest collectives.
+
+The stacks are written by faulthandler when a real-time signal comes, which needs no interpreter lock: also while C code
+holds it. They go to a file without a name; the manager sends the signal and reads the file. A child that is forked has
+the handler and the file, too: that does no harm, since nobody sends it that signal. A script's own
+faulthandler.enable() is another matter, and stays as it is.
+"""
+
+import faulthandler
+import fcntl
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from protos.evidence import MAX_FLIGHT_RECORDER_BYTES, STACKS_FILE, OwnEvidence
+from protos.session import EvidenceOffer
+
+log = logging.getLogger(__name__)
+
+NEWEST_ENTRIES = 20
+# The C library keeps the first few of them for itself, and others take theirs from either end.
+_SIGNALS = range(signal.SIGRTMIN + 10, signal.SIGRTMAX - 4)
+_RECORDER = "torch._C._distributed_c10d"
+
+_offered: dict[int, EvidenceOffer] = {}
+
+
+def offer() -> EvidenceOffer:
+    """What this process can be asked for; the first call of a process sets its handler up."""
+    pid = os.getpid()
+    if pid not in _offered:
+        _offered.clear()  # of the process that this one was forked from
+        _offered[pid] = _register()
+    return _offered[pid]
+
+
+def _register() -> EvidenceOffer:
+    try:
+        number = _free_signal(_SIGNALS)
+        descriptor = os.memfd_create(STACKS_FILE)
+        # Its reader empties it; what comes next then stands at its beginning.
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
+        faulthandler.register(number, file=descriptor, all_threads=True)
+    except (OSError, AttributeError, ValueError, RuntimeError) as e:
+        log.warning("stacks of this process can only be had while it runs Python: %s", e)
+        return EvidenceOffer()
+    return EvidenceOffer(number, descriptor)
+
+
+def _free_signal(candidates: Iterable[int]) -> int:
+    """One that nobody handles or ignores. Raises ValueError where there is none."""
+    status = Path("/proc/self/status").read_text()
+    masks = [int(mask, 16) for mask in re.findall(r"^Sig(?:Cgt|Ign):\s*(\w+)", status, re.MULTILINE)]
+    taken = masks[0] | masks[1]
+    for number in candidates:
+        if not taken >> (number - 1) & 1:
+            return number
+    raise ValueError("every real-time signal has a handler already")
+
+
+# -- asked
+
+
+class Looks:
+    """Each on a thread of its own, one at a time: torch may hang while it tells of a collective that does, and whoever
+    asks must not. Where an earlier look hangs there is no answer."""
+
+    def __init__(self) -> None:
+        self._one = threading.Lock()
+
+    def answer(self, number: int, send: Callable[[OwnEvidence], None]) -> None:
+        threading.Thread(target=self._look, args=(number, send), name="lighthouse look", daemon=True).start()
+
+    def _look(self, number: int, send: Callable[[OwnEvidence], None]) -> None:
+        if self._one.acquire(blocking=False):
+            try:
+                send(own_evidence(number))
+            finally:
+                self._one.release()
+
+
+def own_evidence(number: int) -> OwnEvidence:
+    """The answer to the request of that number."""
+    stacks, recorded, missing = "", "", list[str]()
+    try:
+        stacks = _stacks()
+    except (OSError, RuntimeError) as e:
+        missing.append(f"stacks: {e}")
+    try:
+        recorded = flight_recorder()
+    except Exception as e:  # whatever this version of torch raises
+        log.exception("the Flight Recorder cannot be read")
+        missing.append(f"Flight Recorder: {e!r}")
+    else:
+        if not recorded:
+            missing.append("Flight Recorder: this process has recorded no collective")
+    return OwnEvidence(number, stacks, recorded, tuple(missing))
+
+
+def _stacks() -> str:
+    descriptor = os.memfd_create("own stacks")
+    with open(descriptor, "rb+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+
+
+def flight_recorder() -> str:
+    """JSON: the newest collectives, the newest last; empty without any. torch is not imported for that."""
+    module: ModuleType | None = sys.modules.get(_RECORDER)
+    dump = getattr(module, "_dump_fr_trace_json", None) or getattr(module, "_dump_nccl_trace_json", None)
+    if dump is None:
+        return ""
+    return shortened(json.loads(dump()).get("entries") or (), time.time())
+
+
+def shortened(entries: Iterable[dict[str, Any]], now_unix_s: float) -> str:
+    """JSON of the newest ones, with the fields that help, and no more of them than a message takes."""
+    shown = [_shown(entry, now_unix_s) for entry in list(entries)[-NEWEST_ENTRIES:]]
+    while len(json.dumps(shown)) > MAX_FLIGHT_RECORDER_BYTES:
+        del shown[0]
+    return json.dumps(shown) if shown else ""
+
+
+def _shown(entry: dict[str, Any], now_unix_s: float) -> dict[str, Any]:
+    """`state` is torch's own; gloo leaves it at scheduled for ever. `retired`: it is over."""
+    name, description = (*entry.get("process_group", ()), "", "")[:2]
+    created_ns = entry.get("time_created_ns", 0)
+    return {
+        "group": description or name or f"#{entry.get('pg_id', 0)}",
+        "seq": entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id", 0),
+        "operation": entry.get("profiling_name", ""),
+        "input_sizes": entry.get("input_sizes", []),
+        "output_sizes": entry.get("output_sizes", []),
+        "dtypes": entry.get("input_dtypes", []),
+        "state": entry.get("state", ""),
+        "retired": bool(entry.get("retired")),
+        "age_s": round(max(0.0, now_unix_s - created_ns / 1e9), 3) if created_ns else None,
+    }
