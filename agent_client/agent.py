@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.distributed import HashStore, ProcessGroup
+from torch.distributed import HashStore
 from torch.optim import Optimizer
 
 from agent_client.agent_view import AgentView
@@ -28,6 +28,7 @@ from agent_client.mark_log import make_progress
 from agent_client.meeting import meet
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
+from agent_client.process_group.observed import ObservedGroup
 from agent_client.step import Phase, StepMachine
 from agent_client.step_runner import Limits, StepRunner
 from agent_client.streams import in_stream_order
@@ -201,15 +202,16 @@ class Agent(AgentView):
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
         """Over the ranks of this replica group, in place; each of them must call it. Raises RuntimeError."""
         if self._group is not None:
-            self._thread.submit(lambda: self._runner.sum_over_group(tensor)).result()
+            entry = self._progress.numbers.inside()
+            self._thread.submit(lambda: self._runner.sum_over_group(tensor, entry)).result()
         return tensor
 
-    def group_for_torch(self) -> ProcessGroup:
+    def group_for_torch(self) -> ObservedGroup:
         """The ranks of this replica group, for a module of torch's that replicates inside it."""
         group = self._group or GlooGroup(
             HashStore(), 0, 1, self._host, connect_timeout_s=self._timeout_s, timeout_s=self._timeout_s
         )
-        return group.for_torch(f"torch/{next(self._groups_for_torch)}")
+        return ObservedGroup(group.for_torch(f"torch/{next(self._groups_for_torch)}"), self._progress)
 
     # -- one step
 
@@ -242,7 +244,8 @@ class Agent(AgentView):
         `within_group` False: not over the ranks of the group, for what is sharded among them. A lost peer does not fail
         the future: it marks the step, which is then discarded, and leaves `tensor` undefined.
         """
-        return self._thread.submit(in_stream_order(tensor, lambda: self._runner.reduce(tensor, within_group)))
+        entry = self._progress.numbers.over()
+        return self._thread.submit(in_stream_order(tensor, lambda: self._runner.reduce(tensor, within_group, entry)))
 
     def report_error(self, error: BaseException | str) -> None:
         """This step must not commit."""
@@ -281,7 +284,8 @@ class Agent(AgentView):
 
     def _begin_round(self) -> None:
         self._machine.ask()
-        self._round = self._thread.submit(self._runner.begin)
+        asked_for = self._progress.numbers.over_groups
+        self._round = self._thread.submit(lambda: self._runner.begin(asked_for))
 
     def _finish_round(self) -> bool:
         self.wait_quorum()

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
-from torch.distributed import GradBucket, ProcessGroup
+from torch.distributed import GradBucket
 from torch.nn import parallel
 
 from agent_client.agent import Agent
+from agent_client.process_group.observed import ObservedGroup
 from agent_client.salvage import Salvage
 
 
@@ -54,20 +55,15 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self.reducer._rebuild_buckets()
 
 
-class _GroupAmongGroups(ProcessGroup):
+class _GroupAmongGroups(ObservedGroup):
     """The ranks of this replica group; but torch's own all-reduce goes over all replica groups.
 
     That is the one of the map of used parameters: all else that torch all-reduces goes through the hook.
     """
 
     def __init__(self, agent: Agent) -> None:
-        ranks: Any = agent.group_for_torch()
-        super().__init__(ranks.rank(), ranks.size())  # pyright: ignore[reportCallIssue]
-        this: Any = self
-        kind, cpu = ProcessGroup.BackendType.GLOO, torch.device("cpu")
-        this._set_default_backend(kind)
-        this._register_backend(cpu, kind, ranks._get_backend(cpu))
-        this._set_group_name(ranks.group_name)
+        observed = agent.group_for_torch()
+        super().__init__(observed.ranks, observed.progress)
         self.agent = agent
         self.parameters: list[torch.nn.Parameter] = []  # in the order of the map
         self.salvage: Salvage | None = None

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 
 from agent_client.errors import ConfigurationError
-from agent_client.own_marks import Shape
+from agent_client.numbers import Number
+from agent_client.own_marks import Shape, Torchs, shown
 from agent_client.progress import Block, Progress
 
 log = logging.getLogger(__name__)
@@ -72,12 +73,24 @@ class LoggedProgress(Progress):
         return self._logged(f"the wait for {what}", super().waiting_for(what))
 
     def collective(
-        self, quorum_id: int, number: int, operation: str, shape: Shape = "", *, within_group: bool = False
+        self,
+        quorum_id: int,
+        number: int,
+        operation: str,
+        shape: Shape = "",
+        *,
+        within_group: bool = False,
+        inner: int = 0,
     ) -> Block:
-        shown = shape if isinstance(shape, str) else "x".join(map(str, shape))
-        where = f"{operation} {number} of quorum {quorum_id}{' in the group' if within_group else ''}, {shown}"
-        inside = super().collective(quorum_id, number, operation, shape, within_group=within_group)
-        return self._logged(where, inside)
+        inside = super().collective(quorum_id, number, operation, shape, within_group=within_group, inner=inner)
+        return self._logged(_words(Number(quorum_id, number, inner), operation, shape, within_group), inside)
+
+    def torchs(self, operation: str, shape: Shape) -> Torchs:
+        """When it is left, torch does not tell."""
+        entered = super().torchs(operation, shape)
+        number = self.numbers.told(entered.entry, within_group=True)
+        self._lines.write(f"step {self.number} enters torch's {_words(number, operation, shape, True)}")
+        return entered
 
     def asking(self, what: str) -> Block:
         return self._logged(f"the wait for {what}", super().asking(what))
@@ -87,6 +100,12 @@ class LoggedProgress(Progress):
 
     def _logged(self, what: str, block: Block) -> "_Logged":
         return _Logged(self, self._lines, what, block)
+
+
+def _words(number: Number, operation: str, shape: Shape, within_group: bool) -> str:
+    quorum_id, count, inner = number
+    nth = f"{count}.{inner}" if inner else str(count)
+    return f"{operation} {nth} of quorum {quorum_id}{' in the group' if within_group else ''}, {shown(shape)}"
 
 
 class _Logged:

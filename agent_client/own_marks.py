@@ -1,13 +1,15 @@
 """What the Agent's own thread does for this rank: the collective that it is in, the quorum or the peers that it waits
-for, the state that it heals by. The script's thread may compute beside it, or wait for it.
+for, the state that it heals by. The script's thread may compute beside it, or wait for it; and torch's modules may have
+collectives of theirs (process_group/observed.py).
 
-One thread marks; a mark replaces one tuple, and words are made when somebody reads.
+Each of the two marks for itself; a mark replaces one tuple, and words are made when somebody reads.
 """
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
+from agent_client.numbers import Entry, Number, Numbers
 from protos.progress import MAX_LABEL_CHARS, MAX_NAME_CHARS, Collective
 
 Shape: TypeAlias = "str | Sequence[int]"
@@ -27,26 +29,32 @@ class OwnMarks:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
+        self.numbers = Numbers()
         self.collective: tuple[Inside | None, bool, float] = (None, False, clock())
         self.act: tuple[Act | None, float] = (None, clock())
+        self.torchs: Torchs | None = None
 
     def read(self) -> Done:
         (inside, is_inside, moved_at), (act, since) = self.collective, self.act
-        collective = None if inside is None else inside.told(is_inside)
+        own = None if inside is None else inside.told(is_inside)
+        torchs, torchs_at = (None, 0.0) if self.torchs is None else self.torchs.told(self.numbers, self.clock)
+        collective = max((c for c in (own, torchs) if c is not None), key=_unfinished_first, default=None)
         waits_for = act.what if act is not None and act.is_wait else ""
         busy = act.what if act is not None and not act.is_wait else ""
-        return Done(collective, waits_for, busy, max(moved_at, since))
+        return Done(collective, waits_for, busy, max(moved_at, since, torchs_at))
+
+
+def _unfinished_first(collective: Collective) -> tuple[bool, tuple[int, int, int]]:
+    return collective.is_inside, collective.order
 
 
 class Inside:
     """The block in which the rank is in a collective."""
 
-    __slots__ = ("marks", "number", "operation", "quorum_id", "shape", "within_group")
+    __slots__ = ("marks", "number", "operation", "shape", "within_group")
 
-    def __init__(
-        self, marks: OwnMarks, quorum_id: int, number: int, operation: str, shape: Shape, within_group: bool
-    ) -> None:
-        self.marks, self.quorum_id, self.number = marks, quorum_id, number
+    def __init__(self, marks: OwnMarks, number: Number, operation: str, shape: Shape, within_group: bool) -> None:
+        self.marks, self.number = marks, number
         self.operation, self.shape, self.within_group = operation, shape, within_group
 
     def __enter__(self) -> None:
@@ -56,15 +64,45 @@ class Inside:
         self.marks.collective = (self, False, self.marks.clock())
 
     def told(self, is_inside: bool) -> Collective:
-        shape = self.shape if isinstance(self.shape, str) else "x".join(map(str, self.shape))
-        return Collective(
-            self.quorum_id,
-            self.number,
-            self.operation[:MAX_NAME_CHARS],
-            shape[:MAX_LABEL_CHARS],
-            is_inside,
-            self.within_group,
-        )
+        return _collective(self.number, self.operation, self.shape, is_inside, self.within_group)
+
+
+class Work(Protocol):
+    """Of torch's."""
+
+    def is_completed(self) -> bool: ...
+
+
+class Torchs:
+    """The newest collective of torch's own inside the group. Its end nobody tells: it is seen by who reads."""
+
+    __slots__ = ("at", "entry", "is_inside", "operation", "shape", "work")
+
+    def __init__(self, entry: Entry, operation: str, shape: Shape, at: float) -> None:
+        self.entry, self.operation, self.shape, self.at = entry, operation, shape, at
+        self.work: Work | None = None
+        self.is_inside = True
+
+    def runs(self, work: Work | None) -> None:
+        """What was entered goes on as `work`; None: it is over."""
+        self.work, self.is_inside = work, work is not None
+
+    def told(self, numbers: Numbers, clock: Callable[[], float]) -> tuple[Collective, float]:
+        """And since when it is so, as far as is known."""
+        if self.work is not None and self.work.is_completed():
+            self.at = clock()
+            self.runs(None)  # what it holds may be large
+        number = numbers.told(self.entry, within_group=True)
+        return _collective(number, self.operation, self.shape, self.is_inside, True), self.at
+
+
+def shown(shape: Shape) -> str:
+    return shape if isinstance(shape, str) else "x".join(map(str, shape))
+
+
+def _collective(number: Number, operation: str, shape: Shape, is_inside: bool, within_group: bool) -> Collective:
+    name, label = operation[:MAX_NAME_CHARS], shown(shape)[:MAX_LABEL_CHARS]
+    return Collective(number.quorum_id, number.number, name, label, is_inside, within_group, number.inner)
 
 
 class Act:

@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import NamedTuple, TypeAlias
 
-from agent_client.own_marks import Act, Done, Inside, OwnMarks, Shape
+from agent_client.numbers import Number, Numbers
+from agent_client.own_marks import Act, Done, Inside, OwnMarks, Shape, Torchs
 from protos.progress import (
     MAX_DEPTH,
     MAX_NAME_CHARS,
@@ -106,11 +107,28 @@ class Progress:
 
     # -- marks, on the Agent's own thread
 
+    @property
+    def numbers(self) -> Numbers:
+        return self.own.numbers
+
     def collective(
-        self, quorum_id: int, number: int, operation: str, shape: Shape = "", *, within_group: bool = False
+        self,
+        quorum_id: int,
+        number: int,
+        operation: str,
+        shape: Shape = "",
+        *,
+        within_group: bool = False,
+        inner: int = 0,
     ) -> Block:
         """The rank is in this collective for as long as the block runs, however it ends."""
-        return Inside(self.own, quorum_id, number, operation, shape, within_group)
+        return Inside(self.own, Number(quorum_id, number, inner), operation, shape, within_group)
+
+    def torchs(self, operation: str, shape: Shape) -> Torchs:
+        """The rank enters a collective of torch's own inside the group."""
+        entered = Torchs(self.numbers.inside(), operation, shape, self.clock())
+        self.own.torchs = entered
+        return entered
 
     def asking(self, what: str) -> Block:
         """The rank waits for others in this block, whatever its script does beside it."""

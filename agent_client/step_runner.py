@@ -18,6 +18,8 @@ from agent_client.follower import Follower
 from agent_client.healing import Healing
 from agent_client.manager_link import FIRST_BACKOFF_S, MAX_BACKOFF_S, ManagerLink
 from agent_client.manager_process import ManagerProcess
+from agent_client.numbers import Entry
+from agent_client.own_marks import Shape
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
 from agent_client.progress import Block, Progress
@@ -41,8 +43,7 @@ class Limits:
 
 class StepRunner:
     """`last` is the last quorum, as it was assigned. `group` connects the ranks of a group of several. `progress` is
-    told what is waited for, and of each collective: their numbers are the same at all ranks, two for each reduction,
-    of which the first is the group's own.
+    told what is waited for, and of each collective.
 
     `manager_process`: the manager, where it is a child of this process. `follower`: where this rank may catch up.
     """
@@ -71,17 +72,16 @@ class StepRunner:
         self._manager_process = manager_process
         self._follower = follower
         self._unanswered = 0
-        self._reductions = 0  # under the last quorum
 
-    def begin(self) -> None:
+    def begin(self, asked_for: int) -> None:
+        """`asked_for`: so many reductions, before this step."""
         machine = self.machine
         with self.progress.asking("quorum"):
             assignment = self._ask_patiently()
         if isinstance(assignment, LighthouseError):
             return machine.unanswered(str(assignment))
         machine.answered(assignment)
-        if self.last is None or self.last.quorum_id != assignment.quorum_id:
-            self._reductions = 0
+        self.progress.numbers.begin(assignment.quorum_id, asked_for)
         self.last, self._unanswered = assignment, 0
         if self._follower is not None:
             self._follower.answered(assignment)
@@ -146,36 +146,33 @@ class StepRunner:
             raise AgentError("the group's manager has ended; restart the group") from error
         return self._manager.check_alive(error)
 
-    def reduce(self, tensor: torch.Tensor, within_group: bool) -> torch.Tensor:
+    def reduce(self, tensor: torch.Tensor, within_group: bool, entry: Entry) -> torch.Tensor:
         """The group's own sum is always taken, whatever has failed: its other ranks wait in it."""
-        self._reductions += 1
         group = self._group
         if group is not None and within_group:
-            with self._inside(tensor, within_group=True):
+            with self.inside(entry, "all_reduce", tensor.shape, within_group=True):
                 self._guarded("reducing inside the group", lambda: group.all_reduce(tensor, self._limit_s()))
             tensor /= self._group_world_size
         if not self.machine.contributes:
             tensor.zero_()
-        self._reduce_over_peers(tensor)
+        self._reduce_over_peers(tensor, entry)
         return tensor
 
-    def sum_over_group(self, tensor: torch.Tensor) -> None:
+    def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
         """Raises RuntimeError."""
         if self._group is not None:
-            self._reductions += 1
-            with self._inside(tensor, within_group=True):
+            with self.inside(entry, "all_reduce", tensor.shape, within_group=True):
                 self._group.all_reduce(tensor)
 
-    def _inside(self, tensor: torch.Tensor, *, within_group: bool) -> Block:
-        quorum_id, number = self.last.quorum_id if self.last is not None else 0, 2 * self._reductions
-        number -= within_group
-        return self.progress.collective(quorum_id, number, "all_reduce", tensor.shape, within_group=within_group)
+    def inside(self, entry: Entry, operation: str, shape: Shape = "", *, within_group: bool) -> Block:
+        quorum_id, number, inner = self.progress.numbers.told(entry, within_group=within_group)
+        return self.progress.collective(quorum_id, number, operation, shape, within_group=within_group, inner=inner)
 
-    def _reduce_over_peers(self, tensor: torch.Tensor) -> None:
+    def _reduce_over_peers(self, tensor: torch.Tensor, entry: Entry) -> None:
         assignment = self.machine.assignment
         if assignment is None or self.machine.failure is not None:
             return
-        with self._inside(tensor, within_group=False):
+        with self.inside(entry, "all_reduce", tensor.shape, within_group=False):
             is_reduced = self._guarded("reducing", lambda: self._peers.all_reduce(tensor, self._limit_s()))
         if is_reduced:
             self.machine.reduced()
@@ -190,8 +187,7 @@ class StepRunner:
     def reach_all(self) -> None:
         """A step that reduced nothing has still to know that every participant is in it."""
         if not self.machine.has_reduced:
-            self._reductions += 1
-            self._reduce_over_peers(torch.zeros(1))
+            self._reduce_over_peers(torch.zeros(1), self.progress.numbers.over())  # the script waits for this
 
     def _guarded(self, what: str, act: Callable[[], object]) -> bool:
         """Whether `act` succeeded. A failure marks the step, and ends it for the peers too."""

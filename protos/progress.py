@@ -35,7 +35,8 @@ class OpenPhase:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """The newest one that the rank has entered. `number` counts those under `quorum_id`, from 1."""
+    """The newest one that the rank has entered. `number` counts those under `quorum_id`, from 1; between two of them
+    `inner` counts those that only the ranks of the group have: how many these are, is each group's own affair."""
 
     quorum_id: int
     number: int
@@ -43,10 +44,11 @@ class Collective:
     shape: str = ""
     is_inside: bool = True
     within_group: bool = False
+    inner: int = 0
 
     @property
-    def order(self) -> tuple[int, int]:
-        return (self.quorum_id, self.number)
+    def order(self) -> tuple[int, int, int]:
+        return (self.quorum_id, self.number, self.inner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class CollectiveMark(google.protobuf.message.Message):
     SHAPE_FIELD_NUMBER: builtins.int
     IS_INSIDE_FIELD_NUMBER: builtins.int
     WITHIN_GROUP_FIELD_NUMBER: builtins.int
+    INNER_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
     number: builtins.int
     """of those under that quorum, from 1"""
@@ -78,6 +79,8 @@ class CollectiveMark(google.protobuf.message.Message):
     """entered and not left"""
     within_group: builtins.bool
     """over the ranks of the replica group alone"""
+    inner: builtins.int
+    """of those that only the group's ranks have, since that number"""
     def __init__(
         self,
         *,
@@ -87,8 +90,9 @@ class CollectiveMark(google.protobuf.message.Message):
         shape: builtins.str = ...,
         is_inside: builtins.bool = ...,
         within_group: builtins.bool = ...,
+        inner: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["is_inside", b"is_inside", "number", b"number", "operation", b"operation", "quorum_id", b"quorum_id", "shape", b"shape", "within_group", b"within_group"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["inner", b"inner", "is_inside", b"is_inside", "number", b"number", "operation", b"operation", "quorum_id", b"quorum_id", "shape", b"shape", "within_group", b"within_group"]) -> None: ...
 
 global___CollectiveMark = CollectiveMark
 

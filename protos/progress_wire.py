@@ -128,6 +128,7 @@ def _collective(collective: Collective) -> pb.CollectiveMark:
         shape=collective.shape,
         is_inside=collective.is_inside,
         within_group=collective.within_group,
+        inner=collective.inner,
     )
 
 
@@ -139,6 +140,7 @@ def _collective_from(message: pb.CollectiveMark) -> Collective:
         check_short(message.shape, "shape", MAX_LABEL_CHARS),
         message.is_inside,
         message.within_group,
+        check_count(message.inner, "inner"),
     )
 
 

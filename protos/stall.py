@@ -15,6 +15,7 @@ Collectives come before steps: there ranks meet, and the step of a rank that hea
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from protos.progress import RankName, RankView, Sample
 from protos.stall_words import doing, each, listed, named, operation, parties, place, signature
@@ -23,6 +24,9 @@ FLOOR_S = 60.0
 FACTOR = 5.0
 FIRST_S = 600.0
 SILENT_S = 10.0
+
+Order: TypeAlias = tuple[int, int, int]
+NOTHING: Order = (0, 0, 0)
 
 
 class Kind(StrEnum):
@@ -121,7 +125,7 @@ def _verdict(kind: Kind, behind: Iterable[RankView], text: str, ranks: Sequence[
 
 def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
     """Those that are behind somebody, and ahead of nobody who is."""
-    least = min((_order(rank.sample) for rank in ranks), default=(0, 0))
+    least = min((_order(rank.sample) for rank in ranks), default=NOTHING)
     suspectable = [rank for rank in ranks if _is_suspectable(rank.sample, least if is_complete else None)]
     if not suspectable:
         return []
@@ -134,7 +138,7 @@ def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> l
     return _least(last, shared_phases(rank.sample for rank in ranks), are_behind=are_behind)
 
 
-def _is_suspectable(sample: Sample, least: tuple[int, int] | None) -> bool:
+def _is_suspectable(sample: Sample, least: Order | None) -> bool:
     """`least`: what everybody has entered; None: not all of them are known."""
     return _order(sample) == least if sample.is_inside else not sample.waits_for
 
@@ -152,11 +156,11 @@ def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -
     ]
 
 
-def _order(sample: Sample) -> tuple[int, int]:
-    return sample.collective.order if sample.collective is not None else (0, 0)
+def _order(sample: Sample) -> Order:
+    return sample.collective.order if sample.collective is not None else NOTHING
 
 
-def _level(sample: Sample) -> tuple[tuple[int, int], bool, int]:
+def _level(sample: Sample) -> tuple[Order, bool, int]:
     """Who is still in a collective is behind those who have left it."""
     return _order(sample), not sample.is_inside, sample.step
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import GradBucket, HashStore, ProcessGroup
+from torch.distributed import GradBucket, HashStore
 from torch.nn import parallel
 
 from agent_client.ddp import DistributedDataParallel
 from agent_client.process_group.gloo import GlooGroup
+from agent_client.process_group.observed import ObservedGroup
+from agent_client.progress import Progress
 from agent_client.worker import BackgroundThread
 from tests.processes import LOCALHOST, PATIENCE_S
 
@@ -53,12 +55,13 @@ class Peers:
 
     def __init__(self, *peers: list[torch.Tensor]) -> None:
         self.seen: list[torch.Tensor] = []
+        self.progress = Progress()
         self.peers = list(peers)
         self.thread = BackgroundThread("reduces")
         self._group = GlooGroup(HashStore(), 0, 1, LOCALHOST, connect_timeout_s=60.0, timeout_s=60.0)
 
-    def group_for_torch(self) -> ProcessGroup:
-        return self._group.for_torch("torch/0")
+    def group_for_torch(self) -> ObservedGroup:
+        return ObservedGroup(self._group.for_torch("torch/0"), self.progress)
 
     def all_reduce(self, tensor: torch.Tensor) -> "Future[torch.Tensor]":
         return self.thread.submit(lambda: self._reduce(tensor))

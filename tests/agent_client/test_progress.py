@@ -147,10 +147,10 @@ class TestPlace:
         assert progress.sample().waits_for == ""
 
     def test_collectives(self, progress: Progress):
-        with pytest.raises(RuntimeError), progress.collective(3, 17, "all_reduce", "[4]", within_group=True):
-            assert progress.sample().collective == Collective(3, 17, "all_reduce", "[4]", True, True)
+        with pytest.raises(RuntimeError), progress.collective(3, 17, "all_reduce", "[4]", within_group=True, inner=2):
+            assert progress.sample().collective == Collective(3, 17, "all_reduce", "[4]", True, True, 2)
             raise RuntimeError
-        assert progress.sample().collective == Collective(3, 17, "all_reduce", "[4]", False, True)
+        assert progress.sample().collective == Collective(3, 17, "all_reduce", "[4]", False, True, 2)
         with progress.collective(3, 18, "o" * 999, "s" * 999):
             assert progress.sample().collective == Collective(3, 18, "o" * MAX_NAME_CHARS, "s" * MAX_LABEL_CHARS)
 

@@ -37,7 +37,7 @@ samples = st.builds(
     step=counts,
     phases=st.lists(st.builds(OpenPhase, names, counts, st.none() | counts, ages), min_size=1, max_size=3).map(tuple),
     entered=st.lists(st.tuples(names, counts), max_size=3).map(tuple),
-    collective=st.none() | st.builds(Collective, counts, counts, names, names, st.booleans(), st.booleans()),
+    collective=st.none() | st.builds(Collective, counts, counts, names, names, st.booleans(), st.booleans(), counts),
     waits_for=names,
     still_s=ages,
     is_first=st.booleans(),
