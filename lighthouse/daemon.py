@@ -1,7 +1,7 @@
 """`lighthouse serve`: gRPC and HTTP on one loop, until a signal."""
 
-import dataclasses
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,16 +18,25 @@ from lighthouse.run_metrics import RunCollector
 from lighthouse.run_service import RunService
 from lighthouse.runs import Runs
 from lighthouse.service import REFLECTED, LighthouseService
-from lighthouse_runtime.bind import grpc_bind
+from lighthouse_runtime.bind import grpc_bind, split_bind
 from lighthouse_runtime.http import Document, HttpServer, HttpSide
+from lighthouse_runtime.http_control import HttpControl, KillOrder
 from lighthouse_runtime.loop import StopRequest
-from lighthouse_runtime.server import ControlPolicy, GrpcServer
-from protos import VERSION
+from lighthouse_runtime.server import Call, ControlPolicy, GrpcServer
+from protos import VERSION, lighthouse_pb2
+from protos.status import LighthouseStatus
 
 log = logging.getLogger(__name__)
 
 _STOPPING = "the lighthouse is shutting down; ask again, it or its successor will answer"
-PAGE_HEADERS = {"Content-Security-Policy": dashboard.CONTENT_SECURITY_POLICY, "X-Content-Type-Options": "nosniff"}
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": dashboard.CONTENT_SECURITY_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 class LighthouseDaemon:
@@ -53,14 +62,17 @@ class LighthouseDaemon:
                 metrics=lambda: render(registry),
                 status=lambda: self._status(service),
                 page=Document(dashboard.page(), "text/html", PAGE_HEADERS),
+                control=HttpControl(policy, lambda order, call: _kill(service, order, call), _hosts(config)),
             )
         )
         self.grpc_port = 0
         self.http_port = 0
 
     def _status(self, service: LighthouseService) -> dict[str, Any]:
-        runs = [dataclasses.asdict(run) for run in self._runs.live_status()]
-        return {**dataclasses.asdict(service.status(has_ranks=True)), "runs": runs}
+        """Nothing in it changes any more."""
+        status = service.status(has_ranks=True)
+        shown = {name: getattr(status, name) for name in LighthouseStatus.__slots__}
+        return {**shown, "runs": tuple(self._runs.live_status()), "now_unix_s": time.time()}
 
     async def start(self) -> None:
         """Raises a refusal, naming the option, if an address cannot be listened on or the journal cannot be had."""
@@ -92,6 +104,16 @@ class LighthouseDaemon:
         await self._http.stop()
         self._memory.release()
         log.info("lighthouse stopped")
+
+
+async def _kill(service: LighthouseService, order: KillOrder, call: Call) -> None:
+    request = lighthouse_pb2.LighthouseKillRequest(job=order.job, replica_id=order.replica_id, msg=order.reason)
+    await service.kill(request, call)
+
+
+def _hosts(config: LighthouseConfig) -> tuple[str, str]:
+    """The names by which it was told to listen."""
+    return split_bind(config.bind, "--bind")[0], split_bind(config.http, "--http")[0]
 
 
 async def serve(config: LighthouseConfig, token: str | None, announce: int | None, stop: StopRequest) -> None:

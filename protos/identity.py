@@ -68,6 +68,10 @@ class Address:
         return ip is not None and ip.is_loopback
 
     @property
+    def is_ip(self) -> bool:
+        return _ip(self.host) is not None
+
+    @property
     def is_unspecified(self) -> bool:
         ip = _ip(self.host)
         return ip is not None and ip.is_unspecified

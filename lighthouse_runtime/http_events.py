@@ -1,0 +1,151 @@
+"""The status as server-sent events: one snapshot for all clients, serialised and compressed once.
+
+1. Each client is sent the newest snapshot only. One that reads slowly misses some; nothing waits for it but its own
+   stream, and one that does not read at all is cut off.
+2. Snapshots are made while somebody listens, and so far apart that they take a small share of the loop's time.
+3. A compressed event is a run of whole deflate blocks that refers to nothing before it (zlib's full flush), so the
+   same bytes continue every client's stream, whenever that began. gzip's trailer is never sent: no stream has an end.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import json
+import logging
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aiohttp import hdrs, web
+
+log = logging.getLogger(__name__)
+
+MAX_CLIENTS = 64
+EVERY_S = 0.5
+LOOP_SHARE = 0.05
+WRITTEN_WITHIN_S = 20.0
+RETRY_MS = 1000
+
+_GZIP_HEADER = bytes((0x1F, 0x8B, zlib.DEFLATED, 0, 0, 0, 0, 0, 0, 255))  # RFC 1952: no name, no time, any system
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Content-Type-Options": "nosniff"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    number: int
+    plain: bytes
+    deflated: bytes
+
+    @classmethod
+    def of(cls, number: int, snapshot: object) -> "_Frame":
+        plain = b"event: status\nid: %d\nretry: %d\ndata: %b\n\n" % (number, RETRY_MS, to_json(snapshot))
+        deflate = zlib.compressobj(1, wbits=-zlib.MAX_WBITS)
+        return cls(number, plain, deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH))
+
+
+def to_json(value: object) -> bytes:
+    """Dataclasses become objects, as by dataclasses.asdict, in a fraction of its time."""
+    return json.dumps(value, default=_members, separators=(",", ":")).encode()
+
+
+def _members(value: object) -> dict[str, object]:
+    return {name: getattr(value, name) for name in _names(type(value))}
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+class StatusFeed:
+    """`status` is called on the loop; what it returns does not change, and is made to bytes in another thread."""
+
+    def __init__(self, status: Callable[[], object], every_s: float = EVERY_S) -> None:
+        self._status = status
+        self._every_s = every_s
+        self._clients: set[web.RequestHandler] = set()  # their connections
+        self._pump: asyncio.Task[None] | None = None
+        self._newest: _Frame | None = None
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    @property
+    def clients(self) -> int:
+        return len(self._clients)
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """The handler of a request for events: until its client goes, or `close`."""
+        if self._is_closed or len(self._clients) >= MAX_CLIENTS:
+            reason = "the server is stopping" if self._is_closed else f"{MAX_CLIENTS} browsers listen already"
+            return web.Response(status=503, text=f"{reason}; ask for status instead\n", headers={"Retry-After": "10"})
+        self._clients.add(request.protocol)
+        if self._pump is None:
+            self._pump = asyncio.create_task(self._make_frames())
+        try:
+            return await self._stream(request)
+        finally:
+            self._clients.discard(request.protocol)
+            if not self._clients:
+                self._stop_pump()
+
+    def close(self) -> None:
+        """Every stream ends at once."""
+        self._is_closed = True
+        self._stop_pump()
+        for client in self._clients:
+            if client.writing_paused:
+                _abort(client)
+        self._wake()
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        is_gzip = "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
+        response = web.StreamResponse(headers=_HEADERS | ({"Content-Encoding": "gzip"} if is_gzip else {}))
+        response.content_type = "text/event-stream"
+        await response.prepare(request)
+        sent = 0
+        try:
+            if is_gzip:
+                await response.write(_GZIP_HEADER)
+            while (frame := await self._next(sent)) is not None:
+                async with asyncio.timeout(WRITTEN_WITHIN_S):
+                    await response.write(frame.deflated if is_gzip else frame.plain)
+                sent = frame.number
+        except (ConnectionError, TimeoutError):  # it has gone, or does not read
+            _abort(request.protocol)
+        return response
+
+    async def _next(self, sent: int) -> _Frame | None:
+        """A newer frame than that; None: there will be none."""
+        while not self._is_closed:
+            if self._newest is not None and self._newest.number > sent:
+                return self._newest
+            await self._changed.wait()
+        return None
+
+    async def _make_frames(self) -> None:
+        loop, number = asyncio.get_running_loop(), 0
+        while True:
+            number, began_at = number + 1, loop.time()
+            try:
+                snapshot = self._status()
+                took_s = loop.time() - began_at
+                self._newest = await asyncio.to_thread(_Frame.of, number, snapshot)
+            except Exception:  # a defect of ours; the streams that hear no more of us say so to whoever reads them
+                log.exception("the status cannot be shown")
+                took_s = self._every_s
+            self._wake()
+            await asyncio.sleep(max(self._every_s, took_s / LOOP_SHARE))
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _stop_pump(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+        self._pump = self._newest = None
+
+
+def _abort(client: web.RequestHandler) -> None:
+    if client.transport is not None:
+        client.transport.abort()
