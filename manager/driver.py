@@ -34,12 +34,14 @@ from manager.events import (
     VoteAnswered,
     VoteCast,
     WatchEnded,
+    WorldChanged,
 )
 from manager.events import WatchOpened as RankWatched
 from manager.group import GroupMachine
 from manager.lighthouse_link import LighthouseLink
 from manager.places import Places
 from manager.progress import Telling
+from manager.worlds import Worlds
 from protos import torchft_pb2, watch_wire
 from protos.membership import Assignment, Participant, Quorum, Vote
 from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
@@ -77,6 +79,7 @@ class ManagerDriver:
         """`limits` say when ranks stall."""
         self.places = Places(me, limits or Limits(), self._trains_alone, lambda: self.machine.incarnation)
         self.machine = GroupMachine(me, life, _handles_on_the_wire, rank_timeout_s, Telling(self.places.view))
+        self.worlds = Worlds()
         self._link = link
         self._end = end
         self._clock = asyncio.get_running_loop().time
@@ -146,6 +149,7 @@ class ManagerDriver:
         self._watchers[watch] = sender
         self.places.opened(watch, request)
         _push(sender, WatchOpened(takes_progress=True))
+        self.worlds.opened(watch, request, sender)
         self._feed(RankWatched(watch, request.group_rank, request.worker))
         return watch
 
@@ -154,6 +158,7 @@ class ManagerDriver:
         if (sender := self._watchers.pop(watch, None)) is not None:
             sender.end()
             self.places.ended(watch)
+            self.worlds.ended(watch)
             self._feed(WatchEnded(watch))
 
     def report(self, group_rank: int, worker: str, reason: str) -> None:
@@ -178,6 +183,7 @@ class ManagerDriver:
         self._closed = Unreachable(reason)
         self._timer.cancel()
         self.places.close()
+        self.worlds.close()
         for waiter in self._waiting.values():
             if not waiter.done():
                 waiter.set_exception(self._closed)
@@ -218,10 +224,10 @@ class ManagerDriver:
 
     def _no_quorum(self, time_left_s: float) -> LighthouseError:
         size, waiting = self.machine.me.group_world_size, self.machine.ranks.waiting
-        missing = [rank for rank in range(size) if rank not in waiting]
-        if missing and self.gather.waiting:
-            what = f"ranks {missing} of {size} have not asked for a quorum"
-            return DeadlinePassed(f"{what} within {time_left_s:.3g} s")
+        silent = [rank for rank in range(size) if rank not in waiting]
+        if silent and self.gather.waiting:
+            what = f"ranks {silent} of {size} have not asked for a quorum within {time_left_s:.3g} s"
+            return DeadlinePassed(f"{what}; {self.machine.incomplete or 'all are here'}")
         if self._link.error:
             return Unreachable(f"lighthouse: {self._link.error}; tried for {time_left_s:.3g} s")
         return DeadlinePassed(f"the lighthouse gave no quorum within {time_left_s:.3g} s")
@@ -259,12 +265,15 @@ class ManagerDriver:
                 case Killed(reason):
                     log.error("killed by the lighthouse: %s", reason)
                     self.kill(reason)
+                case WorldChanged(world):
+                    self.worlds.tell(world)
                 case EvidenceWanted():
                     pass
                 case HasLeft(reason):
                     log.info("has left: %s", reason)
                     self._left.set()
                     self._end(0)
+        self.worlds.look(self.machine.incomplete)
         self._timer.set(self.machine.deadline())
 
     def _push(self, message: ToRank, watches: Sequence[int]) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from manager import commit
 from manager.ask import Ask
-from protos.membership import Assignment, Quorum
+from protos.membership import Assignment, Quorum, World
 from protos.refusals import LighthouseError
 from protos.session import EvidenceRequest, ToLighthouse, ToManager, ToRank
 
@@ -111,6 +111,13 @@ class Pushed:
 
 
 @dataclass(frozen=True, slots=True)
+class WorldChanged:
+    """The ranks are to be told."""
+
+    world: World
+
+
+@dataclass(frozen=True, slots=True)
 class SessionGivenUp:
     """Close the connection and make a new one."""
 
@@ -139,5 +146,14 @@ class HasLeft:
 RankEvent = Ask | VoteCast | CallEnded | CallExpired | WatchOpened | WatchEnded | RankFailed
 Event = RankEvent | SessionOpened | SessionClosed | Received | DrainAsked
 Effect = (
-    QuorumAnswered | VoteAnswered | CallRefused | Sent | Pushed | SessionGivenUp | Killed | EvidenceWanted | HasLeft
+    QuorumAnswered
+    | VoteAnswered
+    | CallRefused
+    | Sent
+    | Pushed
+    | WorldChanged
+    | SessionGivenUp
+    | Killed
+    | EvidenceWanted
+    | HasLeft
 )

@@ -25,11 +25,12 @@ from manager.events import (
     SessionClosed,
     SessionGivenUp,
     SessionOpened,
+    WorldChanged,
 )
 from manager.grants import LEASE_SHARE
 from manager.lighthouse_session import SessionMachine
 from manager.progress import Telling
-from protos.membership import Participant
+from protos.membership import Participant, World
 from protos.refusals import Drained, LighthouseError, WrongState
 from protos.session import (
     DrainRequest,
@@ -47,6 +48,7 @@ from protos.session import (
     ToManager,
     Welcome,
 )
+from protos.stall_words import here_and_missing
 
 
 class GroupMachine:
@@ -81,7 +83,13 @@ class GroupMachine:
 
     @property
     def levels(self) -> Levels:
-        return Levels(self.held, self.ranks.drains, self.ranks.down)
+        return Levels(self.held, self.ranks.drains, self.ranks.down, self.ranks.watches.missing)
+
+    @property
+    def incomplete(self) -> str:
+        """Which of its ranks are here and which are missing; empty: all are, or none."""
+        size, missing = self.me.group_world_size, self.ranks.watches.missing
+        return here_and_missing(self.me.replica_id, size, missing) if 0 < len(missing) < size else ""
 
     @property
     def held(self) -> Held | None:
@@ -166,6 +174,8 @@ class GroupMachine:
                 return self._dispatch(DrainAsked(reason or "the lighthouse was asked to drain it"), now)
             case KillRequest(reason):
                 return [Killed(reason)]
+            case World():
+                return [WorldChanged(replace(message, group_world_size=self.me.group_world_size))]
             case EvidenceRequest():
                 return [EvidenceWanted(message)]
             case Goodbye(reason):

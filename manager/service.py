@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from lighthouse_runtime.process import ended_process, host_id
 from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
@@ -75,7 +76,7 @@ class ManagerService:
             commit_failures=check_count(request.commit_failures, "commit_failures"),
             catch_up=_catch_up(request),
         )
-        return wire.assignment_to_native(assignment)
+        return wire.assignment_to_native(replace(assignment, world=self._driver.worlds.world))
 
     async def torchft_quorum(
         self, request: torchft_pb2.ManagerQuorumRequest, call: Call

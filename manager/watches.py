@@ -24,6 +24,7 @@ class Watches:
         self._newest: dict[int, int] = {}
         self._asked: set[int] = set()
         self._lost: dict[int, str] = {}
+        self.missing = frozenset(range(group_world_size))  # those that have not come, or have gone
 
     @property
     def is_complete(self) -> bool:
@@ -65,14 +66,14 @@ class Watches:
         """A rank has asked for a quorum, watched or not: it is there."""
         if 0 <= group_rank < self._size:
             self._asked.add(group_rank)
-            self._lost.pop(group_rank, None)
+            self._here(group_rank)
 
     def opened(self, watch: int, group_rank: int, worker: str) -> bool:
         """Whether another process of that rank was watched, which is lost by that."""
         old = self._newest.get(group_rank)
         self._open[watch] = _Watch(group_rank, worker)
         self._newest[group_rank] = watch
-        self._lost.pop(group_rank, None)
+        self._here(group_rank)
         return old is not None and self._open[old].worker != worker
 
     def ended(self, watch: int) -> int | None:
@@ -124,7 +125,13 @@ class Watches:
         assert self._rank_timeout_s is not None
         return self._heard_at.get(group_rank, 0.0) + self._rank_timeout_s
 
+    def _here(self, group_rank: int) -> None:
+        self._lost.pop(group_rank, None)
+        if group_rank in self.missing:
+            self.missing -= {group_rank}
+
     def _lose(self, group_rank: int, how: str) -> None:
         self._newest.pop(group_rank, None)
         self._asked.discard(group_rank)
         self._lost[group_rank] = how
+        self.missing |= {group_rank}

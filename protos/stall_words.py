@@ -1,6 +1,6 @@
 """Ranks and their places in words: 1-7 behind in validation 0/25, 0 waiting in all_reduce."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from protos.progress import STEP, RankName, RankView
@@ -58,6 +58,14 @@ def list_names(names: Iterable[RankName]) -> str:
     texts = [str(first) if first == last else f"{first}-{last.group_rank}" for first, last in runs[:MAX_LISTED]]
     left = sum(last.group_rank - first.group_rank + 1 for first, last in runs[MAX_LISTED:])
     return ", ".join(texts) + (f" and {left} more" if left else "")
+
+
+def here_and_missing(replica_id: str, group_world_size: int, missing: Collection[int]) -> str:
+    """a has ranks 0-3 of 8; missing: 4-7"""
+    here = [RankName("", rank) for rank in range(group_world_size) if rank not in missing]
+    has = f"{'rank' if len(here) == 1 else 'ranks'} {list_names(here)}" if here else "none"
+    names = list_names(RankName("", rank) for rank in missing)
+    return f"{replica_id} has {has} of {group_world_size}" + (f"; missing: {names}" if names else "")
 
 
 def _runs(names: Sequence[RankName]) -> Iterator[tuple[RankName, RankName]]:

@@ -103,7 +103,7 @@ class Stage:
         assert not self.watched or bool(self.machine.ranks.down) == any(rank.watch is None for rank in self.ranks)
         waiting = tuple(sorted(c.rank.number for n, c in self.calls.items() if c.rank.call == n))
         assert self.machine.ranks.waiting == waiting, "a call waits that nobody will answer"
-        if self.is_open and not self.has_left:
+        if self.is_open and not self.machine._has_left:  # it may have left while it had nobody to tell
             self.check_told(self.machine.levels)
 
     def check_told(self, levels: Levels) -> None:

@@ -1,5 +1,6 @@
 """Short words for what happens to a manager's machine and what it says."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from manager.commit import Voted
@@ -76,8 +77,10 @@ def held(mode: str = "standing", granted: int = 0, quorum_id: int = 1) -> Held:
     return Held(quorum_id, HoldMode(mode), granted)
 
 
-def beat(number: int, levels_held: Held | None = None, drains: bool = False, down: str = "") -> Sent:
-    return Sent(Beat(number, Levels(levels_held, drains, down)))
+def beat(
+    number: int, levels_held: Held | None = None, drains: bool = False, down: str = "", missing: Iterable[int] = ()
+) -> Sent:
+    return Sent(Beat(number, Levels(levels_held, drains, down, frozenset(missing))))
 
 
 def revoked(reason: str, *watches: int, quorum_id: int = 1) -> Pushed:

@@ -13,9 +13,10 @@ from manager.events import (
     VoteAnswered,
     WatchEnded,
     WatchOpened,
+    WorldChanged,
 )
 from manager.group import GroupMachine
-from protos.membership import Participant
+from protos.membership import Participant, World
 from protos.refusals import LimitReached, Superseded
 from protos.session import (
     STARTING,
@@ -56,14 +57,40 @@ class TestStarting:
     def test_the_hello_says_who_it_is_and_that_its_ranks_have_not_come(self):
         me = Participant("a", address="a:1", group_world_size=2)
         m = GroupMachine(me, "life")
-        levels = Levels(down=STARTING)
-        hello = Hello(Participant("a", "life.0", address="a:1", group_world_size=2), levels)
+        levels = Levels(down=STARTING, missing=frozenset({0, 1}))
+        hello = Hello(
+            Participant("a", "life.0", address="a:1", group_world_size=2), levels, gives_evidence=True, takes_world=True
+        )
         assert m.handle(SessionOpened(), 0) == [Sent(hello), Sent(Beat(1, levels))]
 
     def test_when_all_are_watched_it_is_up(self):
         m = unwatched()
         assert m.handle(WatchOpened(1, 0, "w0"), 0) == []
         assert m.handle(WatchOpened(2, 1, "w1"), 0) == [beat(2)]
+
+    def test_it_says_which_ranks_are_missing(self):
+        m = unwatched(size=8)
+        assert m.incomplete == "", "none has come"
+        for rank in range(4):
+            m.handle(WatchOpened(rank + 1, rank, f"w{rank}"), 0)
+        assert m.incomplete == "a has ranks 0-3 of 8; missing: 4-7"
+        assert m.tick(1) == [beat(2, down=STARTING, missing=range(4, 8))]
+        for rank in range(4, 8):
+            m.handle(WatchOpened(rank + 1, rank, f"w{rank}"), 1)
+        assert m.incomplete == ""
+        assert m.levels == Levels()
+
+    def test_half_of_its_ranks_never_join(self):
+        """Also where each of them has asked, and another group's half would fill the count."""
+        m = unwatched(size=8)
+        for rank in range(4):
+            assert said(m, ask(rank + 1, rank), 0) == []
+        assert not m.ranks.gather.is_joined
+
+    def test_the_world_is_passed_on_with_the_groups_own_size(self):
+        m = unwatched(size=8)
+        told_world = World(12, 2, ranks_pending=4, peers_pending=1, pending=("c",))
+        assert m.handle(told(told_world), 0) == [WorldChanged(World(12, 2, 4, 8, 1, ("c",)))]
 
     def test_the_group_joins_when_every_rank_has_asked(self):
         m = watched()
@@ -256,7 +283,7 @@ class TestSession:
     def test_beats_are_due_at_its_deadline(self):
         m = unwatched()
         assert m.deadline() == 1
-        assert m.tick(1) == [Sent(Beat(2, Levels(down=STARTING)))]
+        assert m.tick(1) == [Sent(Beat(2, Levels(down=STARTING, missing=frozenset({0, 1}))))]
         assert m.deadline() == 2
 
     def test_without_an_echo_it_is_given_up_once(self):

@@ -138,7 +138,7 @@ class TestLostRank:
         m = holding(2)
         assert m.handle(WatchEnded(2), 0.1) == [
             revoked("rank 1 has ended", 1),
-            beat(3, held("revoked", 0), down="rank 1 has ended"),
+            beat(3, held("revoked", 0), down="rank 1 has ended", missing={1}),
         ]
 
     def test_the_end_of_its_old_watch_is_nothing(self):
@@ -162,7 +162,7 @@ class TestLostRank:
         assert m.handle(WatchEnded(2), 0.4) == [
             refused(10, WrongState, "rank 1"),
             revoked("rank 1 has ended", 1),
-            beat(4, held("revoked", 0), down="rank 1 has ended"),
+            beat(4, held("revoked", 0), down="rank 1 has ended", missing={1}),
         ]
         assert m.ranks.gather.waiting == (0,)
 
@@ -171,7 +171,7 @@ class TestLostRank:
         assert m.handle(WatchEnded(2), 0.1) == [
             Sent(WithdrawRequest(1)),
             refused(2, WrongState, "rank 1"),
-            beat(3, down="rank 1 has ended"),
+            beat(3, down="rank 1 has ended", missing={1}),
         ]
         assert said(m, ask(3, 0), 0.2) == [refused(1, Superseded)]
 

@@ -35,7 +35,10 @@ def made() -> Fixture:
 
 def opened(now: float = 0.0) -> Fixture:
     made = Fixture()
-    assert made.session.opened(ME, now) == [Hello(ME, Levels()), Beat(1, Levels())]
+    assert made.session.opened(ME, now) == [
+        Hello(ME, Levels(), gives_evidence=True, takes_world=True),
+        Beat(1, Levels()),
+    ]
     made.session.welcomed(Welcome(1.0, 5.0), now)
     return made
 
@@ -43,7 +46,10 @@ def opened(now: float = 0.0) -> Fixture:
 class TestBeats:
     def test_the_hello_comes_first_then_a_beat(self, made: Fixture):
         made.levels = Levels(drains=True, down="x")
-        assert made.session.opened(ME, 0) == [Hello(ME, made.levels), Beat(1, made.levels)]
+        assert made.session.opened(ME, 0) == [
+            Hello(ME, made.levels, gives_evidence=True, takes_world=True),
+            Beat(1, made.levels),
+        ]
         assert made.session.is_open
 
     def test_one_per_interval(self):
@@ -177,7 +183,11 @@ class TestJoins:
         m.join(ME, 30, 0)
         m.closed()
         hello, beat, again = m.opened(ME, 4)
-        assert (hello, beat, again) == (Hello(ME), Beat(2), JoinRequest(1, ME, 26))
+        assert (hello, beat, again) == (
+            Hello(ME, gives_evidence=True, takes_world=True),
+            Beat(2),
+            JoinRequest(1, ME, 26),
+        )
         assert m.answered(1)
 
     def test_asked_while_away_waits_for_the_connection(self, made: Fixture):

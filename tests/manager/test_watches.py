@@ -148,3 +148,16 @@ class TestRankTimeout:
         watches.asked(0)
         watches.heard([0], 20)
         assert (watches.lost, watches.deadline()) == ([], 30)
+
+
+def test_the_missing_ones_are_those_that_have_not_come_or_have_gone():
+    watches = Watches(4)
+    assert watches.missing == {0, 1, 2, 3}
+    watches.opened(1, 0, "w0")
+    watches.asked(2)
+    watches.asked(9)
+    assert watches.missing == {1, 3}
+    watches.ended(1)
+    assert watches.missing == {0, 1, 3}
+    watches.asked(0)
+    assert watches.missing == {1, 3}

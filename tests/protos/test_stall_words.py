@@ -3,7 +3,7 @@
 import pytest
 
 from protos.progress import OpenPhase, RankName
-from protos.stall_words import MAX_LISTED, doing, each, listed, named, place
+from protos.stall_words import MAX_LISTED, doing, each, here_and_missing, listed, named, place
 from tests.protos.views import all_reduce, rank
 
 
@@ -62,3 +62,11 @@ def test_each_says_it_once_for_all_of_whom_it_is_the_same():
 
 def test_a_name_without_group_is_its_number():
     assert (str(RankName("", 3)), str(RankName("a", 3))) == ("3", "a/3")
+
+
+def test_who_of_a_group_is_here_and_who_is_missing():
+    assert here_and_missing("a", 8, {4, 5, 6, 7}) == "a has ranks 0-3 of 8; missing: 4-7"
+    assert here_and_missing("a", 8, {0, 2}) == "a has ranks 1, 3-7 of 8; missing: 0, 2"
+    assert here_and_missing("b", 2, {0}) == "b has rank 1 of 2; missing: 0"
+    assert here_and_missing("b", 2, {0, 1}) == "b has none of 2; missing: 0-1"
+    assert here_and_missing("b", 2, ()) == "b has ranks 0-1 of 2"

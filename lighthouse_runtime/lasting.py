@@ -1,0 +1,38 @@
+"""What is worth a line in the log only if it lasts."""
+
+import asyncio
+from collections.abc import Callable
+
+
+class Lasting:
+    """`say` hears a text that has been the same for `after_s`, once; `over`: it was said, and is true no more."""
+
+    def __init__(self, say: Callable[[str], None], over: Callable[[], None], after_s: float) -> None:
+        self._say = say
+        self._over = over
+        self._after_s = after_s
+        self._text = ""
+        self._has_said = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, text: str) -> None:
+        """As it is now; empty: there is nothing to say."""
+        if text == self._text:
+            return
+        self.close()
+        self._text = text
+        if text:
+            self._timer = asyncio.get_running_loop().call_later(self._after_s, self._lasts)
+        elif self._has_said:
+            self._has_said = False
+            self._over()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _lasts(self) -> None:
+        self._timer = None
+        self._has_said = True
+        self._say(self._text)

@@ -1,0 +1,67 @@
+"""Ranks that take it hear how the world is; a group that stays incomplete is in the log."""
+
+import asyncio
+import logging
+
+import pytest
+
+from manager import worlds
+from manager.worlds import Worlds
+from protos import manager_pb2
+from protos.membership import World
+from protos.session import WatchRequest
+from protos.watch_wire import watch_response_from_wire
+
+WORLD = World(8, 1, 8, 8, 1, ("c",))
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.messages: list[object] = []
+
+    def send(self, message: manager_pb2.WatchResponse) -> None:
+        self.messages.append(watch_response_from_wire(message))
+
+
+def request(rank: int, *, takes: bool = True) -> WatchRequest:
+    return WatchRequest(rank, f"w{rank}", takes_world=takes)
+
+
+async def test_who_takes_it_is_told_and_nobody_else():
+    told, ranks = Worlds(), [Heard(), Heard(), Heard()]
+    told.opened(1, request(0), ranks[0])  # type: ignore[arg-type]
+    told.opened(2, request(1, takes=False), ranks[1])  # type: ignore[arg-type]
+    told.tell(WORLD)
+    told.opened(3, request(2), ranks[2])  # type: ignore[arg-type]
+    assert [rank.messages for rank in ranks] == [[WORLD], [], [WORLD]], "who comes later is told what is known"
+    told.ended(1)
+    told.tell(World(9, 1))
+    assert [len(rank.messages) for rank in ranks] == [1, 0, 2]
+
+
+async def test_the_log_says_who_asks_to_come_in_once(caplog: pytest.LogCaptureFixture):
+    told = Worlds()
+    with caplog.at_level(logging.INFO):
+        for world in (WORLD, World(7, 1, peers_pending=1, pending=("c",)), World(16, 2)):
+            told.tell(world)
+    assert caplog.messages == ["ask to come in: c"]
+
+
+async def test_what_is_missing_is_logged_once_it_lasts(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(worlds, "INCOMPLETE_LOGGED_AFTER_S", 0.01)
+    told = Worlds()
+    with caplog.at_level(logging.INFO):
+        told.look("a has rank 0 of 2; missing: 1")
+        told.look("")
+        await asyncio.sleep(0.05)
+        assert caplog.messages == [], "its ranks came one after the other"
+        told.look("a has rank 1 of 2; missing: 0")
+        await asyncio.sleep(0.05)
+        told.look("")
+    told.close()
+    assert caplog.messages == [
+        "a has rank 1 of 2; missing: 0; a replica group takes part only when all its ranks are there",
+        "no rank is waited for any more",
+    ]
