@@ -1,12 +1,20 @@
 """Which address of this host its peers can reach."""
 
 import fcntl
+import ipaddress
 import socket
 import struct
+from collections.abc import Iterator
+from pathlib import Path
 
 from protos.identity import Address, parse_address
 
+_SIOCGIFFLAGS = 0x8913
 _SIOCGIFADDR = 0x8915
+_IFF_UP = 1
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+_IPV6_GLOBAL_SCOPE = "00"
+_IPV6_NOT_YET_OR_NO_MORE = 0x40 | 0x20 | 0x08  # tentative, deprecated, a duplicate
 
 
 def advertised_host(peer: str, wanted: str | None = None) -> str:
@@ -23,6 +31,13 @@ def advertised_host(peer: str, wanted: str | None = None) -> str:
     return _first_global_address() or routed or "127.0.0.1"
 
 
+def own_name() -> str:
+    """What other hosts may call this one: its name, or where that is a loopback at home, as on Debian, its first
+    global address."""
+    name = socket.gethostname()
+    return (_first_global_address() or name) if resolves_to_loopback(name) else name
+
+
 def resolves_to_loopback(host: str) -> bool:
     """Whether `host` is a loopback by its text or by this host's resolver (127.0.1.1 is common)."""
     if Address(host, None).is_loopback:
@@ -31,7 +46,8 @@ def resolves_to_loopback(host: str) -> bool:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return any(Address(str(entry[4][0]), None).is_loopback for entry in found)
+    addresses = [Address(str(entry[4][0]), None) for entry in found]
+    return any(address.is_loopback or address.is_unspecified for address in addresses)
 
 
 def is_own_address(ip: str) -> bool:
@@ -62,13 +78,33 @@ def _source_address(host: str) -> str | None:
 
 
 def _first_global_address() -> str | None:
+    """Of an interface that is up; of IPv6 where there is none of IPv4."""
+    return next((ip for ip in (*_ipv4_addresses(), *_ipv6_addresses()) if _is_global(ip)), None)
+
+
+def _is_global(ip: str) -> bool:
+    return not Address(ip, None).is_loopback and not ipaddress.ip_address(ip).is_link_local
+
+
+def _ipv4_addresses() -> Iterator[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
+                [flags] = struct.unpack("H", fcntl.ioctl(probe.fileno(), _SIOCGIFFLAGS, request)[16:18])
                 found = socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
             except OSError:
                 continue
-            if not Address(found, None).is_loopback and not found.startswith("169.254."):
-                return found
-    return None
+            if flags & _IFF_UP:
+                yield found
+
+
+def _ipv6_addresses() -> Iterator[str]:
+    """The kernel lists them for this network namespace: address, index, prefix, scope, flags, interface."""
+    try:
+        lines = _IPV6_ADDRESSES.read_text().splitlines()
+    except OSError:
+        return
+    for digits, _, _, scope, flags, _ in map(str.split, lines):
+        if scope == _IPV6_GLOBAL_SCOPE and not int(flags, 16) & _IPV6_NOT_YET_OR_NO_MORE:
+            yield str(ipaddress.IPv6Address(int(digits, 16)))

@@ -73,7 +73,7 @@ class ManagerDaemon:
                 me,
                 address=f"http://{self.address}",
                 store_address=self._store_address,
-                resolves_to_loopback=resolves_to_loopback(self._host),
+                resolves_to_loopback=self._is_loopback_at_home(),
             )
         )
         self._driver = driver
@@ -81,6 +81,11 @@ class ManagerDaemon:
             await self._start_http(config.http)
         self._tasks.append(asyncio.create_task(driver.run(), name="sessions"))
         self._say_hello()
+
+    def _is_loopback_at_home(self) -> bool:
+        """Only this host can tell what a name is here."""
+        hosts = {self._host, parse_address(self._store_address, "--store").host}
+        return any(map(resolves_to_loopback, hosts))
 
     def _client(self) -> AsyncLighthouseClient:
         return AsyncLighthouseClient(self._config.lighthouse, job=self._config.job, token=self._policy.token)

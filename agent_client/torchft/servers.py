@@ -6,13 +6,13 @@ its last reference, and with its process, however that ends.
 
 import logging
 import os
-import socket
 import sys
 from datetime import timedelta
 
 from agent_client.server_process import ServerProcess
 from agent_client.torchft.clients import Channel
 from lighthouse_runtime import calls
+from lighthouse_runtime.address import own_name
 from lighthouse_runtime.bind import split_bind
 from protos.identity import Address, split_replica_id
 
@@ -145,6 +145,6 @@ def _end_with_manager(status: int) -> None:
 
 
 def _named_host(bind: str) -> str:
-    """The host that `bind` names, or the name of this one."""
+    """The host that `bind` names, or this one."""
     address = Address(split_bind(bind, "bind")[0], None)
-    return socket.gethostname() if address.is_unspecified else str(address)
+    return str(Address(own_name(), None)) if address.is_unspecified else str(address)

@@ -1,11 +1,12 @@
 """Which address of this host is advertised."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from lighthouse_runtime import address
-from lighthouse_runtime.address import advertised_host, resolves_to_loopback
+from lighthouse_runtime.address import advertised_host, own_name, resolves_to_loopback
 from protos.identity import Address
 from protos.refusals import InvalidRequest
 
@@ -58,6 +59,47 @@ def test_the_first_global_address_is_one_of_this_host() -> None:
     assert not Address(found, None).is_loopback
     with socket.create_server((found, 0)):
         pass
+
+
+IF_INET6 = """\
+fe8000000000000000fc00fffe000001 04 40 20 80     eth0
+00000000000000000000000000000001 01 80 10 80       lo
+fd000000000000000000000000000007 04 40 00 c0     eth0
+fd000000000000000000000000000002 04 40 00 82     eth0
+"""
+
+
+def test_where_there_is_none_of_ipv4_one_of_ipv6_is_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not one of this link alone, the loopback, or one that is still being checked (0x40)."""
+    addresses = tmp_path / "if_inet6"
+    addresses.write_text(IF_INET6)
+    monkeypatch.setattr(address, "_IPV6_ADDRESSES", addresses)
+    monkeypatch.setattr(address, "_ipv4_addresses", lambda: ["127.0.0.1", "169.254.1.1"])
+    assert address._first_global_address() == "fd00::2"
+    assert advertised_host("[::1]:29510") == "fd00::2"
+    monkeypatch.setattr(address, "_ipv4_addresses", lambda: ["127.0.0.1", "10.0.0.7"])
+    assert address._first_global_address() == "10.0.0.7"
+
+
+def test_a_host_without_ipv6_has_none_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(address, "_IPV6_ADDRESSES", tmp_path / "none")
+    assert list(address._ipv6_addresses()) == []
+
+
+def test_a_name_that_is_a_loopback_at_home_is_not_given_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address.socket, "gethostname", lambda: "debian")
+    monkeypatch.setattr(address, "_first_global_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(address, "resolves_to_loopback", lambda host: host == "debian")
+    assert own_name() == "10.0.0.7"
+    monkeypatch.setattr(address, "_first_global_address", lambda: None)
+    assert own_name() == "debian"
+    monkeypatch.setattr(address, "resolves_to_loopback", lambda _: False)
+    assert own_name() == "debian"
+
+
+@pytest.mark.parametrize("text", ["0", "127.1", "2130706433"])
+def test_other_ways_to_write_a_loopback_are_known_by_resolving(text: str) -> None:
+    assert resolves_to_loopback(text)
 
 
 @pytest.mark.parametrize(

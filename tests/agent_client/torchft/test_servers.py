@@ -14,6 +14,8 @@ import pytest
 from agent_client.torchft import LighthouseClient, LighthouseServer, ManagerClient, ManagerServer
 from examples.ports import free_port
 from lighthouse_runtime import clients
+from lighthouse_runtime.address import own_name
+from protos.identity import Address
 from protos.status import MemberState
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Process, eventually
 from tests.torchft.stock import StockTorchft, require
@@ -59,7 +61,7 @@ def test_a_lighthouse_on_a_free_port_says_where_it_is() -> None:
 @pytest.mark.parametrize("bind", ["[::]:0", "0.0.0.0:0", ":0"])
 def test_a_lighthouse_on_every_address_names_its_host(bind: str) -> None:
     server = LighthouseServer(bind=bind, min_replicas=1)
-    assert server.address().startswith(f"http://{socket.gethostname()}:")
+    assert server.address().startswith(f"http://{Address(own_name(), None)}:")
     server.shutdown()
 
 
