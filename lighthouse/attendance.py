@@ -276,20 +276,20 @@ class Attendance:
         if self.silence.excuse(member, self.beat_interval_s, now):
             return []
         session = member.session if member.closes_at is None else None
-        effects = self._lose(member, "it is silent", now)
+        effects = self._lose(member, "it is silent", now, member.seen_at)
         if session is not None:
             timeout_s = self._config.heartbeat_timeout_s
             gone = Unreachable(f"the lighthouse has heard nothing of {member.replica_id} for {timeout_s:g} s")
             effects.append(SessionRefused(session, gone))
         return effects
 
-    def _lose(self, member: Member, reason: str, now: float) -> list[Effect]:
+    def _lose(self, member: Member, reason: str, now: float, last_seen_at: float | None = None) -> list[Effect]:
         self._drop_join(member, now)
         self._draining.discard(member.replica_id)
         if member.session is not None:
             self._sessions.pop(member.session, None)
         self.roster.lose(member, now, reason)
-        return self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
+        return self._tell(self.standing.lose(member.replica_id, member.incarnation, reason, last_seen_at))
 
     def _drop_join(self, member: Member, now: float) -> None:
         if member.call is not None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from lighthouse.incident_policy import OnStall
 from lighthouse.journal import Journal, default_path
 from lighthouse.memory import NoMemory
 from lighthouse.quorum_config import QuorumConfig
@@ -88,6 +89,18 @@ class LighthouseConfig:
         "without a move is its manager's setting.",
         kind=Duration(),
     )
+    on_stall: str = setting(
+        OnStall.NOTIFY.value,
+        "What is done when nothing moves, once the evidence is taken: it is made known, the groups of the ranks behind "
+        "are killed, or the run is stopped.",
+        kind=click.Choice([policy.value for policy in OnStall]),
+    )
+    incidents: Path | None = setting(
+        None,
+        "Where incidents are filed; default: a folder beside the journal, if there is one.",
+        kind=click.Path(file_okay=False, path_type=Path),
+        metavar="FOLDER",
+    )
     control_token_file: Path | None = setting(None, "Who has this file's token may kill from another host.", kind=_PATH)
     allow_remote_control: bool = setting(False, "Anyone who reaches the port may kill.")
     drain_timeout_s: float = setting(2.0, "How long calls under way may take to end after SIGTERM.", kind=Duration())
@@ -128,3 +141,9 @@ class LighthouseConfig:
             return NoMemory()
         path = Path(self.journal) if self.journal else default_path().with_name(f"journal-{port}.sqlite")
         return Journal(path, f"lighthouse at {self.bind}")
+
+    def incident_folder(self, memory: Journal | NoMemory) -> Path | None:
+        """None: they are kept for as long as the lighthouse lives."""
+        if self.incidents is not None:
+            return self.incidents
+        return memory.path.with_suffix(".incidents") if isinstance(memory, Journal) else None

@@ -1,5 +1,6 @@
 """`lighthouse serve`: gRPC and HTTP on one loop, until a signal."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -9,6 +10,11 @@ from prometheus_client import CollectorRegistry
 
 from lighthouse import dashboard
 from lighthouse.config import LighthouseConfig
+from lighthouse.incident_desk import Desk
+from lighthouse.incident_files import IncidentFiles
+from lighthouse.incident_metrics import IncidentCollector
+from lighthouse.incident_policy import OnStall
+from lighthouse.incident_service import IncidentService
 from lighthouse.jobs import Jobs
 from lighthouse.journal import Journal
 from lighthouse.metrics import Counters, LighthouseCollector, render
@@ -24,6 +30,7 @@ from lighthouse_runtime.http_control import HttpControl, KillOrder
 from lighthouse_runtime.loop import StopRequest
 from lighthouse_runtime.server import Call, ControlPolicy, GrpcServer
 from protos import VERSION, lighthouse_pb2
+from protos.incident import to_document
 from protos.status import LighthouseStatus
 
 log = logging.getLogger(__name__)
@@ -46,7 +53,8 @@ class LighthouseDaemon:
         self._config = config
         self._is_ready = False
         self._memory = config.memory()
-        self._jobs = Jobs(config.quorum_config, self._memory, stop, config.stall_after_s)
+        self._desk = self._make_desk()
+        self._jobs = Jobs(config.quorum_config, self._memory, stop, config.stall_after_s, self._desk)
         runs_kept = self._memory if isinstance(self._memory, Journal) else RunsInProcess()
         self._runs = Runs(runs_kept, config.rank_timeout_s, self._jobs.lateness, self._jobs.guarded)
         counters, policy = Counters(), ControlPolicy(token, config.allow_remote_control)
@@ -55,7 +63,12 @@ class LighthouseDaemon:
         registry.register(LighthouseCollector(service.status, counters))
         registry.register(RunCollector(self._runs.live_status))
         registry.register(PhaseCollector(lambda: {driver.job: driver.phase_seconds for driver in self._jobs}))
-        self._grpc = GrpcServer(service.services(RunService(self._runs, policy).methods()), REFLECTED, counters.called)
+        registry.register(IncidentCollector(self._desk.times))
+        more = {
+            **RunService(self._runs, policy).methods(),
+            **IncidentService(self._jobs, self._desk, policy).methods(),
+        }
+        self._grpc = GrpcServer(service.services(more), REFLECTED, counters.called)
         self._http = HttpServer(
             HttpSide(
                 is_ready=lambda: self._is_ready,
@@ -63,10 +76,16 @@ class LighthouseDaemon:
                 status=lambda: self._status(service),
                 page=Document(dashboard.page(), "text/html", PAGE_HEADERS),
                 control=HttpControl(policy, lambda order, call: _kill(service, order, call), _hosts(config)),
+                incident=lambda name: to_document(self._desk.book.get(name)),
             )
         )
         self.grpc_port = 0
         self.http_port = 0
+
+    def _make_desk(self) -> Desk:
+        folder = self._config.incident_folder(self._memory)
+        files = None if folder is None else IncidentFiles(folder)
+        return Desk(OnStall(self._config.on_stall), files, lambda *asked: self._runs.stop_all(*asked))
 
     def _status(self, service: LighthouseService) -> dict[str, Any]:
         """Nothing in it changes any more."""
@@ -85,6 +104,7 @@ class LighthouseDaemon:
     async def _start(self) -> None:
         if self._memory.claim():
             self._jobs.remember(self._memory.load())
+        await asyncio.to_thread(self._desk.load)
         self.http_port = await self._http.start(self._config.http)
         try:
             self.grpc_port = await self._grpc.start(grpc_bind(self._config.bind))
@@ -102,6 +122,7 @@ class LighthouseDaemon:
         self._jobs.close(_STOPPING)
         await self._grpc.stop(self._config.drain_timeout_s)
         await self._http.stop()
+        await asyncio.to_thread(self._desk.close)
         self._memory.release()
         log.info("lighthouse stopped")
 

@@ -27,9 +27,12 @@ from lighthouse.events import (
     Withdrawn,
 )
 from lighthouse.history import History
+from lighthouse.incident_desk import Desk
+from lighthouse.incident_driver import JobIncidents
 from lighthouse.memory import Record
 from lighthouse.places import JobPlaces
 from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum_log import log_order, log_quorum
 from lighthouse.roster import Member
 from lighthouse.status import explain, job_status
 from lighthouse.verdict import Verdict
@@ -37,7 +40,7 @@ from lighthouse_runtime.server import Sender
 from lighthouse_runtime.timer import DeadlineTimer
 from protos.identity import split_replica_id
 from protos.limits import answer_margin_s
-from protos.membership import Participant, Quorum
+from protos.membership import Participant
 from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
 from protos.session import (
     Beat,
@@ -47,21 +50,17 @@ from protos.session import (
     Hello,
     JoinRequest,
     Leave,
-    Order,
-    Phase,
     ToLighthouse,
     ToManager,
     WithdrawRequest,
 )
-from protos.stall import FLOOR_S
+from protos.stall import FLOOR_S, StallVerdict
 from protos.status import JobStatus, TimelineKind
 
 log = logging.getLogger(__name__)
 
-NAMES_LOGGED = 16
 # A round takes milliseconds: only a wait that lasts is worth a line.
 LOG_WAIT_AFTER_S = 1.0
-_WORTH_A_LINE = (Phase.RECALLED, Phase.REVOKED, Phase.STANDING)
 
 
 class JobDriver:
@@ -74,6 +73,7 @@ class JobDriver:
         remember: Callable[[Record], None] = lambda record: None,
         check_lateness: Callable[[], None] = lambda: None,
         stall_after_s: float = FLOOR_S,
+        desk: Desk | None = None,
     ) -> None:
         self.job = job
         self.machine = machine
@@ -85,7 +85,9 @@ class JobDriver:
         self._sessions = OpenSessions()
         self._names: dict[int, str] = {}  # the replica groups of the sessions
         self._history = History(machine)
-        self._places = JobPlaces(job, machine, stall_after_s, lambda verdict: self._history.stall(verdict, time.time()))
+        self._desk = desk or Desk()
+        self.incidents = JobIncidents(job, machine, self._desk, self.tell, self.note)
+        self._places = JobPlaces(job, machine, stall_after_s, self._stalled)
         self._waiting = WaitingCalls(self._sessions)
         self._logged: Verdict | None = None
         self._log_timer: asyncio.TimerHandle | None = None
@@ -137,7 +139,7 @@ class JobDriver:
             case Leave():
                 self._feed(Left(session))
             case Evidence() | EvidenceDone():
-                pass  # nothing was asked for
+                self.incidents.received(session, message)
             case Hello():
                 self._sessions.end(session, None, "a session has one hello")
 
@@ -173,15 +175,19 @@ class JobDriver:
 
     def status(self, *, has_ranks: bool = False) -> JobStatus:
         """`has_ranks`: with the place of every rank, and the timeline."""
-        verdict, now = self._places.verdict(), self._clock()
+        verdict, now, incidents = self._places.verdict(), self._clock(), self._desk.newest(self.job)
         if not has_ranks:
-            return job_status(self.job, self.machine, now, verdict)
+            return job_status(self.job, self.machine, now, verdict, incidents=incidents)
         timeline = self._history.timeline.entries
-        return job_status(self.job, self.machine, now, verdict, self._places.ranks(), timeline)
+        return job_status(self.job, self.machine, now, verdict, self._places.ranks(), timeline, incidents)
 
     def note(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
         """It goes to the timeline."""
         self._history.timeline.note(time.time(), kind, replica_ids, text)
+
+    def _stalled(self, verdict: StallVerdict | None) -> None:
+        self._history.stall(verdict, time.time())
+        self.incidents.said(verdict)
 
     @property
     def phase_seconds(self) -> dict[str, float]:
@@ -206,6 +212,7 @@ class JobDriver:
     def close(self, reason: str) -> None:
         self._timer.cancel()
         self._places.close()
+        self.incidents.close(reason)
         self._stop_watching()
         self._waiting.refuse_all(Unreachable(reason))
         for session in list(self._sessions):
@@ -217,6 +224,7 @@ class JobDriver:
         self._check_lateness()
         now = self._clock()
         self._perform(self.machine.handle(event, now), now)
+        self.incidents.heard(event)
 
     def _tick(self) -> None:
         self._check_lateness()
@@ -227,6 +235,7 @@ class JobDriver:
         for effect in effects:
             self._perform_one(effect)
         self._history.look(effects, time.time())
+        self.incidents.look(effects)
         self._watch_verdict()
         self._timer.set(self.machine.deadline(now))
 
@@ -236,7 +245,7 @@ class JobDriver:
                 if record is not None:
                     self._remember(record)
                 self._waiting.answer(calls, Answer(quorum, stands))
-                self._log_quorum(quorum, is_new)
+                log_quorum(self.job, quorum, is_new=is_new)
             case QuorumHandedAgain(quorum, call):
                 self._waiting.answer([call], Answer(quorum, stands=True))
             case JoinRefused(call, error):
@@ -247,7 +256,7 @@ class JobDriver:
                 self._sessions.send(session, welcome)
             case Ordered(order, sessions):
                 self._sessions.order(order, sessions)
-                self._log_order(order)
+                log_order(self.job, order)
             case SessionRefused(session, error, reason):
                 self._end(session, error, reason)
 
@@ -256,23 +265,6 @@ class JobDriver:
         self._sessions.end(session, error, reason)
 
     # -- log
-
-    def _log_quorum(self, quorum: Quorum, is_new: bool) -> None:
-        if not is_new:
-            return
-        names = [f"{p.replica_id}@{p.step}" for p in quorum.participants]
-        more = f" and {len(names) - NAMES_LOGGED} more" if len(names) > NAMES_LOGGED else ""
-        log.info("[%s] quorum %d: %s%s", self.job, quorum.quorum_id, " ".join(names[:NAMES_LOGGED]), more)
-
-    def _log_order(self, order: Order) -> None:
-        if order.phase in _WORTH_A_LINE:
-            log.info(
-                "[%s] quorum %d %s%s",
-                self.job,
-                order.quorum_id,
-                order.phase,
-                f": {order.reason}" if order.reason else "",
-            )
 
     def _watch_verdict(self) -> None:
         """Log why there is no quorum once that has lasted, and again when the reason changes."""

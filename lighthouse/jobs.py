@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from lighthouse.driver import NAMES_LOGGED, JobDriver
+from lighthouse.driver import JobDriver
+from lighthouse.incident_desk import Desk
 from lighthouse.lateness import Lateness
 from lighthouse.memory import Memory, NoMemory, Record
 from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
+from lighthouse.quorum_log import NAMES_LOGGED
 from protos.identity import check_name
 from protos.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
 from protos.stall import FLOOR_S
@@ -21,7 +23,8 @@ MAX_JOBS = 1000
 
 
 class Jobs:
-    """`config` makes a job's settings from its first quorum_id. `memory` is claimed; `give_up` ends the daemon."""
+    """`config` makes a job's settings from its first quorum_id. `memory` is claimed; `give_up` ends the daemon; `desk`:
+    where incidents go."""
 
     def __init__(
         self,
@@ -29,11 +32,13 @@ class Jobs:
         memory: Memory | None = None,
         give_up: Callable[[int], None] = lambda status: None,
         stall_after_s: float = FLOOR_S,
+        desk: Desk | None = None,
     ) -> None:
         self._config = config
         self._memory = memory or NoMemory()
         self._give_up = give_up
         self._stall_after_s = stall_after_s
+        self._desk = desk or Desk()
         self._started_at: float | None = None
         self._records: Mapping[str, Record] = {}
         self._drivers: dict[str, JobDriver] = {}
@@ -103,7 +108,7 @@ class Jobs:
             self._commit(job, record)
         machine = QuorumMachine(config, record=record, holders_until=until)
         return JobDriver(
-            job, machine, lambda record: self._commit(job, record), self.lateness.check, self._stall_after_s
+            job, machine, lambda record: self._commit(job, record), self.lateness.check, self._stall_after_s, self._desk
         )
 
     def _commit(self, job: str, record: Record) -> None:

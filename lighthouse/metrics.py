@@ -3,10 +3,8 @@
 Labels come from closed sets, the job's name apart; of a job that the snapshot has no more, nothing is kept here.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import accumulate
 
 import grpc
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -19,6 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from lighthouse.histogram import Histogram
 from lighthouse.verdict import Verdict
 from protos.lighthouse_pb2 import DESCRIPTOR
 from protos.refusals import LighthouseError
@@ -33,29 +32,13 @@ WAIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 MAX_JOBS = 1000
 
 
-class _Waits:
-    """A histogram's numbers."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(WAIT_BOUNDS_S) + 1)
-        self.total_s = 0.0
-
-    def add(self, seconds: float) -> None:
-        self._counts[bisect_left(WAIT_BOUNDS_S, seconds)] += 1
-        self.total_s += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        names = [*map(str, WAIT_BOUNDS_S), "+Inf"]
-        return list(zip(names, accumulate(self._counts), strict=True))
-
-
 class Counters:
     """What only the one who does it can count. For one event loop: nothing is locked."""
 
     def __init__(self) -> None:
         self._refused: Counter[str] = Counter(dict.fromkeys(sorted(REFUSALS), 0))
         self._called: Counter[tuple[str, str]] = Counter({(method, "ok"): 0 for method in sorted(METHODS)})
-        self._waits: dict[str, _Waits] = {}
+        self._waits: dict[str, Histogram] = {}
 
     def refused(self, error: str) -> None:
         """A join was refused; `error` is the class name of its refusal."""
@@ -69,7 +52,7 @@ class Counters:
         """A join was answered with a quorum after so long."""
         if job not in self._waits and len(self._waits) >= MAX_JOBS:
             del self._waits[next(iter(self._waits))]
-        self._waits.setdefault(job, _Waits()).add(seconds)
+        self._waits.setdefault(job, Histogram(WAIT_BOUNDS_S)).add(seconds)
 
     def keep(self, jobs: Collection[str]) -> None:
         """Forget all others."""
@@ -90,7 +73,7 @@ class Counters:
             "lighthouse_quorum_wait_seconds", "From a join to its answer, of joins that got a quorum", labels=["job"]
         )
         for job, wait in self._waits.items():
-            waits.add_metric([job], wait.buckets(), wait.total_s)
+            waits.add_metric([job], wait.buckets(), wait.total)
         yield waits
 
 

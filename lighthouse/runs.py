@@ -79,6 +79,14 @@ class Runs:
         self.forget_quiet()
         return tuple(driver.status() for driver in self)
 
+    def stop_all(self, job: str, reason: str, who: str) -> list[str]:
+        """Those of `job` that somebody is of and that are not over; which they were."""
+        machines = {driver: driver.machine for driver in self if driver.name[0] == job and not driver.is_quiet}
+        live = [driver for driver, machine in machines.items() if machine.stop is None and machine.completed is None]
+        for driver in live:
+            driver.stop(reason, who)
+        return [driver.name[1] for driver in live]
+
     def forget_quiet(self) -> None:
         for driver in [driver for driver in self if driver.is_quiet]:
             driver.write_notes()

@@ -35,8 +35,8 @@ class LighthouseService:
         self._counters = counters
         self._started_at = time.monotonic()
 
-    def services(self, runs: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
-        """Handlers by service and method; `runs`: those of run_service.py."""
+    def services(self, more: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
+        """Handlers by service and method; `more`: those of run_service.py and incident_service.py."""
         documented: dict[str, Entry] = {
             "Quorum": Method(lighthouse_pb2.LighthouseQuorumRequest, self.quorum),
             "Heartbeat": Method(lighthouse_pb2.LighthouseHeartbeatRequest, self.heartbeat),
@@ -44,7 +44,7 @@ class LighthouseService:
             "Kill": Method(lighthouse_pb2.LighthouseKillRequest, self.kill),
             "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
             "Session": Stream(lighthouse_pb2.SessionRequest, self.session),
-            **(runs or {}),
+            **(more or {}),
         }
         torchft: dict[str, Entry] = {
             "Quorum": Method(torchft_pb2.LighthouseQuorumRequest, self.torchft_quorum),
@@ -107,8 +107,8 @@ class LighthouseService:
         """Who is meant, and the reason in one line. Raises a refusal for a caller that may not, or an unknown name."""
         self._policy.check(call)
         check_name(request.replica_id)
-        driver = self._jobs.find(request.job or _job(call))
-        return driver, _live(driver, request.replica_id), " ".join(request.msg.split())
+        driver = self._jobs.find(request.job or job_of(call))
+        return driver, live_member(driver, request.replica_id), " ".join(request.msg.split())
 
     async def session(self, requests: Requests[lighthouse_pb2.SessionRequest], call: Call, sender: Sender) -> None:
         """A manager's session, until it ends."""
@@ -118,7 +118,7 @@ class LighthouseService:
             return
         if not isinstance(hello, Hello):
             raise InvalidRequest("must be a session's first message", field="hello")
-        driver = self._jobs.get(_job(call))  # only now: a quiet job is forgotten
+        driver = self._jobs.get(job_of(call))  # only now: a quiet job is forgotten
         number = driver.open_session(hello, sender)
         try:
             async for request in requests:
@@ -136,18 +136,18 @@ class LighthouseService:
     async def _join(self, read: Callable[[], Participant], call: Call) -> Answer:
         began_at = time.monotonic()
         try:
-            answer = await self._jobs.get(_job(call)).join(read(), call.require_deadline())
+            answer = await self._jobs.get(job_of(call)).join(read(), call.require_deadline())
         except LighthouseError as e:
             self._counters.refused(type(e).__name__)
             raise
-        self._counters.waited(_job(call), time.monotonic() - began_at)
+        self._counters.waited(job_of(call), time.monotonic() - began_at)
         return answer
 
     def _beat(self, wire_id: str, incarnation: str, call: Call) -> None:
         name, implied = split_replica_id(check_name(wire_id))
         if incarnation and check_name(incarnation, "incarnation") != implied:
             name, implied = wire_id, incarnation
-        self._jobs.get(_job(call)).beat(name, implied)
+        self._jobs.get(job_of(call)).beat(name, implied)
 
     async def _kill(self, address: str, msg: str, time_left_s: float) -> None:
         """A manager that goes away while it is told has done what it was told."""
@@ -175,11 +175,11 @@ def _requester(request: Any) -> Any:
     return request.requester
 
 
-def _job(call: Call) -> str:
+def job_of(call: Call) -> str:
     return call.metadata.get(JOB_METADATA_KEY) or DEFAULT_JOB
 
 
-def _live(driver: JobDriver, replica_id: str) -> Member:
+def live_member(driver: JobDriver, replica_id: str) -> Member:
     member = driver.member(replica_id)
     if member is None or not member.is_alive:
         alive = ", ".join(sorted(m.replica_id for m in driver.machine.roster if m.is_alive)[:16]) or "none"

@@ -17,12 +17,15 @@ It is a lease with recall, as file servers delegate files to clients.
 All is read from levels (what a member says that it holds), again and again, so that no message must arrive.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lighthouse.memory import Entry, Record
 from protos.membership import Participant, Quorum
 from protos.session import Held, HoldMode, Order, Phase
+
+MAX_LOSSES = 1024
 
 
 @dataclass(slots=True)
@@ -35,6 +38,16 @@ class _Holder:
     granted: int | None = None
     is_spent: bool = False
     is_back: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Of a member of that quorum. `last_seen_at`: its last sign of life; None: it was there until now."""
+
+    replica_id: str
+    quorum_id: int
+    reason: str
+    last_seen_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,7 @@ class Standing:
         self.reason = ""
         self.recalls = 0
         self.revokes = 0
+        self.losses: deque[Loss] = deque(maxlen=MAX_LOSSES)  # that nobody has taken yet
         self._holders: dict[str, _Holder] = {}
         self._returns_until = 0.0
         self._is_odd = False
@@ -182,16 +196,24 @@ class Standing:
         order = self.recall(f"{name} asks for a quorum") if self.phase is Phase.STANDING else None
         return self._told(holder, participant.asks_for - 1, is_spent=True) or order
 
-    def lose(self, replica_id: str, incarnation: str, reason: str) -> Order | None:
+    def lose(self, replica_id: str, incarnation: str, reason: str, last_seen_at: float | None = None) -> Order | None:
         """A member has gone, is down, or has taken another incarnation."""
-        holder = self._holder(replica_id, incarnation)
-        if holder is None or (self.phase is Phase.RETURNING and not holder.is_back):
+        if not self._misses(replica_id, incarnation):
             return None
+        assert self.quorum is not None
+        self.losses.append(Loss(replica_id, self.quorum.quorum_id, reason, last_seen_at))
         return self.revoke(f"{replica_id}: {reason}")
 
     def left(self, replica_id: str, incarnation: str) -> Order | None:
         """A member has gone in good order; after the resume nobody waits for it."""
-        return None if self.phase is Phase.RESUMED else self.lose(replica_id, incarnation, "has left")
+        if self.phase is Phase.RESUMED or not self._misses(replica_id, incarnation):
+            return None
+        return self.revoke(f"{replica_id}: has left")
+
+    def _misses(self, replica_id: str, incarnation: str) -> bool:
+        """The quorum ends without that one."""
+        holder = self._holder(replica_id, incarnation)
+        return holder is not None and (self.phase is not Phase.RETURNING or holder.is_back)
 
     def recall(self, reason: str) -> Order | None:
         if self.phase is not Phase.STANDING:

@@ -3,6 +3,7 @@
 from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member
 from lighthouse.verdict import Verdict
+from protos.incident import IncidentSummary
 from protos.stall import StallVerdict
 from protos.status import JobStatus, MemberState, MemberStatus, RankPlace, TimelineEntry
 
@@ -16,6 +17,7 @@ def job_status(
     stall: StallVerdict | None = None,
     ranks: tuple[RankPlace, ...] = (),
     timeline: tuple[TimelineEntry, ...] = (),
+    incidents: tuple[IncidentSummary, ...] = (),
 ) -> JobStatus:
     """O(n log n): for a person or a scrape, never for a round."""
     return JobStatus(
@@ -35,6 +37,7 @@ def job_status(
         stall=stall.text if stall is not None else "",
         stall_s=stall.still_s if stall is not None else 0.0,
         timeline=timeline,
+        incidents=incidents,
     )
 
 

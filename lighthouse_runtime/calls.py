@@ -1,14 +1,25 @@
 """Every RPC of ours, once: its path, how its request is built and what its answer means. No I/O."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from protos import generation_pb2, lighthouse_pb2, manager_pb2, run_status_wire, status_wire, torchft_pb2, wire
+from protos import (
+    generation_pb2,
+    incident_pb2,
+    incident_wire,
+    lighthouse_pb2,
+    manager_pb2,
+    run_status_wire,
+    status_wire,
+    torchft_pb2,
+    wire,
+)
 from protos.generation import KeyKind
+from protos.incident import Gathered, Incident, IncidentSummary
 from protos.membership import Assignment, CatchUp, Participant, Quorum, Vote
 from protos.run_status import RunStatus
 from protos.status import LighthouseStatus, ManagerStatus
@@ -97,6 +108,21 @@ def stop_run(reason: str) -> Rpc[None]:
 
 def resume_run() -> Rpc[None]:
     return Rpc(LIGHTHOUSE + "ResumeRun", generation_pb2.ResumeRunRequest(), generation_pb2.ResumeRunResponse, _nothing)
+
+
+def incidents(job: str) -> Rpc[tuple[IncidentSummary, ...]]:
+    request = incident_pb2.IncidentsRequest(job=job)
+    return Rpc(LIGHTHOUSE + "Incidents", request, incident_pb2.IncidentsResponse, incident_wire.incidents_from_wire)
+
+
+def incident(id: str) -> Rpc[Incident]:
+    request = incident_pb2.IncidentRequest(id=id)
+    return Rpc(LIGHTHOUSE + "Incident", request, incident_pb2.IncidentResponse, incident_wire.incident_from_wire)
+
+
+def stacks(job: str, ranks: Sequence[str]) -> Rpc[Gathered]:
+    request = incident_pb2.StacksRequest(job=job, ranks=ranks)
+    return Rpc(LIGHTHOUSE + "Stacks", request, incident_pb2.StacksResponse, incident_wire.gathered_from_wire)
 
 
 def quorum(

@@ -4,12 +4,14 @@ Every method takes `timeout_s` and raises a refusal of protos/refusals.py.
 """
 
 import functools
+from collections.abc import Sequence
 
 from lighthouse_runtime import calls
 from lighthouse_runtime.connection import AsyncClient, SyncClient, metadata_of
 from lighthouse_runtime.run_clients import AsyncRunClient, RunClient
 from lighthouse_runtime.streams import AsyncWatch, NodeStream, Session, Watch
 from protos.identity import parse_address
+from protos.incident import Gathered, Incident, IncidentSummary
 from protos.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
 from protos.membership import PLAIN, Assignment, CatchUp, Participant, Quorum, Vote
 from protos.session import WatchRequest
@@ -48,6 +50,18 @@ class LighthouseClient(RunClient):
         """Ask a replica group to leave after the step that the others know of."""
         self._run(calls.lighthouse_drain(self.job, replica_id, msg), timeout_s, wait_for_ready=False)
 
+    def incidents(self, job: str = "", *, timeout_s: float = 5.0) -> tuple[IncidentSummary, ...]:
+        """Of `job`, or of every job, the newest first."""
+        return self._run(calls.incidents(job), timeout_s, wait_for_ready=False)
+
+    def incident(self, id: str, *, timeout_s: float = 10.0) -> Incident:
+        """With its evidence."""
+        return self._run(calls.incident(id), timeout_s, wait_for_ready=False)
+
+    def stacks(self, ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Gathered:
+        """What these ranks (b/1), all of these replica groups (b), or all of the quorum are doing now."""
+        return self._run(calls.stacks(self.job, ranks), timeout_s, wait_for_ready=False)
+
 
 class AsyncLighthouseClient(AsyncRunClient):
     def __init__(
@@ -74,6 +88,18 @@ class AsyncLighthouseClient(AsyncRunClient):
     async def drain(self, replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> None:
         """Ask a replica group to leave after the step that the others know of."""
         await self._run(calls.lighthouse_drain(self.job, replica_id, msg), timeout_s, wait_for_ready=False)
+
+    async def incidents(self, job: str = "", *, timeout_s: float = 5.0) -> tuple[IncidentSummary, ...]:
+        """Of `job`, or of every job, the newest first."""
+        return await self._run(calls.incidents(job), timeout_s, wait_for_ready=False)
+
+    async def incident(self, id: str, *, timeout_s: float = 10.0) -> Incident:
+        """With its evidence."""
+        return await self._run(calls.incident(id), timeout_s, wait_for_ready=False)
+
+    async def stacks(self, ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Gathered:
+        """What these ranks (b/1), all of these replica groups (b), or all of the quorum are doing now."""
+        return await self._run(calls.stacks(self.job, ranks), timeout_s, wait_for_ready=False)
 
     def session(self, *, wait_for_ready: bool = False) -> Session:
         """Open one; the first message sent is a Hello. Without `wait_for_ready` its reader learns it at once when

@@ -13,6 +13,7 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import protos.evidence_pb2
+import protos.incident_pb2
 import protos.progress_pb2
 import sys
 import typing
@@ -329,6 +330,7 @@ class JobStatus(google.protobuf.message.Message):
     STALL_FIELD_NUMBER: builtins.int
     STALL_S_FIELD_NUMBER: builtins.int
     TIMELINE_FIELD_NUMBER: builtins.int
+    INCIDENTS_FIELD_NUMBER: builtins.int
     job: builtins.str
     quorum_id: builtins.int
     """0: no quorum was formed yet"""
@@ -363,6 +365,10 @@ class JobStatus(google.protobuf.message.Message):
     def timeline(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimelineEntry]:
         """the newest last; only where ranks were asked for"""
 
+    @property
+    def incidents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[protos.incident_pb2.IncidentSummary]:
+        """the newest 50, the newest first"""
+
     def __init__(
         self,
         *,
@@ -382,8 +388,9 @@ class JobStatus(google.protobuf.message.Message):
         stall: builtins.str = ...,
         stall_s: builtins.float = ...,
         timeline: collections.abc.Iterable[global___TimelineEntry] | None = ...,
+        incidents: collections.abc.Iterable[protos.incident_pb2.IncidentSummary] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "ranks", b"ranks", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "stall", b"stall", "stall_s", b"stall_s", "timeline", b"timeline", "verdict", b"verdict"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "incidents", b"incidents", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "ranks", b"ranks", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "stall", b"stall", "stall_s", b"stall_s", "timeline", b"timeline", "verdict", b"verdict"]) -> None: ...
 
 global___JobStatus = JobStatus
 

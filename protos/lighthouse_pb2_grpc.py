@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from protos import generation_pb2 as protos_dot_generation__pb2
+from protos import incident_pb2 as protos_dot_incident__pb2
 from protos import lighthouse_pb2 as protos_dot_lighthouse__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
@@ -100,6 +101,21 @@ class LighthouseServiceStub(object):
                 request_serializer=protos_dot_generation__pb2.ResumeRunRequest.SerializeToString,
                 response_deserializer=protos_dot_generation__pb2.ResumeRunResponse.FromString,
                 _registered_method=True)
+        self.Incidents = channel.unary_unary(
+                '/lighthouse.v1.LighthouseService/Incidents',
+                request_serializer=protos_dot_incident__pb2.IncidentsRequest.SerializeToString,
+                response_deserializer=protos_dot_incident__pb2.IncidentsResponse.FromString,
+                _registered_method=True)
+        self.Incident = channel.unary_unary(
+                '/lighthouse.v1.LighthouseService/Incident',
+                request_serializer=protos_dot_incident__pb2.IncidentRequest.SerializeToString,
+                response_deserializer=protos_dot_incident__pb2.IncidentResponse.FromString,
+                _registered_method=True)
+        self.Stacks = channel.unary_unary(
+                '/lighthouse.v1.LighthouseService/Stacks',
+                request_serializer=protos_dot_incident__pb2.StacksRequest.SerializeToString,
+                response_deserializer=protos_dot_incident__pb2.StacksResponse.FromString,
+                _registered_method=True)
 
 
 class LighthouseServiceServicer(object):
@@ -188,6 +204,26 @@ class LighthouseServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Incidents(self, request, context):
+        """What stood still or was lost, and when training went on. Who may see one with its evidence is as for Kill.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Incident(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stacks(self, request, context):
+        """What ranks are doing now. Who may ask is as for Kill.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LighthouseServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -255,6 +291,21 @@ def add_LighthouseServiceServicer_to_server(servicer, server):
                     servicer.ResumeRun,
                     request_deserializer=protos_dot_generation__pb2.ResumeRunRequest.FromString,
                     response_serializer=protos_dot_generation__pb2.ResumeRunResponse.SerializeToString,
+            ),
+            'Incidents': grpc.unary_unary_rpc_method_handler(
+                    servicer.Incidents,
+                    request_deserializer=protos_dot_incident__pb2.IncidentsRequest.FromString,
+                    response_serializer=protos_dot_incident__pb2.IncidentsResponse.SerializeToString,
+            ),
+            'Incident': grpc.unary_unary_rpc_method_handler(
+                    servicer.Incident,
+                    request_deserializer=protos_dot_incident__pb2.IncidentRequest.FromString,
+                    response_serializer=protos_dot_incident__pb2.IncidentResponse.SerializeToString,
+            ),
+            'Stacks': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stacks,
+                    request_deserializer=protos_dot_incident__pb2.StacksRequest.FromString,
+                    response_serializer=protos_dot_incident__pb2.StacksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -608,6 +659,87 @@ class LighthouseService(object):
             '/lighthouse.v1.LighthouseService/ResumeRun',
             protos_dot_generation__pb2.ResumeRunRequest.SerializeToString,
             protos_dot_generation__pb2.ResumeRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Incidents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lighthouse.v1.LighthouseService/Incidents',
+            protos_dot_incident__pb2.IncidentsRequest.SerializeToString,
+            protos_dot_incident__pb2.IncidentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Incident(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lighthouse.v1.LighthouseService/Incident',
+            protos_dot_incident__pb2.IncidentRequest.SerializeToString,
+            protos_dot_incident__pb2.IncidentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stacks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lighthouse.v1.LighthouseService/Stacks',
+            protos_dot_incident__pb2.StacksRequest.SerializeToString,
+            protos_dot_incident__pb2.StacksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,6 +10,7 @@ import collections.abc
 import grpc
 import grpc.aio
 import protos.generation_pb2
+import protos.incident_pb2
 import protos.lighthouse_pb2
 import typing
 
@@ -92,6 +93,23 @@ class LighthouseServiceStub:
         protos.generation_pb2.ResumeRunResponse,
     ]
 
+    Incidents: grpc.UnaryUnaryMultiCallable[
+        protos.incident_pb2.IncidentsRequest,
+        protos.incident_pb2.IncidentsResponse,
+    ]
+    """What stood still or was lost, and when training went on. Who may see one with its evidence is as for Kill."""
+
+    Incident: grpc.UnaryUnaryMultiCallable[
+        protos.incident_pb2.IncidentRequest,
+        protos.incident_pb2.IncidentResponse,
+    ]
+
+    Stacks: grpc.UnaryUnaryMultiCallable[
+        protos.incident_pb2.StacksRequest,
+        protos.incident_pb2.StacksResponse,
+    ]
+    """What ranks are doing now. Who may ask is as for Kill."""
+
 class LighthouseServiceAsyncStub:
     Quorum: grpc.aio.UnaryUnaryMultiCallable[
         protos.lighthouse_pb2.LighthouseQuorumRequest,
@@ -162,6 +180,23 @@ class LighthouseServiceAsyncStub:
         protos.generation_pb2.ResumeRunRequest,
         protos.generation_pb2.ResumeRunResponse,
     ]
+
+    Incidents: grpc.aio.UnaryUnaryMultiCallable[
+        protos.incident_pb2.IncidentsRequest,
+        protos.incident_pb2.IncidentsResponse,
+    ]
+    """What stood still or was lost, and when training went on. Who may see one with its evidence is as for Kill."""
+
+    Incident: grpc.aio.UnaryUnaryMultiCallable[
+        protos.incident_pb2.IncidentRequest,
+        protos.incident_pb2.IncidentResponse,
+    ]
+
+    Stacks: grpc.aio.UnaryUnaryMultiCallable[
+        protos.incident_pb2.StacksRequest,
+        protos.incident_pb2.StacksResponse,
+    ]
+    """What ranks are doing now. Who may ask is as for Kill."""
 
 class LighthouseServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -259,5 +294,28 @@ class LighthouseServiceServicer(metaclass=abc.ABCMeta):
         request: protos.generation_pb2.ResumeRunRequest,
         context: _ServicerContext,
     ) -> typing.Union[protos.generation_pb2.ResumeRunResponse, collections.abc.Awaitable[protos.generation_pb2.ResumeRunResponse]]: ...
+
+    @abc.abstractmethod
+    def Incidents(
+        self,
+        request: protos.incident_pb2.IncidentsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.incident_pb2.IncidentsResponse, collections.abc.Awaitable[protos.incident_pb2.IncidentsResponse]]:
+        """What stood still or was lost, and when training went on. Who may see one with its evidence is as for Kill."""
+
+    @abc.abstractmethod
+    def Incident(
+        self,
+        request: protos.incident_pb2.IncidentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.incident_pb2.IncidentResponse, collections.abc.Awaitable[protos.incident_pb2.IncidentResponse]]: ...
+
+    @abc.abstractmethod
+    def Stacks(
+        self,
+        request: protos.incident_pb2.StacksRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.incident_pb2.StacksResponse, collections.abc.Awaitable[protos.incident_pb2.StacksResponse]]:
+        """What ranks are doing now. Who may ask is as for Kill."""
 
 def add_LighthouseServiceServicer_to_server(servicer: LighthouseServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from protos.incident import IncidentSummary
+
 
 class MemberState(StrEnum):
     PARTICIPANT = "participant"  # in the quorum, at work on its step
@@ -103,6 +105,7 @@ class JobStatus:
     stall: str = ""
     stall_s: float = 0.0
     timeline: tuple[TimelineEntry, ...] = ()
+    incidents: tuple[IncidentSummary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

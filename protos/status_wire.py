@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from protos import lighthouse_pb2, manager_pb2
+from protos import incident_wire, lighthouse_pb2, manager_pb2
 from protos.status import (
     JobStatus,
     LighthouseStatus,
@@ -16,7 +16,7 @@ from protos.status import (
     TimelineKind,
 )
 
-_PARTS = ("members", "ranks", "timeline")
+_PARTS = ("members", "ranks", "timeline", "incidents")
 
 
 def lighthouse_status_to_wire(status: LighthouseStatus) -> lighthouse_pb2.LighthouseStatusResponse:
@@ -31,8 +31,9 @@ def _job_to_wire(job: JobStatus) -> lighthouse_pb2.JobStatus:
     members = [lighthouse_pb2.MemberStatus(**_fields(member)) for member in job.members]
     ranks = [lighthouse_pb2.RankPlace(**_fields(rank)) for rank in job.ranks]
     timeline = [lighthouse_pb2.TimelineEntry(**_fields(entry)) for entry in job.timeline]
+    incidents = list(map(incident_wire.summary_to_wire, job.incidents))
     rest = _fields(job, but=_PARTS)
-    return lighthouse_pb2.JobStatus(**rest, members=members, ranks=ranks, timeline=timeline)
+    return lighthouse_pb2.JobStatus(**rest, members=members, ranks=ranks, timeline=timeline, incidents=incidents)
 
 
 def lighthouse_status_from_wire(message: lighthouse_pb2.LighthouseStatusResponse) -> LighthouseStatus:
@@ -46,7 +47,9 @@ def _job_from_wire(job: lighthouse_pb2.JobStatus) -> JobStatus:
     )
     ranks, timeline = tuple(map(_place_from_wire, job.ranks)), tuple(map(_entry_from_wire, job.timeline))
     names = [name for name in JobStatus.__slots__ if name not in _PARTS]
-    return JobStatus(**_fields(job, names=names), members=members, ranks=ranks, timeline=timeline)
+    parts: dict[str, Any] = {"members": members, "ranks": ranks, "timeline": timeline}
+    incidents = tuple(map(incident_wire.summary_from_wire, job.incidents))
+    return JobStatus(**_fields(job, names=names), **parts, incidents=incidents)
 
 
 def _place_from_wire(rank: lighthouse_pb2.RankPlace) -> RankPlace:

@@ -24,10 +24,13 @@ class VirtualLoop:
     def time(self) -> float:
         return self.now
 
-    def call_later(self, delay_s: float, act: Callable[[], None]) -> Timer:
-        timer = Timer(act)
+    def call_later(self, delay_s: float, act: Callable[..., None], *given: object) -> Timer:
+        timer = Timer(lambda: act(*given))
         heapq.heappush(self._timers, (self.now + delay_s, next(self._numbers), timer))
         return timer
+
+    def call_at(self, at: float, act: Callable[[], None]) -> Timer:
+        return self.call_later(at - self.now, act)
 
     @property
     def timers(self) -> int:

@@ -83,6 +83,8 @@ WRONG: Mapping[str, list[str]] = {
     "restart-after-kill": ["", "maybe"],
     "abort-code": ["", "-1", "256", "x"],
     "log-dir": ["{empty}"],
+    "incidents": ["{empty}"],
+    "on-stall": ["", "panic", "NOTIFY"],
     "log-collectives": ["{empty}"],
     "preload": ["", "torch,", "a b", "a..b", "torch"],  # the command is no Python
     "master-port": ["", "0", "65536", "x", "65534"],

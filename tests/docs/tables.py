@@ -14,6 +14,7 @@ import lighthouse.cli
 import manager.cli
 from lighthouse.config import ENV_PREFIX as LIGHTHOUSE_PREFIX
 from lighthouse.config import LighthouseConfig
+from lighthouse.incident_metrics import IncidentCollector, IncidentTimes
 from lighthouse.metrics import Counters, LighthouseCollector, render
 from lighthouse.phase_metrics import PhaseCollector
 from lighthouse.run_machine import RunMachine
@@ -25,6 +26,7 @@ from manager.config import ENV_PREFIX as MANAGER_PREFIX
 from manager.config import ManagerConfig
 from manager.metrics import render as render_manager
 from manager.run_config import RunConfig
+from protos.incident import IncidentKind
 from protos.status import ManagerStatus
 from tests.lighthouse.statuses import job, member, status
 
@@ -138,6 +140,10 @@ def _lighthouse_scrape() -> bytes:
     registry.register(LighthouseCollector(lambda: status(job(member("a"))), counters))
     registry.register(RunCollector(lambda: [run_status(("default", "default"), RunMachine(), 0.0)]))
     registry.register(PhaseCollector(lambda: {"default": {"step": 1.0}}))
+    times = IncidentTimes()
+    times.detected("default", IncidentKind.LOSS, 0.1)
+    times.recovered("default", IncidentKind.LOSS, 1.0)
+    registry.register(IncidentCollector(times))
     return render(registry)[0]
 
 

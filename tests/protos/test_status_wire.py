@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from protos import lighthouse_pb2, manager_pb2
+from protos import incident_pb2, lighthouse_pb2, manager_pb2
+from protos.incident import IncidentKind, IncidentSummary
 from protos.status import (
     JobStatus,
     LighthouseStatus,
@@ -31,7 +32,8 @@ def test_of_the_lighthouse_there_and_back():
         TimelineEntry(9.5, TimelineKind.LOST, ("a", "b"), 3, "silent"),
         TimelineEntry(9, TimelineKind.MOVES, (), 0, ""),
     )
-    stalled = replace(job, ranks=ranks, stall="a/1", stall_s=61.5, timeline=timeline)
+    incidents = (IncidentSummary("20251122-101501", "j", IncidentKind.STALL, "a/1", ("a/1",), 9.5, 61.5, step_s=0.0),)
+    stalled = replace(job, ranks=ranks, stall="a/1", stall_s=61.5, timeline=timeline, incidents=incidents)
     status = LighthouseStatus("1.0", 12.5, (stalled, replace(job, job="k", members=())))
     assert lighthouse_status_from_wire(lighthouse_status_to_wire(status)) == status
 
@@ -47,6 +49,7 @@ def test_the_messages_have_the_fields_of_the_classes():
         (JobStatus, lighthouse_pb2.JobStatus),
         (RankPlace, lighthouse_pb2.RankPlace),
         (TimelineEntry, lighthouse_pb2.TimelineEntry),
+        (IncidentSummary, incident_pb2.IncidentSummary),
         (LighthouseStatus, lighthouse_pb2.LighthouseStatusResponse),
         (ManagerStatus, manager_pb2.ManagerStatusResponse),
     ):

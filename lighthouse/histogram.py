@@ -1,0 +1,23 @@
+"""A histogram's numbers."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+
+class Histogram:
+    """`bounds` ascend; what is above the last counts as +Inf."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, how many up to it), as a HistogramMetricFamily takes them."""
+        names = [*map(str, self._bounds), "+Inf"]
+        return list(zip(names, accumulate(self._counts), strict=True))

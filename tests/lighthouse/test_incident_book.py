@@ -1,0 +1,93 @@
+"""The newest incidents, in memory and as files."""
+
+import logging
+import stat
+from pathlib import Path
+
+import pytest
+
+from lighthouse import incident_book, incident_files
+from lighthouse.incident_book import DROPPED, LIMIT, Book
+from lighthouse.incident_desk import Desk
+from lighthouse.incident_files import IncidentFiles
+from protos.refusals import UnknownName
+from tests.lighthouse.evidence import incident, member
+
+UNIX_S = 1_763_806_501.0
+
+
+class TestTheBook:
+    def test_ids_are_never_the_same(self):
+        book = Book([incident("20251122-101501")])
+        assert [book.make_id(UNIX_S) for _ in range(2)] == ["20251122-101501-2", "20251122-101501-3"]
+        assert book.make_id(UNIX_S + 1) == "20251122-101502"
+
+    def test_the_newest_are_kept(self):
+        book = Book()
+        for number in range(LIMIT + 10):
+            book.put(incident(f"i{number:03}", job="j" if number % 2 else "k"))
+        assert len(book.summaries()) == LIMIT
+        assert [summary.id for summary in book.summaries("j")[:2]] == ["i209", "i207"]
+        with pytest.raises(UnknownName, match="there is no incident 'i005'; the newest: i209, i208"):
+            book.get("i005")
+
+    def test_a_change_moves_nothing(self):
+        book = Book([incident("i1"), incident("i2")])
+        book.put(incident("i1", step_s=3.0))
+        assert [(s.id, s.step_s) for s in book.summaries()] == [("i2", None), ("i1", 3.0)]
+
+    def test_old_evidence_is_dropped(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(incident_book, "MAX_BYTES", 1000)
+        book = Book()
+        for name in ("i1", "i2", "i3"):
+            book.put(incident(name, member("b/1", stacks="x" * 400, flight_recorder="", process="")))
+        assert [bool(book.get(name).evidence) for name in ("i1", "i2", "i3")] == [False, True, True]
+        assert book.get("i1").missing == (DROPPED,)
+
+
+class TestFiles:
+    def test_a_lighthouse_that_starts_again_still_has_them(self, tmp_path: Path):
+        folder = tmp_path / "new" / "incidents"
+        desk = Desk(files=IncidentFiles(folder))
+        desk.load()
+        told = incident(desk.book.make_id(UNIX_S), member("b/1"))
+        desk.opened(told)
+        desk.keep(incident(told.id, member("b/1"), action="notified"))
+        desk.close()
+        assert [path.name for path in folder.iterdir()] == ["20251122-101501.json"]
+        assert stat.S_IMODE((folder / "20251122-101501.json").stat().st_mode) == 0o600
+
+        after = Desk(files=IncidentFiles(folder))
+        after.load()
+        assert after.book.get(told.id) == incident(told.id, member("b/1"), action="notified")
+        assert after.book.make_id(UNIX_S) == "20251122-101501-2"
+        after.close()
+
+    def test_their_number_is_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(incident_files, "LIMIT", 3)
+        files = IncidentFiles(tmp_path)
+        for number in range(6):
+            files.save(incident(f"i{number}"))
+        files.close()
+        assert sorted(path.stem for path in tmp_path.iterdir()) == ["i3", "i4", "i5"]
+
+    def test_what_is_no_incident_is_left_alone(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+        for name, text in (("a", "{}"), ("b", "no JSON"), ("c", "[" * 100_000), ("d", "[1]")):
+            (tmp_path / f"{name}.json").write_text(text)
+        files = IncidentFiles(tmp_path)
+        assert files.load() == []
+        assert [message.split()[0].rpartition("/")[2] for message in caplog.messages] == [f"{n}.json" for n in "abcd"]
+        assert len(list(tmp_path.iterdir())) == 4
+        files.close()
+
+    def test_a_folder_that_cannot_be_written_is_said_once(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+        caplog.set_level(logging.WARNING)
+        (tmp_path / "file").write_text("")
+        files = IncidentFiles(tmp_path / "file")
+        assert files.load() == []
+        for number in range(3):
+            files.save(incident(f"i{number}"))
+        files.close()
+        [said] = caplog.messages
+        assert "incident i0 is not filed" in said
+        assert "--incidents" in said

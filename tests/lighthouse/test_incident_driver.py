@@ -1,0 +1,343 @@
+"""A job's incidents on the lighthouse's loop: who is asked for evidence, when the policy acts, what is told to whom."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from lighthouse.driver import JobDriver
+from lighthouse.incident_desk import Desk
+from lighthouse.incident_policy import OnStall
+from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum_config import QuorumConfig
+from protos import lighthouse_pb2, session_wire
+from protos.incident import Incident, IncidentKind, IncidentSummary
+from protos.progress import GroupView
+from protos.refusals import LighthouseError
+from protos.session import (
+    Beat,
+    Evidence,
+    EvidenceDone,
+    EvidenceRequest,
+    Hello,
+    JoinRequest,
+    KillRequest,
+    Leave,
+    Levels,
+    ToManager,
+)
+from protos.status import TimelineKind
+from tests.lighthouse.evidence import rank as evidence_of
+from tests.lighthouse.sessions import held, native
+from tests.protos.views import after, all_reduce, rank
+from tests.virtual_loop import VirtualLoop
+
+INSIDE = all_reduce(9)
+
+
+def waiting(name: str) -> GroupView:
+    return GroupView(name, "i1", tuple(rank(n, inside=INSIDE, group=name, still_s=0) for n in range(2)))
+
+
+def late(name: str) -> GroupView:
+    """Its rank 1 has not come into the collective in which the others wait."""
+    first, _ = waiting(name).ranks
+    return GroupView(name, "i1", (first, rank(1, "loader", left=after(all_reduce(8)), group=name, still_s=0)))
+
+
+@dataclass
+class Manager:
+    """The manager of one group. `answers`: when asked for evidence."""
+
+    job: "Job"
+    name: str
+    gives_evidence: bool = True
+    answers: bool = True
+    heard: list[ToManager] = field(default_factory=list)
+    session: int = 0
+    joins: int = 0
+
+    def connect(self) -> None:
+        hello = Hello(native(self.name), gives_evidence=self.gives_evidence)
+        self.session = self.job.driver.open_session(hello, self)  # pyright: ignore[reportArgumentType]
+
+    def send(self, message: bytes) -> None:
+        told = session_wire.session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(message))
+        assert told is not None
+        self.heard.append(told)
+        if isinstance(told, EvidenceRequest) and self.answers:
+            self.job.loop.call_later(0.5, self.give, told.number)
+
+    def give(self, number: int) -> None:
+        for group_rank in (0, 1):
+            self.job.driver.receive(self.session, Evidence(number, evidence_of(group_rank)))
+        self.job.driver.receive(self.session, EvidenceDone(number))
+
+    def end(self, error: LighthouseError | None) -> None:
+        pass
+
+    def join(self, quorum_id: int = 0, **fields: Any) -> None:
+        self.joins += 1
+        participant = native(self.name, tag_quorum_id=0, seen_quorum_id=quorum_id, **fields)
+        self.job.driver.receive(self.session, JoinRequest(self.joins, participant, 600.0))
+
+    def beat(self, granted: int, view: GroupView | None = None, **levels: Any) -> None:
+        given = Levels(held(self.job.quorum_id, granted=granted), **levels)
+        self.job.driver.receive(self.session, Beat(1, given, view))
+
+    def told(self, kind: type[ToManager]) -> list[ToManager]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+
+class Job:
+    """Groups a, b and c, which are in their first step under a standing quorum."""
+
+    def __init__(self, loop: VirtualLoop, desk: Desk) -> None:
+        self.loop, self.desk = loop, desk
+        machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=1000.0, lease_s=1000.0))
+        self.driver = JobDriver("j", machine, desk=desk)
+        self.managers = {name: Manager(self, name) for name in "abc"}
+
+    def start(self) -> None:
+        for manager in self.managers.values():
+            manager.connect()
+        for manager in self.managers.values():
+            manager.join()
+        assert self.driver.status().phase == "standing"
+
+    @property
+    def quorum_id(self) -> int:
+        return self.driver.status().quorum_id
+
+    def stall(self) -> None:
+        """b/1 stands still, until its limit is over."""
+        for name, manager in self.managers.items():
+            manager.beat(0, late(name) if name == "b" else waiting(name))
+        for _ in range(63):
+            self.loop.go(1)
+            for manager in self.managers.values():
+                manager.beat(0)
+
+    def move(self) -> None:
+        for name, manager in self.managers.items():
+            manager.beat(0, waiting(name))
+        self.loop.go(2)
+
+    def go_on_without(self, *lost: str) -> None:
+        """The others form the next quorum 3 s later, and commit that step after another second."""
+        left = [manager for name, manager in self.managers.items() if name not in lost]
+        before = self.quorum_id
+        self.loop.go(3)
+        for manager in left:
+            manager.join(before, commit_failures=1)
+        assert self.quorum_id > before
+        self.loop.go(1)
+        for manager in left:
+            manager.beat(1)
+
+    @property
+    def incidents(self) -> tuple[IncidentSummary, ...]:
+        return self.driver.status().incidents
+
+    @property
+    def newest(self) -> Incident:
+        return self.desk.book.get(self.incidents[0].id)
+
+
+Make = Callable[..., Job]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Make:
+    caplog.set_level(logging.INFO)
+    loop = VirtualLoop()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+
+    def make(policy: OnStall = OnStall.NOTIFY, **desk: Any) -> Job:
+        return Job(loop, Desk(policy, **desk))
+
+    return make
+
+
+class TestAStall:
+    def test_evidence_of_all_comes_under_one_id(self, make: Make, caplog: pytest.LogCaptureFixture):
+        job = make()
+        job.start()
+        job.stall()
+        [summary] = job.incidents
+        assert (summary.kind, summary.suspects) == (IncidentKind.STALL, ("b/1",))
+        assert summary.text.startswith("b/1 behind in loader, a/0-1, b/0, c/0-1 waiting in all_reduce")
+        assert 60 <= summary.noticed_s <= 63
+        assert [one.name for one in job.newest.evidence] == ["b/1", "a/0", "a/1", "b/0", "c/0", "c/1"]
+        assert summary.evidence_s == summary.acted_s == pytest.approx(summary.noticed_s + 0.5)
+        assert summary.action.startswith("notified")
+        job.move()
+        job.managers["a"].beat(1)
+        [summary] = job.incidents
+        assert summary.over_s is not None
+        assert summary.step_s == pytest.approx(65.0)
+        logged = "\n".join(caplog.messages)
+        assert f"[j] incident {summary.id}: stall: b/1 behind in loader" in logged
+        assert f"[j] incident {summary.id}: evidence of 6 ranks after 0.5 s" in logged
+        assert f"[j] incident {summary.id}: the first step after it was committed 65.00 s after the fault" in logged
+        entries = job.driver.status(has_ranks=True).timeline
+        assert [(e.replica_ids, e.text) for e in entries if e.kind is TimelineKind.INCIDENT] == [
+            (("b",), f"{summary.id}: stall")
+        ]
+
+    def test_who_gives_none_in_time_is_named_and_the_policy_acts_then(self, make: Make):
+        job = make(OnStall.RESTART_BEHIND)
+        job.managers["a"].answers = False
+        job.managers["c"].gives_evidence = False
+        job.start()
+        job.stall()
+        killed = job.managers["b"]
+        assert (killed.told(EvidenceRequest) != [], killed.told(KillRequest)) == (True, [])
+        assert job.managers["c"].told(EvidenceRequest) == [], "an older manager would not understand"
+        job.loop.go(9)
+        assert [one.name for one in job.newest.evidence] == ["b/1", "b/0"]
+        assert job.newest.missing == (
+            "c: its manager is of an older version, and gives none",
+            "a: not all came within 10 s",
+        )
+        [kill] = killed.told(KillRequest)
+        assert kill == KillRequest(f"incident {job.newest.id}: killed b, whose ranks are behind")
+        assert not [m for m in job.managers.values() if m is not killed and m.told(KillRequest)]
+
+    def test_restart_behind_and_training_goes_on(self, make: Make):
+        job = make(OnStall.RESTART_BEHIND)
+        job.start()
+        job.stall()
+        assert job.managers["b"].told(KillRequest) != []
+        job.driver.end_session(job.managers["b"].session)
+        job.go_on_without("b")
+        [summary] = job.incidents
+        assert summary.action == "killed b, whose ranks are behind"
+        assert summary.quorum_id == job.quorum_id
+        assert (summary.quorum_s, summary.step_s) == (pytest.approx(66.0), pytest.approx(67.0))
+
+    def test_stop_stops_the_run(self, make: Make):
+        asked: list[tuple[str, str, str]] = []
+
+        def stop(*given: str) -> list[str]:
+            asked.append(given)  # pyright: ignore[reportArgumentType]
+            return ["r"]
+
+        job = make(OnStall.STOP, stop_runs=stop)
+        job.start()
+        job.stall()
+        [summary] = job.incidents
+        [(name, reason, who)] = asked
+        assert (name, who) == ("j", f"--on-stall stop, incident {summary.id}")
+        assert reason.startswith(f"incident {summary.id}: nothing moves: b/1 behind in loader")
+        assert summary.action == "stopped the run r"
+        assert not [m for m in job.managers.values() if m.told(KillRequest)]
+
+    def test_stop_without_a_run_kills_the_groups(self, make: Make):
+        job = make(OnStall.STOP)
+        job.start()
+        job.stall()
+        assert job.incidents[0].action == "killed a, b, c: the job has no run to stop"
+        assert all(manager.told(KillRequest) for manager in job.managers.values())
+
+    def test_a_session_that_ends_gives_no_more(self, make: Make):
+        job = make()
+        for manager in job.managers.values():
+            manager.answers = False
+        job.start()
+        job.stall()
+        for manager in job.managers.values():
+            job.driver.end_session(manager.session)
+        assert job.newest.missing == tuple(f"{name}: its session has ended" for name in "abc")
+
+    def test_close_leaves_no_timer(self, make: Make):
+        job = make()
+        job.managers["a"].answers = False
+        job.start()
+        job.stall()
+        job.driver.close("stopping")
+        assert job.newest.missing == ("a: not all came within 10 s",)
+        job.loop.go(0)
+        assert job.loop.timers == 0
+
+
+class TestALoss:
+    def test_from_a_broken_session_to_the_first_step(self, make: Make):
+        job = make()
+        job.start()
+        job.driver.end_session(job.managers["b"].session)
+        assert job.incidents == (), "it may be the end of the job"
+        job.go_on_without("b")
+        [summary] = job.incidents
+        assert (summary.kind, summary.suspects, summary.text) == (
+            IncidentKind.LOSS,
+            ("b",),
+            "b: its connection has ended",
+        )
+        assert (summary.noticed_s, summary.quorum_s, summary.step_s) == (0.0, 3.0, 4.0)
+        assert summary.quorum_id == job.quorum_id
+
+    def test_of_ranks_whose_manager_lives(self, make: Make):
+        job = make()
+        job.start()
+        job.managers["b"].beat(0, down="rank 1 has ended")
+        job.go_on_without("b")
+        assert [summary.text for summary in job.incidents] == ["b: rank 1 has ended"]
+
+    def test_noticed_by_silence(self, make: Make):
+        job = make()
+        job.start()
+        for _ in range(1010):
+            job.loop.go(1)
+            for name in "ac":
+                job.managers[name].beat(0)
+        job.go_on_without("b")
+        [summary] = job.incidents
+        assert summary.text == "b: it is silent"
+        assert summary.noticed_s == pytest.approx(1000.0, abs=1.1)
+
+    def test_training_that_ends_is_none(self, make: Make):
+        job = make()
+        job.start()
+        for manager in job.managers.values():
+            manager.beat(0, down="rank 0 has ended")
+            job.loop.go(0.2)
+        for manager in job.managers.values():
+            job.driver.end_session(manager.session)
+        job.loop.go(100)
+        assert job.incidents == ()
+
+    def test_who_leaves_in_good_order_is_none(self, make: Make):
+        job = make()
+        job.start()
+        job.driver.receive(job.managers["b"].session, Leave("drained"))
+        job.go_on_without("b")
+        assert job.incidents == ()
+
+
+def test_stacks_are_given_when_asked_for():
+    async def ask() -> tuple[list[str], tuple[str, ...]]:
+        job = Job(VirtualLoop(), Desk())
+        job.managers["c"].gives_evidence = False
+        job.loop = asyncio.get_running_loop()  # pyright: ignore[reportAttributeAccessIssue]
+        for manager in job.managers.values():
+            manager.give = lambda number, m=manager: (  # pyright: ignore[reportAttributeAccessIssue]
+                job.driver.receive(m.session, Evidence(number, evidence_of(1))),
+                job.driver.receive(m.session, EvidenceDone(number)),
+            )
+        job.start()
+        async with asyncio.timeout(60):
+            gathered = await job.driver.incidents.gather(None)
+            some = await job.driver.incidents.gather({"b": (1,)})
+        assert [one.name for one in some.evidence] == ["b/1"]
+        assert job.managers["b"].told(EvidenceRequest)[-1].group_ranks == (1,)  # pyright: ignore
+        assert job.incidents == ()
+        job.driver.close("over")
+        return [one.name for one in gathered.evidence], gathered.missing
+
+    names, missing = asyncio.run(ask())
+    assert names == ["a/1", "b/1"]
+    assert missing == ("c: its manager is of an older version, and gives none",)

@@ -1,0 +1,79 @@
+"""One round of evidence: who is asked, what has come, who is named as missing."""
+
+import pytest
+
+from lighthouse import incident_evidence
+from lighthouse.incident_evidence import MAX_ASKED, Gathering, Question, Witness, read_ranks
+from protos.refusals import InvalidRequest
+from tests.lighthouse.evidence import rank
+
+HERE = [Witness("a", 1, True), Witness("b", 2, True)]
+
+
+def names(gathering: Gathering) -> list[str]:
+    return [one.name for one in gathering.result().evidence]
+
+
+def test_all_have_answered():
+    gathering = Gathering(HERE)
+    assert gathering.questions == (Question(1, "a"), Question(2, "b"))
+    gathering.took(2, rank(1))
+    gathering.took(2, rank(0))
+    gathering.done(2)
+    assert not gathering.is_complete
+    gathering.took(2, rank(2))  # it has said that it is done
+    gathering.took(1, rank(0))
+    gathering.done(1)
+    assert gathering.is_complete
+    assert names(gathering) == ["a/0", "b/0", "b/1"]
+    assert gathering.result().missing == ()
+
+
+def test_who_cannot_be_asked_or_does_not_answer_is_named():
+    gathering = Gathering([*HERE, Witness("c", None, False), Witness("old", 4, False), Witness("slow", 5, True)])
+    gathering.took(5, rank(0))
+    gathering.done(1)
+    gathering.ended(2)
+    assert gathering.result().missing == (
+        "c: it holds no session with the lighthouse",
+        "old: its manager is of an older version, and gives none",
+        "b: its session has ended",
+        "slow: not all came within 10 s",
+    )
+    assert names(gathering) == ["slow/0"], "what has come is kept"
+
+
+def test_some_ranks_only():
+    gathering = Gathering(HERE, ranks={"b": (1, 3), "gone": ()})
+    assert gathering.questions == (Question(2, "b", (1, 3)),)
+    assert gathering.result().missing[0] == "gone: it holds no session with the lighthouse"
+
+
+def test_of_many_groups_the_suspects_are_asked():
+    many = [Witness(f"g{number:03}", number + 1, True) for number in range(MAX_ASKED + 20)]
+    gathering = Gathering(many, suspects=["g080/3", "g083/0"])
+    asked = [question.replica_id for question in gathering.questions]
+    assert (len(asked), asked[:3]) == (MAX_ASKED, ["g080", "g083", "g000"])
+    [missing] = [text for text in gathering.result().missing if "at most" in text]
+    assert missing.startswith("g062, g063, ")
+    assert missing.endswith(f" and 4 more: at most {MAX_ASKED} replica groups are asked")
+
+
+def test_the_text_that_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(incident_evidence, "MAX_BYTES", 1000)
+    gathering = Gathering(HERE)
+    gathering.took(1, rank(0, stacks="x" * 600))
+    gathering.took(1, rank(1, stacks="x" * 600))
+    first, second = gathering.result().evidence
+    assert len(first.rank.stacks) == 600
+    assert (second.rank.stacks, second.rank.output, len(second.rank.missing)) == ("", (), 1)
+
+
+def test_ranks_as_typed():
+    assert read_ranks([]) is None
+    assert read_ranks(["b/1", "a", "b/0", "x/y/2"]) == {"b": (0, 1), "a": (), "x/y": (2,)}
+    assert read_ranks(["b", "b/1"]) == {"b": ()}
+    assert read_ranks(["b/1", "b"]) == {"b": ()}
+    for name in ("b/", "b/x", "b/-1", "b/999999"):
+        with pytest.raises(InvalidRequest, match="names no rank; write b/1"):
+            read_ranks([name])

@@ -1,0 +1,271 @@
+"""When an incident begins and ends, what belongs to it, and that the policy acts on evidence only."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from lighthouse import incidents
+from lighthouse.incident_book import Book
+from lighthouse.incident_policy import OnStall
+from lighthouse.incidents import (
+    MAX_FOLLOWED,
+    MAX_LOOKS,
+    UNCONFIRMED_S,
+    ActionDue,
+    Changed,
+    EvidenceWanted,
+    Incidents,
+    Opened,
+    Recovered,
+)
+from lighthouse.standing import Loss
+from protos.evidence import RankEvidence
+from protos.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence
+from protos.progress import RankName
+from protos.stall import Kind, StallVerdict
+
+MEMBERS = ("a", "b", "c")
+UNIX_S = 1_763_806_501.0
+
+
+def behind(*names: str, still_s: float = 61.0, text: str = "") -> StallVerdict:
+    ranks = tuple(RankName(name.partition("/")[0], int(name.partition("/")[2])) for name in names)
+    kind = Kind.BEHIND if names else Kind.NETWORK
+    return StallVerdict(kind, ranks, text or f"{', '.join(names) or 'nobody'} behind", still_s)
+
+
+def gathered(*names: str) -> Gathered:
+    ranks = [(name.partition("/")[0], int(name.partition("/")[2])) for name in names]
+    return Gathered(tuple(MemberEvidence(group, RankEvidence(rank)) for group, rank in ranks))
+
+
+@dataclass
+class Stage:
+    policy: OnStall = OnStall.NOTIFY
+    now: float = 1000.0
+    all: list[incidents.Effect] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.machine = Incidents("j", self.policy, Book().make_id)
+
+    def told(self, effects: list[incidents.Effect]) -> list[incidents.Effect]:
+        self.all += effects
+        return effects
+
+    def stalled(self, verdict: StallVerdict, step: int = 10) -> list[incidents.Effect]:
+        return self.told(self.machine.stalled(verdict, step, self.now, UNIX_S))
+
+    def lost(self, *names: str, seen_at: float | None = None, quorum_id: int = 7, is_asked: bool = False):
+        losses = [Loss(name, quorum_id, "its connection has ended", seen_at) for name in names]
+        return self.told([e for loss in losses for e in self.machine.lost(loss, self.now, UNIX_S, is_asked=is_asked)])
+
+    def took(self, id: str, *names: str) -> list[incidents.Effect]:
+        return self.told(self.machine.took(id, gathered(*names), MEMBERS, self.now))
+
+    def formed(self, quorum_id: int = 8, step: int = 10, *, is_new: bool = True) -> list[incidents.Effect]:
+        return self.told(self.machine.formed(quorum_id, step, self.now, is_new=is_new))
+
+    def reached(self, step: int, quorum_id: int = 8) -> list[incidents.Effect]:
+        return self.told(self.machine.reached(step, quorum_id, self.now))
+
+    @property
+    def last(self) -> IncidentSummary:
+        return next(e.incident.summary for e in reversed(self.all) if isinstance(e, Opened | Changed | Recovered))
+
+    @property
+    def opened(self) -> list[IncidentSummary]:
+        return [effect.incident.summary for effect in self.all if isinstance(effect, Opened)]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+class TestAStall:
+    def test_its_offsets_are_counted_from_the_last_move(self, stage: Stage):
+        [opened, wanted] = stage.stalled(behind("b/1", still_s=61.0))
+        assert isinstance(opened, Opened)
+        summary = opened.incident.summary
+        assert summary == IncidentSummary(
+            "20251122-101501", "j", IncidentKind.STALL, "b/1 behind", ("b/1",), UNIX_S, noticed_s=61.0
+        )
+        assert wanted == EvidenceWanted(summary.id, ("b/1",))
+        stage.now += 2
+        changed, due = stage.took(summary.id, "a/0", "b/1")
+        assert isinstance(changed, Changed)
+        assert isinstance(due, ActionDue)
+        assert [one.name for one in changed.incident.evidence] == ["b/1", "a/0"], "the suspects first"
+        stage.told(stage.machine.acted(summary.id, due.decision.text, stage.now))
+        stage.now += 30
+        stage.told(stage.machine.moved(stage.now))
+        stage.now += 5
+        assert stage.reached(10) == [], "that step had begun before"
+        [recovered] = stage.reached(11, quorum_id=7)
+        assert isinstance(recovered, Recovered)
+        told = recovered.incident.summary
+        assert (told.evidence_s, told.acted_s, told.over_s, told.step_s) == (63.0, 63.0, 93.0, 98.0)
+        assert (told.quorum_s, told.action) == (None, "notified: nothing is killed (--on-stall notify)")
+        assert not stage.machine.is_followed
+
+    def test_it_is_one_until_something_moves(self, stage: Stage):
+        stage.stalled(behind("b/1"))
+        assert stage.stalled(behind("b/1", still_s=99)) == []
+        stage.machine.moved(stage.now)
+        stage.stalled(behind("b/1"))
+        assert len(stage.opened) == 2
+        assert len({summary.id for summary in stage.opened}) == 2
+
+    def test_another_verdict_is_looked_at_anew_and_not_for_ever(self, stage: Stage):
+        [_, wanted] = stage.stalled(behind())
+        assert isinstance(wanted, EvidenceWanted)
+        assert not [e for e in stage.stalled(behind("b/0")) if isinstance(e, EvidenceWanted)], "one look at a time"
+        stage.took(wanted.id)
+        for number in range(1, 8):
+            stage.stalled(behind(f"b/{number}"))
+            stage.took(wanted.id)
+        assert sum(isinstance(effect, EvidenceWanted) for effect in stage.all) == MAX_LOOKS
+        assert (len(stage.opened), stage.last.suspects) == (1, ("b/7",))
+
+    def test_that_ends_before_its_evidence_is_there_has_nothing_done(self):
+        stage = Stage(OnStall.RESTART_BEHIND)
+        [_, wanted] = stage.stalled(behind("b/1"))
+        assert isinstance(wanted, EvidenceWanted)
+        stage.machine.moved(stage.now)
+        assert not [e for e in stage.took(wanted.id, "b/1") if isinstance(e, ActionDue)]
+        assert stage.last.action == "something moves again: nothing was done"
+
+    def test_that_recovers_before_its_evidence_is_there_gets_it_still(self, stage: Stage):
+        [_, wanted] = stage.stalled(behind("b/1"))
+        assert isinstance(wanted, EvidenceWanted)
+        stage.machine.moved(stage.now)
+        stage.reached(11)
+        assert stage.took(wanted.id, "b/1") != []
+        assert not stage.machine.is_followed
+
+
+class TestThePolicy:
+    def due(self, policy: OnStall, *suspects: str) -> ActionDue:
+        stage = Stage(policy)
+        [_, wanted] = stage.stalled(behind(*suspects))
+        assert isinstance(wanted, EvidenceWanted)
+        assert not [effect for effect in stage.all if isinstance(effect, ActionDue)], "evidence comes first"
+        [_, due] = stage.took(wanted.id)
+        assert isinstance(due, ActionDue)
+        return due
+
+    def test_notify_kills_nobody(self):
+        assert not self.due(OnStall.NOTIFY, "b/1").decision.is_final
+
+    def test_restart_behind_kills_the_groups_of_those_behind(self):
+        decision = self.due(OnStall.RESTART_BEHIND, "b/0", "b/1").decision
+        assert (decision.kill, decision.stop) == (("b",), False)
+
+    def test_restart_behind_kills_nobody_where_nobody_is_behind(self):
+        decision = self.due(OnStall.RESTART_BEHIND).decision
+        assert (decision.kill, decision.text) == ((), "nobody is behind: nothing is killed")
+
+    def test_restart_behind_never_kills_all(self):
+        decision = self.due(OnStall.RESTART_BEHIND, "a/1", "b/1", "c/0").decision
+        assert decision.kill == ()
+        assert decision.text == "all groups have ranks that are behind (a, b, c): nothing is killed"
+
+    def test_restart_behind_kills_no_group_that_is_no_member_any_more(self):
+        assert self.due(OnStall.RESTART_BEHIND, "gone/1").decision.kill == ()
+
+    def test_stop(self):
+        assert self.due(OnStall.STOP, "b/1").decision.stop
+
+    def test_after_a_kill_nothing_more_is_killed_in_that_incident(self):
+        stage = Stage(OnStall.RESTART_BEHIND)
+        [_, wanted] = stage.stalled(behind("b/1"))
+        assert isinstance(wanted, EvidenceWanted)
+        stage.took(wanted.id)
+        assert not [e for e in stage.stalled(behind("c/1")) if isinstance(e, EvidenceWanted)]
+
+    def test_who_is_killed_is_lost_within_the_stall_and_its_return_ends_it(self):
+        stage = Stage(OnStall.RESTART_BEHIND)
+        [_, wanted] = stage.stalled(behind("b/1", "c/0", still_s=60.0))
+        assert isinstance(wanted, EvidenceWanted)
+        stage.took(wanted.id)
+        assert stage.lost("b", is_asked=True) == []
+        stage.machine.moved(stage.now)
+        assert stage.lost("c", is_asked=True) == [], "though something moves since the first"
+        stage.now += 3
+        stage.formed(8, step=10)
+        stage.now += 1
+        stage.reached(11)
+        assert (stage.last.quorum_s, stage.last.quorum_id, stage.last.step_s) == (63.0, 8, 64.0)
+        stage.lost("b", quorum_id=8, is_asked=True)
+        assert [summary.kind for summary in stage.opened] == [IncidentKind.STALL, IncidentKind.LOSS]
+
+
+class TestALoss:
+    def test_its_offsets_are_counted_from_the_last_sign_of_life(self, stage: Stage):
+        assert stage.lost("b", seen_at=995.0) == []
+        stage.now += 0.5
+        [opened] = stage.told(stage.machine.asked(stage.now))
+        assert isinstance(opened, Opened)
+        summary = opened.incident.summary
+        assert (summary.kind, summary.noticed_s, summary.suspects) == (IncidentKind.LOSS, 5.0, ("b",))
+        assert summary.text == "b: its connection has ended"
+        stage.now += 0.5
+        stage.formed(8, step=10)
+        assert stage.reached(10) == []
+        stage.now += 1
+        assert isinstance(stage.reached(11)[0], Recovered)
+        assert (stage.last.quorum_s, stage.last.quorum_id, stage.last.step_s) == (6.0, 8, 7.0)
+
+    def test_several_groups_within_one_quorum_are_one(self, stage: Stage):
+        stage.lost("b", is_asked=True)
+        [changed] = stage.lost("c")
+        assert isinstance(changed, Changed)
+        assert stage.last.suspects == ("b", "c")
+        assert stage.last.text == "b: its connection has ended; c: its connection has ended"
+        assert stage.lost("b") == [], "its manager has gone, too"
+        stage.formed()
+        stage.lost("b", quorum_id=8, is_asked=True)
+        assert len(stage.opened) == 2
+
+    def test_of_all_is_the_end_of_the_job(self, stage: Stage):
+        stage.lost(*MEMBERS)
+        assert stage.opened == []
+        stage.now += UNCONFIRMED_S + 1
+        stage.formed()
+        assert (stage.opened, stage.machine.is_followed) == ([], False)
+
+    def test_of_all_who_come_back_is_one(self, stage: Stage):
+        stage.lost(*MEMBERS)
+        stage.now += 20
+        stage.formed()
+        assert [(s.suspects, s.noticed_s) for s in stage.opened] == [(MEMBERS, 0.0)]
+        assert stage.last.quorum_s == 20.0
+
+    def test_a_second_one_before_a_step_is_committed_keeps_the_first_open(self, stage: Stage):
+        stage.lost("b", is_asked=True)
+        stage.formed(8)
+        stage.now += 1
+        stage.lost("c", quorum_id=8, is_asked=True)
+        stage.formed(9)
+        stage.now += 1
+        assert stage.reached(11, quorum_id=7) == []
+        first, second = stage.reached(11, quorum_id=9)
+        assert isinstance(first, Recovered)
+        assert isinstance(second, Recovered)
+        assert (first.incident.summary.quorum_id, second.incident.summary.quorum_id) == (8, 9)
+        assert (first.incident.summary.step_s, second.incident.summary.step_s) == (2.0, 1.0)
+
+    def test_without_standing_quorums_the_next_round_tells_the_step(self, stage: Stage):
+        stage.lost("b", is_asked=True)
+        stage.formed(8, step=10)
+        stage.formed(8, step=10, is_new=False)
+        assert stage.last.step_s is None
+        stage.formed(8, step=11, is_new=False)
+        assert stage.last.step_s == 0.0
+
+    def test_what_is_followed_is_bounded(self, stage: Stage):
+        for number in range(3 * MAX_FOLLOWED):
+            stage.lost("b", quorum_id=number, is_asked=True)
+        stage.formed(99)
+        stage.reached(11, quorum_id=99)
+        assert sum(isinstance(effect, Recovered) for effect in stage.all) == MAX_FOLLOWED
