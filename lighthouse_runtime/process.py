@@ -43,22 +43,32 @@ def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generat
     Its sockets may stay open for longer, in children that it forked. A pid that names another process by now, or none,
     is not watched: the stream that told it will end by itself.
     """
+    with process_descriptor(pid, started) as descriptor:
+        if descriptor is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(descriptor)
+            on_end()
+
+        loop.add_reader(descriptor, ended)
+        try:
+            yield
+        finally:
+            loop.remove_reader(descriptor)
+
+
+@contextlib.contextmanager
+def process_descriptor(pid: int, started: int) -> Generator[int | None, None, None]:
+    """A pidfd of that process; None where its pid names another process by now, or none."""
     descriptor = _pidfd(pid, started)
-    if descriptor is None:
-        yield
-        return
-    loop = asyncio.get_running_loop()
-
-    def ended() -> None:
-        loop.remove_reader(descriptor)
-        on_end()
-
-    loop.add_reader(descriptor, ended)
     try:
-        yield
+        yield descriptor
     finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def who_listens(port: int) -> str:

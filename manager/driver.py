@@ -6,7 +6,7 @@ A waiting RPC is a future.
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from lighthouse_runtime.server import Sender
@@ -37,16 +37,18 @@ from manager.events import (
     WorldChanged,
 )
 from manager.events import WatchOpened as RankWatched
+from manager.evidence import EvidenceDesk, LastLines
 from manager.group import GroupMachine
 from manager.lighthouse_link import LighthouseLink
 from manager.places import Places
 from manager.progress import Telling
+from manager.watchers import Watchers
 from manager.worlds import Worlds
-from protos import torchft_pb2, watch_wire
+from protos import torchft_pb2
 from protos.membership import Assignment, Participant, Quorum, Vote
 from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
 from protos.session import Killed as KilledMessage
-from protos.session import ToManager, ToRank, WatchOpened, WatchRequest
+from protos.session import ToManager, WatchRequest
 from protos.stall import Limits
 
 log = logging.getLogger(__name__)
@@ -75,18 +77,20 @@ class ManagerDriver:
         end: Callable[[int], None],
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
+        last_lines: Callable[[int], Awaitable[LastLines]] | None = None,
     ) -> None:
-        """`limits` say when ranks stall."""
+        """`limits` say when ranks stall. `last_lines` as in EvidenceDesk."""
         self.places = Places(me, limits or Limits(), self._trains_alone, lambda: self.machine.incarnation)
         self.machine = GroupMachine(me, life, _handles_on_the_wire, rank_timeout_s, Telling(self.places.view))
         self.worlds = Worlds()
+        self.evidence = EvidenceDesk(me.group_world_size, link.send, last_lines)
         self._link = link
         self._end = end
         self._clock = asyncio.get_running_loop().time
         self._timer = DeadlineTimer(self._tick)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._watchers: dict[int, Sender] = {}
+        self._watchers = Watchers(self.places, self.worlds, self.evidence)
         self._closed: LighthouseError | None = None
         self._left = asyncio.Event()
 
@@ -142,23 +146,18 @@ class ManagerDriver:
             answer.cancel()  # and with it its expiry
             self._feed(CallEnded(call))
 
-    def open_watch(self, request: WatchRequest, sender: Sender) -> int:
-        """The number of the watch. Raises InvalidRequest for a rank that the group does not have."""
+    def open_watch(self, request: WatchRequest, sender: Sender, *, is_here: bool) -> int:
+        """The number of the watch. `is_here`: the rank is on this host, in this pid namespace. Raises InvalidRequest
+        for a rank that the group does not have."""
         check_rank(request.group_rank, self.machine.me.group_world_size)
         watch = next(self._numbers)
-        self._watchers[watch] = sender
-        self.places.opened(watch, request)
-        _push(sender, WatchOpened(takes_progress=True))
-        self.worlds.opened(watch, request, sender)
+        self._watchers.opened(watch, request, sender, is_here=is_here)
         self._feed(RankWatched(watch, request.group_rank, request.worker))
         return watch
 
     def end_watch(self, watch: int) -> None:
         """The stream or the process of it has ended. More than once does no harm."""
-        if (sender := self._watchers.pop(watch, None)) is not None:
-            sender.end()
-            self.places.ended(watch)
-            self.worlds.ended(watch)
+        if self._watchers.ended(watch):
             self._feed(WatchEnded(watch))
 
     def report(self, group_rank: int, worker: str, reason: str) -> None:
@@ -182,16 +181,14 @@ class ManagerDriver:
         """Every waiting rank gets `reason` at once; so does whoever asks from now on."""
         self._closed = Unreachable(reason)
         self._timer.cancel()
-        self.places.close()
-        self.worlds.close()
+        self._watchers.close()
         for waiter in self._waiting.values():
             if not waiter.done():
                 waiter.set_exception(self._closed)
 
     def kill(self, reason: str) -> None:
         """The ranks' Agents end with status 1, and so does this daemon."""
-        for sender in self._watchers.values():
-            _push(sender, KilledMessage(reason))
+        self._watchers.push_all(KilledMessage(reason))
         self._end(1)
 
     # -- waiting
@@ -259,7 +256,8 @@ class ManagerDriver:
                 case Sent(message):
                     self._link.send(message)
                 case Pushed(message, watches):
-                    self._push(message, watches)
+                    log.info("to the ranks: %s", message)
+                    self._watchers.push(message, watches)
                 case SessionGivenUp(reason):
                     self._link.give_up(reason)
                 case Killed(reason):
@@ -267,20 +265,14 @@ class ManagerDriver:
                     self.kill(reason)
                 case WorldChanged(world):
                     self.worlds.tell(world)
-                case EvidenceWanted():
-                    pass
+                case EvidenceWanted(request):
+                    self.evidence.give(request)
                 case HasLeft(reason):
                     log.info("has left: %s", reason)
                     self._left.set()
                     self._end(0)
         self.worlds.look(self.machine.incomplete)
         self._timer.set(self.machine.deadline())
-
-    def _push(self, message: ToRank, watches: Sequence[int]) -> None:
-        log.info("to the ranks: %s", message)
-        for watch in watches:
-            if (sender := self._watchers.get(watch)) is not None:
-                _push(sender, message)
 
     def _settle(self, call: int, outcome: object) -> None:
         waiter = self._waiting.pop(call, None)
@@ -290,10 +282,6 @@ class ManagerDriver:
             waiter.set_exception(outcome)
         else:
             waiter.set_result(outcome)
-
-
-def _push(sender: Sender, message: ToRank) -> None:
-    sender.send(watch_wire.watch_response_to_wire(message))
 
 
 def _no_decision(time_left_s: float) -> LighthouseError:

@@ -59,7 +59,10 @@ class SessionMachine:
         self._heard_at = now
         if self._telling is not None:
             self._telling.begin()
-        messages: list[ToLighthouse] = [Hello(me, self._levels(), takes_world=True), self._beat(now)]
+        messages: list[ToLighthouse] = [
+            Hello(me, self._levels(), gives_evidence=True, takes_world=True),
+            self._beat(now),
+        ]
         if self._join is not None:
             messages.append(self._ask(self._join, now))
         return messages

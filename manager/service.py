@@ -9,6 +9,7 @@ from lighthouse_runtime.process import ended_process, host_id
 from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
 from manager.driver import ManagerDriver
 from protos import manager_pb2, status_wire, torchft_pb2, watch_wire, wire
+from protos.evidence import OwnEvidence
 from protos.fields import check_count, check_quorum_id, check_short
 from protos.limits import answer_margin_s, cut_reason
 from protos.membership import CatchUp, Quorum, Tag, Vote
@@ -148,10 +149,10 @@ class ManagerService:
         asked = await requests.first(watch_wire.watch_request_from_wire, "watch", self._watch_within_s)
         if asked is None:
             return
-        number = self._driver.open_watch(asked, sender)
-        pid = asked.pid if call.is_local and asked.host == host_id() else 0
+        is_here = call.is_local and asked.host == host_id()
+        number = self._driver.open_watch(asked, sender, is_here=is_here)
         votes: set[int] = set()
-        with ended_process(pid, asked.started, lambda: self._driver.end_watch(number)):
+        with ended_process(asked.pid if is_here else 0, asked.started, lambda: self._driver.end_watch(number)):
             try:
                 async for request in requests:
                     match watch_wire.word_from_wire(request):
@@ -159,6 +160,8 @@ class ManagerService:
                             self._cast(asked.group_rank, ballot, sender, votes)
                         case Sample() as sample:
                             self._driver.places.take(number, sample)
+                        case OwnEvidence() as own:
+                            self._driver.evidence.answered(number, own)
                         case None:
                             pass
             finally:

@@ -1,0 +1,225 @@
+"""What a manager finds out of its ranks, and how it names what it cannot."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from lighthouse_runtime.server import Sender
+from manager import evidence
+from manager.evidence import NO_OUTPUT, EvidenceDesk, LastLines
+from protos import manager_pb2
+from protos.evidence import OwnEvidence, RankEvidence
+from protos.session import (
+    Evidence,
+    EvidenceAsked,
+    EvidenceDone,
+    EvidenceOffer,
+    EvidenceRequest,
+    ToLighthouse,
+    ToRank,
+    WatchRequest,
+)
+from protos.watch_wire import watch_response_from_wire
+from tests.processes import PATIENCE_S
+
+ELSEWHERE = "process: it is on another host, or in another pid namespace, than its manager"
+SEEN = evidence._Outside("from outside", "pid 71: S (sleeping)")  # pyright: ignore[reportPrivateUsage]
+STOPPED = evidence._Outside("", "T (stopped)", ("stacks: it is stopped",), is_stopped=True)  # pyright: ignore[reportPrivateUsage]
+
+
+class Watch:
+    """Of a rank; `asked` has the numbers of what it was asked."""
+
+    def __init__(self, desk: EvidenceDesk, number: int, rank: int, *, is_here: bool = False, old: bool = False) -> None:
+        self.desk, self.number = desk, number
+        self.asked: asyncio.Queue[int] = asyncio.Queue()
+        offer = None if old else EvidenceOffer()
+        request = WatchRequest(rank, f"w{rank}", 70 + rank, "boot", 1, f"host-{rank}", offer=offer)
+        desk.opened(number, request, cast("Sender", self), is_here=is_here)
+
+    def send(self, message: manager_pb2.WatchResponse) -> None:
+        said: ToRank | None = watch_response_from_wire(message)
+        assert isinstance(said, EvidenceAsked)
+        self.asked.put_nowait(said.number)
+
+    async def answer(self, stacks: str = "own", recorded: str = "[]", *missing: str) -> None:
+        self.desk.answered(self.number, OwnEvidence(await self.asked.get(), stacks, recorded, missing))
+
+
+class Group:
+    """Of three ranks. `sent` is what the lighthouse is told."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[ToLighthouse] = asyncio.Queue()
+        self.desk = EvidenceDesk(3, self.sent.put_nowait)
+
+    async def given(self, number: int = 1) -> dict[int, RankEvidence]:
+        """The ranks of the answer to that request."""
+        found: dict[int, RankEvidence] = {}
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                match await self.sent.get():
+                    case Evidence(answered, rank):
+                        assert answered == number
+                        found[rank.group_rank] = rank
+                    case EvidenceDone(answered):
+                        assert answered == number
+                        return found
+                    case message:
+                        raise AssertionError(message)
+
+
+@pytest.fixture
+async def group() -> AsyncIterator[Group]:
+    made = Group()
+    yield made
+    made.desk.close()
+
+
+async def test_all_ranks_or_those_that_were_named(group: Group):
+    group.desk.give(EvidenceRequest(1))
+    none = "all of it: it has opened no watch"
+    assert {n: rank.missing for n, rank in (await group.given(1)).items()} == {0: (none,), 1: (none,), 2: (none,)}
+    group.desk.give(EvidenceRequest(2, (2, 2, 7)))
+    found = await group.given(2)
+    assert {n: rank.missing for n, rank in found.items()} == {2: (none,), 7: ("all of it: the group is smaller",)}
+
+
+async def test_a_rank_elsewhere_says_it_itself(group: Group):
+    watch = Watch(group.desk, 5, 1)
+    group.desk.give(EvidenceRequest(1, (1,)))
+    await watch.answer("own stacks", '[{"seq": 3}]', "other: why")
+    rank = (await group.given())[1]
+    assert (rank.worker, rank.pid, rank.host) == ("w1", 71, "host-1")
+    assert (rank.stacks, rank.flight_recorder, rank.process) == ("own stacks", '[{"seq": 3}]', "")
+    assert rank.missing == (ELSEWHERE, "other: why", NO_OUTPUT)
+    assert 0 <= rank.took_s < PATIENCE_S
+
+
+async def test_a_rank_of_this_host_is_looked_at_from_outside_too(group: Group, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evidence, "_look", lambda *_: SEEN)
+    watch = Watch(group.desk, 5, 1, is_here=True)
+    group.desk.give(EvidenceRequest(1, (1,)))
+    await watch.answer("own", "[]", "stacks: no file")
+    rank = (await group.given())[1]
+    assert (rank.stacks, rank.process, rank.missing) == (SEEN.stacks, SEEN.process, (NO_OUTPUT,))
+
+
+async def test_its_own_stacks_stand_in_for_those_that_cannot_be_had(group: Group, monkeypatch: pytest.MonkeyPatch):
+    seen = SEEN._replace(stacks="", missing=("stacks: no handler",))
+    monkeypatch.setattr(evidence, "_look", lambda *_: seen)
+    watch = Watch(group.desk, 5, 1, is_here=True)
+    group.desk.give(EvidenceRequest(1, (1,)))
+    await watch.answer("own stacks")
+    rank = (await group.given())[1]
+    assert (rank.stacks, rank.missing) == ("own stacks", (NO_OUTPUT,))
+
+
+async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 0.05)
+    monkeypatch.setattr(evidence, "_look", lambda *_: SEEN)
+    Watch(group.desk, 5, 1, is_here=True)
+    Watch(group.desk, 6, 2)
+    group.desk.give(EvidenceRequest(1, (1, 2)))
+    found = await group.given()
+    why = "no answer within 0.05 s; something keeps it from running Python"
+    assert found[1].stacks == SEEN.stacks
+    assert found[1].missing == (f"Flight Recorder: {why}", NO_OUTPUT)
+    assert found[2].missing == (ELSEWHERE, f"stacks: {why}", f"Flight Recorder: {why}", NO_OUTPUT)
+
+
+async def test_a_stopped_one_is_not_waited_for(group: Group, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(evidence, "_look", lambda *_: STOPPED)
+    Watch(group.desk, 5, 1, is_here=True)
+    group.desk.give(EvidenceRequest(1, (1,)))
+    rank = (await group.given())[1]
+    assert (rank.stacks, rank.process) == ("", "T (stopped)")
+    stopped = "its process is stopped"
+    assert rank.missing == (*STOPPED.missing, f"stacks: {stopped}", f"Flight Recorder: {stopped}", NO_OUTPUT)
+
+
+async def test_a_process_is_looked_at_also_after_its_watch(group: Group, monkeypatch: pytest.MonkeyPatch):
+    """A stopped one is lost within seconds."""
+    monkeypatch.setattr(evidence, "_look", lambda *_: STOPPED)
+    watch = Watch(group.desk, 5, 1, is_here=True)
+    group.desk.ended(5)
+    group.desk.give(EvidenceRequest(1, (1,)))
+    rank = (await group.given())[1]
+    assert rank.process == "T (stopped)"
+    assert "Flight Recorder: its watch has ended" in rank.missing
+    assert watch.asked.empty()
+
+
+async def test_a_rank_that_ends_while_it_is_asked(group: Group):
+    watch = Watch(group.desk, 5, 1)
+    group.desk.give(EvidenceRequest(1, (1,)))
+    await watch.asked.get()
+    group.desk.ended(5)
+    rank = (await group.given())[1]
+    ended = "its watch has ended"
+    assert rank.missing == (ELSEWHERE, f"stacks: {ended}", f"Flight Recorder: {ended}", NO_OUTPUT)
+
+
+async def test_an_older_rank_is_not_asked(group: Group):
+    watch = Watch(group.desk, 5, 1, old=True)
+    group.desk.give(EvidenceRequest(1, (1,)))
+    rank = (await group.given())[1]
+    assert "Flight Recorder: its agent is of a version that cannot be asked" in rank.missing
+    assert watch.asked.empty()
+
+
+async def test_the_answer_of_another_process_or_to_another_question_is_none(group: Group):
+    old = Watch(group.desk, 5, 1)
+    watch = Watch(group.desk, 6, 1)
+    group.desk.give(EvidenceRequest(1, (1,)))
+    number = await watch.asked.get()
+    group.desk.answered(old.number, OwnEvidence(number, "of the old one"))
+    group.desk.answered(watch.number, OwnEvidence(number + 1, "of another time"))
+    group.desk.ended(old.number)
+    group.desk.answered(watch.number, OwnEvidence(number, "its own"))
+    assert (await group.given())[1].stacks == "its own"
+
+
+async def test_who_asks_twice_at_a_time_is_told_the_same(group: Group):
+    watch = Watch(group.desk, 5, 1)
+    group.desk.give(EvidenceRequest(1, (1,)))
+    group.desk.give(EvidenceRequest(1, (1,)))
+    await watch.answer("once")
+    assert [(await group.given())[1].stacks for _ in range(2)] == ["once", "once"]
+    assert watch.asked.empty()
+    group.desk.give(EvidenceRequest(2, (1,)))
+    await watch.answer("anew")
+    assert (await group.given(2))[1].stacks == "anew"
+
+
+async def test_what_it_wrote_last(group: Group):
+    async def last_lines(rank: int) -> LastLines:
+        if rank == 2:
+            raise ZeroDivisionError
+        return LastLines((f"rank {rank} writes",), ("output: of this host only",))
+
+    group.desk = EvidenceDesk(3, group.sent.put_nowait, last_lines)
+    for number, rank in ((5, 1), (6, 2)):
+        Watch(group.desk, number, rank, old=True)
+    group.desk.give(EvidenceRequest(1, (1, 2)))
+    found = await group.given()
+    assert found[1].output == ("rank 1 writes",)
+    assert found[1].missing[-1] == "output: of this host only"
+    assert "ZeroDivisionError" in found[2].missing[0]
+
+
+async def test_a_proc_that_hangs_costs_nothing_else(group: Group, monkeypatch: pytest.MonkeyPatch):
+    go_on = threading.Event()
+    monkeypatch.setattr(evidence, "LOOK_WITHIN_S", 0.05)
+    monkeypatch.setattr(evidence, "_look", lambda *_: go_on.wait(PATIENCE_S) and SEEN)
+    watch = Watch(group.desk, 5, 1, is_here=True)
+    group.desk.give(EvidenceRequest(1, (1,)))
+    await watch.answer("own")
+    rank = (await group.given())[1]
+    go_on.set()
+    assert rank.stacks == "own"
+    assert rank.missing == ("process: /proc has not answered within 0.05 s", NO_OUTPUT)
