@@ -18,7 +18,14 @@ if getattr(protos, "LIGHTHOUSE_FT", None) != "lighthouse-ft":
 # Read by gRPC when it is loaded: a script whose data loader forks would get two lines of it for each fork.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from agent_client.errors import AgentError, ConfigurationError, GroupDrained
+from agent_client.errors import (
+    AgentError,
+    ConfigurationError,
+    EvaluationFailed,
+    EvaluationLost,
+    GroupDrained,
+    RanksDiffer,
+)
 from agent_client.world_size import WorldSizeMode
 from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
 
@@ -66,11 +73,14 @@ __all__ = [
     "ConfigurationError",
     "DiLoCo",
     "DistributedDataParallel",
+    "EvaluationFailed",
+    "EvaluationLost",
     "FaultTolerantOptimizer",
     "GroupDrained",
     "LighthouseClient",
     "LocalSGD",
     "ManagerClient",
+    "RanksDiffer",
     "RestartAbort",
     "State",
     "StepSampler",

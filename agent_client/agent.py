@@ -15,9 +15,9 @@ import torch
 from torch.distributed import HashStore
 from torch.optim import Optimizer
 
-from agent_client.agent_view import AgentView
 from agent_client.environment import Environment
 from agent_client.errors import AgentError, ConfigurationError
+from agent_client.evaluation import AgentTogether
 from agent_client.follower import Follower, HealMode
 from agent_client.healing import Healing, ServeMode, Transport
 from agent_client.interpreter_end import close_at_end, was_closed
@@ -38,7 +38,7 @@ from agent_client.world_size import WorldSize, WorldSizeMode, slot_among_all
 from lighthouse_runtime.address import advertised_host
 
 
-class Agent(AgentView):
+class Agent(AgentTogether):
     """`timeout_s` bounds each collective and each vote, `connect_timeout_s` meeting the peers of a new quorum,
     `quorum_timeout_s` each quorum, `heal_timeout_s` a transfer of state. `serve` says how this rank's state is given to
     a peer: "snapshot" copies it, "hold" delays its next write until it is read, "auto" copies where memory allows.
@@ -284,8 +284,7 @@ class Agent(AgentView):
 
     def _begin_round(self) -> None:
         self._machine.ask()
-        asked_for = self._progress.numbers.over_groups
-        self._round = self._thread.submit(lambda: self._runner.begin(asked_for))
+        self._round = self._thread.submit(lambda n=self._progress.numbers.over_groups: self._runner.begin(n))
 
     def _finish_round(self) -> bool:
         self.wait_quorum()

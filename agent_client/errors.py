@@ -11,3 +11,19 @@ class ConfigurationError(AgentError):
 
 class GroupDrained(AgentError):
     """The group was asked to leave, has done the last step that the others count on, and trains no more."""
+
+
+class RanksDiffer(AgentError):
+    """In something that must be the same at all of them; the message names them and their values."""
+
+
+class EvaluationFailed(RuntimeError):
+    """What the evaluating rank has raised, told to the others: the class and the text. Training can go on."""
+
+
+class EvaluationLost(RuntimeError):
+    """A rank was lost before all had the result. Training can go on: the next step has another quorum."""
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

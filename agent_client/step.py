@@ -85,6 +85,13 @@ class StepMachine:
         """A quorum was revoked before this step began under it; another one is asked for."""
         self.discards += 1
 
+    def lost_between(self, reason: str) -> None:
+        """The participants have lost each other while they did something else together: they need another quorum."""
+        if self.phase is Phase.IDLE:
+            self.discards += 1
+        else:
+            self.failed(reason)
+
     def erred(self, reason: str) -> None:
         """The script says so: what it has computed is of no use."""
         self.has_erred = True

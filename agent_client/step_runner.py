@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from agent_client.errors import AgentError
+from agent_client.errors import AgentError, first_line
 from agent_client.follower import Follower
 from agent_client.healing import Healing
 from agent_client.manager_link import FIRST_BACKOFF_S, MAX_BACKOFF_S, ManagerLink
@@ -194,8 +194,8 @@ class StepRunner:
         try:
             act()
         except Exception as e:  # noqa: BLE001  whatever it was, the next quorum repairs it
-            log.warning("step %d: %s failed: %s", self.machine.step, what, _first_line(e))
-            self.machine.failed(f"{what}: {_first_line(e)}")
+            log.warning("step %d: %s failed: %s", self.machine.step, what, first_line(e))
+            self.machine.failed(f"{what}: {first_line(e)}")
             self._peers.drop()
             return False
         return True
@@ -244,7 +244,3 @@ class StepRunner:
         log.warning("step %d discarded: %s", machine.step, reason)
         if machine.discards >= self._limits.discards:
             raise AgentError(f"{machine.discards} steps discarded in a row (max_consecutive_discards): {reason}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,0 +1,174 @@
+"""Rank 0 evaluates and all learn the result; all say a number and learn who differs."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.agent_client.jobs import Job
+from tests.agent_client.ranks import Rank
+from tests.processes import Lighthouse, eventually, run_cli
+
+ACTOR = "tests.agent_client.evaluating_actor:EvaluatingActor"
+TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--min-replicas", "1")
+RESULT = repr({"accuracy": 15.23, "by_class": "tensor([0., 1., 2.])", "nested": [(1, "a"), None]}).replace(
+    "'tensor([0., 1., 2.])'", "tensor([0., 1., 2.])"
+)
+
+
+def start(job: Job, *names: str, ranks: int = 2) -> dict[str, Rank]:
+    """a/0, a/1, b/0, ... after a step in one quorum."""
+    job.start_managers(*names, ranks=ranks)
+    places = [(name, number) for name in names for number in range(ranks)]
+    with ThreadPoolExecutor(len(places)) as pool:
+        built = list(pool.map(lambda at: job.rank(at[0], rank=at[1], ranks=ranks, actor=ACTOR), places))
+    found = {f"{name}/{number}": rank for (name, number), rank in zip(places, built, strict=True)}
+    while len(together(found, "step")["a/0"]["participants"]) < len(names):
+        pass
+    return found
+
+
+def begin(ranks: dict[str, Rank], method: str, *args: Any, **options: Any) -> dict[str, Any]:
+    return {name: rank.begin(method, *args, **options) for name, rank in ranks.items()}
+
+
+def together(ranks: dict[str, Rank], method: str, *args: Any, **options: Any) -> dict[str, Any]:
+    return {name: pending.result() for name, pending in begin(ranks, method, *args, **options).items()}
+
+
+def test_all_have_the_result_of_rank_0(job: Job) -> None:
+    ranks = start(job, "a", "b")
+    told = together(ranks, "evaluate")
+    assert {each["result"] for each in told.values()} == {RESULT}
+    assert [each["evaluated"] for each in told.values()] == [1, 0, 0, 0]
+    assert all(step["committed"] for step in together(ranks, "step").values())
+
+    lines = re.findall(r"\[rank (.*)", job.log("b"))
+    for expected in (
+        "b/0] starting validation",
+        "b/0] skipping validation (only rank a/0 evaluates)",
+        "b/1] waiting for validation metrics from rank a/0",
+        "b/1] received validation metrics: {'accuracy': 15.23",
+        "b/1] validation completed: {'accuracy': 15.23",
+    ):
+        assert any(line.startswith(expected) for line in lines), lines
+    assert "[rank a/0] broadcasting validation metrics to the other ranks" in job.log("a")
+    assert "[rank a/0] skipping" not in job.log("a")
+
+
+def test_an_exception_is_raised_by_all_and_training_goes_on(job: Job) -> None:
+    ranks = start(job, "a", "b")
+    told = together(ranks, "evaluate", error="no such file: val.beton")
+    assert (told["a/0"]["raised"], told["a/0"]["text"]) == ("ValueError", "no such file: val.beton")
+    assert {(each["raised"], each["text"]) for name, each in told.items() if name != "a/0"} == {
+        ("EvaluationFailed", "validation on rank a/0 has failed: ValueError: no such file: val.beton")
+    }
+    assert all(step["committed"] for step in together(ranks, "step").values())
+
+
+def test_a_whole_group_evaluates(job: Job) -> None:
+    """As where its state is sharded; the error of any of its ranks is all ranks'."""
+    ranks = start(job, "a", "b")
+    told = together(ranks, "evaluate", whole_group=True)
+    assert [each["evaluated"] for each in told.values()] == [1, 1, 0, 0]
+    assert {each["result"] for each in told.values()} == {RESULT}
+
+    pending = begin({name: ranks[name] for name in ("a/0", "b/0", "b/1")}, "evaluate", whole_group=True)
+    failed = ranks["a/1"].call("evaluate", whole_group=True, error="a bad shard")
+    assert failed["text"] == "a bad shard"
+    assert {each.result()["text"] for each in pending.values()} == {
+        "validation on rank a/1 has failed: ValueError: a bad shard"
+    }
+
+
+def test_who_differs_is_named(job: Job) -> None:
+    ranks = start(job, "a", "b")
+    assert all("raised" not in each for each in together(ranks, "check_equal", 25).values())
+    odd = ranks.pop("b/1")
+    pending = odd.begin("check_equal", 24)
+    told = [*together(ranks, "check_equal", 25).values(), pending.result()]
+    assert {each["raised"] for each in told} == {"RanksDiffer"}
+    assert {each["text"] for each in told} == {
+        "ranks differ: batches per epoch = 24 at b/1; batches per epoch = 25 at a/0-1, b/0"
+    }
+
+
+def test_ranks_that_do_different_things_are_told_so(job: Job) -> None:
+    ranks = start(job, "a", "b", ranks=1)
+    pending = ranks["b/0"].begin("evaluate", what="test")
+    told = ranks["a/0"].call("evaluate")
+    assert (told["raised"], told["evaluated"]) == ("RanksDiffer", 0)
+    assert '"validation", 1, true] at a/0' in told["text"] or '"validation", 2, true] at a/0' in told["text"]
+    assert pending.result()["text"] == told["text"]
+
+
+def test_a_step_must_have_been_done_and_none_be_under_way(job: Job) -> None:
+    job.start_managers("a")
+    rank = job.rank("a", actor=ACTOR)
+    assert rank.call("check_equal", 25) == {"result": "None", "evaluated": 0}, "before the first step"
+    assert "a step is under way" in rank.call("evaluate")["text"]
+    rank.call("step")
+    assert rank.call("evaluate")["result"] == RESULT
+    rank.call("ask")
+    assert "a step is under way" in rank.call("check_equal", 25)["text"]
+
+
+def test_a_newcomer_s_check_keeps_nobody_waiting(job: Job) -> None:
+    job.start_managers("a", "b")
+    veteran = job.rank("a", actor=ACTOR)
+    veteran.call("steps", 2)
+    newcomer = job.rank("b", seed=1, actor=ACTOR)
+    trains = veteran.begin("steps", 30)
+    assert newcomer.call("check_equal", 24)["result"] == "None"
+    assert newcomer.call("step")["participants"] == ["a", "b"]
+    steps = newcomer.begin("steps", 30)
+    assert trains.result()[-1]["hash"] == steps.result()[-1]["hash"]
+    assert "trained already; compared inside this group" in job.log("b")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lost", ["a/0", "a/1", "b/0"])
+def test_a_lost_rank_ends_the_wait_of_all(job: Job, lost: str) -> None:
+    """Who waits for rank 0 learns of another's loss when rank 0 has evaluated, if not before."""
+    ranks = start(job, "a", "b")
+    ranks["a/0"].call("hold")
+    pending = begin(ranks, "evaluate")
+    ranks["a/0"].call("wait_evaluating")
+    ranks[lost].kill()
+    told = {name: each.result() for name, each in pending.items() if name.startswith("b") and name != lost}
+    if lost != "a/0":
+        ranks["a/0"].call("let_end")
+    told |= {name: each.result() for name, each in pending.items() if name.startswith("a") and name != lost}
+    assert {each["raised"] for each in told.values()} == {"EvaluationLost"}, told
+    if lost.startswith("a"):
+        left = {name: rank for name, rank in ranks.items() if name.startswith("b")}
+        eventually(lambda: together(left, "step")["b/0"]["participants"] == ["b"], "b trains on")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_longer_than_join_timeout_drops_nobody(job: Job, lighthouse: Lighthouse) -> None:
+    """A newcomer comes in the middle, waits, and starts with the next step."""
+    ranks = start(job, "a", "b", ranks=1)
+    ranks["a/0"].call("hold")
+    pending = begin(ranks, "evaluate")
+    ranks["a/0"].call("wait_evaluating")
+    job.start_managers("c")
+    newcomer = job.rank("c", seed=3, actor=ACTOR)
+    first = newcomer.begin("step")
+    assert not first.is_done(within_s=8.0), "four times join_timeout"
+    ranks["a/0"].call("let_end")
+    assert {each.result()["result"] for each in pending.values()} == {RESULT}
+    ranks["c/0"] = newcomer
+    others = {name: rank for name, rank in ranks.items() if name != "c/0"}
+    steps = together(others, "step") | {"c/0": first.result()}
+    while steps["a/0"]["participants"] != ["a", "b", "c"]:
+        assert set(steps["a/0"]["participants"]) >= {"a", "b"}
+        steps = together(others, "step")
+    assert {each["result"] for each in together(ranks, "evaluate").values()} == {RESULT}
+    assert (
+        "lost"
+        not in run_cli("from lighthouse.cli import main; main()", "status", "--lighthouse", lighthouse.address).stdout
+    )
