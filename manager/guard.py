@@ -7,7 +7,9 @@ takes orders as lines of JSON from a socket, and says there what has happened:
     {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false,
      "is_forked": false}
     {"halt": 1, "grace_s": 10}
+    {"tail": 1}
     -> {"started": 1, "pid": 77}
+    -> {"tail": 1, "output": [...]}                                   the last lines so far
     -> {"ended": 1, "status": -9, "output": [...], "error": "..."}    when the whole tree is gone
     -> {"failed": "why"}                                              what is to be preloaded cannot be
 
@@ -96,6 +98,9 @@ class Guard:
                 self._start(order)
             elif "preload" in order:
                 self._preload(order)
+            elif "tail" in order:
+                child = self._children.get(order["tail"])
+                self._say({"tail": order["tail"], "output": child.lines.so_far if child is not None else []})
             else:
                 self._halt_order(order["halt"], order["grace_s"])
 

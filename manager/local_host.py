@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from manager.evidence import LastLines
 from manager.plan import Plan
 from manager.restarts import described
 from manager.supervision_events import CheckFailed, RankEnded
@@ -96,6 +97,14 @@ class LocalHost:
         for check, examined in self._checks.items():
             if all(self._live[rank].is_halted for rank in examined):
                 self._guard.halt(check, 0.0)
+
+    async def last_lines(self, rank: int) -> LastLines:
+        """What that rank of the group has written last, if it runs here. torchrun writes for all of its ranks."""
+        is_one_for_all = self.plan.torchrun is not None and self.plan.layout.hosts == 1
+        live = self._live.get(0 if is_one_for_all else rank)
+        if live is None or live.process is None:
+            return LastLines(missing=(f"output: no process of rank {rank} runs on {self.plan.name}'s host",))
+        return LastLines(await self._guard.tail(live.process))
 
     # -- health
 

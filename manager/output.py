@@ -31,7 +31,13 @@ class Lines:
     @property
     def tail(self) -> list[str]:
         """The last lines that are not empty, as text that is safe to show."""
-        return [_shown(line.rpartition(b"\r")[2] or line) for line in self._tail]
+        return [_shown(line) for line in self._tail]
+
+    @property
+    def so_far(self) -> list[str]:
+        """The same with a line that has not ended yet: a progress bar, say."""
+        rest = [_shown(self._rest)] if self._rest.strip() else []
+        return [*self.tail, *rest][-TAIL_LINES:]
 
 
 class Outlet:
@@ -76,5 +82,6 @@ class Outlet:
 
 
 def _shown(line: bytes) -> str:
-    text = line.decode(errors="replace").expandtabs(4)[:MAX_TAIL_CHARS]
+    """Of what is written over itself, the last."""
+    text = (line.rstrip(b"\r").rpartition(b"\r")[2] or line).decode(errors="replace").expandtabs(4)[:MAX_TAIL_CHARS]
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from lighthouse_runtime.loop import STOP_SIGNALS
 from lighthouse_runtime.timer import DeadlineTimer
 from manager.daemon import ManagerDaemon
+from manager.evidence import LastLines
 from manager.group_store import GroupStore
 from manager.launch import Launch
 from manager.lighthouse_run_link import RunLink
@@ -108,6 +109,7 @@ class Supervisor:
             self._launch.token,
             self._daemon_ends,
             {"Node": self._nodes.entry()},
+            self._last_lines,
         )
         await daemon.start()
         self._daemon = daemon
@@ -117,6 +119,11 @@ class Supervisor:
         self._link = self._launch.run_link(plan, self._hear)
         self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
         self._link.open()
+
+    async def _last_lines(self, rank: int) -> LastLines:
+        if self._local is None:
+            return LastLines(missing=("output: its supervisor is starting",))
+        return await self._local.last_lines(rank)
 
     def _known_plan(self) -> Plan:
         if self._local is None:

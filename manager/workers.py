@@ -79,6 +79,7 @@ class Guard:
         self._numbers = itertools.count(1)
         self._on_end: dict[int, Callable[[Ended], None]] = {}
         self._pids: dict[int, int] = {}
+        self._tails: dict[int, asyncio.Future[tuple[str, ...]]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._unsent: list[bytes] = []  # from before run()
         self.on_failure: Callable[[str], None] = log.error
@@ -116,6 +117,13 @@ class Guard:
         """SIGTERM, and SIGKILL to what is left of it after `grace_s`."""
         self._say(halt=number, grace_s=grace_s)
 
+    async def tail(self, number: int) -> tuple[str, ...]:
+        """The last lines that it has written so far; it may have ended. It waits for the guard, without a limit."""
+        if number not in self._tails:
+            self._tails[number] = asyncio.get_running_loop().create_future()
+            self._say(tail=number)
+        return await asyncio.shield(self._tails[number])
+
     def pid_of(self, number: int) -> int:
         """0 where it has not been started yet, or has ended."""
         return self._pids.get(number, 0)
@@ -149,6 +157,9 @@ class Guard:
     def _hear(self, event: dict[str, Any]) -> None:
         if "started" in event:
             self._pids[event["started"]] = event["pid"]
+            return
+        if "tail" in event:
+            self._tails.pop(event["tail"]).set_result(tuple(event["output"]))
             return
         if "failed" in event:
             self.on_failure(f"cannot preload {event['failed']}")

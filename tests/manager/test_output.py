@@ -33,6 +33,16 @@ def test_the_tail_is_safe_to_show() -> None:
     assert lines.tail == ["100%", "\N{REPLACEMENT CHARACTER}[31mred", "\N{REPLACEMENT CHARACTER}", "y" * MAX_TAIL_CHARS]
 
 
+def test_while_it_is_written_a_line_without_an_end_counts() -> None:
+    lines = Lines()
+    lines.feed(b"".join(b"%d\n" % i for i in range(100)) + b"epoch 3:  10%\repoch 3:  20%\r")
+    assert lines.so_far == [*(str(i) for i in range(101 - TAIL_LINES, 100)), "epoch 3:  20%"]
+    assert lines.tail == [str(i) for i in range(100 - TAIL_LINES, 100)]
+    lines.feed(b"done\n")
+    assert lines.so_far == lines.tail
+    assert lines.tail[-1] == "done"
+
+
 @given(st.lists(st.binary(max_size=3000), max_size=20), st.integers(1, PIECE_BYTES))
 def test_the_outlet_gives_all_in_order_and_in_pieces(lines: list[bytes], most: int) -> None:
     outlet, written = Outlet(), b""

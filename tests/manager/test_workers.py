@@ -60,6 +60,19 @@ async def test_an_error_file_is_the_cause(guard: Guard) -> None:
     assert ended == Ended(1, (), "ValueError: loss is nan")
 
 
+async def test_what_it_has_written_so_far(guard: Guard) -> None:
+    ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+    script = "echo one; printf two; read _"
+    number = guard.start(Command(("sh", "-c", script), {}, "a/0", is_shown=False, has_input=True), ended.set_result)
+    async with asyncio.timeout(PATIENCE_S):
+        while await guard.tail(number) != ("one", "two"):
+            pass
+        assert await asyncio.gather(guard.tail(number), guard.tail(number)) == [("one", "two")] * 2
+        guard.halt(number, 0.0)
+        await ended
+        assert await guard.tail(number) == ()
+
+
 @pytest.mark.parametrize(
     ("text", "cause"),
     [

@@ -1,0 +1,109 @@
+"""Ranks that hang where no Python runs: what their manager finds out of them, with real processes."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+
+import pytest
+
+from manager.evidence import NO_OUTPUT
+from protos.evidence import RankEvidence
+from protos.session import Evidence, EvidenceDone, EvidenceRequest, Hello
+from protos.session_wire import session_response_to_wire
+from tests.lighthouse_runtime.stream_server import StreamServer
+from tests.processes import LOCALHOST, Manager, Process, eventually
+
+# The interpreter lock is held in the first two: by C code that goes on, and by C code that waits.
+RANK = """
+import ctypes, re, sys, threading
+from agent_client.manager_link import ManagerLink
+
+def stuck_in_a_regular_expression():
+    re.match("(a+)+$", "a" * 64 + "b")
+
+def stuck_in_a_futex():
+    mutex = ctypes.create_string_buffer(64)
+    while True:
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+def waiting_for_the_others():
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.zeros(3, 4))
+    do_nothing()
+
+def do_nothing():
+    print("stuck now", flush=True)
+    threading.Event().wait()
+
+manager, rank, how = sys.argv[1:]
+link = ManagerLink(manager, int(rank), "w" + rank, lambda *_: None, returns_within_s=60.0)
+link._ensure_watched()
+if "stuck" in how:
+    print("stuck now", flush=True)
+globals()[how]()
+"""
+
+
+@pytest.fixture
+async def lighthouse() -> AsyncIterator[StreamServer]:
+    """It hears what managers say, and says what a test does."""
+    made = StreamServer()
+    made.port = await made.server.start(f"{LOCALHOST}:0")
+    yield made
+    await made.server.stop(0)
+
+
+async def heard(lighthouse: StreamServer, number: int) -> list[RankEvidence]:
+    """The answer to that request, by ranks."""
+    lighthouse.senders[-1].send(session_response_to_wire(EvidenceRequest(number)))
+    await asyncio.to_thread(eventually, lambda: EvidenceDone(number) in lighthouse.heard, "the end of the answer")
+    found = [said.rank for said in lighthouse.heard if isinstance(said, Evidence) and said.number == number]
+    return sorted(found, key=lambda rank: rank.group_rank)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_whatever_they_hang_in(lighthouse: StreamServer) -> None:
+    ways = ("stuck_in_a_regular_expression", "stuck_in_a_futex", "waiting_for_the_others", "do_nothing", "do_nothing")
+    with ExitStack() as running:
+        address = f"{LOCALHOST}:{lighthouse.port}"
+        manager = await asyncio.to_thread(running.enter_context, Manager(address, ranks=len(ways) + 1))
+        ranks = [running.enter_context(Process(RANK, [manager.address, str(n), how])) for n, how in enumerate(ways)]
+        for rank in ranks:
+            await asyncio.to_thread(rank.wait_for_log, "^stuck now$")
+        [hello] = [said for said in lighthouse.heard if isinstance(said, Hello)]
+        assert hello.gives_evidence
+
+        ranks[3].signal(signal.SIGSTOP)
+        ranks[4].kill()
+        regex, futex, waiting, stopped, ended, never = await heard(lighthouse, 1)
+
+        for evidence, way in ((regex, ways[0]), (futex, ways[1])):
+            assert f"in {way}\n" in evidence.stacks, evidence
+            assert evidence.flight_recorder == ""
+            assert [why for why in evidence.missing if why.startswith("Flight Recorder: no answer within")]
+        assert "main thread: R (running)" in regex.process
+        assert "main thread: S (sleeping)" in futex.process
+
+        assert "in waiting_for_the_others\n" in waiting.stacks
+        [entry] = json.loads(waiting.flight_recorder)
+        assert (entry["operation"], entry["seq"], entry["input_sizes"]) == ("gloo:all_reduce", 1, [[3, 4]])
+        assert waiting.missing == (NO_OUTPUT,)
+        assert (waiting.worker, waiting.pid) == ("w2", ranks[2].pid)
+        assert waiting.host
+
+        assert stopped.process.startswith(f"pid {ranks[3].pid} (python): T (stopped), VmRSS ")
+        assert stopped.stacks == ""
+        assert "stacks: it is stopped, and runs no handler" in stopped.missing
+        assert f"stacks: process {ranks[4].pid} has ended" in ended.missing
+        assert never.missing == ("all of it: it has opened no watch",)
+
+        # Nobody has come to harm by that.
+        again = await heard(lighthouse, 2)
+        assert "T (stopped)" in again[3].process
+        assert f"in {ways[0]}\n" in again[0].stacks
+        assert [rank.is_alive for rank in ranks] == [True, True, True, True, False]
+        ranks[3].signal(signal.SIGCONT)

@@ -1,0 +1,56 @@
+"""What the ranks of a host have written last, below a real guard."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from manager.local_host import LocalHost, Output
+from manager.plan import Plan
+from manager.supervision import Layout
+from manager.torchrun import Torchrun
+from manager.workers import Guard
+from tests.processes import PATIENCE_S
+
+
+def plan(layout: Layout, host: int = 0, torchrun: Torchrun | None = None) -> Plan:
+    command = ("sh", "-c", "echo rank $RANK of attempt $LIGHTHOUSE_ATTEMPT; exec sleep 600")
+    return Plan(command, layout, host, "a", "j", "r", "i", "h:1", "h:2", ("h", 3), 0, torchrun=torchrun)
+
+
+@pytest.fixture
+async def guard() -> AsyncIterator[Guard]:
+    started = Guard()
+    task = asyncio.create_task(started.run())
+    yield started
+    await started.stop()
+    await task
+
+
+def host(guard: Guard, plan: Plan) -> LocalHost:
+    return LocalHost(plan, guard, Output(is_shown=False), None, lambda _: None, lambda _: None)
+
+
+async def written(local: LocalHost, rank: int) -> tuple[str, ...]:
+    """Once it has written something."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (last := await local.last_lines(rank)).lines:
+            assert last.missing == ()
+    return last.lines
+
+
+async def test_each_rank_has_its_own(guard: Guard) -> None:
+    local = host(guard, plan(Layout(hosts=2, nproc=2), host=1))
+    local.start((2, 3), 7)
+    assert [await written(local, rank) for rank in (2, 3)] == [("rank 2 of attempt 7",), ("rank 3 of attempt 7",)]
+    for rank in (0, 9):
+        missing = (f"output: no process of rank {rank} runs on a/1's host",)
+        assert await local.last_lines(rank) == ((), missing)
+
+
+async def test_torchrun_writes_for_all_of_its_ranks(guard: Guard) -> None:
+    local = host(guard, plan(Layout(), torchrun=Torchrun("0", 4)))
+    local.start((0,), 0)
+    first, last = await written(local, 0), await written(local, 3)
+    assert first == last
+    assert first[0].endswith(" of attempt 0")
