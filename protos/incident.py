@@ -79,8 +79,13 @@ def suspects_first(evidence: Iterable[MemberEvidence], suspects: Iterable[str]) 
 
 
 def to_document(incident: Incident) -> dict[str, Any]:
-    evidence = [{"replica_id": e.replica_id, **dataclasses.asdict(e.rank)} for e in incident.evidence]
-    return {**dataclasses.asdict(incident.summary), "evidence": evidence, "missing": list(incident.missing)}
+    gathered = Gathered(incident.evidence, incident.missing)
+    return {**dataclasses.asdict(incident.summary), **gathered_document(gathered)}
+
+
+def gathered_document(gathered: Gathered) -> dict[str, Any]:
+    evidence = [{"replica_id": one.replica_id, **dataclasses.asdict(one.rank)} for one in gathered.evidence]
+    return {"evidence": evidence, "missing": list(gathered.missing)}
 
 
 def from_document(document: Mapping[str, Any]) -> Incident:

@@ -5,12 +5,15 @@ import lighthouse_runtime.grpc_environment  # noqa: F401, I001  # pyright: ignor
 import click
 
 from lighthouse.cli.drain import drain
+from lighthouse.cli.incident import incident
+from lighthouse.cli.incidents import incidents
 from lighthouse.cli.keys import keys
 from lighthouse.cli.kill import kill
 from lighthouse.cli.members import members
 from lighthouse.cli.ranks import ranks
 from lighthouse.cli.restarts import restarts
 from lighthouse.cli.serve import serve
+from lighthouse.cli.stacks import stacks
 from lighthouse.cli.status import status
 from lighthouse.cli.stop import resume, stop
 from lighthouse.cli.watch import watch
@@ -24,5 +27,6 @@ def main() -> None:
     """The coordinator of fault-tolerant training: it decides who trains together."""
 
 
-for command in (serve, status, members, ranks, watch, drain, kill, restarts, stop, resume, keys):
+_SEEING = (status, members, ranks, watch, stacks, incidents, incident)
+for command in (serve, *_SEEING, drain, kill, restarts, stop, resume, keys):
     main.add_command(command)

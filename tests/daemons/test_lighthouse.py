@@ -118,6 +118,9 @@ def test_reflection_lists_the_services_and_their_methods(lighthouse: Lighthouse)
             "Runs",
             "StopRun",
             "ResumeRun",
+            "Incidents",
+            "Incident",
+            "Stacks",
         ]
 
 

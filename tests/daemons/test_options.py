@@ -19,6 +19,8 @@ COMMANDS: dict[str, tuple[click.Command, list[str]]] = {
     "lighthouse members": (lighthouse_main, ["members"]),
     "lighthouse watch": (lighthouse_main, ["watch"]),
     "lighthouse kill": (lighthouse_main, ["kill", "a"]),
+    "lighthouse stacks": (lighthouse_main, ["stacks"]),
+    "lighthouse incident": (lighthouse_main, ["incident", "20251122-101501"]),
     "lighthouse-manager serve": (manager_main, ["serve", "--lighthouse", "localhost", "--replica-id", "a"]),
     "lighthouse-manager run": (manager_main, ["run", "--lighthouse", "localhost", "--replica-id", "a"]),
     "lighthouse-manager status": (manager_main, ["status"]),
@@ -101,7 +103,7 @@ PER_COMMAND = {
     ("lighthouse-manager run", "active"): [*COUNTS, "2"],
 }
 # Any text is right: a reason, a name that is looked up, an interpreter that is run, an option that does nothing.
-ANY_TEXT = {"message", "reason", "run", "job", "journal", "store-python", "quorum-tick-ms"}
+ANY_TEXT = {"rank", "message", "reason", "run", "job", "journal", "store-python", "quorum-tick-ms"}
 
 
 def options_of(command: click.Command, arguments: list[str]) -> list[click.Option]:

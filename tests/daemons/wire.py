@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from protos import lighthouse_pb2, manager_pb2
 from tests.processes import http_json
 
-_MOMENTS = {"uptime_s", "quorum_age_s", "heartbeat_age_s", "explanation"}
+_MOMENTS = {"now_unix_s", "uptime_s", "quorum_age_s", "heartbeat_age_s", "explanation"}
 
 
 def call(

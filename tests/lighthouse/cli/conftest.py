@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from lighthouse.cli import options
 from protos.generation import KeyKind
+from protos.incident import Gathered, Incident, IncidentSummary
 from protos.run_status import RunStatus
 from protos.status import LighthouseStatus
 from tests.lighthouse.statuses import status
@@ -23,6 +24,8 @@ class FakeLighthouse:
     calls: list[dict[str, object]] = field(default_factory=list)
     runs: list[RunStatus] = field(default_factory=list)
     keys: dict[tuple[KeyKind, str], bytes] = field(default_factory=dict)
+    incidents: list[Incident] = field(default_factory=list)
+    gathered: Gathered = field(default_factory=Gathered)
 
     def answer(self, **asked: object) -> LighthouseStatus:
         self.calls.append(asked)
@@ -67,6 +70,18 @@ class FakeClient:
 
     def resume_run(self, *, timeout_s: float = 10.0) -> None:
         self._fake.answer(**self._who, verb="resume", run=self._run)
+
+    def incidents(self, job: str = "", *, timeout_s: float = 5.0) -> tuple[IncidentSummary, ...]:
+        self._fake.answer(verb="incidents", job=job)
+        return tuple(incident.summary for incident in self._fake.incidents)
+
+    def incident(self, id: str, *, timeout_s: float = 10.0) -> Incident:
+        self._fake.answer(**self._who, verb="incident", id=id)
+        return self._fake.incidents[0]
+
+    def stacks(self, ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Gathered:
+        self._fake.answer(**self._who, verb="stacks", ranks=tuple(ranks), timeout_s=timeout_s)
+        return self._fake.gathered
 
 
 @pytest.fixture

@@ -1,0 +1,65 @@
+"""`lighthouse incident`: all that is known of one."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from lighthouse.cli.evidence import gathered_lines
+from lighthouse.cli.incidents import clock
+from lighthouse.cli.options import client_options, connect, token_option
+from lighthouse.cli.output import make_console, print_lines
+from lighthouse.cli.tables import wrapped
+from lighthouse_runtime.settings import read_token
+from lighthouse_runtime.terminal import printable, reports_errors
+from protos.incident import Gathered, Incident, IncidentKind, IncidentSummary, to_document
+
+
+@click.command()
+@click.argument("id", metavar="ID")
+@token_option
+@client_options(job_help="Of no matter: ids are those of all jobs.", timeout="10s")
+@reports_errors
+def incident(id: str, control_token_file: Path | None, address: str, job: str, output: str, timeout: float) -> None:
+    """Show the incident ID: what happened when, and what each rank was doing then, the suspects first.
+
+    `lighthouse incidents` lists the ids.
+    """
+    with connect(address, job=job, token=read_token(control_token_file)) as client:
+        found = client.incident(id, timeout_s=timeout)
+    if output == "json":
+        return click.echo(json.dumps(to_document(found), indent=2))
+    console = make_console()
+    return print_lines(console, lines_of(found, console.width))
+
+
+def lines_of(incident: Incident, width: int) -> Iterator[Text]:
+    summary = incident.summary
+    title = Text.assemble((summary.id, "bold"), f"  {summary.kind.value}  job {printable(summary.job)}")
+    yield from wrapped(title, width)
+    yield from wrapped(Text(printable(summary.text), style="red"), width)
+    yield Text()
+    for after_s, what in _story(summary):
+        first, *more = wrapped(Text(printable(what)), width - 12)
+        yield Text.assemble(f"{after_s:+10.2f}s ", first)
+        for line in more:
+            yield Text.assemble(" " * 12, line)
+    yield Text()
+    yield from gathered_lines(Gathered(incident.evidence, incident.missing), summary.suspects)
+
+
+def _story(summary: IncidentSummary) -> list[tuple[float, str]]:
+    """In the order in which it happened."""
+    is_stall = summary.kind is IncidentKind.STALL
+    happened = [
+        (0.0, "the fault: the last move" if is_stall else "the fault: the last sign of life"),
+        (summary.noticed_s, f"noticed, at {clock(summary.opened_unix_s)}"),
+        (summary.evidence_s, "the evidence was there"),
+        (summary.acted_s, summary.action),
+        (summary.quorum_s, f"quorum {summary.quorum_id} formed"),
+        (summary.over_s, "something moves again"),
+        (summary.step_s, "the first step after it is committed"),
+    ]
+    return sorted(((at, what) for at, what in happened if at is not None), key=lambda line: line[0])

@@ -1,0 +1,62 @@
+"""`lighthouse incidents`: what stood still or was lost, and when training went on."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from datetime import datetime
+
+import click
+from rich.text import Text
+
+from lighthouse.cli.layout import Column, table
+from lighthouse.cli.options import client_options, connect
+from lighthouse.cli.output import make_console, print_lines
+from lighthouse_runtime.durations import format_duration
+from lighthouse_runtime.terminal import reports_errors
+from protos.incident import IncidentKind, IncidentSummary
+
+
+@click.command()
+@client_options(job_help="Only this job; without it, every job.")
+@reports_errors
+def incidents(address: str, job: str, output: str, timeout: float) -> None:
+    """List the newest incidents, the newest first.
+
+    NOTICED and RECOVERED: how long after the fault, the latter by the first step that was committed.
+    """
+    with connect(address, job=job) as client:
+        found = client.incidents(job, timeout_s=timeout)
+    if output == "json":
+        return click.echo(json.dumps([dataclasses.asdict(summary) for summary in found], indent=2))
+    console = make_console()
+    return print_lines(console, incident_lines(found, console.width))
+
+
+def incident_lines(summaries: Sequence[IncidentSummary], width: int) -> list[Text]:
+    if not summaries:
+        return [Text("no incidents")]
+    has_many_jobs = len({summary.job for summary in summaries}) > 1
+    return table([_ID, _JOB, *_COLUMNS] if has_many_jobs else [_ID, *_COLUMNS], summaries, width)
+
+
+def clock(at_unix_s: float) -> str:
+    return datetime.fromtimestamp(at_unix_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _after(seconds: float | None) -> str:
+    return "-" if seconds is None else format_duration(seconds)
+
+
+def _style(summary: IncidentSummary) -> str:
+    return "red" if summary.step_s is None else ""
+
+
+_ID: Column[IncidentSummary] = Column("ID", lambda i: i.id)
+_JOB: Column[IncidentSummary] = Column("JOB", lambda i: i.job, keep=4, comfort=12)
+_COLUMNS: Sequence[Column[IncidentSummary]] = (
+    Column("NOTICED AT", lambda i: clock(i.opened_unix_s), keep=0),
+    Column("KIND", lambda i: i.kind.value, lambda i: "yellow" if i.kind is IncidentKind.STALL else "red", keep=3),
+    Column("NOTICED", lambda i: _after(i.noticed_s), is_number=True, keep=1),
+    Column("RECOVERED", lambda i: _after(i.step_s), _style, is_number=True, keep=2),
+    Column("WHAT", lambda i: i.text, comfort=12),
+)

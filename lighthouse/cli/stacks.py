@@ -1,0 +1,35 @@
+"""`lighthouse stacks`: what ranks are doing now."""
+
+import json
+from pathlib import Path
+
+import click
+
+from lighthouse.cli.evidence import gathered_lines
+from lighthouse.cli.options import client_options, connect, token_option
+from lighthouse.cli.output import make_console, print_lines
+from lighthouse_runtime.settings import read_token
+from lighthouse_runtime.terminal import reports_errors
+from protos.incident import gathered_document
+from protos.limits import DEFAULT_JOB
+
+
+@click.command()
+@click.option(
+    "--rank", "ranks", metavar="RANK", multiple=True, help="b/1, or b for all of that replica group; may be repeated."
+)
+@token_option
+@client_options(job_help=f"The ranks' job.  [default: {DEFAULT_JOB}]", timeout="15s")
+@reports_errors
+def stacks(
+    ranks: tuple[str, ...], control_token_file: Path | None, address: str, job: str, output: str, timeout: float
+) -> None:
+    """Show the Python stacks, the newest collectives, the process and the last output of every rank of the quorum.
+
+    Nobody is disturbed, and a rank that holds the interpreter lock is seen, too. What could not be had is named.
+    """
+    with connect(address, job=job, token=read_token(control_token_file)) as client:
+        gathered = client.stacks(ranks, timeout_s=timeout)
+    if output == "json":
+        return click.echo(json.dumps(gathered_document(gathered), indent=2))
+    return print_lines(make_console(), gathered_lines(gathered))
