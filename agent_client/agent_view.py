@@ -5,11 +5,13 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from agent_client.follower import Follower
+from agent_client.manager_link import ManagerLink
 from agent_client.peers import Peers
 from agent_client.progress import Block, Progress
 from agent_client.step import StepMachine
 from agent_client.step_runner import StepRunner
 from agent_client.world_size import WorldSizeMode
+from protos.membership import World
 
 T = TypeVar("T")
 
@@ -22,6 +24,8 @@ class AgentView:
     _peers: Peers
     _follower: Follower | None
     _progress: Progress
+    _manager: ManagerLink
+    group_world_size: int
 
     @property
     def current_step(self) -> int:
@@ -46,6 +50,21 @@ class AgentView:
     @property
     def num_participants(self) -> int:
         return len(self.participants)
+
+    @property
+    def world(self) -> World:
+        """The ranks of all replica groups, those that are not admitted yet included, as this rank was told last.
+
+        It costs nothing, and may be asked for in each step. Nobody has to: a rank that is missing holds its own group
+        back before the first collective.
+        """
+        groups = max(1, self.num_participants)
+        return self._manager.world or World(groups * self.group_world_size, groups, 0, self.group_world_size)
+
+    @property
+    def peers_pending(self) -> bool:
+        """Whether a replica group asks to come in, and will be in the next quorum. It costs nothing, too."""
+        return self.world.peers_pending > 0
 
     @property
     def last_reconfiguration_s(self) -> float:

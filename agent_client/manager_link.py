@@ -21,7 +21,7 @@ from agent_client.progress import Progress
 from lighthouse_runtime.clients import ManagerClient
 from lighthouse_runtime.process import host_id, started_at
 from lighthouse_runtime.streams import Watch
-from protos.membership import PLAIN, Assignment, CatchUp, Vote
+from protos.membership import PLAIN, Assignment, CatchUp, Vote, World
 from protos.progress import Sample
 from protos.refusals import DeadlinePassed, Drained, LighthouseError, NotServed, Unreachable
 from protos.session import Counted, EvidenceAsked, Killed, Revoked, ToRank, WatchOpened, WatchRequest
@@ -75,6 +75,7 @@ class ManagerLink:
         self._told: tuple[Said, Cast | None] | None = None
         self._granted: Assignment | None = None
         self._has_answered = False
+        self.world: World | None = None  # as it was told last; None: never
         self._looks = evidence.Looks()
 
     def close(self) -> None:
@@ -231,9 +232,8 @@ class ManagerLink:
         self._has_ended.clear()
         self._is_watched.clear()
         pid = os.getpid()
-        request = WatchRequest(
-            self._group_rank, self._worker, pid, host_id(), started_at(pid), socket.gethostname(), evidence.offer()
-        )
+        where = (host_id(), started_at(pid), socket.gethostname())
+        request = WatchRequest(self._group_rank, self._worker, pid, *where, evidence.offer(), takes_world=True)
         self._watch = self._client.watch(request, wait_for_ready=not self._has_answered)
         self._ballots.open(self._watch)
         threading.Thread(target=self._follow, args=(self._watch,), name="lighthouse watch", daemon=True).start()
@@ -271,6 +271,10 @@ class ManagerLink:
         match message:
             case Counted():
                 self._ballots.take(message)
+            case World():
+                if message.pending and (self.world is None or message.pending != self.world.pending):
+                    log.info("ask to come in: %s", ", ".join(message.pending))
+                self.world = message
             case WatchOpened(takes_progress):
                 if takes_progress and self._progress is not None:
                     watch.repeat(self._sample, SAMPLED_EVERY_S)

@@ -23,6 +23,7 @@ from agent_client.own_marks import Shape
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
 from agent_client.progress import Block, Progress
+from agent_client.quorum_log import log_quorum
 from agent_client.step import StepMachine
 from protos.membership import PLAIN, Assignment
 from protos.refusals import InvalidRequest, LighthouseError, NotServed
@@ -82,6 +83,7 @@ class StepRunner:
             return machine.unanswered(str(assignment))
         machine.answered(assignment)
         self.progress.numbers.begin(assignment.quorum_id, asked_for)
+        log_quorum(self.last, assignment)
         self.last, self._unanswered = assignment, 0
         if self._follower is not None:
             self._follower.answered(assignment)

@@ -253,6 +253,7 @@ class Attendance:
         member.lease_until = now + self._config.lease_s
         name, incarnation = member.replica_id, member.incarnation
         self.standing.renew(name, incarnation, member.lease_until)
+        self.roster.miss_ranks(member, levels.missing)
         if levels.held is not None:
             self.seen_id = max(self.seen_id, levels.held.quorum_id)
             member.step = max(member.step, levels.held.granted)

@@ -36,6 +36,7 @@ from lighthouse.quorum_log import log_order, log_quorum
 from lighthouse.roster import Member
 from lighthouse.status import explain, job_status
 from lighthouse.verdict import Verdict
+from lighthouse.worlds import JobWorlds
 from lighthouse_runtime.server import Sender
 from lighthouse_runtime.timer import DeadlineTimer
 from protos.identity import split_replica_id
@@ -88,6 +89,7 @@ class JobDriver:
         self._desk = desk or Desk()
         self.incidents = JobIncidents(job, machine, self._desk, self.tell, self.note)
         self._places = JobPlaces(job, machine, stall_after_s, self._stalled)
+        self._worlds = JobWorlds(job, machine, self._sessions)
         self._waiting = WaitingCalls(self._sessions)
         self._logged: Verdict | None = None
         self._log_timer: asyncio.TimerHandle | None = None
@@ -120,6 +122,7 @@ class JobDriver:
         session = next(self._numbers)
         self._sessions.add(session, sender)
         self._names[session] = hello.participant.replica_id
+        self._worlds.opened(session, hello)
         self._feed(SessionOpened(session, hello))
         return session
 
@@ -160,6 +163,7 @@ class JobDriver:
 
     def end_session(self, session: int) -> None:
         self._sessions.remove(session)
+        self._worlds.ended(session)
         self._names.pop(session, None)
         self._waiting.drop_session(session)
         self._feed(SessionEnded(session))
@@ -213,6 +217,7 @@ class JobDriver:
         self._timer.cancel()
         self._places.close()
         self.incidents.close(reason)
+        self._worlds.close()
         self._stop_watching()
         self._waiting.refuse_all(Unreachable(reason))
         for session in list(self._sessions):
@@ -237,6 +242,7 @@ class JobDriver:
         self._history.look(effects, time.time())
         self.incidents.look(effects)
         self._watch_verdict()
+        self._worlds.wake()
         self._timer.set(self.machine.deadline(now))
 
     def _perform_one(self, effect: Effect) -> None:

@@ -45,6 +45,7 @@ class Joins:
         self._previous: frozenset[str] = frozenset()
         self._participants = 0
         self._shrinking = 0
+        self.changes = 0  # grows whenever somebody asks, or asks no more
         self._earliest_deadline_at: float | None = None
         self.anyone = JoinClock(grace_s)
         self.members = JoinClock(grace_s)
@@ -95,6 +96,7 @@ class Joins:
             del self._joined[member.replica_id], self._calls[member.call]
             member.call = None
         self._previous = previous
+        self.changes += 1
         self._earliest_deadline_at = min((m.deadline_at for m in self), default=None)
         self._participants = self._shrinking = 0  # who is left is of no quorum
         self.anyone.restart(len(self), now)
@@ -118,7 +120,12 @@ class Joins:
     def list_candidates(self) -> list[Member]:
         return [member for member in self if member.in_quorum] if self._shrinking else list(self)
 
+    def list_newcomers(self) -> list[str]:
+        """In the order in which they came."""
+        return [name for name in self._joined if name not in self._previous]
+
     def _count(self, member: Member, change: int) -> None:
+        self.changes += 1
         if member.in_quorum:
             self._participants += change
             self._shrinking += change * (member.participant is not None and member.participant.shrink_only)

@@ -155,6 +155,12 @@ class QuorumMachine:
             return Verdict.WAITING_FOR_LAST_CALL
         return Verdict.READY if self._is_free() else Verdict.WAITING_FOR_LEASES
 
+    @property
+    def peers_pending(self) -> int:
+        """How many ask to come in, for whom the next quorum has a place beside the members of the present one."""
+        members = len(self._previous)
+        return max(0, self._size(members + self.joins.newcomers) - members)
+
     def stragglers(self) -> list[str]:
         """Healthy and not joined, sorted. O(n log n)."""
         return sorted(name for name in self.roster.healthy if name not in self.joins)
@@ -230,15 +236,13 @@ class QuorumMachine:
 
     def _review(self) -> list[Effect]:
         """Recall the standing quorum if forming with those who wait would give another list, or a member drains."""
-        if self.standing.phase is not Phase.STANDING or self.standing.quorum is None:
+        if self.standing.phase is not Phase.STANDING:
             return []
-        members = len(self.standing.quorum.participants)
         draining = self.attendance.draining()
         if draining:
             return self.attendance.recall(f"{draining[0]} drains")
-        newcomers = self.joins.newcomers
-        if newcomers and self._size(members + newcomers) > members:
-            return self.attendance.recall(f"{newcomers} ask to come in")
+        if self.peers_pending:
+            return self.attendance.recall(f"{self.joins.newcomers} ask to come in")
         return []
 
     # -- forming

@@ -38,8 +38,8 @@ class Member:
 
     `call` is the number of its waiting call, if it waits; `deadline_at` the end of that call's time; `in_quorum` says
     that it is a participant of the present quorum. `session` is the number of its session; `closes_at`: the stream has
-    ended, and that counts from then on. `excused_until` moves its lapse. `down` says why it cannot take part. `step` is
-    the newest one that it has told.
+    ended, and that counts from then on. `excused_until` moves its lapse. `down` says why it cannot take part, `missing`
+    which of its ranks are not here. `step` is the newest one that it has told.
     """
 
     replica_id: str
@@ -61,6 +61,7 @@ class Member:
     excused_until: float = 0.0
     lease_until: float = 0.0
     down: str = ""
+    missing: frozenset[int] = frozenset()
     step: int = 0
 
     @property
@@ -77,6 +78,7 @@ class Roster:
         self._pushed = 0
         self._expected: dict[tuple[str, str], Handed] = {}
         self._births = 0
+        self.changes = 0  # grows whenever the grid of ranks may have changed
         self.notes: deque[Note] = deque(maxlen=LIMIT)  # what the timeline has not been told yet
         self.healthy: set[str] = set()
         self.working: set[str] = set()  # the healthy ones of the present quorum
@@ -119,6 +121,7 @@ class Roster:
         if member.down:
             self.note(TimelineKind.JOINED, member, "all its ranks are there")
         member.has_missed, member.down = False, ""
+        self.miss_ranks(member, frozenset())
         self._describe(member, participant)
         self.see(member, now)
         return member
@@ -157,8 +160,15 @@ class Roster:
     def go_down(self, member: Member, reason: str) -> None:
         """Alive, and not to be waited for until it joins."""
         member.down = reason
+        self.changes += 1
         self.healthy.discard(member.replica_id)
         self.working.discard(member.replica_id)
+
+    def miss_ranks(self, member: Member, missing: frozenset[int]) -> None:
+        """These of its ranks are not here."""
+        if member.missing != missing:
+            member.missing = missing
+            self.changes += 1
 
     def close(self, member: Member, at: float, now: float) -> None:
         """Its stream has ended; from `at` on it is lost unless it comes back."""
@@ -269,12 +279,14 @@ class Roster:
         self._index(member)
 
     def _index(self, member: Member) -> None:
+        self.changes += 1
         if member.is_loopback is not None:
             (self.loopback if member.is_loopback else self.routable).add(member.replica_id)
         if member.participant is not None and member.participant.group_world_size > 0:
             self.sizes.setdefault(member.participant.group_world_size, set()).add(member.replica_id)
 
     def _unindex(self, member: Member) -> None:
+        self.changes += 1
         for group in (self.healthy, self.working, self.loopback, self.routable):
             group.discard(member.replica_id)
         if member.participant is not None:

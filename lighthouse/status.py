@@ -1,5 +1,6 @@
 """The one snapshot that log, CLI, page and metrics show."""
 
+from lighthouse.grid import grid_of
 from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member
 from lighthouse.verdict import Verdict
@@ -43,8 +44,8 @@ def job_status(
 
 def explain(machine: QuorumMachine, now: float) -> str:
     """The verdict with its numbers, in words."""
-    held = "; most members fell silent together: held for one more timeout" if now < machine.braked_until else ""
-    return _explain(machine, now) + held
+    held = "most members fell silent together: held for one more timeout" if now < machine.braked_until else ""
+    return "; ".join(filter(None, (_explain(machine, now), held, grid_of(machine).explain())))
 
 
 def _explain(machine: QuorumMachine, now: float) -> str:

@@ -1,14 +1,21 @@
 """The document's grid of ranks: a group is admitted whole or not at all."""
 
+from collections import Counter
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.grid import Grid, GroupRanks
-from tests.lighthouse.builders import group
+from lighthouse.grid import GROUPS_NAMED, Grid, GroupRanks, grid_of, world_of
+from lighthouse.quorum import QuorumMachine
+from lighthouse.status import explain
+from protos.membership import World
+from protos.session import STARTING
+from tests.lighthouse.builders import join, machine, training
+from tests.lighthouse.sessions import asks, connected, ended, native, opened, pulse, recalled, resumed, standing
 
 
 def ranks(name: str, *present: int, size: int = 8) -> GroupRanks:
-    return GroupRanks(name, size, frozenset(present))
+    return GroupRanks(name, size, frozenset(range(size)) - set(present))
 
 
 def documents_check_waits(grid: Grid, mpi_world_size: int) -> bool:
@@ -29,7 +36,7 @@ def test_a_sparse_table_holds_back_only_the_group_that_is_not_whole():
     assert documents_check_waits(grid, 8)
     assert grid.admitted == ("a",)
     assert grid.ranks_pending == 2
-    assert grid.explain() == "b is held back: 6 of its 8 ranks are here; ranks 3, 7 are missing"
+    assert grid.explain() == "b has ranks 0-2, 4-6 of 8; missing: 3, 7"
 
 
 def test_two_halves_on_two_hosts_fill_the_count_and_are_no_group():
@@ -38,15 +45,12 @@ def test_two_halves_on_two_hosts_fill_the_count_and_are_no_group():
     assert not documents_check_waits(grid, 8)
     assert grid.admitted == ()
     assert grid.ranks_pending == 8
-    assert grid.explain() == (
-        "a is held back: 4 of its 8 ranks are here; ranks 4-7 are missing; "
-        "b is held back: 4 of its 8 ranks are here; ranks 0-3 are missing"
-    )
+    assert grid.explain() == "a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3"
 
 
-def test_one_missing_rank_is_named():
-    assert ranks("a", *range(7)).missing == [7]
-    assert Grid((ranks("a", *range(7)),)).explain().endswith("7 of its 8 ranks are here; rank 7 is missing")
+def test_of_many_that_are_held_back_the_first_are_named():
+    grid = Grid(ranks(f"g{number}", 0) for number in range(GROUPS_NAMED + 2))
+    assert grid.explain().endswith("g7 has rank 0 of 8; missing: 1-7; and 2 groups more")
 
 
 def test_a_group_of_which_nobody_has_come_holds_up_nothing():
@@ -55,8 +59,18 @@ def test_a_group_of_which_nobody_has_come_holds_up_nothing():
     assert (Grid(()).global_world_size, Grid(()).largest_peer_group_world_size) == (0, 0)
 
 
-def test_a_participant_is_a_whole_group():
-    assert GroupRanks.whole(group("a", group_world_size=3)) == ranks("a", 0, 1, 2, size=3)
+def test_groups_of_several_sizes():
+    """As --allow-heterogeneous lets them in: the longest row is among the first ranks."""
+    grid = Grid((ranks("a", 0, 1, size=2), ranks("b", 1, 2, 3, size=4), ranks("c", 0, size=1)))
+    assert (grid.global_world_size, grid.largest_peer_group_world_size, grid.ranks_pending) == (6, 2, 1)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(1, 5), st.sets(st.integers(0, 4))), max_size=5))
+def test_the_longest_row_counted_one_by_one(columns: list[tuple[int, set[int]]]):
+    grid = Grid(ranks(f"g{n}", *(r for r in column if r < size), size=size) for n, (size, column) in enumerate(columns))
+    rows = Counter(rank for size, column in columns for rank in column if rank < size)
+    assert grid.largest_peer_group_world_size == max(rows.values(), default=0)
 
 
 @settings(max_examples=50)
@@ -64,9 +78,96 @@ def test_a_participant_is_a_whole_group():
 def test_never_more_than_the_documents_check_allows(size: int, columns: list[set[int]]):
     """Where all is admitted, the document's check passes, too; and who is admitted misses nobody."""
     grid = Grid(tuple(ranks(f"g{n}", *(r for r in c if r < size), size=size) for n, c in enumerate(columns)))
-    begun = [g for g in grid.groups if g.present]
-    assert all(g.present == frozenset(range(size)) for g in grid.groups if g.replica_id in grid.admitted)
+    begun = grid.groups
+    assert all(not g.missing for g in begun if g.replica_id in grid.admitted)
     assert (grid.ranks_pending == 0) == (len(begun) == len(grid.admitted)) == (grid.explain() == "")
     if grid.ranks_pending == 0:
         assert not documents_check_waits(grid, size)
     assert grid.global_world_size + grid.ranks_pending == size * len(begun)
+
+
+# -- of a job's machine
+
+
+def halves() -> QuorumMachine:
+    """The document's layout: eight ranks on two hosts, of two groups of eight."""
+    made = machine()
+    for session, (name, missing) in enumerate({"a": range(4, 8), "b": range(4)}.items(), start=1):
+        made.handle(opened(session, native(name, group_world_size=8), down=STARTING, missing=frozenset(missing)), 0)
+    return made
+
+
+def test_the_status_names_the_missing_ranks():
+    made = halves()
+    assert made.quorum is None
+    assert explain(made, 60) == (
+        "nobody asks for a quorum; 2 alive; a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3"
+    )
+    assert world_of(made, grid_of(made)) == World(8, 1, 8)
+
+
+def test_with_the_missing_ranks_there_the_quorum_forms():
+    made = halves()
+    for session, name in enumerate("ab", start=1):
+        made.handle(asks(session, session, native(name, group_world_size=8)), 1)
+    assert [p.replica_id for p in made.quorum.participants] == ["a", "b"]
+    assert world_of(made, grid_of(made)) == World(16, 2)
+    assert explain(made, 2) == "2 participants train; 2 alive"
+
+
+def test_one_that_waits_for_another_is_told_what_is_missing_there():
+    made = machine(min_replicas=2)
+    made.handle(opened(1, native("a", group_world_size=2)), 0)
+    made.handle(opened(2, native("b", group_world_size=2), down=STARTING, missing=frozenset({1})), 0)
+    made.handle(asks(1, 1, native("a", group_world_size=2)), 0)
+    assert explain(made, 1).endswith("(--min-replicas); b has rank 0 of 2; missing: 1")
+
+
+def test_a_rank_that_goes_is_missing_until_it_is_back():
+    made = standing("ab")
+    before = made.roster.changes
+    made.handle(pulse(1, 2), 1)
+    assert made.roster.changes == before, "a beat that says nothing new"
+    made.handle(pulse(1, 3, down="rank 0 has ended", missing=frozenset({0})), 1)
+    assert world_of(made, grid_of(made)) == World(1, 1), "of a group of one rank nobody is left that would be held back"
+    made.handle(asks(9, 1, "a"), 2)
+    assert world_of(made, grid_of(made)) == World(2, 2)
+
+
+def test_a_manager_that_names_no_ranks_counts_as_one_without_ranks():
+    """An older one."""
+    made = connected("a")
+    made.handle(opened(2, native("b", group_world_size=4), down="rank 3 has ended"), 0)
+    assert world_of(made, grid_of(made)) == World(1, 1)
+
+
+def test_who_is_gone_is_in_the_grid_no_more():
+    made = connected("ab")
+    made.handle(ended(2), 1)
+    assert [member.replica_id for member in grid_of(made).groups] == ["a"]
+
+
+def test_a_newcomer_is_pending_until_it_is_admitted():
+    """Also while the members say how far they are, and while they come."""
+    for made in (recalled("ab"), resumed("ab")):
+        world = world_of(made, grid_of(made))
+        assert (world.peers_pending, world.pending) == (1, ("x",))
+    for session, name in enumerate("ab", start=1):
+        made.handle(asks(20 + session, session, name, step=5, seen_quorum_id=1, tag_quorum_id=1), 1)
+    assert world_of(made, grid_of(made)) == World(3, 3)
+
+
+def test_a_spare_is_not_pending():
+    made = standing("ab", active=2)
+    made.handle(opened(3, "c"), 0)
+    made.handle(asks(3, 3, "c"), 0)
+    assert world_of(made, grid_of(made)) == World(3, 3)
+
+
+def test_a_newcomer_to_a_quorum_that_does_not_stand_is_pending_until_the_next_round():
+    made = training("ab")
+    made.handle(join(9, "c"), 1)
+    assert world_of(made, grid_of(made)).pending == ("c",)
+    for call, name in enumerate("ab", start=10):
+        made.handle(join(call, name, step=1), 2)
+    assert world_of(made, grid_of(made)).peers_pending == 0

@@ -1,0 +1,125 @@
+"""Who is told how the world is, when, and how often; what the log says of groups that are held back."""
+
+import asyncio
+import logging
+
+import pytest
+
+from lighthouse.callers import OpenSessions
+from lighthouse.worlds import HELD_BACK_LOGGED_AFTER_S, JobWorlds
+from protos import lighthouse_pb2
+from protos.membership import World
+from protos.session import STARTING, Hello, Levels
+from protos.session_wire import session_response_from_wire
+from tests.lighthouse.builders import machine
+from tests.lighthouse.sessions import asks, ended, native, opened, pulse
+from tests.virtual_loop import VirtualLoop
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.messages: list[object] = []
+
+    def send(self, message: bytes) -> None:
+        self.messages.append(session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(message)))
+
+
+class Job:
+    """Its driver, as far as the world is concerned."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop, self.machine, self.sessions = loop, machine(), OpenSessions()
+        self.worlds = JobWorlds("j", self.machine, self.sessions)
+
+    def feed(self, event: object) -> None:
+        self.machine.handle(event, self.loop.now)  # type: ignore[arg-type]
+        self.worlds.wake()
+
+    def come(
+        self, session: int, name: str, *, takes: bool = True, size: int = 1, missing: tuple[int, ...] = ()
+    ) -> Heard:
+        heard, who = Heard(), native(name, group_world_size=size)
+        self.sessions.add(session, heard)  # type: ignore[arg-type]
+        self.worlds.opened(session, Hello(who, Levels(), takes_world=takes))
+        self.feed(opened(session, who, down=STARTING if missing else "", missing=frozenset(missing)))
+        return heard
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Job:
+    caplog.set_level(logging.INFO)
+    loop = VirtualLoop()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    return Job(loop)
+
+
+def test_a_burst_is_told_once_and_only_to_who_takes_it(job: Job):
+    heard = [job.come(number, f"g{number}", takes=number != 2) for number in range(1, 4)]
+    job.loop.go(1.0)
+    assert [one.messages for one in heard] == [[World(3, 3)], [], [World(3, 3)]]
+
+
+def test_a_beat_costs_nothing_and_a_round_of_the_same_members_no_message(job: Job):
+    heard = job.come(1, "a")
+    job.feed(asks(1, 1, "a"))
+    job.loop.go(1.0)
+    told = len(heard.messages)
+    for number in range(2, 100):
+        job.feed(pulse(1, number))
+        assert job.worlds._timer is None
+    for call in range(2, 5):
+        job.feed(asks(call, 1, "a", step=call, commit_failures=1))
+        job.loop.go(1.0)
+    assert len(heard.messages) == told
+
+
+def test_who_comes_is_pending_and_then_admitted(job: Job):
+    heard = job.come(1, "a")
+    job.feed(asks(1, 1, "a"))
+    job.come(2, "b")
+    job.feed(asks(2, 2, "b"))
+    job.loop.go(1.0)
+    job.feed(asks(3, 1, "a", step=3, seen_quorum_id=1, tag_quorum_id=1))
+    job.loop.go(1.0)
+    assert heard.messages == [World(2, 2, peers_pending=1, pending=("b",)), World(2, 2)]
+
+
+def test_a_new_session_is_told_though_nothing_has_changed(job: Job):
+    first = job.come(1, "a")
+    job.loop.go(1.0)
+    again = job.come(2, "a")
+    job.loop.go(1.0)
+    assert (first.messages, again.messages) == ([World(1, 1)], [World(1, 1)])
+
+
+def test_who_has_gone_is_told_nothing(job: Job):
+    heard = job.come(1, "a")
+    job.worlds.ended(1)
+    job.feed(ended(1))
+    job.loop.go(1.0)
+    assert heard.messages == []
+
+
+def test_a_group_that_stays_incomplete_is_in_the_log_with_its_missing_ranks(job: Job, caplog: pytest.LogCaptureFixture):
+    job.come(1, "a", size=8, missing=(4, 5, 6, 7))
+    job.come(2, "b", size=8, missing=(0, 1, 2, 3))
+    job.loop.go(HELD_BACK_LOGGED_AFTER_S - 1)
+    assert caplog.messages == []
+    job.loop.go(2)
+    assert caplog.messages == [
+        "[j] a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3; "
+        "a replica group takes part only when all its ranks are there"
+    ]
+    for session, name in enumerate("ab", start=1):
+        job.feed(asks(session, session, native(name, group_world_size=8)))
+    job.loop.go(1)
+    assert caplog.messages[1:] == ["[j] every replica group is whole"]
+
+
+def test_a_job_that_ends_leaves_no_timer(job: Job):
+    job.come(1, "a", size=2, missing=(1,))
+    job.loop.go(1)
+    job.come(2, "b")
+    assert job.loop.timers == 2
+    job.worlds.close()
+    assert job.loop.timers == 0
