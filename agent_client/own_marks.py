@@ -32,16 +32,27 @@ class OwnMarks:
         self.numbers = Numbers()
         self.collective: tuple[Inside | None, bool, float] = (None, False, clock())
         self.act: tuple[Act | None, float] = (None, clock())
-        self.torchs: Torchs | None = None
+        self.torchs: tuple[Torchs, ...] = ()  # that go on, and the newest
 
     def read(self) -> Done:
         (inside, is_inside, moved_at), (act, since) = self.collective, self.act
         own = None if inside is None else inside.told(is_inside)
-        torchs, torchs_at = (None, 0.0) if self.torchs is None else self.torchs.told(self.numbers, self.clock)
+        torchs, torchs_at = self._read_torchs()
         collective = max((c for c in (own, torchs) if c is not None), key=_unfinished_first, default=None)
         waits_for = act.what if act is not None and act.is_wait else ""
         busy = act.what if act is not None and not act.is_wait else ""
         return Done(collective, waits_for, busy, max(moved_at, since, torchs_at))
+
+    def enter(self, torchs: "Torchs") -> None:
+        self.torchs = (*(before for before in self.torchs if before.goes_on(self.clock)), torchs)
+
+    def _read_torchs(self) -> tuple[Collective | None, float]:
+        """Of several that go on, the first is what the others wait for."""
+        entered = self.torchs
+        if not entered:
+            return None, 0.0
+        torchs = next((each for each in entered if each.goes_on(self.clock)), entered[-1])
+        return torchs.told(self.numbers), max(each.at for each in entered)
 
 
 def _unfinished_first(collective: Collective) -> tuple[bool, tuple[int, int, int]]:
@@ -74,7 +85,7 @@ class Work(Protocol):
 
 
 class Torchs:
-    """The newest collective of torch's own inside the group. Its end nobody tells: it is seen by who reads."""
+    """A collective of torch's own inside the group. Its end nobody tells: who looks sees it."""
 
     __slots__ = ("at", "entry", "is_inside", "operation", "shape", "work")
 
@@ -87,13 +98,16 @@ class Torchs:
         """What was entered goes on as `work`; None: it is over."""
         self.work, self.is_inside = work, work is not None
 
-    def told(self, numbers: Numbers, clock: Callable[[], float]) -> tuple[Collective, float]:
-        """And since when it is so, as far as is known."""
-        if self.work is not None and self.work.is_completed():
+    def goes_on(self, clock: Callable[[], float]) -> bool:
+        work = self.work
+        if work is not None and work.is_completed():
             self.at = clock()
             self.runs(None)  # what it holds may be large
+        return self.is_inside
+
+    def told(self, numbers: Numbers) -> Collective:
         number = numbers.told(self.entry, within_group=True)
-        return _collective(number, self.operation, self.shape, self.is_inside, True), self.at
+        return _collective(number, self.operation, self.shape, self.is_inside, True)
 
 
 def shown(shape: Shape) -> str:

@@ -127,7 +127,7 @@ class Progress:
     def torchs(self, operation: str, shape: Shape) -> Torchs:
         """The rank enters a collective of torch's own inside the group."""
         entered = Torchs(self.numbers.inside(), operation, shape, self.clock())
-        self.own.torchs = entered
+        self.own.enter(entered)
         return entered
 
     def asking(self, what: str) -> Block:

@@ -80,6 +80,18 @@ def test_the_unfinished_one_is_told_while_the_other_is_over(progress: list[Progr
     assert where(rank).order == (0, 2, 0)
 
 
+def test_of_several_that_go_on_the_first_is_told(pair: list[ObservedGroup], progress: list[Progress]) -> None:
+    """As DDP's buffers of two types: the others wait for the first."""
+    works: list[Any] = [pair[1].broadcast([torch.ones(size)], BroadcastOptions()) for size in (1, 2)]
+    assert where(progress[1]) == Collective(0, 0, "broadcast", "1", True, True, 1)
+    works += [pair[0].broadcast([torch.ones(size)], BroadcastOptions()) for size in (1, 2)]
+    for work in works:
+        work.wait()
+    assert eventually(lambda: where(progress[1]) == Collective(0, 0, "broadcast", "2", False, True, 2))
+    pair[0].progress.torchs("broadcast", "3")
+    assert len(progress[0].own.torchs) == 1, "what is over is kept no longer"
+
+
 def test_an_error_ends_it(pair: list[ObservedGroup], progress: list[Progress]) -> None:
     with pytest.raises(TypeError):
         pair[0].observe("broadcast", "no tensor")
