@@ -1,4 +1,4 @@
-"""The page that a browser shows of a lighthouse: one file, nothing from elsewhere, text only from /status."""
+"""The page that a browser shows of a lighthouse: one document, nothing from elsewhere, text only from the status."""
 
 import base64
 import functools
@@ -6,11 +6,20 @@ import hashlib
 import re
 from importlib import resources
 
+_SCRIPTS = ("words.js", "groups.js", "happenings.js", "jobs.js", "dialogs.js", "live.js")
+
 
 @functools.cache
 def page() -> bytes:
-    """The page, UTF-8; it asks for `status` beside itself every second."""
-    return resources.files(__name__).joinpath("page.html").read_bytes()
+    """The page, UTF-8, with its style and its script inside; beside itself it asks for `events`, `status`, `control`,
+    `kill` and `incidents`."""
+    scripts = b"".join(_read(name) for name in _SCRIPTS)
+    page = _read("page.html").replace(b"<style></style>", b"<style>\n" + _read("page.css") + b"</style>")
+    return page.replace(b"<script></script>", b"<script>\n'use strict';\n" + scripts + b"</script>")
+
+
+def _read(name: str) -> bytes:
+    return resources.files(__name__).joinpath(name).read_bytes()
 
 
 def _hashes(tag: str) -> str:

@@ -1,0 +1,173 @@
+// The table of replica groups, and of their ranks below them.
+const LATE_S = 2, OLD_S = 5;
+
+const byName = (a, b) => compare(a.replica_id, b.replica_id);
+const oldest = member => member.ranks.reduce((most, rank) => Math.max(most, rank.progress_age_s), 0);
+// Its worst rank says more than its own state.
+const badness = member => member.ranks.reduce((worst, rank) => Math.min(worst, RANK_STATES.indexOf(rank.state) - 2), 0) * 10
+  + STATES.indexOf(member.state);
+const COLUMNS = [
+  {key: 'replica', title: 'Replica group', order: byName, group: fillReplica, rank: fillRank},
+  {key: 'state', title: 'State', order: (a, b) => badness(a) - badness(b), group: fillState, rank: fillRankState},
+  {key: 'phase', title: 'Doing', order: (a, b) => compare(doing(a), doing(b)), group: fillPhase, rank: fillRankPhase},
+  {key: 'step', title: 'Step', number: true, order: (a, b) => a.step - b.step, group: fillStep, rank: fillRankStep},
+  {key: 'beat age', title: 'Beat', number: true, hint: 'How old the newest sign of life is: its process lives',
+    order: (a, b) => a.heartbeat_age_s - b.heartbeat_age_s, group: fillBeat, rank: fillRankBeat},
+  {key: 'progress age', title: 'Progress', number: true, hint: 'For so long it has not moved: the training of its slowest rank',
+    order: (a, b) => oldest(a) - oldest(b), group: fillProgress, rank: fillRankProgress},
+  {key: 'failed', title: 'Failed', hint: 'Commits discarded since the last one that was not', number: true,
+    order: (a, b) => a.commit_failures - b.commit_failures, group: fillFailed, rank: () => {}},
+  {key: 'act', title: '', group: fillAct, rank: () => {}},
+];
+
+// -- one group
+
+function fillReplica(cell, member, card) {
+  const name = child(cell, 'button', 0), note = child(cell, 'small', 1);
+  if (!name.onclick) {
+    name.type = 'button';
+    name.onclick = () => toggleRanks(card, cell.parentNode.dataset.name);
+  }
+  setText(name, member.replica_id);
+  name.disabled = !member.ranks.length;
+  name.setAttribute('aria-expanded', String(hasOpenRanks(card, member)));
+  const ranks = member.world_size ? plural(member.world_size, 'rank') : '';
+  setText(note, [ranks, member.address.replace(/^https?:\/\//, ''), member.incarnation.slice(0, 8)].filter(Boolean).join(' · '));
+  setTitle(note, [member.incarnation && `incarnation ${member.incarnation}`, member.address && `manager ${member.address}`,
+    member.store_address && `store ${member.store_address}`].filter(Boolean).join(', '));
+}
+
+function fillState(cell, member) {
+  setPill(child(cell, 'span', 0), `pill ${STATE_TONES[member.state] || 'idle'}`, member.state,
+    `${STATE_HINTS[member.state] || ''}${member.is_participant ? '; in the quorum' : '; not in the quorum'}`);
+}
+
+function doing(member) {
+  const words = [...new Set(member.ranks.map(rank => rank.is_inside ? rank.collective : rank.phase))];
+  return words.slice(0, 2).join(', ') + (words.length > 2 ? ', …' : '');
+}
+
+function fillPhase(cell, member) {
+  const bad = RANK_STATES.slice(0, 2).map(state => [count(member.ranks, rank => rank.state === state), state]).find(([n]) => n);
+  setText(child(cell, 'span', 0), doing(member));
+  const note = child(cell, 'small', 1);
+  setClass(note, bad ? 'kind bad' : '');
+  setText(note, bad ? ` ${plural(bad[0], 'rank')} ${bad[1]}` : '');
+}
+
+function fillStep(cell, member, card) {
+  const behind = card.maxStep - member.step;
+  const lag = child(cell, 'small', 0);
+  setText(lag, behind > 0 && member.address ? `−${behind} ` : '');
+  setTitle(lag, 'steps behind the quorum');
+  setText(child(cell, 'span', 1), member.step);
+}
+
+function fillBeat(cell, member) {
+  fillAge(cell, 'beat', member.heartbeat_age_s, member.state === 'lapsed');
+}
+
+function fillAge(cell, key, age, isOver) {
+  setClass(cell, `${key} age number ${age > OLD_S || isOver ? 'bad' : age > LATE_S ? 'warn' : ''}`);
+  setText(child(cell, 'span', 0), duration(age));
+}
+
+function fillProgress(cell, member) {
+  if (!member.ranks.length) return setText(child(cell, 'span', 0), '');
+  const slowest = member.ranks.reduce((most, rank) => gravity(rank) > gravity(most) ? rank : most);
+  fillShare(cell, slowest);
+}
+
+const share = rank => rank.limit_s ? Math.min(1, rank.progress_age_s / rank.limit_s) : 0;
+const gravity = rank => 10 * (rank.state === 'behind') + 2 * (rank.state !== 'waiting') * share(rank) + share(rank);
+
+// Who waits is late by no fault of its own: no tone.
+function fillShare(cell, rank) {
+  const tone = rank.state === 'behind' ? 'bad' : rank.state === 'waiting' ? '' : share(rank) >= 1 ? 'bad' : share(rank) > .5 ? 'warn' : '';
+  setClass(cell, `progress age number ${tone}`);
+  setText(child(cell, 'span', 0), duration(rank.progress_age_s));
+  const bar = child(cell, 'b', 1);
+  setClass(bar, 'bar');
+  const width = `${Math.round(20 * share(rank)) * 5}%`, fill = child(bar, 'i', 0);
+  if (fill.style.width !== width) fill.style.width = width;
+}
+
+function fillFailed(cell, member) {
+  setClass(cell, `failed number ${member.commit_failures ? 'bad' : 'zero'}`);
+  setText(child(cell, 'span', 0), member.commit_failures);
+}
+
+function fillAct(cell, member, card) {
+  const button = child(cell, 'button', 0);
+  if (!button.onclick) {
+    button.type = 'button';
+    button.textContent = 'Kill';
+    button.onclick = () => askToKill(card.name, cell.parentNode.dataset.name);
+  }
+  setHidden(button, member.state === 'lapsed' || !(control.may_kill || control.takes_token));
+  const label = `Kill ${member.replica_id}`;
+  if (button.ariaLabel !== label) button.ariaLabel = label;
+}
+
+// -- one rank
+
+function fillRank(cell, rank) {
+  setText(child(cell, 'span', 0), `rank ${rank.group_rank}`);
+  setText(child(cell, 'small', 1), ` ${[rank.host, rank.pid && `pid ${rank.pid}`].filter(Boolean).join(' · ')}`);
+}
+
+function fillRankState(cell, rank) {
+  setPill(child(cell, 'span', 0), `pill ${RANK_TONES[rank.state] || 'idle'}`, rank.state, RANK_HINTS[rank.state] || '');
+}
+
+function fillRankPhase(cell, rank) {
+  const ticks = rank.total === null ? (rank.done ? ` ${rank.done}` : '') : ` ${rank.done}/${rank.total}`;
+  setText(child(cell, 'span', 0), `${rank.phase}${ticks}`);
+  const where = rank.is_inside ? `in ${rank.collective}` : rank.waits_for ? `waits for ${rank.waits_for}` : '';
+  setText(child(cell, 'small', 1), where && ` ${where}`);
+  setTitle(cell, `in ${rank.phase} for ${duration(rank.phase_s)}${rank.collective ? `; newest collective: ${rank.collective}` : ''}`);
+}
+
+function fillRankStep(cell, rank) {
+  setText(child(cell, 'span', 0), rank.step);
+}
+
+function fillRankBeat(cell, rank) {
+  fillAge(cell, 'beat', rank.beat_age_s, rank.state === 'lost');
+}
+
+function fillRankProgress(cell, rank) {
+  fillShare(cell, rank);
+  setTitle(cell, rank.limit_s ? `may be ${duration(rank.limit_s)} without a move here` : '');
+}
+
+// -- rows
+
+function makeRow(isRank) {
+  const row = document.createElement('tr');
+  for (const column of COLUMNS) {
+    const cell = add(row, 'td', `${column.key} ${column.number ? 'number' : ''}`);
+    cell.dataset.label = column.title;
+  }
+  row.isRank = isRank;
+  return row;
+}
+
+function fillRow(row, item, card) {
+  COLUMNS.forEach((column, place) => column[row.isRank ? 'rank' : 'group'](row.children[place], item, card));
+}
+
+// Rows are kept by their keys and moved only where their order has changed.
+function showRows(card, wanted) {
+  const body = card.section.querySelector('tbody'), rows = new Map();
+  wanted.forEach(({key, item, isRank}, place) => {
+    const row = card.rows.get(key) || makeRow(isRank);
+    rows.set(key, row);
+    row.dataset.name = item.replica_id;
+    if (body.children[place] !== row) body.insertBefore(row, body.children[place] || null);
+    setClass(row, isRank ? 'rank' : item.state === 'lapsed' ? 'lapsed' : '');
+    fillRow(row, item, card);
+  });
+  trim(body, wanted.length);
+  card.rows = rows;
+}

@@ -1,0 +1,111 @@
+// Incidents, the timeline, runs.
+const ENTRIES = 40;
+const SPANS_S = [300, 900, 3600, 6 * 3600, 86400, 7 * 86400];
+const SPAN_NAMES = ['5 min ago', '15 min ago', '1 h ago', '6 h ago', '1 day ago', '7 days ago'];
+const OFFSETS = [
+  ['noticed', incident => incident.noticed_s], ['evidence', incident => incident.evidence_s],
+  ['acted', incident => incident.acted_s], ['quorum', incident => incident.quorum_s],
+  ['first step', incident => incident.step_s], ['over', incident => incident.over_s],
+];
+
+function named(entry) {
+  return entry.replica_ids.join(', ') + (entry.more ? ` and ${entry.more} more` : '');
+}
+
+// -- the timeline
+
+function showTimeline(card, entries, now_s) {
+  const section = card.section.querySelector('.timeline'), newest = entries[entries.length - 1];
+  showStrip(card, section, entries, now_s);
+  const mark = newest ? [entries.length, newest.at_unix_s, newest.kind, newest.replica_ids.length, newest.more, card.entries].join() : '';
+  if (card.timelineMark === mark) return;
+  card.timelineMark = mark;
+  const list = section.querySelector('ol'), shown = entries.slice(-card.entries).reverse();
+  trim(list, shown.length);
+  shown.forEach((entry, place) => {
+    const line = child(list, 'li', place), when = child(line, 'time', 0), kind = child(line, 'span', 1), what = child(line, 'span', 2);
+    setText(when, moment(entry.at_unix_s));
+    setTitle(when, new Date(entry.at_unix_s * 1000).toLocaleString());
+    setClass(kind, `kind ${KIND_TONES[entry.kind] || 'idle'}`);
+    setText(kind, entry.kind);
+    setText(child(what, 'b', 0), named(entry));
+    setText(child(what, 'span', 1), `${entry.replica_ids.length && entry.text ? ' ' : ''}${entry.text}`);
+  });
+  setHidden(section.querySelector('.none'), entries.length > 0);
+  setHidden(section.querySelector('.more'), shown.length === entries.length);
+}
+
+function showStrip(card, section, entries, now_s) {
+  if (now_s - card.stripAt < 2 && card.stripOf === entries.length) return;
+  card.stripAt = now_s;
+  card.stripOf = entries.length;
+  const age_s = entries.length ? now_s - entries[0].at_unix_s : 0;
+  const span = Math.max(0, SPANS_S.findIndex(span_s => age_s <= span_s)), span_s = SPANS_S[span];
+  const marks = new Map(['idle', 'good', 'busy', 'warn', 'bad'].map(tone => [tone, '']));
+  for (const {at_unix_s, kind} of entries) {
+    const x = 1000 * (1 - (now_s - at_unix_s) / span_s), tone = KIND_TONES[kind] || 'idle';
+    if (x >= 0) marks.set(tone, `${marks.get(tone)}M${x.toFixed(1)} ${tone === 'bad' ? 0 : tone === 'idle' ? 11 : 5}V20`);
+  }
+  const strip = section.querySelector('.strip');
+  for (const [tone, path] of marks) {
+    const node = strip.querySelector(`.${tone}`) || strip.appendChild(document.createElementNS('http://www.w3.org/2000/svg', 'path'));
+    node.setAttribute('class', tone);
+    node.setAttribute('d', path);
+  }
+  setText(section.querySelector('.span span'), SPAN_NAMES[span]);
+}
+
+// -- incidents
+
+function showIncidents(section, incidents) {
+  const list = section.querySelector('ol');
+  setHidden(section.querySelector('.none'), incidents.length > 0);
+  trim(list, incidents.length);
+  incidents.forEach((incident, place) => showIncident(child(list, 'li', place), incident));
+}
+
+function showIncident(line, incident) {
+  const head = child(line, 'div', 0), text = child(line, 'div', 1), offsets = child(line, 'div', 2);
+  setClass(head, 'head');
+  setPill(child(head, 'span', 0), `pill ${incident.over_s === null ? KIND_TONES[incident.kind] || 'warn' : 'idle'}`, incident.kind,
+    incident.over_s === null ? 'not over yet' : 'over');
+  setText(child(head, 'time', 1), moment(incident.opened_unix_s));
+  const link = child(head, 'a', 2);
+  if (link.dataset.id !== incident.id) {
+    link.dataset.id = incident.id;
+    link.href = `incidents/${encodeURIComponent(incident.id)}`;
+    link.textContent = 'Evidence';
+    link.ariaLabel = `Evidence of incident ${incident.id}`;
+    link.onclick = event => showEvidence(event, incident.id);
+  }
+  setText(text, incident.text);
+  setTitle(text, `incident ${incident.id} of ${incident.job}; suspects: ${incident.suspects.join(', ') || 'none'}`);
+  setClass(offsets, 'offsets');
+  const known = OFFSETS.filter(([, value]) => value(incident) !== null);
+  trim(offsets, known.length + 1);
+  setText(child(offsets, 'span', 0), 'after the fault:');
+  known.forEach(([word, value], place) => {
+    const node = child(offsets, 'span', place + 1);
+    const more = word === 'acted' && incident.action ? ` (${incident.action})`
+      : word === 'quorum' && incident.quorum_id ? ` (${incident.quorum_id})` : '';
+    setText(child(node, 'span', 0), `${word}${more} `);
+    setText(child(node, 'b', 1), duration(value(incident)));
+  });
+}
+
+// -- runs
+
+function showRuns(runs) {
+  const list = find('runs').querySelector('ul');
+  setHidden(find('runs'), !runs.length);
+  trim(list, runs.length);
+  runs.forEach((run, place) => setText(child(list, 'li', place), describeRun(run)));
+}
+
+function describeRun(run) {
+  const at = run.counters.number < 0 ? 'no generation yet' : `generation ${run.counters.number}`;
+  const spares = count(run.ranks, rank => rank.state === 'spare');
+  const stop = run.stop ? `, stopped: ${run.stop.reason}` : '';
+  return `${run.job}/${run.run}: ${at}, ${run.slots.length} ranks, ${spares} spares, `
+    + `${run.counters.job_restarts} restarts, ${run.verdict}${stop}`;
+}

@@ -1,0 +1,195 @@
+// One card a job: quorum and verdict on top, groups and ranks, what happened.
+const PAGE_ROWS = 100, SEARCHED_FROM = 9, OPEN_RANKS = matchMedia('(max-width: 720px)').matches ? 4 : 32;
+const TILES = [
+  ['Quorum', job => [job.quorum_id || '–']],
+  ['Age', job => [job.quorum_id ? duration(job.quorum_age_s) : '–']],
+  ['Participants', job => [count(job.members, m => m.is_participant), `of ${job.members.length}`]],
+  ['Step', (job, card) => [card.maxStep]],
+  ['Ranks', job => [job.ranks.length || '–', describeRanks(job.ranks)]],
+  ['Quorums formed', job => [job.quorums_formed]],
+  ['Rounds', job => [job.rounds]],
+  ['Sessions', job => [job.sessions]],
+  ['Recalls', job => [job.recalls]],
+  ['Revokes', job => [job.revokes]],
+];
+const jobs = new Map();
+
+function describeRanks(ranks) {
+  const worth = RANK_STATES.slice(0, 3).map(state => [count(ranks, rank => rank.state === state), state]);
+  return worth.filter(([number]) => number).map(([number, state]) => `${number} ${state}`).join(', ');
+}
+
+// -- a card
+
+function makeJob(name) {
+  const section = find('job').content.cloneNode(true).firstElementChild;
+  const card = {
+    section, name, rows: new Map(), search: '', states: new Set(), sort: null, falling: false, limit: PAGE_ROWS,
+    entries: ENTRIES, stripAt: 0, opened: new Set(), closed: new Set(), allRanks: false,
+  };
+  const sort = section.querySelector('.sort select');
+  for (const column of COLUMNS) makeTitle(card, column, sort);
+  sort.addEventListener('change', () => sortBy(card, COLUMNS.find(column => column.key === sort.value), false));
+  section.querySelector('input').addEventListener('input', event => {
+    card.search = event.target.value.trim().toLowerCase();
+    showGroups(card);
+  });
+  section.querySelector('.groups .more').addEventListener('click', () => {
+    card.limit += 5 * PAGE_ROWS;
+    showGroups(card);
+  });
+  section.querySelector('.timeline .more').addEventListener('click', () => {
+    card.entries = Infinity;
+    showTimeline(card, card.job.timeline, card.now_s);
+  });
+  section.querySelector('.all').addEventListener('click', event => {
+    card.allRanks = !hasOpenRanks(card, null);
+    card.opened.clear();
+    card.closed.clear();
+    card.hasChosen = true;
+    event.target.setAttribute('aria-pressed', card.allRanks);
+    showGroups(card);
+  });
+  find('main').append(section);
+  return card;
+}
+
+function makeTitle(card, column, sort) {
+  const title = add(card.section.querySelector('thead tr'), 'th', column.number ? 'number' : '');
+  title.scope = 'col';
+  if (!column.order) return void (title.ariaLabel = 'Act');
+  const button = add(title, 'button'), option = add(sort, 'option');
+  button.type = 'button';
+  button.textContent = option.textContent = column.title;
+  option.value = column.key;
+  button.title = column.hint || '';
+  column.number && (title.title = button.title);
+  button.addEventListener('click', () => sortBy(card, column, card.sort === column && !card.falling));
+}
+
+function sortBy(card, column, isFalling) {
+  card.sort = column;
+  card.falling = isFalling;
+  const titles = card.section.querySelectorAll('th');
+  for (const title of titles) title.removeAttribute('aria-sort');
+  titles[COLUMNS.indexOf(column)].setAttribute('aria-sort', isFalling ? 'descending' : 'ascending');
+  showGroups(card);
+}
+
+// -- what it shows
+
+function showJob(card, job, now_s) {
+  card.job = job;
+  card.now_s = now_s;
+  card.maxStep = job.members.reduce((most, m) => m.is_participant ? Math.max(most, m.step) : most, 0);
+  joinRanks(job);
+  const {section} = card;
+  setText(section.querySelector('h2'), job.job);
+  setPill(section.querySelector('.verdict'), `verdict pill ${VERDICT_TONES[job.verdict] || 'idle'}`, job.verdict.replaceAll('_', ' '));
+  const phase = section.querySelector('.name .phase');
+  setPill(phase, `phase pill ${PHASE_TONES[job.phase] || 'idle'}`, job.phase, PHASE_HINTS[job.phase] || '');
+  setHidden(phase, !job.phase || job.phase === 'none');
+  setText(section.querySelector('.why'), job.explanation);
+  const stall = section.querySelector('.stall');
+  setText(stall, job.stall && `Nothing moves for ${duration(job.stall_s)}: ${job.stall}`);
+  setHidden(stall, !job.stall);
+  showTiles(section.querySelector('dl'), job, card);
+  showStates(card);
+  showGroups(card);
+  showIncidents(section.querySelector('.incidents'), job.incidents || []);
+  showTimeline(card, job.timeline, now_s);
+}
+
+function joinRanks(job) {
+  const members = new Map(job.members.map(member => [member.replica_id, member]));
+  for (const member of job.members) member.ranks = [];
+  for (const rank of job.ranks) members.get(rank.replica_id)?.ranks.push(rank);
+  for (const member of job.members) member.ranks.sort((a, b) => a.group_rank - b.group_rank);
+}
+
+function showTiles(list, job, card) {
+  TILES.forEach(([title, values], place) => {
+    const tile = child(list, 'div', place);
+    const [value, note = ''] = values(job, card);
+    setText(child(tile, 'dt', 0), title);
+    const line = child(tile, 'dd', 1);
+    setText(child(line, 'span', 0), value);
+    setText(child(line, 'small', 1), note && ` ${note}`);
+  });
+}
+
+function showStates(card) {
+  const tools = card.section.querySelector('.states'), counts = new Map();
+  for (const member of card.job.members) counts.set(member.state, (counts.get(member.state) || 0) + 1);
+  for (const state of [...STATES].reverse()) {
+    const button = tools.querySelector(`button[name=${state}]`) || makeState(card, tools, state);
+    setText(button, `${counts.get(state) || 0} ${state}`);
+    setHidden(button, !counts.has(state) && !card.states.has(state));
+    button.setAttribute('aria-pressed', card.states.has(state));
+  }
+  setHidden(card.section.querySelector('input'), card.job.members.length < SEARCHED_FROM && !card.search);
+}
+
+function makeState(card, tools, state) {
+  const button = add(tools, 'button', `pill ${STATE_TONES[state]}`);
+  button.type = 'button';
+  button.name = state;
+  button.title = `${STATE_HINTS[state]} (press to show only these)`;
+  button.addEventListener('click', () => {
+    card.states.delete(state) || card.states.add(state);
+    showStates(card);
+    showGroups(card);
+  });
+  return button;
+}
+
+// -- which groups, in which order
+
+function isLike(member, search) {
+  const words = [member.replica_id, member.address, member.state, member.incarnation];
+  for (const rank of member.ranks) words.push(rank.host, rank.state, rank.phase, rank.waits_for);
+  return words.join(' ').toLowerCase().includes(search);
+}
+
+function chosenMembers(card) {
+  const fits = m => (!card.states.size || card.states.has(m.state)) && (!card.search || isLike(m, card.search));
+  const members = card.job.members.filter(fits);
+  // Where not all can be shown, those that need a look come first.
+  const column = card.sort || COLUMNS[members.length > card.limit ? 1 : 0];
+  const sign = card.falling ? -1 : 1;
+  return members.sort((a, b) => sign * column.order(a, b) || byName(a, b));
+}
+
+function hasOpenRanks(card, member) {
+  const byDefault = card.hasChosen ? card.allRanks : card.job.ranks.length <= OPEN_RANKS;
+  return member === null ? byDefault
+    : member.ranks.length > 0 && (card.opened.has(member.replica_id) || byDefault && !card.closed.has(member.replica_id));
+}
+
+function toggleRanks(card, name) {
+  const member = card.job.members.find(member => member.replica_id === name);
+  if (!member) return;
+  const isOpen = hasOpenRanks(card, member);
+  (isOpen ? card.opened : card.closed).delete(name);
+  (isOpen ? card.closed : card.opened).add(name);
+  showGroups(card);
+}
+
+function showGroups(card) {
+  const members = chosenMembers(card), shown = members.slice(0, card.limit), wanted = [];
+  for (const member of shown) {
+    wanted.push({key: member.replica_id, item: member, isRank: false});
+    if (!hasOpenRanks(card, member)) continue;
+    for (const rank of member.ranks) wanted.push({key: `${rank.replica_id} ${rank.group_rank}`, item: rank, isRank: true});
+  }
+  showRows(card, wanted);
+  const {section} = card, more = section.querySelector('.groups .more');
+  setHidden(more, shown.length === members.length);
+  setText(more, `${members.length - shown.length} more replica groups: show more`);
+  setHidden(section.querySelector('.groups > .none'), members.length > 0 || !card.job.members.length);
+  section.querySelector('.all').setAttribute('aria-pressed', hasOpenRanks(card, null));
+  setHidden(section.querySelector('.all'), !card.job.ranks.length);
+  const why = section.querySelector('.mayNotKill');
+  setHidden(why, control.may_kill || control.takes_token || !control.why);
+  setText(why, `No kills from here: ${control.why}`);
+}

@@ -1,0 +1,118 @@
+// How the page hears of the lighthouse: by events; where something on the way cuts those, by asking; and what it says in silence.
+const TICK_MS = 500, ASKED_AGAIN_MS = 2000, QUIET_MS = 4000, PATIENCE_MS = 5000, RECONNECT_MS = 15000;
+const figures = {updates: 0, took_ms: 0, bytes: 0};  // for whoever measures this page
+let source = null, connectedAt = 0, heardAt = 0, askedAt = 0, failingSince = 0, reason = '', way = '', fresh = null;
+
+function show(status) {
+  const beganAt = performance.now();
+  setText(find('about'), `${status.version} · up ${duration(status.uptime_s)}`);
+  const names = new Set(status.jobs.map(job => job.job));
+  for (const [name, card] of jobs) if (!names.has(name)) { card.section.remove(); jobs.delete(name); }
+  for (const job of status.jobs) {
+    if (!jobs.has(job.job)) jobs.set(job.job, makeJob(job.job));
+    showJob(jobs.get(job.job), job, status.now_unix_s || Date.now() / 1000);
+  }
+  showRuns(status.runs || []);
+  setHidden(find('empty'), status.jobs.length > 0 || !find('runs').hidden);
+  figures.updates += 1;
+  figures.took_ms = performance.now() - beganAt;
+}
+
+// -- what was heard; only the newest is shown
+
+function heard(text, by) {
+  heardAt = Date.now();
+  failingSince = 0;
+  way = by;
+  if (fresh === null) requestAnimationFrame(showNewest);
+  fresh = text;
+}
+
+function showNewest() {
+  const text = fresh, beganAt = performance.now();
+  fresh = null;
+  figures.bytes = text.length;
+  const status = JSON.parse(text);
+  figures.parse_ms = performance.now() - beganAt;
+  show(status);
+  showSilence();
+}
+
+function failed(why) {
+  failingSince = failingSince || Date.now();
+  reason = why;
+}
+
+// -- by events
+
+function connect() {
+  disconnect();
+  connectedAt = Date.now();
+  const opened = source = new EventSource('events');
+  opened.addEventListener('open', () => askControl().catch(() => {}));  // another process may have another token
+  opened.addEventListener('status', event => heard(event.data, 'live'));
+  opened.addEventListener('error', () => {
+    if (opened === source && opened.readyState === EventSource.CLOSED) source = null;  // no stream is to be had
+    ask();
+  });
+}
+
+function disconnect() {
+  if (source) source.close();
+  source = null;
+}
+
+// -- by asking
+
+async function ask() {
+  if (Date.now() - askedAt < ASKED_AGAIN_MS) return;
+  askedAt = Date.now();
+  try {
+    const answer = await fetch('status', {cache: 'no-store', signal: AbortSignal.timeout(PATIENCE_MS)});
+    if (!answer.ok) throw new Error(`HTTP ${answer.status} ${answer.statusText}`);
+    heard(await answer.text(), 'polling');
+    if (!control.csrf) askControl().catch(() => {});
+  } catch (error) {
+    failed(error.message);
+  }
+  showSilence();
+}
+
+// -- silence
+
+function showSilence() {
+  const isSilent = failingSince > 0, notice = find('silence');
+  find('main').classList.toggle('stale', isSilent);
+  const word = isSilent ? 'no answer' : way || 'connecting';
+  setPill(find('live'), `pill ${isSilent ? 'bad' : way === 'live' ? 'good' : way ? 'busy' : 'idle'}`, word,
+    way === 'polling' ? 'something on the way cuts the stream of events; the page asks instead' : '');
+  const title = isSilent ? '✖ lighthouse' : 'lighthouse';
+  if (document.title !== title) document.title = title;
+  if (isSilent) {
+    const old = heardAt ? ` What you see is of ${clock(heardAt)}.` : '';
+    const silent_s = duration((Date.now() - failingSince) / 1000);
+    setText(notice.children[0], `No answer from the lighthouse since ${clock(failingSince)} (${silent_s}).${old}`);
+    setText(notice.children[1], reason);
+  }
+  setHidden(notice, !isSilent);
+}
+
+function tick() {
+  if (document.hidden) return;
+  const now = Date.now();
+  if (now - heardAt > QUIET_MS && now - connectedAt > QUIET_MS || !source) ask();
+  if (!source && now - connectedAt > RECONNECT_MS) connect();
+  showSilence();
+}
+
+// A page that nobody looks at holds no connection.
+document.addEventListener('visibilitychange', () => document.hidden ? disconnect() : connect());
+document.addEventListener('keydown', event => {
+  const input = document.querySelector('.tools input:not([hidden])');
+  if (event.key !== '/' || !input || event.target.closest('input, select, textarea, dialog')) return;
+  event.preventDefault();
+  input.focus();
+});
+window.lighthouseFigures = figures;
+connect();
+setInterval(tick, TICK_MS);

@@ -1,0 +1,92 @@
+// Words, tones and small tools. Whatever the lighthouse says is put on the page as text, never as markup.
+const STATES = ['lapsed', 'down', 'missed', 'straggler', 'idle', 'joined', 'participant'];
+const STATE_TONES = {
+  lapsed: 'bad', down: 'bad', missed: 'warn', straggler: 'warn', idle: 'idle', joined: 'busy', participant: 'good',
+};
+const STATE_HINTS = {
+  participant: 'in the quorum, at work on its step', joined: 'asks for the next quorum',
+  straggler: 'alive, has not joined, and is waited for', missed: 'alive, but missed a join timeout: not waited for until it joins',
+  down: 'its manager is alive, its ranks are not all there', idle: 'alive, never joined', lapsed: 'lost, or silent',
+};
+const RANK_STATES = ['behind', 'lost', 'waiting', 'running'];
+const RANK_TONES = {behind: 'bad', lost: 'bad', waiting: 'busy', running: 'good'};
+const RANK_HINTS = {
+  behind: 'furthest behind, while nothing moves', lost: 'its replica group is not alive',
+  waiting: 'in a collective, or in a wait that its script has declared', running: 'at work',
+};
+const VERDICT_TONES = {
+  formed: 'good', ready: 'good', waiting_for_members: 'busy', waiting_for_stragglers: 'warn', waiting_for_recall: 'busy',
+  waiting_for_return: 'warn', waiting_for_leases: 'warn', waiting_for_last_call: 'warn',
+  too_few_participants: 'bad', no_allowed_size: 'bad', nobody_asks: 'idle',
+};
+const PHASE_TONES = {
+  none: 'idle', returning: 'warn', standing: 'good', recalled: 'busy', resumed: 'busy', revoked: 'warn',
+};
+const PHASE_HINTS = {
+  none: 'no quorum stands: every step asks the lighthouse', returning: 'the lighthouse has restarted: its members are to come back',
+  standing: 'managers grant each next step by themselves', recalled: 'the members say how far they are',
+  resumed: 'the members do the steps that they have promised, then join', revoked: 'it is over: a member was lost, or a step failed',
+};
+const KIND_TONES = {
+  joined: 'good', left: 'idle', lost: 'bad', killed: 'bad', drained: 'warn', healing: 'busy', healed: 'good',
+  quorum: 'idle', stall: 'bad', moves: 'good', incident: 'warn', loss: 'bad',
+};
+
+const find = id => document.getElementById(id);
+const count = (list, test) => list.reduce((sum, item) => sum + (test(item) ? 1 : 0), 0);
+const compare = new Intl.Collator('en', {numeric: true}).compare;
+const plural = (number, word) => `${number} ${word}${number === 1 ? '' : 's'}`;
+const clock = ms => new Date(ms).toLocaleTimeString([], {hour: '2-digit', minute: '2-digit', second: '2-digit', hour12: false});
+
+function moment(unix_s) {
+  const date = new Date(unix_s * 1000), isToday = date.toDateString() === new Date().toDateString();
+  return isToday ? clock(date) : `${date.toLocaleDateString([], {month: 'short', day: 'numeric'})} ${clock(date).slice(0, 5)}`;
+}
+
+function duration(seconds) {
+  const s = Math.max(0, seconds), pad = n => String(Math.floor(n)).padStart(2, '0');
+  if (s < 9.95) return `${s.toFixed(1)} s`;
+  if (s < 60) return `${Math.floor(s)} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} m ${pad(s % 60)} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${pad(s % 3600 / 60)} m`;
+  return `${Math.floor(s / 86400)} d ${pad(s % 86400 / 3600)} h`;
+}
+
+// What is on the page already is not touched.
+function setText(node, text) {
+  const wanted = String(text);
+  if (node.textContent !== wanted) node.textContent = wanted;
+}
+
+function setClass(node, names) {
+  if (node.className !== names) node.className = names;
+}
+
+function setTitle(node, text) {
+  if (node.title !== text) node.title = text;
+}
+
+function setHidden(node, isHidden) {
+  if (node.hidden !== isHidden) node.hidden = isHidden;
+}
+
+function add(parent, tag, className = '') {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  return parent.appendChild(node);
+}
+
+function child(parent, tag, place) {
+  while (parent.children.length <= place) add(parent, tag);
+  return parent.children[place];
+}
+
+function trim(parent, length) {
+  while (parent.children.length > length) parent.lastElementChild.remove();
+}
+
+function setPill(pill, names, text, hint = '') {
+  setClass(pill, names);
+  setText(pill, text);
+  setTitle(pill, hint);
+}
