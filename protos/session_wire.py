@@ -91,9 +91,7 @@ def session_request_from_wire(message: lighthouse_pb2.SessionRequest) -> ToLight
             return WithdrawRequest(check_count(message.withdraw.number, "number"))
         case "hello":
             hello = message.hello
-            return Hello(
-                _participant_from(hello), _levels_from(hello.levels), hello.gives_evidence, hello.takes_world
-            )
+            return Hello(_participant_from(hello), _levels_from(hello.levels), hello.gives_evidence, hello.takes_world)
         case "evidence":
             return _evidence_from(message.evidence)
         case "evidence_done":

@@ -195,11 +195,18 @@ class LighthouseProcess(Process):
 
     def feed(self, event: Event) -> None:
         now = self.clock()
+        self._take_notes()
         self._perform(self.machine.handle(event, now), now)
 
     def _tick(self) -> None:
         now = self.clock()
+        self._take_notes()
         self._perform(self.machine.tick(now), now)
+
+    def _take_notes(self) -> None:
+        """What the driver files as timeline and incidents; here nobody reads it."""
+        self.machine.roster.notes.clear()
+        self.machine.standing.losses.clear()
 
     def pause(self, for_s: float) -> None:
         super().pause(for_s)

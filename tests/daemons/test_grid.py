@@ -1,0 +1,106 @@
+"""The document's layout: the ranks of two hosts that together are as many as a group, and are none."""
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+
+from agent_client.manager_link import ManagerLink
+from lighthouse_runtime.clients import LighthouseClient
+from protos.membership import Assignment, World
+from protos.refusals import DeadlinePassed
+from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, Manager, eventually, run_cli, together
+
+pytestmark = pytest.mark.slow
+
+SIZE = 8
+SOON_S = 3.0
+HALVES = "a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3"
+
+
+@dataclass
+class Ranks:
+    """Of several groups, each with a watch of its own, as an Agent holds it."""
+
+    links: dict[tuple[str, int], ManagerLink] = field(default_factory=dict)
+
+    def start(self, manager: Manager, name: str, ranks: range) -> None:
+        for rank in ranks:
+            self.links[name, rank] = ManagerLink(
+                manager.address, rank, f"{name}{rank}", lambda quorum_id, reason: None, returns_within_s=0.0
+            )
+
+    def ask(self, timeout_s: float) -> dict[tuple[str, int], Assignment | Exception]:
+        """All at once; what each is answered."""
+
+        def one(link: ManagerLink) -> Assignment | Exception:
+            try:
+                return link.ask(0, "", tag_quorum_id=0, commit_failures=0, timeout_s=timeout_s)
+            except DeadlinePassed as e:
+                return e
+
+        with ThreadPoolExecutor(len(self.links)) as threads:
+            return dict(zip(self.links, threads.map(one, self.links.values()), strict=True))
+
+    def worlds(self) -> set[World | None]:
+        return {link.world for link in self.links.values()}
+
+
+@contextlib.contextmanager
+def ranks() -> Iterator[Ranks]:
+    found = Ranks()
+    try:
+        yield found
+    finally:
+        for link in found.links.values():
+            link.close()
+
+
+def documents_check_waits(world: World) -> bool:
+    """As the document has it."""
+    return world.global_world_size < world.group_world_size * world.largest_peer_group_world_size
+
+
+def test_halves_of_two_groups_get_no_quorum_until_the_other_halves_come() -> None:
+    with Lighthouse() as lighthouse, ranks() as grid:
+        managers = [Manager(lighthouse.address, name, ranks=SIZE) for name in "ab"]
+        with together(*managers) as (a, b), LighthouseClient(lighthouse.address) as client:
+            grid.start(a, "a", range(4))
+            grid.start(b, "b", range(4, 8))
+            refused = grid.ask(SOON_S)
+            for (name, rank), error in refused.items():
+                assert isinstance(error, DeadlinePassed), f"{name}/{rank} was let in"
+                half = "a has ranks 0-3 of 8; missing: 4-7" if name == "a" else "b has ranks 4-7 of 8; missing: 0-3"
+                assert half in str(error)
+            [job] = client.status().jobs
+            assert (job.quorum_id, job.verdict) == (0, "nobody_asks")
+            assert HALVES in job.explanation
+            shown = run_cli(LIGHTHOUSE_CODE, "status", "--lighthouse", lighthouse.address).stdout
+            assert HALVES in " ".join(shown.split())
+            eventually(lambda: grid.worlds() == {World(8, 1, 8, 8)}, "every rank is told the world")
+            assert not documents_check_waits(World(8, 1, 8, 8)), "which is why counting is not enough"
+            lighthouse.wait_for_log(f"{HALVES}; a replica group takes part only when all its ranks are there")
+            a.wait_for_log(r"a has ranks 0-3 of 8; missing: 4-7; a replica group takes part only when")
+
+            grid.start(a, "a", range(4, 8))
+            grid.start(b, "b", range(4))
+            admitted = grid.ask(PATIENCE_S)
+            for (name, rank), answer in admitted.items():
+                assert isinstance(answer, Assignment), f"{name}/{rank}: {answer}"
+                assert answer.replica_ids == ("a", "b")
+            eventually(lambda: grid.worlds() == {World(16, 2, 0, 8)}, "all are there")
+            lighthouse.wait_for_log("every replica group is whole")
+
+
+def test_a_group_that_shards_differently_is_refused_with_both_layouts_and_the_remedy() -> None:
+    with Lighthouse() as lighthouse, ranks() as grid:
+        managers = Manager(lighthouse.address, "a", ranks=2), Manager(lighthouse.address, "b", ranks=4)
+        with together(*managers) as (_, b):
+            managers[0].wait_for_log("answers")
+            said = b.wait_for_log(r"world_size: .*")[0]
+    assert "2" in said
+    assert "4" in said
+    assert "one rank" in said
+    assert "--allow-heterogeneous" in said
