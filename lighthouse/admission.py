@@ -83,8 +83,10 @@ def _misfit(participant: Participant, roster: Roster) -> WrongState | None:
     for size, names in roster.sizes.items():
         if size != participant.group_world_size and (other := _another(names, participant)):
             return WrongState(
-                f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, {other} has {size}; "
-                "replica groups of one job have the same size, unless the lighthouse runs with --allow-heterogeneous"
+                f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, {other} has {size}: "
+                "their ranks hold different shards, and rank by rank they cannot be peers; replica groups of one job "
+                "have the same size, or one rank each, which gathers the group's state and scatters it again "
+                "(--group-world-size 1), unless the lighthouse runs with --allow-heterogeneous"
             )
     return None
 
