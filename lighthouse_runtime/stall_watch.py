@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from protos.stall import StallVerdict
 
-LOOKED_AGAIN_S = 1.0
+LOOKED_AGAIN_S = 1.0  # while nothing moves
+SOON_S = 0.05
 
 
 class StallWatch:
@@ -48,8 +49,11 @@ class StallWatch:
         now = loop.time()
         self._say(self._judge(now))
         left_s = self._left_s(now)
-        delay_s = 0.0 if left_s is None else min(max(left_s, LOOKED_AGAIN_S), self._look_s)
-        self._timer = None if left_s is None else loop.call_later(delay_s, self._look)
+        if left_s is None:
+            self._timer = None
+            return
+        delay_s = max(left_s, SOON_S) if left_s > -SOON_S else LOOKED_AGAIN_S
+        self._timer = loop.call_later(min(delay_s, self._look_s), self._look)
 
     def _say(self, verdict: StallVerdict | None) -> None:
         before, self.said = self.said, verdict
