@@ -167,6 +167,8 @@ class GroupMachine:
             case Refused(join, error):
                 is_ours = self.session.answered(join) if join else self.ranks.gather.is_joined
                 effects = self._refuse_join(error, now) if is_ours else []
+                if not join and isinstance(error, WrongState):  # it has no place there, whatever it holds
+                    effects += self._perform(self.ranks.give_up(str(error), now), now)
                 return effects + (self._leave(now) if is_ours and self.ranks.drains else [])
             case Order():
                 return self._obey(message, now)

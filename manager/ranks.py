@@ -94,7 +94,7 @@ class Ranks:
                 return self._expire_call(call, error)
             case WatchOpened(watch, group_rank, worker):
                 is_other = self.watches.opened(watch, group_rank, worker)
-                return self._give_up(f"rank {group_rank} has restarted", now) if is_other else []
+                return self.give_up(f"rank {group_rank} has restarted", now) if is_other else []
             case WatchEnded(watch):
                 rank = self.watches.ended(watch)
                 return [] if rank is None else self._lose(rank, now)
@@ -167,7 +167,7 @@ class Ranks:
             effects += self._perform_gather(self.gather.handle(gather.Withdrawn(call)))
             effects.append(CallRefused(call, gone))
         effects += self._perform_commit(self.commit.handle(commit.RankLost(group_rank)), now)
-        return effects + self._give_up(str(gone), now)
+        return effects + self.give_up(str(gone), now)
 
     def _ask(self, ask: Ask, now: float) -> list[Effect]:
         decision = self.grants.decide(ask, now)
@@ -230,7 +230,7 @@ class Ranks:
             offers = self._committed(fresh, now)
             performed += self._open_step() if offers else []
         elif fresh is not None and self.grants.held is not None and self.grants.held.quorum_id == fresh.quorum_id:
-            performed += self._give_up("a step was discarded", now)
+            performed += self.give_up("a step was discarded", now)
         for effect in decided:
             grant = self.grants.assignment(effect.group_rank, True) if offers else None
             performed.append(VoteAnswered(effect.call, effect.commit, grant))
@@ -242,7 +242,7 @@ class Ranks:
         wants = len(self._wants_next) == self._size and all(self._wants_next.values())
         return wants and not self.drains and self.grants.offer(now)
 
-    def _give_up(self, reason: str, now: float) -> list[Effect]:
+    def give_up(self, reason: str, now: float) -> list[Effect]:
         """This group ends the quorum that it holds: the other ranks are to abort what has not completed."""
         if self.grants.held is None or not self.grants.give_up():
             return []

@@ -17,7 +17,7 @@ from manager.events import (
     WatchEnded,
     WatchOpened,
 )
-from protos.refusals import Drained, InvalidRequest, Superseded, WrongState
+from protos.refusals import Drained, InternalError, InvalidRequest, Superseded, WrongState
 from protos.session import (
     DrainRequest,
     Goodbye,
@@ -196,6 +196,26 @@ class TestLostRank:
         m.handle(CallEnded(10), 0.1)
         assert VoteAnswered(11, True) not in m.handle(WatchEnded(2), 0.2)
         assert VoteAnswered(11, True) in m.handle(vote(11, 0, 0), 0.3)
+
+
+class TestSentAway:
+    """It has no place beside the others: its quorum is over, and its ranks hear why."""
+
+    def test_its_ranks_are_told_and_ask_again(self):
+        m = holding(2)
+        why = WrongState("address: a advertises a loopback (127.0.0.1:1) beside b")
+        assert said(m, told(Refused(0, why)), 0.1) == [revoked(str(why), 1, 2)]
+        assert m.held == held("revoked", 0)
+        m.handle(SessionClosed(), 0.1)
+        for rank in range(2):
+            m.handle(ask(10 + rank, rank, 0, tag_quorum_id=0, commit_failures=1), 0.2)
+        assert m.ranks.gather.is_joined
+        assert said(m, told(Refused(0, why)), 0.3) == [refused(10, WrongState, "beside b"), refused(11, WrongState)]
+
+    def test_what_may_pass_ends_nothing(self):
+        m = holding(2)
+        assert said(m, told(Refused(0, InternalError("a defect"))), 0.1) == []
+        assert m.held == held("standing", 0)
 
 
 class TestRestartedManager:
