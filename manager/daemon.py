@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 from lighthouse_runtime.address import advertised_host, resolves_to_loopback
 from lighthouse_runtime.bind import grpc_bind
@@ -16,7 +16,7 @@ from lighthouse_runtime.loop import StopRequest
 from lighthouse_runtime.server import ControlPolicy, Entry, GrpcServer
 from manager.config import ManagerConfig
 from manager.driver import ManagerDriver
-from manager.evidence import LastLines
+from manager.from_outside import Look, look_alone
 from manager.lighthouse_link import LighthouseLink
 from manager.metrics import render
 from manager.service import REFLECTED, ManagerService
@@ -40,15 +40,15 @@ class ManagerDaemon:
         token: str | None,
         end: Callable[[int], None],
         more: Mapping[str, Entry] | None = None,
-        last_lines: Callable[[int], Awaitable[LastLines]] | None = None,
+        look: Look = look_alone,
     ) -> None:
         """`end` ends the process with a status. `more`: calls that a supervisor serves beside the manager's.
-        `last_lines`: what a rank wrote last, where a supervisor keeps that."""
+        `look` as in EvidenceDesk."""
         self._config = config
         self._policy = ControlPolicy(token, config.allow_remote_control)
         self._end = end
         self._more = more
-        self._last_lines = last_lines
+        self._look = look
         self._started_at = time.monotonic()
         self._host = advertised_host(config.lighthouse, config.advertise)
         self._store: StoreProcess | None = None
@@ -69,7 +69,7 @@ class ManagerDaemon:
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
         limits = Limits(floor_s=config.stall_after_s)
         driver = ManagerDriver(
-            me, secrets.token_hex(6), self._link, self._end, config.rank_timeout_s, limits, self._last_lines
+            me, secrets.token_hex(6), self._link, self._end, config.rank_timeout_s, limits, self._look
         )
         service = ManagerService(driver, self._policy, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED)

@@ -6,7 +6,7 @@ A waiting RPC is a future.
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from lighthouse_runtime.server import Sender
@@ -37,7 +37,8 @@ from manager.events import (
     WorldChanged,
 )
 from manager.events import WatchOpened as RankWatched
-from manager.evidence import EvidenceDesk, LastLines
+from manager.evidence import EvidenceDesk
+from manager.from_outside import Look, look_alone
 from manager.group import GroupMachine
 from manager.lighthouse_link import LighthouseLink
 from manager.places import Places
@@ -77,13 +78,13 @@ class ManagerDriver:
         end: Callable[[int], None],
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
-        last_lines: Callable[[int], Awaitable[LastLines]] | None = None,
+        look: Look = look_alone,
     ) -> None:
-        """`limits` say when ranks stall. `last_lines` as in EvidenceDesk."""
+        """`limits` say when ranks stall. `look` as in EvidenceDesk."""
         self.places = Places(me, limits or Limits(), self._trains_alone, lambda: self.machine.incarnation)
         self.machine = GroupMachine(me, life, _handles_on_the_wire, rank_timeout_s, Telling(self.places.view))
         self.worlds = Worlds()
-        self.evidence = EvidenceDesk(me.group_world_size, link.send, last_lines)
+        self.evidence = EvidenceDesk(me.group_world_size, link.send, look)
         self._link = link
         self._end = end
         self._clock = asyncio.get_running_loop().time

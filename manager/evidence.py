@@ -1,32 +1,26 @@
 """What the ranks are doing, when the lighthouse asks: all of them side by side, each within a time that is set.
 
-A rank of this host is looked at from outside, which needs nothing of it: its stacks by a signal, its process by /proc.
-Every rank is asked, too: for its newest collectives, and for its stacks where they cannot be had from outside. It
-answers as long as it runs Python. What is not to be had is named, with the reason. A rank whose watch has ended may
-still be there, stopped by a signal, say: then its process is looked at all the same.
+Where its process can be reached it is looked at from outside, which needs nothing of it (from_outside.py). Every rank
+is asked, too: for its newest collectives, and for its stacks where they cannot be had from outside. It answers as long
+as it runs Python. What is not to be had is named, with the reason. A rank whose watch has ended may still be there,
+stopped by a signal, say: then its process is looked at all the same.
 """
 
 import asyncio
-import concurrent.futures
 import itertools
 import logging
-import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
 
-from lighthouse_runtime.process import process_descriptor
 from lighthouse_runtime.server import Sender
-from manager.process_state import read_process
-from manager.stacks import NoStacksError, take_stacks
+from manager.from_outside import Look, look_alone
 from protos import watch_wire
-from protos.evidence import GATHERED_WITHIN_S, OwnEvidence, RankEvidence, fitting
+from protos.evidence import GATHERED_WITHIN_S, Outside, OwnEvidence, RankEvidence, fitting
 from protos.session import (
     Evidence,
     EvidenceAsked,
     EvidenceDone,
-    EvidenceOffer,
     EvidenceRequest,
     ToLighthouse,
     WatchRequest,
@@ -34,28 +28,7 @@ from protos.session import (
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-STACKS_WITHIN_S = 3.0
-LOOK_WITHIN_S = 4.0  # with what /proc costs on a busy host
 ANSWERED_WITHIN_S = 5.0
-OUTPUT_WITHIN_S = 2.0
-
-NO_OUTPUT = "output: only `lighthouse-manager run` keeps it"
-
-
-class LastLines(NamedTuple):
-    """What a rank wrote last; `missing`: why that cannot be had."""
-
-    lines: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-
-
-class _Outside(NamedTuple):
-    stacks: str = ""
-    process: str = ""
-    missing: tuple[str, ...] = ()
-    is_stopped: bool = False
 
 
 @dataclass(slots=True)
@@ -68,23 +41,14 @@ class _Rank:
     is_here: bool
     sender: Sender | None
 
-    @property
-    def offer(self) -> EvidenceOffer:
-        return self.request.offer or EvidenceOffer()
-
 
 class EvidenceDesk:
-    """`send` takes what is for the lighthouse; `last_lines` gives what a rank wrote last, None: nobody keeps it."""
+    """`send` takes what is for the lighthouse; `look` looks at a rank's process from outside, wherever that is."""
 
-    def __init__(
-        self,
-        group_world_size: int,
-        send: Callable[[ToLighthouse], None],
-        last_lines: Callable[[int], Awaitable[LastLines]] | None = None,
-    ) -> None:
+    def __init__(self, group_world_size: int, send: Callable[[ToLighthouse], None], look: Look = look_alone) -> None:
         self._size = group_world_size
         self._send = send
-        self._last_lines = last_lines
+        self._look_at = look
         self._ranks: dict[int, _Rank] = {}
         self._numbers = itertools.count(1)
         self._asked: dict[tuple[int, int], asyncio.Future[OwnEvidence]] = {}  # by watch and number
@@ -144,7 +108,7 @@ class EvidenceDesk:
             why = f"all of it: not found within {GATHERED_WITHIN_S - 1.0:g} s"
         except Exception as e:
             log.exception("what rank %d does cannot be found out", group_rank)
-            why = f"all of it: {e!r}"
+            why = f"all of it: {e.exceptions[0] if isinstance(e, ExceptionGroup) else e!r}"
         return RankEvidence(group_rank, missing=(why,))
 
     async def _gather(self, group_rank: int) -> RankEvidence:
@@ -154,12 +118,11 @@ class EvidenceDesk:
             why = "all of it: it has opened no watch" if group_rank < self._size else "all of it: the group is smaller"
             return RankEvidence(group_rank, missing=(why,))
         async with asyncio.TaskGroup() as looks:
-            outside = looks.create_task(self._from_outside(rank))
+            outside = looks.create_task(self._look_at(rank.request, rank.is_here))
             own = looks.create_task(self._own(rank, outside))
-            output = looks.create_task(self._output(group_rank))
-        found, said, last = outside.result(), own.result(), output.result()
+        found, said = outside.result(), own.result()
         stacks = found.stacks or said.stacks
-        missing = (*found.missing, *said.missing, *last.missing)
+        missing = (*found.missing, *said.missing)
         return RankEvidence(
             group_rank,
             worker=rank.request.worker,
@@ -168,22 +131,12 @@ class EvidenceDesk:
             stacks=stacks,
             flight_recorder=said.flight_recorder,
             process=found.process,
-            output=last.lines,
+            output=found.output,
             missing=tuple(why for why in missing if not (stacks and why.startswith("stacks: "))),
             took_s=time.monotonic() - began_at,
         )
 
-    async def _from_outside(self, rank: _Rank) -> _Outside:
-        if not rank.is_here:
-            return _Outside(missing=("process: it is on another host, or in another pid namespace, than its manager",))
-        request, offer = rank.request, rank.offer
-        try:
-            return await _in_thread(lambda: _look(request.pid, request.started, offer), LOOK_WITHIN_S)
-        except TimeoutError:
-            late = f"/proc has not answered within {LOOK_WITHIN_S:g} s"
-            return _Outside(missing=(f"stacks: {late}", f"process: {late}"))
-
-    async def _own(self, rank: _Rank, outside: "asyncio.Task[_Outside]") -> OwnEvidence:
+    async def _own(self, rank: _Rank, outside: "asyncio.Task[Outside]") -> OwnEvidence:
         """What it says of itself; a process that is stopped is not waited for."""
         if rank.sender is None:
             return _silent("its watch has ended")
@@ -196,7 +149,7 @@ class EvidenceDesk:
             async with asyncio.timeout(ANSWERED_WITHIN_S):
                 await asyncio.wait((answer, outside), return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done() and outside.result().is_stopped:
-                    return _silent("its process is stopped")
+                    return OwnEvidence(0, missing=("Flight Recorder: its process is stopped",))
                 return await answer
         except TimeoutError:
             return _silent(f"no answer within {ANSWERED_WITHIN_S:g} s; something keeps it from running Python")
@@ -205,45 +158,6 @@ class EvidenceDesk:
         finally:
             del self._asked[key]
 
-    async def _output(self, group_rank: int) -> LastLines:
-        if self._last_lines is None:
-            return LastLines(missing=(NO_OUTPUT,))
-        try:
-            return await asyncio.wait_for(self._last_lines(group_rank), OUTPUT_WITHIN_S)
-        except TimeoutError:
-            return LastLines(missing=(f"output: its keeper has not answered within {OUTPUT_WITHIN_S:g} s",))
-
 
 def _silent(why: str) -> OwnEvidence:
     return OwnEvidence(0, missing=(f"stacks: {why}", f"Flight Recorder: {why}"))
-
-
-def _look(pid: int, started: int, offer: EvidenceOffer) -> _Outside:
-    """From outside; it blocks."""
-    with process_descriptor(pid, started) as descriptor:
-        if descriptor is None:
-            return _Outside(missing=(f"stacks: process {pid} has ended", f"process: {pid} has ended"))
-        try:
-            state = read_process(pid)
-        except OSError as e:
-            return _Outside(missing=(f"stacks: not without /proc/{pid}", f"process: {e}"))
-        try:
-            stacks, missing = take_stacks(descriptor, state, offer, STACKS_WITHIN_S), ()
-        except NoStacksError as e:
-            stacks, missing = "", (f"stacks: {e}",)
-    return _Outside(stacks, str(state), missing, state.is_stopped)
-
-
-async def _in_thread(work: Callable[[], T], within_s: float) -> T:
-    """Raises TimeoutError; the thread then goes on for as long as /proc keeps it, and no end of ours waits for it."""
-    done = concurrent.futures.Future[T]()
-    done.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except Exception as e:  # noqa: BLE001  it belongs to who waits for the work
-            done.set_exception(e)
-
-    threading.Thread(target=run, name="evidence", daemon=True).start()
-    return await asyncio.wait_for(asyncio.wrap_future(done), within_s)

@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from manager.evidence import LastLines
+from manager.from_outside import look_with_output
 from manager.plan import Plan
 from manager.restarts import described
 from manager.supervision_events import CheckFailed, RankEnded
 from manager.torchrun import exit_behind
 from manager.workers import Command, Ended, Guard, shown
+from protos.evidence import Outside
 from protos.generation import RankId
+from protos.session import WatchRequest
 from protos.supervisor import WorkerLost
 
 log = logging.getLogger(__name__)
@@ -98,13 +100,14 @@ class LocalHost:
             if all(self._live[rank].is_halted for rank in examined):
                 self._guard.halt(check, 0.0)
 
-    async def last_lines(self, rank: int) -> LastLines:
-        """What that rank of the group has written last, if it runs here. torchrun writes for all of its ranks."""
-        is_one_for_all = self.plan.torchrun is not None and self.plan.layout.hosts == 1
-        live = self._live.get(0 if is_one_for_all else rank)
-        if live is None or live.process is None:
-            return LastLines(missing=(f"output: no process of rank {rank} runs on {self.plan.name}'s host",))
-        return LastLines(await self._guard.tail(live.process))
+    async def look(self, request: WatchRequest) -> Outside:
+        """At a rank's process on this host, and at what it has written last."""
+        return await look_with_output(request, self.last_lines(request.group_rank))
+
+    async def last_lines(self, rank: int) -> tuple[str, ...] | None:
+        """None where this supervisor does not run it. torchrun writes for all of its ranks on this host."""
+        live = self._live.get(self.plan.host if self.plan.torchrun is not None else rank)
+        return await self._guard.tail(live.process) if live is not None and live.process is not None else None
 
     # -- health
 

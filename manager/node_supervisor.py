@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 
 from lighthouse_runtime.clients import AsyncManagerClient
+from lighthouse_runtime.process import host_id
 from lighthouse_runtime.streams import NodeStream
 from manager.lighthouse_link import Backoff
 from manager.local_host import LocalHost
@@ -16,13 +17,16 @@ from protos.node import (
     NodeEndAsked,
     NodeEntry,
     NodeHalt,
+    NodeLook,
     NodeOver,
     NodeRankEnded,
+    NodeSeen,
     NodeStart,
     NodeWelcome,
     ToNode,
 )
 from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
+from protos.session import WatchRequest
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,7 @@ class NodeLink:
         self._grace_s = grace_s
         self._timeout_s = timeout_s
         self._stream: NodeStream | None = None
+        self._looks: set[asyncio.Task[None]] = set()
         self.host: LocalHost | None = None
 
     @property
@@ -110,12 +115,22 @@ class NodeLink:
             case NodeHalt(ranks, grace_s):
                 assert self.host is not None
                 self.host.halt(ranks, grace_s)
+            case NodeLook(host=host):
+                if host == host_id():
+                    task = asyncio.create_task(self._look(message))
+                    self._looks.add(task)
+                    task.add_done_callback(self._looks.discard)
             case NodeOver():
                 self._over(message)
             case NodeBeat():
                 pass
 
-    def _send(self, message: NodeRankEnded | NodeCheckFailed | NodeEndAsked) -> None:
+    async def _look(self, asked: NodeLook) -> None:
+        assert self.host is not None
+        request = WatchRequest(asked.rank, "", asked.pid, asked.host, asked.started, offer=asked.offer)
+        self._send(NodeSeen(asked.number, await self.host.look(request)))
+
+    def _send(self, message: NodeRankEnded | NodeCheckFailed | NodeEndAsked | NodeSeen) -> None:
         if self._stream is not None:
             self._stream.send(message)
 

@@ -1,31 +1,38 @@
 """Host 0's side of the further hosts of its group: one stream each, orders out, ends of ranks in."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 
 from lighthouse_runtime.server import FIRST_WITHIN_S, Call, Requests, Sender, Stream
+from manager.from_outside import ELSEWHERE, LOOK_WITHIN_S
 from manager.plan import Plan
 from manager.supervision_events import CheckFailed, Event, HostLost, HostReady, RankEnded
 from protos import node_pb2
+from protos.evidence import Outside
 from protos.node import (
     FromNode,
     NodeBeat,
     NodeCheckFailed,
     NodeEndAsked,
     NodeEntry,
+    NodeLook,
     NodeOver,
     NodeRankEnded,
+    NodeSeen,
     NodeWelcome,
     ToNode,
 )
 from protos.node_wire import node_request_from_wire, node_response_to_wire
 from protos.refusals import InvalidRequest, Superseded, Unreachable, WrongState
+from protos.session import EvidenceOffer, WatchRequest
 
 log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 SILENCE_S = 10.0
+_SEEN_WITHIN_S = LOOK_WITHIN_S + 1.0
 
 
 class Nodes:
@@ -38,6 +45,8 @@ class Nodes:
         self._senders: dict[int, Sender] = {}
         self._heard_at: dict[int, float] = {}
         self._over: NodeOver | None = None
+        self._numbers = itertools.count(1)
+        self._looks: dict[int, asyncio.Future[Outside]] = {}
 
     def entry(self) -> Stream:
         """What the manager's server serves."""
@@ -47,6 +56,24 @@ class Nodes:
         """To one that is not there, nothing: its loss is known."""
         if (sender := self._senders.get(host)) is not None:
             sender.send(node_response_to_wire(message))
+
+    async def look(self, request: WatchRequest) -> Outside:
+        """At a rank's process on its own host, by the supervisor there, whichever that is."""
+        if not self._senders:
+            return Outside(missing=(ELSEWHERE,))
+        number = next(self._numbers)
+        seen = self._looks[number] = asyncio.get_running_loop().create_future()
+        offer = request.offer or EvidenceOffer()
+        message = NodeLook(number, request.group_rank, request.pid, request.host, request.started, offer)
+        try:
+            for host in self._senders:
+                self.send(host, message)
+            return await asyncio.wait_for(seen, _SEEN_WITHIN_S)
+        except TimeoutError:
+            late = f"no supervisor of its host has answered within {_SEEN_WITHIN_S:g} s"
+            return Outside(missing=(f"process: {late}", f"output: {late}"))
+        finally:
+            del self._looks[number]
 
     def end_all(self, over: NodeOver, excluded: dict[int, str]) -> None:
         self._over = over
@@ -115,6 +142,9 @@ class Nodes:
                 self._tell(CheckFailed(host, reason))
             case NodeEndAsked(status):
                 self._end(status)
+            case NodeSeen(number, outside):
+                if (look := self._looks.get(number)) is not None and not look.done():
+                    look.set_result(outside)
             case NodeBeat():
                 pass
             case NodeEntry():

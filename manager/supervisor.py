@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from lighthouse_runtime.loop import STOP_SIGNALS
 from lighthouse_runtime.timer import DeadlineTimer
 from manager.daemon import ManagerDaemon
-from manager.evidence import LastLines
+from manager.from_outside import look_alone
 from manager.group_store import GroupStore
 from manager.launch import Launch
 from manager.lighthouse_run_link import RunLink
@@ -35,10 +35,12 @@ from manager.supervision_events import (
     StopHeard,
 )
 from manager.workers import Guard
+from protos.evidence import Outside
 from protos.generation import Done, Refusal, Stop
 from protos.identity import parse_address
 from protos.node import NodeHalt, NodeOver, NodeStart
 from protos.refusals import Unreachable
+from protos.session import WatchRequest
 from protos.supervisor import SupervisorWelcome, ToSupervisor
 
 log = logging.getLogger(__name__)
@@ -109,7 +111,7 @@ class Supervisor:
             self._launch.token,
             self._daemon_ends,
             {"Node": self._nodes.entry()},
-            self._last_lines,
+            self._look,
         )
         await daemon.start()
         self._daemon = daemon
@@ -120,10 +122,10 @@ class Supervisor:
         self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
         self._link.open()
 
-    async def _last_lines(self, rank: int) -> LastLines:
-        if self._local is None:
-            return LastLines(missing=("output: its supervisor is starting",))
-        return await self._local.last_lines(rank)
+    async def _look(self, request: WatchRequest, is_here: bool) -> Outside:
+        if not is_here:
+            return await self._nodes.look(request)
+        return await self._local.look(request) if self._local is not None else await look_alone(request, is_here)
 
     def _known_plan(self) -> Plan:
         if self._local is None:

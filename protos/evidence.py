@@ -42,6 +42,18 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Outside:
+    """What can be seen of a rank's process from outside, on its host. `is_stopped`: by a signal, so that it says nothing
+    itself."""
+
+    stacks: str = ""
+    process: str = ""
+    output: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    is_stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OwnEvidence:
     """What a rank gives of itself, the answer to the request of that number."""
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from protos.evidence import Outside
+from protos.session import EvidenceOffer
+
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
@@ -42,7 +45,15 @@ class NodeEndAsked:
     status: int
 
 
-FromNode = NodeEntry | NodeBeat | NodeRankEnded | NodeCheckFailed | NodeEndAsked
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """The answer to the NodeLook of that number."""
+
+    number: int
+    outside: Outside
+
+
+FromNode = NodeEntry | NodeBeat | NodeRankEnded | NodeCheckFailed | NodeEndAsked | NodeSeen
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +83,17 @@ class NodeOver:
     excluded: str = ""
 
 
-ToNode = NodeWelcome | NodeStart | NodeHalt | NodeOver | NodeBeat
+@dataclass(frozen=True, slots=True)
+class NodeLook:
+    """What does that process do, and what has its rank written last? Answered by the supervisor whose `host` it is, by
+    no other, and by no older one. The fields are those of the rank's WatchRequest."""
+
+    number: int
+    rank: int
+    pid: int
+    host: str
+    started: int
+    offer: EvidenceOffer = EvidenceOffer()
+
+
+ToNode = NodeWelcome | NodeStart | NodeHalt | NodeOver | NodeBeat | NodeLook

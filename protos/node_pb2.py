@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/node.proto\x12\nmanager.v1\"\xec\x01\n\x0bNodeRequest\x12&\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x15.manager.v1.NodeEntryH\x00\x12$\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x14.manager.v1.NodeBeatH\x00\x12&\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x15.manager.v1.RankEndedH\x00\x12\x33\n\x0c\x63heck_failed\x18\x04 \x01(\x0b\x32\x1b.manager.v1.NodeCheckFailedH\x00\x12\'\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x18.manager.v1.NodeEndAskedH\x00\x42\t\n\x07message\"\xdf\x01\n\x0cNodeResponse\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.manager.v1.NodeWelcomeH\x00\x12&\n\x05start\x18\x02 \x01(\x0b\x32\x15.manager.v1.NodeStartH\x00\x12$\n\x04halt\x18\x03 \x01(\x0b\x32\x14.manager.v1.NodeHaltH\x00\x12$\n\x04over\x18\x04 \x01(\x0b\x32\x14.manager.v1.NodeOverH\x00\x12$\n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x14.manager.v1.NodeBeatH\x00\x42\t\n\x07message\"s\n\tNodeEntry\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x11\n\tnode_rank\x18\x03 \x01(\r\x12\x0e\n\x06nnodes\x18\x04 \x01(\r\x12\r\n\x05nproc\x18\x05 \x01(\r\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\"\n\n\x08NodeBeat\"I\n\tRankEnded\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06status\x18\x03 \x01(\x11\x12\r\n\x05\x63\x61use\x18\x04 \x01(\t\"!\n\x0fNodeCheckFailed\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1e\n\x0cNodeEndAsked\x12\x0e\n\x06status\x18\x01 \x01(\x05\":\n\x0bNodeWelcome\x12\x16\n\x0emaster_address\x18\x01 \x01(\t\x12\x13\n\x0bmaster_port\x18\x02 \x01(\r\"+\n\tNodeStart\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"*\n\x08NodeHalt\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"9\n\x08NodeOver\x12\x0e\n\x06status\x18\x01 \x01(\x05\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x10\n\x08\x65xcluded\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/node.proto\x12\nmanager.v1\"\x92\x02\n\x0bNodeRequest\x12&\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x15.manager.v1.NodeEntryH\x00\x12$\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x14.manager.v1.NodeBeatH\x00\x12&\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x15.manager.v1.RankEndedH\x00\x12\x33\n\x0c\x63heck_failed\x18\x04 \x01(\x0b\x32\x1b.manager.v1.NodeCheckFailedH\x00\x12\'\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x18.manager.v1.NodeEndAskedH\x00\x12$\n\x04seen\x18\x06 \x01(\x0b\x32\x14.manager.v1.NodeSeenH\x00\x42\t\n\x07message\"\x85\x02\n\x0cNodeResponse\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.manager.v1.NodeWelcomeH\x00\x12&\n\x05start\x18\x02 \x01(\x0b\x32\x15.manager.v1.NodeStartH\x00\x12$\n\x04halt\x18\x03 \x01(\x0b\x32\x14.manager.v1.NodeHaltH\x00\x12$\n\x04over\x18\x04 \x01(\x0b\x32\x14.manager.v1.NodeOverH\x00\x12$\n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x14.manager.v1.NodeBeatH\x00\x12$\n\x04look\x18\x06 \x01(\x0b\x32\x14.manager.v1.NodeLookH\x00\x42\t\n\x07message\"s\n\tNodeEntry\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x11\n\tnode_rank\x18\x03 \x01(\r\x12\x0e\n\x06nnodes\x18\x04 \x01(\r\x12\r\n\x05nproc\x18\x05 \x01(\r\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\"\n\n\x08NodeBeat\"I\n\tRankEnded\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06status\x18\x03 \x01(\x11\x12\r\n\x05\x63\x61use\x18\x04 \x01(\t\"!\n\x0fNodeCheckFailed\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1e\n\x0cNodeEndAsked\x12\x0e\n\x06status\x18\x01 \x01(\x05\":\n\x0bNodeWelcome\x12\x16\n\x0emaster_address\x18\x01 \x01(\t\x12\x13\n\x0bmaster_port\x18\x02 \x01(\r\"+\n\tNodeStart\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"*\n\x08NodeHalt\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"9\n\x08NodeOver\x12\x0e\n\x06status\x18\x01 \x01(\x05\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x10\n\x08\x65xcluded\x18\x03 \x01(\t\"x\n\x08NodeLook\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07started\x18\x05 \x01(\x03\x12\x0e\n\x06signal\x18\x06 \x01(\x03\x12\x12\n\ndescriptor\x18\x07 \x01(\x03\"p\n\x08NodeSeen\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0e\n\x06stacks\x18\x02 \x01(\t\x12\x0f\n\x07process\x18\x03 \x01(\t\x12\x0e\n\x06output\x18\x04 \x03(\t\x12\x0f\n\x07missing\x18\x05 \x03(\t\x12\x12\n\nis_stopped\x18\x06 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,25 +32,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.node_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_NODEREQUEST']._serialized_start=34
-  _globals['_NODEREQUEST']._serialized_end=270
-  _globals['_NODERESPONSE']._serialized_start=273
-  _globals['_NODERESPONSE']._serialized_end=496
-  _globals['_NODEENTRY']._serialized_start=498
-  _globals['_NODEENTRY']._serialized_end=613
-  _globals['_NODEBEAT']._serialized_start=615
-  _globals['_NODEBEAT']._serialized_end=625
-  _globals['_RANKENDED']._serialized_start=627
-  _globals['_RANKENDED']._serialized_end=700
-  _globals['_NODECHECKFAILED']._serialized_start=702
-  _globals['_NODECHECKFAILED']._serialized_end=735
-  _globals['_NODEENDASKED']._serialized_start=737
-  _globals['_NODEENDASKED']._serialized_end=767
-  _globals['_NODEWELCOME']._serialized_start=769
-  _globals['_NODEWELCOME']._serialized_end=827
-  _globals['_NODESTART']._serialized_start=829
-  _globals['_NODESTART']._serialized_end=872
-  _globals['_NODEHALT']._serialized_start=874
-  _globals['_NODEHALT']._serialized_end=916
-  _globals['_NODEOVER']._serialized_start=918
-  _globals['_NODEOVER']._serialized_end=975
+  _globals['_NODEREQUEST']._serialized_end=308
+  _globals['_NODERESPONSE']._serialized_start=311
+  _globals['_NODERESPONSE']._serialized_end=572
+  _globals['_NODEENTRY']._serialized_start=574
+  _globals['_NODEENTRY']._serialized_end=689
+  _globals['_NODEBEAT']._serialized_start=691
+  _globals['_NODEBEAT']._serialized_end=701
+  _globals['_RANKENDED']._serialized_start=703
+  _globals['_RANKENDED']._serialized_end=776
+  _globals['_NODECHECKFAILED']._serialized_start=778
+  _globals['_NODECHECKFAILED']._serialized_end=811
+  _globals['_NODEENDASKED']._serialized_start=813
+  _globals['_NODEENDASKED']._serialized_end=843
+  _globals['_NODEWELCOME']._serialized_start=845
+  _globals['_NODEWELCOME']._serialized_end=903
+  _globals['_NODESTART']._serialized_start=905
+  _globals['_NODESTART']._serialized_end=948
+  _globals['_NODEHALT']._serialized_start=950
+  _globals['_NODEHALT']._serialized_end=992
+  _globals['_NODEOVER']._serialized_start=994
+  _globals['_NODEOVER']._serialized_end=1051
+  _globals['_NODELOOK']._serialized_start=1053
+  _globals['_NODELOOK']._serialized_end=1173
+  _globals['_NODESEEN']._serialized_start=1175
+  _globals['_NODESEEN']._serialized_end=1287
 # @@protoc_insertion_point(module_scope)

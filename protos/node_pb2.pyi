@@ -21,6 +21,7 @@ class NodeRequest(google.protobuf.message.Message):
     ENDED_FIELD_NUMBER: builtins.int
     CHECK_FAILED_FIELD_NUMBER: builtins.int
     END_FIELD_NUMBER: builtins.int
+    SEEN_FIELD_NUMBER: builtins.int
     @property
     def entry(self) -> global___NodeEntry:
         """first, and once"""
@@ -33,6 +34,10 @@ class NodeRequest(google.protobuf.message.Message):
     def check_failed(self) -> global___NodeCheckFailed: ...
     @property
     def end(self) -> global___NodeEndAsked: ...
+    @property
+    def seen(self) -> global___NodeSeen:
+        """only where it was asked for"""
+
     def __init__(
         self,
         *,
@@ -41,10 +46,11 @@ class NodeRequest(google.protobuf.message.Message):
         ended: global___RankEnded | None = ...,
         check_failed: global___NodeCheckFailed | None = ...,
         end: global___NodeEndAsked | None = ...,
+        seen: global___NodeSeen | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beat", b"beat", "check_failed", b"check_failed", "end", b"end", "ended", b"ended", "entry", b"entry", "message", b"message"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beat", b"beat", "check_failed", b"check_failed", "end", b"end", "ended", b"ended", "entry", b"entry", "message", b"message"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["entry", "beat", "ended", "check_failed", "end"] | None: ...
+    def HasField(self, field_name: typing.Literal["beat", b"beat", "check_failed", b"check_failed", "end", b"end", "ended", b"ended", "entry", b"entry", "message", b"message", "seen", b"seen"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beat", b"beat", "check_failed", b"check_failed", "end", b"end", "ended", b"ended", "entry", b"entry", "message", b"message", "seen", b"seen"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["entry", "beat", "ended", "check_failed", "end", "seen"] | None: ...
 
 global___NodeRequest = NodeRequest
 
@@ -57,6 +63,7 @@ class NodeResponse(google.protobuf.message.Message):
     HALT_FIELD_NUMBER: builtins.int
     OVER_FIELD_NUMBER: builtins.int
     BEAT_FIELD_NUMBER: builtins.int
+    LOOK_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___NodeWelcome:
         """first"""
@@ -71,6 +78,8 @@ class NodeResponse(google.protobuf.message.Message):
 
     @property
     def beat(self) -> global___NodeBeat: ...
+    @property
+    def look(self) -> global___NodeLook: ...
     def __init__(
         self,
         *,
@@ -79,10 +88,11 @@ class NodeResponse(google.protobuf.message.Message):
         halt: global___NodeHalt | None = ...,
         over: global___NodeOver | None = ...,
         beat: global___NodeBeat | None = ...,
+        look: global___NodeLook | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beat", b"beat", "halt", b"halt", "message", b"message", "over", b"over", "start", b"start", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beat", b"beat", "halt", b"halt", "message", b"message", "over", b"over", "start", b"start", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "start", "halt", "over", "beat"] | None: ...
+    def HasField(self, field_name: typing.Literal["beat", b"beat", "halt", b"halt", "look", b"look", "message", b"message", "over", b"over", "start", b"start", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beat", b"beat", "halt", b"halt", "look", b"look", "message", b"message", "over", b"over", "start", b"start", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "start", "halt", "over", "beat", "look"] | None: ...
 
 global___NodeResponse = NodeResponse
 
@@ -263,3 +273,72 @@ class NodeOver(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["excluded", b"excluded", "status", b"status", "why", b"why"]) -> None: ...
 
 global___NodeOver = NodeOver
+
+@typing.final
+class NodeLook(google.protobuf.message.Message):
+    """What does that process do? Answered by the supervisor whose host it is."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    STARTED_FIELD_NUMBER: builtins.int
+    SIGNAL_FIELD_NUMBER: builtins.int
+    DESCRIPTOR_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """the answer carries it"""
+    rank: builtins.int
+    pid: builtins.int
+    """this and what follows: as in the rank's WatchRequest"""
+    host: builtins.str
+    started: builtins.int
+    signal: builtins.int
+    descriptor: builtins.int
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        rank: builtins.int = ...,
+        pid: builtins.int = ...,
+        host: builtins.str = ...,
+        started: builtins.int = ...,
+        signal: builtins.int = ...,
+        descriptor: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["descriptor", b"descriptor", "host", b"host", "number", b"number", "pid", b"pid", "rank", b"rank", "signal", b"signal", "started", b"started"]) -> None: ...
+
+global___NodeLook = NodeLook
+
+@typing.final
+class NodeSeen(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    STACKS_FIELD_NUMBER: builtins.int
+    PROCESS_FIELD_NUMBER: builtins.int
+    OUTPUT_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    IS_STOPPED_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    stacks: builtins.str
+    process: builtins.str
+    is_stopped: builtins.bool
+    @property
+    def output(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def missing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        stacks: builtins.str = ...,
+        process: builtins.str = ...,
+        output: collections.abc.Iterable[builtins.str] | None = ...,
+        missing: collections.abc.Iterable[builtins.str] | None = ...,
+        is_stopped: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_stopped", b"is_stopped", "missing", b"missing", "number", b"number", "output", b"output", "process", b"process", "stacks", b"stacks"]) -> None: ...
+
+global___NodeSeen = NodeSeen

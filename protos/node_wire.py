@@ -7,9 +7,10 @@ is to be skipped.
 import math
 
 from protos import node_pb2 as pb
-from protos.fields import check_short
+from protos.evidence import MAX_PROCESS_BYTES, MAX_STACKS_BYTES, Outside, cut_middle, cut_missing
+from protos.fields import check_count, check_short
 from protos.identity import check_name
-from protos.limits import MAX_GROUP_WORLD_SIZE, cut_reason
+from protos.limits import MAX_GROUP_WORLD_SIZE, cut_output, cut_reason
 from protos.node import (
     FromNode,
     NodeBeat,
@@ -17,13 +18,16 @@ from protos.node import (
     NodeEndAsked,
     NodeEntry,
     NodeHalt,
+    NodeLook,
     NodeOver,
     NodeRankEnded,
+    NodeSeen,
     NodeStart,
     NodeWelcome,
     ToNode,
 )
 from protos.refusals import InvalidRequest
+from protos.session import EvidenceOffer
 
 _STATUSES = range(-128, 256)
 
@@ -44,6 +48,8 @@ def node_request_to_wire(message: FromNode) -> pb.NodeRequest:
             return pb.NodeRequest(check_failed=pb.NodeCheckFailed(reason=cut_reason(reason)))
         case NodeEndAsked(status):
             return pb.NodeRequest(end=pb.NodeEndAsked(status=status))
+        case NodeSeen():
+            return pb.NodeRequest(seen=_seen(message))
 
 
 def node_request_from_wire(message: pb.NodeRequest) -> FromNode | None:
@@ -59,6 +65,8 @@ def node_request_from_wire(message: pb.NodeRequest) -> FromNode | None:
             return NodeCheckFailed(cut_reason(message.check_failed.reason))
         case "end":
             return NodeEndAsked(_status(message.end.status))
+        case "seen":
+            return _seen_from(message.seen)
         case _:
             return None
 
@@ -76,6 +84,11 @@ def node_response_to_wire(message: ToNode) -> pb.NodeResponse:
             return pb.NodeResponse(over=over)
         case NodeBeat():
             return pb.NodeResponse(beat=pb.NodeBeat())
+        case NodeLook(number, rank, pid, host, started, EvidenceOffer(signal, descriptor)):
+            look = pb.NodeLook(
+                number=number, rank=rank, pid=pid, host=host, started=started, signal=signal, descriptor=descriptor
+            )
+            return pb.NodeResponse(look=look)
 
 
 def node_response_from_wire(message: pb.NodeResponse) -> ToNode | None:
@@ -89,10 +102,49 @@ def node_response_from_wire(message: pb.NodeResponse) -> ToNode | None:
         case "over":
             over = message.over
             return NodeOver(_status(over.status), cut_reason(over.why), cut_reason(over.excluded))
+        case "look":
+            return _look_from(message.look)
         case "beat":
             return NodeBeat()
         case _:
             return None
+
+
+def _seen(message: NodeSeen) -> pb.NodeSeen:
+    """What is too long is cut."""
+    seen = message.outside
+    return pb.NodeSeen(
+        number=message.number,
+        stacks=cut_middle(seen.stacks, MAX_STACKS_BYTES),
+        process=cut_middle(seen.process, MAX_PROCESS_BYTES),
+        output=cut_output(seen.output),
+        missing=cut_missing(seen.missing),
+        is_stopped=seen.is_stopped,
+    )
+
+
+def _seen_from(seen: pb.NodeSeen) -> NodeSeen:
+    return NodeSeen(
+        check_count(seen.number, "number"),
+        Outside(
+            cut_middle(seen.stacks, MAX_STACKS_BYTES),
+            cut_middle(seen.process, MAX_PROCESS_BYTES),
+            cut_output(seen.output),
+            cut_missing(seen.missing),
+            seen.is_stopped,
+        ),
+    )
+
+
+def _look_from(look: pb.NodeLook) -> NodeLook:
+    return NodeLook(
+        check_count(look.number, "number"),
+        _rank(look.rank),
+        check_count(look.pid, "pid"),
+        check_short(look.host, "host"),
+        check_count(look.started, "started"),
+        EvidenceOffer(check_count(look.signal, "signal"), check_count(look.descriptor, "descriptor")),
+    )
 
 
 def _entry(entry: pb.NodeEntry) -> NodeEntry:

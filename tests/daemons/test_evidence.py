@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from manager.evidence import NO_OUTPUT
+from manager.from_outside import NO_OUTPUT
 from protos.evidence import RankEvidence
 from protos.session import Evidence, EvidenceDone, EvidenceRequest, Hello
 from protos.session_wire import session_response_to_wire

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
-from collections.abc import Generator, Iterator
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -15,7 +18,7 @@ from protos.node import NodeEntry, NodeStart, NodeWelcome, ToNode
 from protos.refusals import LighthouseError, Unreachable
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.daemons.supervisors import Supervisor, restarted, runs
-from tests.processes import PATIENCE_S, Lighthouse, eventually
+from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, eventually, run_cli
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +51,9 @@ class Group(NamedTuple):
             runs(supervisor, 2)
 
 
-def further(lighthouse: Lighthouse, elsewhere: Elsewhere, options: tuple[str, ...], command: str) -> Supervisor:
+def further(
+    lighthouse: Lighthouse, elsewhere: Elsewhere, options: tuple[str, ...], command: str | Sequence[str]
+) -> Supervisor:
     return Supervisor(lighthouse.address, *options, "--node-rank", "1", command=command, prefix=elsewhere.command)
 
 
@@ -58,7 +63,9 @@ def named(host: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def group(lighthouse: Lighthouse, elsewhere: Elsewhere, run: str, command: str = SLEEP, *more: str) -> Generator[Group]:
+def group(
+    lighthouse: Lighthouse, elsewhere: Elsewhere, run: str, command: str | Sequence[str] = SLEEP, *more: str
+) -> Generator[Group]:
     address = f"{elsewhere.here}:{free_port(elsewhere.here)}"
     options = (*QUICK, *more, "--run-id", run, "--manager", address)
     first = Supervisor(
@@ -118,6 +125,39 @@ def test_a_supervisor_killed_elsewhere_leaves_nothing_behind_and_is_waited_for(
             assert len(runs(again, 2) + runs(both.first, 2)) == 4
             assert both.first.stop() == 143
             assert again.wait() == 143
+
+
+# Of the rank that holds the interpreter lock on the other host, nobody hears a word.
+WATCHED = """
+import ctypes, os, threading
+from agent_client.manager_link import ManagerLink
+
+def stuck_in_a_futex():
+    mutex = ctypes.create_string_buffer(64)
+    while True:
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+rank = int(os.environ["RANK"])
+ManagerLink(os.environ["MANAGER_ADDRESS"], rank, f"w{rank}", lambda *_: None, returns_within_s=60)._ensure_watched()
+print(f"rank {rank} is there", flush=True)
+stuck_in_a_futex() if rank == 2 else threading.Event().wait()
+"""
+
+
+def test_what_a_rank_on_the_other_host_does_is_seen_from_outside(lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
+    with group(lighthouse, elsewhere, "seen", [sys.executable, "-c", WATCHED]) as both:
+        for rank, supervisor in enumerate((both.first, both.first, both.second, both.second)):
+            supervisor.wait_for_log(f"rank {rank} is there")
+        stopped = {int(pid) for pid in both.second.below if b"RANK=3" in Path(f"/proc/{pid}/environ").read_bytes()}
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        told = run_cli(LIGHTHOUSE_CODE, "stacks", "--lighthouse", lighthouse.address, "--rank", "a", "--format", "json")
+        assert told.returncode == 0, told.stderr
+        first, _, stuck, paused = json.loads(told.stdout)["evidence"]
+        assert "in <module>\n" in first["stacks"]
+        assert "in stuck_in_a_futex\n" in stuck["stacks"]
+        assert f"pid {stopped.pop()} (python): T (stopped)" in paused["process"]
+        assert [rank["output"] for rank in (first, stuck, paused)] == [[f"rank {n} is there"] for n in (0, 2, 3)]
 
 
 class TestSilence:

@@ -1,17 +1,18 @@
 """What a manager finds out of its ranks, and how it names what it cannot."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from lighthouse_runtime.server import Sender
 from manager import evidence
-from manager.evidence import NO_OUTPUT, EvidenceDesk, LastLines
+from manager.evidence import EvidenceDesk
+from manager.from_outside import ELSEWHERE, NO_OUTPUT, look_alone
 from protos import manager_pb2
-from protos.evidence import OwnEvidence, RankEvidence
+from protos.evidence import Outside, OwnEvidence, RankEvidence
 from protos.session import (
     Evidence,
     EvidenceAsked,
@@ -25,9 +26,8 @@ from protos.session import (
 from protos.watch_wire import watch_response_from_wire
 from tests.processes import PATIENCE_S
 
-ELSEWHERE = "process: it is on another host, or in another pid namespace, than its manager"
-SEEN = evidence._Outside("from outside", "pid 71: S (sleeping)")  # pyright: ignore[reportPrivateUsage]
-STOPPED = evidence._Outside("", "T (stopped)", ("stacks: it is stopped",), is_stopped=True)  # pyright: ignore[reportPrivateUsage]
+SEEN = Outside("from outside", "pid 71: S (sleeping)", ("its last line",))
+STOPPED = Outside("", "T (stopped)", missing=("stacks: it is stopped",), is_stopped=True)
 
 
 class Watch:
@@ -50,11 +50,15 @@ class Watch:
 
 
 class Group:
-    """Of three ranks. `sent` is what the lighthouse is told."""
+    """Of three ranks. `sent` is what the lighthouse is told; `outside`: what those of this host look like."""
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[ToLighthouse] = asyncio.Queue()
-        self.desk = EvidenceDesk(3, self.sent.put_nowait)
+        self.outside = SEEN
+        self.desk = EvidenceDesk(3, self.sent.put_nowait, self.look)
+
+    async def look(self, request: WatchRequest, is_here: bool) -> Outside:
+        return self.outside if is_here else await look_alone(request, is_here)
 
     async def given(self, number: int = 1) -> dict[int, RankEvidence]:
         """The ranks of the answer to that request."""
@@ -95,56 +99,53 @@ async def test_a_rank_elsewhere_says_it_itself(group: Group):
     rank = (await group.given())[1]
     assert (rank.worker, rank.pid, rank.host) == ("w1", 71, "host-1")
     assert (rank.stacks, rank.flight_recorder, rank.process) == ("own stacks", '[{"seq": 3}]', "")
-    assert rank.missing == (ELSEWHERE, "other: why", NO_OUTPUT)
+    assert rank.missing == (ELSEWHERE, NO_OUTPUT, "other: why")
     assert 0 <= rank.took_s < PATIENCE_S
 
 
 async def test_a_rank_of_this_host_is_looked_at_from_outside_too(group: Group, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(evidence, "_look", lambda *_: SEEN)
     watch = Watch(group.desk, 5, 1, is_here=True)
     group.desk.give(EvidenceRequest(1, (1,)))
     await watch.answer("own", "[]", "stacks: no file")
     rank = (await group.given())[1]
-    assert (rank.stacks, rank.process, rank.missing) == (SEEN.stacks, SEEN.process, (NO_OUTPUT,))
+    assert rank.output == SEEN.output
+    assert (rank.stacks, rank.process, rank.missing) == (SEEN.stacks, SEEN.process, ())
 
 
 async def test_its_own_stacks_stand_in_for_those_that_cannot_be_had(group: Group, monkeypatch: pytest.MonkeyPatch):
-    seen = SEEN._replace(stacks="", missing=("stacks: no handler",))
-    monkeypatch.setattr(evidence, "_look", lambda *_: seen)
+    group.outside = replace(SEEN, stacks="", missing=("stacks: no handler",))
     watch = Watch(group.desk, 5, 1, is_here=True)
     group.desk.give(EvidenceRequest(1, (1,)))
     await watch.answer("own stacks")
     rank = (await group.given())[1]
-    assert (rank.stacks, rank.missing) == ("own stacks", (NO_OUTPUT,))
+    assert (rank.stacks, rank.missing) == ("own stacks", ())
 
 
 async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 0.05)
-    monkeypatch.setattr(evidence, "_look", lambda *_: SEEN)
     Watch(group.desk, 5, 1, is_here=True)
     Watch(group.desk, 6, 2)
     group.desk.give(EvidenceRequest(1, (1, 2)))
     found = await group.given()
     why = "no answer within 0.05 s; something keeps it from running Python"
     assert found[1].stacks == SEEN.stacks
-    assert found[1].missing == (f"Flight Recorder: {why}", NO_OUTPUT)
-    assert found[2].missing == (ELSEWHERE, f"stacks: {why}", f"Flight Recorder: {why}", NO_OUTPUT)
+    assert found[1].missing == (f"Flight Recorder: {why}",)
+    assert found[2].missing == (ELSEWHERE, NO_OUTPUT, f"stacks: {why}", f"Flight Recorder: {why}")
 
 
 async def test_a_stopped_one_is_not_waited_for(group: Group, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 10 * PATIENCE_S)
-    monkeypatch.setattr(evidence, "_look", lambda *_: STOPPED)
+    group.outside = STOPPED
     Watch(group.desk, 5, 1, is_here=True)
     group.desk.give(EvidenceRequest(1, (1,)))
     rank = (await group.given())[1]
     assert (rank.stacks, rank.process) == ("", "T (stopped)")
-    stopped = "its process is stopped"
-    assert rank.missing == (*STOPPED.missing, f"stacks: {stopped}", f"Flight Recorder: {stopped}", NO_OUTPUT)
+    assert rank.missing == (*STOPPED.missing, "Flight Recorder: its process is stopped")
 
 
 async def test_a_process_is_looked_at_also_after_its_watch(group: Group, monkeypatch: pytest.MonkeyPatch):
     """A stopped one is lost within seconds."""
-    monkeypatch.setattr(evidence, "_look", lambda *_: STOPPED)
+    group.outside = STOPPED
     watch = Watch(group.desk, 5, 1, is_here=True)
     group.desk.ended(5)
     group.desk.give(EvidenceRequest(1, (1,)))
@@ -161,7 +162,7 @@ async def test_a_rank_that_ends_while_it_is_asked(group: Group):
     group.desk.ended(5)
     rank = (await group.given())[1]
     ended = "its watch has ended"
-    assert rank.missing == (ELSEWHERE, f"stacks: {ended}", f"Flight Recorder: {ended}", NO_OUTPUT)
+    assert rank.missing == (ELSEWHERE, NO_OUTPUT, f"stacks: {ended}", f"Flight Recorder: {ended}")
 
 
 async def test_an_older_rank_is_not_asked(group: Group):
@@ -196,30 +197,24 @@ async def test_who_asks_twice_at_a_time_is_told_the_same(group: Group):
     assert (await group.given(2))[1].stacks == "anew"
 
 
-async def test_what_it_wrote_last(group: Group):
-    async def last_lines(rank: int) -> LastLines:
-        if rank == 2:
-            raise ZeroDivisionError
-        return LastLines((f"rank {rank} writes",), ("output: of this host only",))
+async def test_a_look_that_fails_is_named(group: Group, caplog: pytest.LogCaptureFixture):
+    async def fail(request: WatchRequest, is_here: bool) -> Outside:
+        raise ZeroDivisionError(f"{request.group_rank} {is_here}")
 
-    group.desk = EvidenceDesk(3, group.sent.put_nowait, last_lines)
-    for number, rank in ((5, 1), (6, 2)):
-        Watch(group.desk, number, rank, old=True)
-    group.desk.give(EvidenceRequest(1, (1, 2)))
-    found = await group.given()
-    assert found[1].output == ("rank 1 writes",)
-    assert found[1].missing[-1] == "output: of this host only"
-    assert "ZeroDivisionError" in found[2].missing[0]
-
-
-async def test_a_proc_that_hangs_costs_nothing_else(group: Group, monkeypatch: pytest.MonkeyPatch):
-    go_on = threading.Event()
-    monkeypatch.setattr(evidence, "LOOK_WITHIN_S", 0.05)
-    monkeypatch.setattr(evidence, "_look", lambda *_: go_on.wait(PATIENCE_S) and SEEN)
-    watch = Watch(group.desk, 5, 1, is_here=True)
+    group.desk = EvidenceDesk(3, group.sent.put_nowait, fail)
+    Watch(group.desk, 5, 1, old=True)
     group.desk.give(EvidenceRequest(1, (1,)))
-    await watch.answer("own")
-    rank = (await group.given())[1]
-    go_on.set()
-    assert rank.stacks == "own"
-    assert rank.missing == ("process: /proc has not answered within 0.05 s", NO_OUTPUT)
+    assert (await group.given())[1].missing == ("all of it: ZeroDivisionError('1 False')",)
+    assert "what rank 1 does cannot be found out" in caplog.text
+
+
+async def test_none_takes_longer_than_all_may(group: Group, monkeypatch: pytest.MonkeyPatch):
+    async def hang(*_: object) -> Outside:
+        await asyncio.sleep(10 * PATIENCE_S)
+        raise AssertionError
+
+    monkeypatch.setattr(evidence, "GATHERED_WITHIN_S", 1.05)
+    group.desk = EvidenceDesk(3, group.sent.put_nowait, hang)
+    Watch(group.desk, 5, 1, old=True)
+    group.desk.give(EvidenceRequest(1, (1,)))
+    assert (await group.given())[1].missing == ("all of it: not found within 0.05 s",)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import node_pb2 as pb
+from protos.evidence import Outside
 from protos.node import (
     FromNode,
     NodeBeat,
@@ -14,8 +15,10 @@ from protos.node import (
     NodeEndAsked,
     NodeEntry,
     NodeHalt,
+    NodeLook,
     NodeOver,
     NodeRankEnded,
+    NodeSeen,
     NodeStart,
     NodeWelcome,
     ToNode,
@@ -27,10 +30,13 @@ from protos.node_wire import (
     node_response_to_wire,
 )
 from protos.refusals import InvalidRequest
+from protos.session import EvidenceOffer
 
 NAMES = st.text("abc/-", min_size=1, max_size=20)
 TEXTS = st.text(max_size=50)
 RANKS = st.integers(0, 65535)
+COUNTS = st.integers(0, 2**62)
+SOME_TEXTS = st.lists(TEXTS, max_size=3).map(tuple)
 STATUSES = st.integers(-64, 255)
 
 REQUESTS = st.one_of(
@@ -40,6 +46,7 @@ REQUESTS = st.one_of(
     st.builds(NodeRankEnded, RANKS, st.integers(0, 2**31), STATUSES, TEXTS),
     st.builds(NodeCheckFailed, TEXTS),
     st.builds(NodeEndAsked, STATUSES),
+    st.builds(NodeSeen, COUNTS, st.builds(Outside, TEXTS, TEXTS, SOME_TEXTS, SOME_TEXTS, st.booleans())),
 )  # fmt: skip
 RESPONSES = st.one_of(
     st.builds(NodeWelcome, TEXTS, st.integers(1, 65535)),
@@ -47,6 +54,7 @@ RESPONSES = st.one_of(
     st.builds(NodeHalt, st.lists(RANKS).map(tuple), st.floats(0, 1e6)),
     st.builds(NodeOver, STATUSES, TEXTS, TEXTS),
     st.just(NodeBeat()),
+    st.builds(NodeLook, COUNTS, RANKS, COUNTS, TEXTS, COUNTS, st.builds(EvidenceOffer, COUNTS, COUNTS)),
 )
 
 

@@ -1,0 +1,86 @@
+"""A look at a process from outside: what it was, what is missing of it, and that it never takes too long."""
+
+import asyncio
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+
+from lighthouse_runtime.process import host_id, started_at
+from manager import from_outside
+from manager.from_outside import ELSEWHERE, NO_OUTPUT, look, look_alone, look_with_output
+from protos.evidence import Outside
+from protos.session import EvidenceOffer, WatchRequest
+from tests.processes import PATIENCE_S
+
+SEEN = Outside("stacks", "pid 71: S (sleeping)", missing=("other: why",))
+# This process offers nothing.
+OWN = WatchRequest(1, "w", os.getpid(), host_id(), started_at(os.getpid()))
+GONE = replace(OWN, started=OWN.started + 1)
+
+
+async def test_a_process_without_a_handler():
+    seen = await look(OWN)
+    assert seen.process.startswith(f"pid {os.getpid()} (")
+    assert (seen.stacks, seen.missing, seen.is_stopped) == ("", ("stacks: it has no handler that writes them",), False)
+
+
+async def test_a_signal_that_it_does_not_handle_is_not_sent():
+    seen = await look(replace(OWN, offer=EvidenceOffer(64, 3)))
+    assert seen.missing == ("stacks: it has no handler for signal 64 any more, and would end by it",)
+
+
+async def test_a_pid_that_names_another_process_by_now():
+    ended = f"{os.getpid()} has ended"
+    assert await look(GONE) == Outside(missing=(f"stacks: process {ended}", f"process: {ended}"))
+
+
+async def test_a_manager_alone():
+    assert await look_alone(OWN, False) == Outside(missing=(ELSEWHERE, NO_OUTPUT))
+    assert (await look_alone(GONE, True)).missing[1:] == (f"process: {os.getpid()} has ended", NO_OUTPUT)
+
+
+@pytest.mark.parametrize(
+    ("lines", "output", "missing"),
+    [
+        (("one", "two"), ("one", "two"), ()),
+        ((), (), ()),
+        (None, (), ("output: its process is none of the supervisor's",)),
+        ("never", (), ("output: its keeper has not answered within 0.05 s",)),
+    ],
+)
+async def test_what_it_wrote_last(
+    monkeypatch: pytest.MonkeyPatch,
+    lines: tuple[str, ...] | str | None,
+    output: tuple[str, ...],
+    missing: tuple[str, ...],
+):
+    monkeypatch.setattr(from_outside, "_look", lambda *_: SEEN)
+
+    async def last() -> tuple[str, ...] | None:
+        if isinstance(lines, str):
+            await asyncio.sleep(10 * PATIENCE_S)
+        assert not isinstance(lines, str)
+        return lines
+
+    if lines == "never":
+        monkeypatch.setattr(from_outside, "OUTPUT_WITHIN_S", 0.05)
+    seen = await look_with_output(OWN, last())
+    assert seen == replace(SEEN, output=output, missing=(*SEEN.missing, *missing))
+
+
+async def test_a_proc_that_hangs_costs_nothing_else(monkeypatch: pytest.MonkeyPatch):
+    go_on = threading.Event()
+    monkeypatch.setattr(from_outside, "LOOK_WITHIN_S", 0.05)
+    monkeypatch.setattr(from_outside, "_look", lambda *_: go_on.wait(PATIENCE_S) and SEEN)
+    seen = await look(OWN)
+    go_on.set()
+    late = "/proc has not answered within 0.05 s"
+    assert seen == Outside(missing=(f"stacks: {late}", f"process: {late}"))
+
+
+async def test_a_defect_here_is_no_silence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(from_outside, "_look", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        await look(OWN)
