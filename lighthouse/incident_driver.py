@@ -19,7 +19,7 @@ from protos.incident import Gathered, Incident
 from protos.limits import cut_reason
 from protos.refusals import LimitReached
 from protos.session import Evidence, EvidenceDone, EvidenceRequest, KillRequest, ToManager
-from protos.stall import StallVerdict
+from protos.stall import Kind, StallVerdict
 from protos.status import TimelineKind
 
 log = logging.getLogger(__name__)
@@ -95,10 +95,13 @@ class JobIncidents:
             self._finish_if_complete(number)
 
     def said(self, verdict: StallVerdict | None) -> None:
-        """A verdict that is new; None: something moves again."""
+        """A verdict that is new; None: something moves again. That all wait for a quorum is no incident: it is the
+        lighthouse that lets them wait, and says why."""
         now = self._clock()
         if verdict is None:
             return self._perform(self._incidents.moved(now))
+        if verdict.kind is Kind.WAITING and len(self._machine.joins):
+            return None
         step = max((member.step for member in self._machine.roster if member.in_quorum), default=0)
         return self._perform(self._incidents.stalled(verdict, step, now, time.time()))
 

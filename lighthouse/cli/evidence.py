@@ -29,7 +29,7 @@ def _rank_lines(one: MemberEvidence, *, is_suspect: bool) -> Iterator[Text]:
         (printable(one.name), "bold red" if is_suspect else "bold"),
         f"  {'behind, ' if is_suspect else ''}{printable(at)}, after {rank.took_s:.1f} s",
     )
-    yield from _part("stacks", rank.stacks.splitlines())
+    yield from _part("stacks, the main thread first", _threads(rank.stacks))
     yield from _part("Flight Recorder, the newest last", _entries(rank.flight_recorder))
     yield from _part("process", rank.process.splitlines())
     yield from _part("last output", rank.output)
@@ -41,6 +41,11 @@ def _part(title: str, lines: Iterable[str], style: str = "") -> Iterator[Text]:
         if number == 0:
             yield Text(f"  {title}", style="bold cyan")
         yield Text(f"    {printable(line.expandtabs())}", style=style)
+
+
+def _threads(stacks: str) -> list[str]:
+    """faulthandler has the main thread last."""
+    return "\n\n".join(reversed(stacks.strip().split("\n\n"))).splitlines()
 
 
 def _entries(recorded: str) -> list[str]:

@@ -27,10 +27,14 @@ def ranks(job: Job) -> list[Rank]:
         return list(pool.map(lambda at: job.rank(at[0], rank=at[1], ranks=2, actor=ACTOR, **TIMES_S), places))
 
 
-def look(lighthouse: Lighthouse) -> dict[str, Any]:
-    told = run_cli(LIGHTHOUSE_CODE, "ranks", "--lighthouse", lighthouse.address, "--format", "json", "--timeout", "60s")
+def ask(lighthouse: Lighthouse, *words: str) -> Any:
+    told = run_cli(LIGHTHOUSE_CODE, *words, "--lighthouse", lighthouse.address, "--format", "json", "--timeout", "60s")
     assert told.returncode == 0, told.stderr
-    [job] = [job for job in json.loads(told.stdout)["jobs"] if job["ranks"]]
+    return json.loads(told.stdout)
+
+
+def look(lighthouse: Lighthouse) -> dict[str, Any]:
+    [job] = [job for job in ask(lighthouse, "ranks")["jobs"] if job["ranks"]]
     return job
 
 
@@ -71,11 +75,25 @@ def test_a_rank_that_stands_still_is_named_alone(job: Job, lighthouse: Lighthous
     assert {(rank["state"], rank["collective"], rank["is_inside"]) for rank in others} == {
         ("waiting", "all_reduce", True)
     }
-    assert "nothing moves for" in lighthouse.log()
+    lighthouse.wait_for_log("nothing moves for")
+
+    lighthouse.wait_for_log(r"incident \S+: notified: nothing is killed")
+    [summary] = ask(lighthouse, "incidents")
+    incident = ask(lighthouse, "incident", summary["id"])
+    assert (incident["kind"], incident["suspects"]) == ("stall", ["b/1"])
+    assert incident["noticed_s"] > STALL_AFTER_S / 2, "who waits has moved after the one that is behind"
+    assert (incident["missing"], len(incident["evidence"])) == ([], 4)
+    for evidence in (
+        incident["evidence"][0],
+        *ask(lighthouse, "stacks", "--rank", "b/1", "--job", seen["job"])["evidence"],
+    ):
+        assert (evidence["replica_id"], evidence["group_rank"], evidence["pid"]) == ("b", 1, ranks[3].pid)
+        assert 'marking_actor.py", line' in evidence["stacks"]
 
     ranks[3].call("release")
     moving(lighthouse, steps + MOVES_FOR_STEPS)
     lighthouse.wait_for_log("something moves again")
+    eventually(lambda: ask(lighthouse, "incidents")[0]["step_s"], "the incident knows that a step is committed")
 
     scraped = http_get(lighthouse.http + "/metrics")[1]
     assert re.search(r'lighthouse_phase_seconds_total\{.*phase="validation"\} [1-9]', scraped), scraped

@@ -6,6 +6,9 @@ from protos.evidence import RankEvidence
 from protos.incident import Incident, IncidentKind, IncidentSummary, MemberEvidence
 
 STACKS = """\
+Thread 0x00007f1c2dffe700 (most recent call first):
+  File "/lib/selectors.py", line 415 in select
+
 Thread 0x00007f1c2d7fe700 (most recent call first):
   File "/job/train.py", line 41 in validate
   File "/job/train.py", line 88 in main

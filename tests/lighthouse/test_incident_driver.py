@@ -97,7 +97,7 @@ class Job:
 
     def __init__(self, loop: VirtualLoop, desk: Desk) -> None:
         self.loop, self.desk = loop, desk
-        machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=1000.0, lease_s=1000.0))
+        machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=1000.0, lease_s=1000.0, join_timeout_s=1000.0))
         self.driver = JobDriver("j", machine, desk=desk)
         self.managers = {name: Manager(self, name) for name in "abc"}
 
@@ -252,6 +252,17 @@ class TestAStall:
         for manager in job.managers.values():
             job.driver.end_session(manager.session)
         assert job.newest.missing == tuple(f"{name}: its session has ended" for name in "abc")
+
+    def test_who_waits_for_a_quorum_is_none(self, make: Make):
+        job = make()
+        job.start()
+        job.managers["a"].join(job.quorum_id, commit_failures=1)
+        for name in "abc":
+            waits = tuple(rank(n, waits_for="quorum", group=name, still_s=0) for n in range(2))
+            job.managers[name].beat(0, GroupView(name, "i1", waits))
+        job.loop.go(70)
+        assert "everybody waits" in job.driver.status().stall
+        assert job.incidents == ()
 
     def test_close_leaves_no_timer(self, make: Make):
         job = make()

@@ -80,10 +80,13 @@ def test_all_of_one_incident(fake, run):
         "    +67.50s the first step after it is committed\n"
         "\n"
         "b/1  behind, pid 4711 on node-4, after 0.3 s\n"
-        "  stacks\n"
+        "  stacks, the main thread first\n"
         "    Thread 0x00007f1c2d7fe700 (most recent call first):\n"
         '      File "/job/train.py", line 41 in validate\n'
         '      File "/job/train.py", line 88 in main\n'
+        "    \n"
+        "    Thread 0x00007f1c2dffe700 (most recent call first):\n"
+        '      File "/lib/selectors.py", line 415 in select\n'
         "  Flight Recorder, the newest last\n"
         "    23 gloo:broadcast, 70.0 s ago: scheduled (group 17)\n"
         "    24 gloo:all_reduce 4096x1024, 63.1 s ago: no state (group 17)\n"
@@ -130,7 +133,7 @@ def test_stacks_of_some_ranks(fake, run, tmp_path: Path):
     fake.gathered = Gathered(STALL.evidence[:1])
     options = ("--rank", "b/1", "--rank", "c", "--job", "j", "--control-token-file", str(tmp_path / "token"))
     told = run(stacks_command, *options).output
-    assert told.startswith("b/1  pid 4711 on node-4, after 0.3 s\n  stacks\n    Thread ")
+    assert told.startswith("b/1  pid 4711 on node-4, after 0.3 s\n  stacks, the main thread first\n    Thread ")
     asked = fake.calls[-1]
     assert (asked["ranks"], asked["job"], asked["token"], asked["timeout_s"]) == (("b/1", "c"), "j", "t", 15.0)
 

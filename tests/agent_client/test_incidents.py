@@ -1,0 +1,70 @@
+"""A rank that hangs in C with the interpreter lock, under supervisors: its stack is taken, and training goes on."""
+
+import json
+import re
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.ports import free_port
+from tests.daemons.supervisors import Supervisor
+from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, http_get, run_cli
+
+STEPS = 60
+OPTIONS = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--min-replicas", "2", "--stall-after", "8s")
+COMMAND = (sys.executable, "-m", "tests.agent_client.holding_script", str(STEPS))
+
+
+def supervisor(lighthouse: Lighthouse, name: str) -> Supervisor:
+    ports = ("--store", "auto", "--store-port", str(free_port()), "--master-port", str(free_port()))
+    times = ("--stall-after", "8s", "--restart-delay", "100ms", "--startup-failures", "0")
+    return Supervisor(lighthouse.address, *ports, *times, "--nproc", "2", command=COMMAND, replica_id=name)
+
+
+def asked(lighthouse: Lighthouse, *words: str) -> Any:
+    told = run_cli(LIGHTHOUSE_CODE, *words, "--lighthouse", lighthouse.address, "--format", "json", "--timeout", "60s")
+    assert told.returncode == 0, told.stderr
+    return json.loads(told.stdout)
+
+
+def only_incident(lighthouse: Lighthouse) -> dict[str, Any]:
+    [incident] = asked(lighthouse, "incidents")
+    return incident
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_group_of_a_rank_that_hangs_is_restarted_and_training_goes_on(tmp_path: Path) -> None:
+    options = (*OPTIONS, "--on-stall", "restart-behind", "--incidents", str(tmp_path))
+    with ExitStack() as stack:
+        lighthouse = stack.enter_context(Lighthouse(*options))
+        groups = [stack.enter_context(supervisor(lighthouse, name)) for name in "ab"]
+        lighthouse.wait_for_log("first step after it was committed", within_s=240)
+        assert [group.wait(240) for group in groups] == [0, 0], "nobody but the lighthouse has helped"
+        assert all(f"has done {STEPS} steps" in group.log() for group in groups)
+
+        incident = asked(lighthouse, "incident", only_incident(lighthouse)["id"])
+        assert (incident["kind"], incident["suspects"]) == ("stall", ["b/1"])
+        assert incident["text"].startswith("b/1 behind in "), incident["text"]
+        assert incident["action"] == "killed b, whose ranks are behind"
+        order = [incident[name] for name in ("noticed_s", "evidence_s", "acted_s", "quorum_s", "step_s")]
+        assert order == sorted(order)
+        assert incident["evidence_s"] - incident["noticed_s"] < 11
+        first, *others = incident["evidence"]
+        assert (first["replica_id"], first["group_rank"]) == ("b", 1)
+        assert re.search(r'holding_script\.py", line \d+ in match_for_ever', first["stacks"])
+        assert first["output"][-1] == "matching"
+        assert "R (running)" in first["process"]
+        assert [f"{rank['replica_id']}/{rank['group_rank']}" for rank in others] == ["a/0", "a/1", "b/0"]
+        assert "all_reduce" in others[0]["flight_recorder"]
+
+        filed = eventually(lambda: list(tmp_path.glob("*.json")), "it is filed")
+        assert json.loads(filed[0].read_bytes()) == incident
+        scraped = http_get(lighthouse.http + "/metrics")[1]
+        for name in ("detect", "recover"):
+            assert f'lighthouse_{name}_seconds_count{{job="default",kind="stall"}} 1.0' in scraped
+    with Lighthouse("--incidents", str(tmp_path)) as after:
+        assert only_incident(after)["id"] == incident["id"], "a lighthouse that starts again still has it"
