@@ -1,0 +1,108 @@
+"""Starts a lighthouse and the frozen training on this machine, and tells where it stands.
+
+    python -m examples.freeze.run --mode loader
+
+Ends when the training has ended, or some seconds after the verdict.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from examples.daemons import Daemon, command, lighthouse, python_path
+from examples.freeze.train import MODES
+from examples.ports import LOOPBACK, free_port
+from lighthouse_runtime.clients import LighthouseClient
+from protos.status import JobStatus
+
+HERE = Path(__file__).parent
+RANKS = 8
+STALL_AFTER_S = 3.0
+PRELOADED = "torch,torch._dynamo,agent_client.agent,agent_client.ddp,agent_client.optimizer,agent_client.sampler"
+
+
+class FreezeRun:
+    """Use as a context manager: nothing of it outlives the block. `folder` takes logs and checkpoints."""
+
+    def __init__(
+        self, folder: Path, mode: str, *arguments: str, ranks: int = RANKS, stall_after_s: float = STALL_AFTER_S
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.logs = folder / "logs"
+        self.supervisor_log = folder / "supervisor.log"
+        port, stall_after = free_port(), ("--stall-after", f"{stall_after_s}s")
+        self.address = f"{LOOPBACK}:{port}"
+        self._port = port
+        self._lighthouse = lighthouse(folder, self.address, stall_after)
+        paths = ("--checkpoint-dir", str(folder / "checkpoints"), "--log-dir", str(self.logs))
+        run = [
+            *("run", "--lighthouse", self.address, "--replica-id", "train", "--nproc", str(ranks), *stall_after),
+            *("--bind", f"{LOOPBACK}:{free_port()}", "--advertise", LOOPBACK, "--preload", PRELOADED),
+            *("--master-port", str(free_port()), "--store-port", str(free_port())),
+            *("--max-restarts", "0", "--leave-timeout", "2s", "--grace", "1s"),
+            *("--", str(HERE / "train.py"), "--mode", mode, *paths, *arguments),
+        ]
+        environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
+        self.supervisor = Daemon("supervisor", command("manager", run), self.supervisor_log, environment)
+
+    def __enter__(self) -> Self:
+        self._lighthouse.start()
+        self._lighthouse.wait_port(self._port)
+        self._client = LighthouseClient(self.address)
+        self.supervisor.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self._client.close()
+        self.supervisor.stop()
+        self._lighthouse.stop()
+
+    def look(self) -> JobStatus | None:
+        jobs = self._client.status(ranks=True, timeout_s=10.0).jobs
+        return jobs[0] if jobs else None
+
+    def wait(self, within_s: float) -> JobStatus | None:
+        """The first look that has a verdict; None: the training has ended without one. Raises TimeoutError."""
+        ends_at = time.monotonic() + within_s
+        while self.supervisor.is_alive:
+            job = self.look()
+            if job is not None and job.stall:
+                return job
+            if time.monotonic() > ends_at:
+                raise TimeoutError(f"neither frozen nor at its end after {within_s:g} s; see {self.folder}")
+            time.sleep(0.1)
+        return None
+
+    def check_all_ranks(self) -> "subprocess.CompletedProcess[str]":
+        """What check_all_ranks.sh says."""
+        folder = Path(sys.executable).parent
+        environment = os.environ | {"LIGHTHOUSE_ADDRESS": self.address, "COLUMNS": "120"}
+        environment["PATH"] = os.pathsep.join([str(folder), environment["PATH"]])
+        script = ["sh", str(HERE / "check_all_ranks.sh"), str(self.logs)]
+        return subprocess.run(script, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=MODES, default="loader")
+    parser.add_argument("--folder", type=Path, help="for logs and checkpoints; default: a new one")
+    parser.add_argument("more", nargs="*", help="arguments for train.py, after --")
+    args = parser.parse_args(arguments)
+    folder = args.folder or Path(tempfile.mkdtemp(prefix="freeze-"))
+    with FreezeRun(folder, args.mode, *args.more) as run:
+        job = run.wait(within_s=600.0)
+        if job is not None:
+            print(run.check_all_ranks().stdout)
+        print(f"{'frozen' if job else 'trained to the end'}; all logs are in {folder}")
+
+
+if __name__ == "__main__":
+    main()
