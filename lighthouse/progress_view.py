@@ -64,11 +64,12 @@ class JobProgress:
 
     def places(self, members: Collection[str], alive: Container[str], now: float) -> tuple[RankPlace, ...]:
         """The worst first. `alive`: the replica groups that are, members or not."""
-        verdict = self.verdict(members, now)
+        ranks, wanted = self.ranks(now), frozenset(members)
+        judged = [rank for rank in ranks if rank.name.replica_id in wanted]
+        verdict = judge(judged, floor_s=self._floor_s, is_complete=wanted <= self._told.keys())
         behind = frozenset(verdict.behind) if verdict is not None else frozenset[RankName]()
         places = [
-            _place(rank, _state(rank, behind) if rank.name.replica_id in alive else RankState.LOST)
-            for rank in self.ranks(now)
+            _place(rank, _state(rank, behind) if rank.name.replica_id in alive else RankState.LOST) for rank in ranks
         ]
         order = list(RankState)
         return tuple(

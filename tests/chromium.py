@@ -160,7 +160,7 @@ class Chromium:
 
     @contextlib.asynccontextmanager
     async def page(self, url: str, **look: Any) -> AsyncIterator[Page]:
-        target = (await self.send("Target.createTarget", {"url": "about:blank"}))["targetId"]
+        target = (await self.send("Target.createTarget", {"url": "about:blank", "newWindow": True}))["targetId"]
         session = (await self.send("Target.attachToTarget", {"targetId": target, "flatten": True}))["sessionId"]
         page = self._pages[session] = Page(self, session)
         for domain in ("Page", "Runtime", "Network", "Log"):

@@ -1,5 +1,5 @@
 // Incidents, the timeline, runs.
-const ENTRIES = 40;
+const ENTRIES = 40, NAMES = 6;
 const SPANS_S = [300, 900, 3600, 6 * 3600, 86400, 7 * 86400];
 const SPAN_NAMES = ['5 min ago', '15 min ago', '1 h ago', '6 h ago', '1 day ago', '7 days ago'];
 const OFFSETS = [
@@ -9,7 +9,8 @@ const OFFSETS = [
 ];
 
 function named(entry) {
-  return entry.replica_ids.join(', ') + (entry.more ? ` and ${entry.more} more` : '');
+  const names = entry.replica_ids.slice(0, NAMES), more = entry.more + entry.replica_ids.length - names.length;
+  return names.join(', ') + (more ? ` and ${more} more` : '');
 }
 
 // -- the timeline
@@ -89,7 +90,7 @@ function showIncident(line, incident) {
     const more = word === 'acted' && incident.action ? ` (${incident.action})`
       : word === 'quorum' && incident.quorum_id ? ` (${incident.quorum_id})` : '';
     setText(child(node, 'span', 0), `${word}${more} `);
-    setText(child(node, 'b', 1), duration(value(incident)));
+    setText(child(node, 'b', 1), value(incident) < 1 ? `${Math.round(1000 * value(incident))} ms` : duration(value(incident)));
   });
 }
 

@@ -18,8 +18,11 @@ from protos.status import (
     TimelineEntry,
     TimelineKind,
 )
+from tests.lighthouse.dashboard_picture import MOST_BYTES
+from tests.processes import ROOT
 
 PAGE = dashboard.page().decode()
+PICTURE = ROOT / "docs" / "dashboard.png"
 
 
 class _Tags(HTMLParser):
@@ -71,3 +74,9 @@ def test_knows_every_state_verdict_and_field():
     for cls in (LighthouseStatus, JobStatus, MemberStatus, RankPlace, TimelineEntry, IncidentSummary):
         unknown = [f.name for f in dataclasses.fields(cls) if not re.search(rf"\b{f.name}\b", PAGE)]
         assert unknown == []
+
+
+def test_its_picture_is_in_the_readme():
+    assert "(docs/dashboard.png)" in (ROOT / "README.md").read_text()
+    assert PICTURE.read_bytes()[:4] == b"\x89PNG"
+    assert PICTURE.stat().st_size < MOST_BYTES
