@@ -137,8 +137,8 @@ class Trainer:
         """The cure. Not through the DDP module: alone, rank 0 would wait in it for the others."""
 
         def validate() -> float:
-            correct, total = self._loop(self.model)
-            time.sleep(self.args.validation_takes if epoch == 2 else 0)
+            takes_s = self.args.validation_takes if epoch == 2 else 0.0
+            correct, total = self._loop(self.model, takes_s / len(self.val_loader))
             return 100.0 * correct / total
 
         return self.agent.evaluate_on_rank0(validate)
@@ -152,7 +152,7 @@ class Trainer:
         log.info("all_reduce completed")
         return 100.0 * correct / total
 
-    def _loop(self, model: nn.Module) -> tuple[int, int]:
+    def _loop(self, model: nn.Module, pause_s: float = 0.0) -> tuple[int, int]:
         log.info("Starting validation loop, %d batches", len(self.val_loader))
         correct = total = 0
         model.eval()
@@ -160,6 +160,7 @@ class Trainer:
             for inputs, labels in self.val_loader:
                 correct += int((model(inputs).argmax(1) == labels).sum())
                 total += len(labels)
+                time.sleep(pause_s)
                 self.agent.tick()
         model.train()
         log.info("Validation loop completed")
