@@ -1,9 +1,12 @@
 """What this process is doing, for whoever asks its manager: its Python stacks, and torch's newest collectives.
 
-The stacks are written by faulthandler when a real-time signal comes, which needs no interpreter lock: also while C code
-holds it. They go to a file without a name; the manager sends the signal and reads the file. A child that is forked has
-the handler and the file, too: that does no harm, since nobody sends it that signal. A script's own
-faulthandler.enable() is another matter, and stays as it is.
+It says so itself as long as it runs Python. While C code holds the interpreter lock it cannot: for that, faulthandler
+writes the stacks when a real-time signal comes, which needs no lock. They go to a file without a name; the manager
+sends the signal and reads the file. It does so only where nothing was said: faulthandler walks the stacks of other
+threads as they are, and would crash at times if these ran Python meanwhile (tried: after some hundred signals).
+
+A child that is forked has the handler and the file, too: that does no harm, since nobody sends it that signal. A
+script's own faulthandler.enable() is another matter, and stays as it is.
 """
 
 import faulthandler
@@ -18,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from protos.evidence import MAX_FLIGHT_RECORDER_BYTES, STACKS_FILE, OwnEvidence
@@ -27,6 +30,8 @@ from protos.session import EvidenceOffer
 log = logging.getLogger(__name__)
 
 NEWEST_ENTRIES = 20
+MAX_FRAMES = 100
+RECORDED_WITHIN_S = 1.0
 # The C library keeps the first few of them for itself, and others take theirs from either end.
 _SIGNALS = range(signal.SIGRTMIN + 10, signal.SIGRTMAX - 4)
 _RECORDER = "torch._C._distributed_c10d"
@@ -71,46 +76,61 @@ def _free_signal(candidates: Iterable[int]) -> int:
 
 
 class Looks:
-    """Each on a thread of its own, one at a time: torch may hang while it tells of a collective that does, and whoever
-    asks must not. Where an earlier look hangs there is no answer."""
+    """On threads of their own: torch may hang while it tells of a collective that does, and whoever asks must not."""
 
     def __init__(self) -> None:
-        self._one = threading.Lock()
+        self._reading: threading.Thread | None = None
+        self._read = "", ""
 
     def answer(self, number: int, send: Callable[[OwnEvidence], None]) -> None:
-        threading.Thread(target=self._look, args=(number, send), name="lighthouse look", daemon=True).start()
+        """Whatever torch does, an answer is sent soon, if Python runs at all."""
+        threading.Thread(target=lambda: send(self._look(number)), name="lighthouse look", daemon=True).start()
 
-    def _look(self, number: int, send: Callable[[OwnEvidence], None]) -> None:
-        if self._one.acquire(blocking=False):
-            try:
-                send(own_evidence(number))
-            finally:
-                self._one.release()
+    def _look(self, number: int) -> OwnEvidence:
+        stacks = own_stacks()
+        if self._reading is None or not self._reading.is_alive():  # an earlier one may hang
+            self._reading = threading.Thread(target=self._read_recorder, name="lighthouse recorder", daemon=True)
+            self._reading.start()
+        self._reading.join(RECORDED_WITHIN_S)
+        if self._reading.is_alive():
+            return OwnEvidence(
+                number, stacks, "", (f"Flight Recorder: torch has said nothing for {RECORDED_WITHIN_S:g} s",)
+            )
+        text, why = self._read
+        return OwnEvidence(number, stacks, text, (why,) if why else ())
+
+    def _read_recorder(self) -> None:
+        self._read = recorded()
 
 
-def own_evidence(number: int) -> OwnEvidence:
-    """The answer to the request of that number."""
-    stacks, recorded, missing = "", "", list[str]()
+def own_stacks() -> str:
+    """Of all threads but this one, the main one first; in the form of faulthandler, with names."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    frames.pop(threading.get_ident(), None)
+    main = threading.main_thread().ident
+    ordered = sorted(frames.items(), key=lambda entry: entry[0] != main)
+    return "\n".join("\n".join(_lines(ident, names.get(ident, ""), frame)) for ident, frame in ordered)
+
+
+def _lines(ident: int, name: str, frame: FrameType | None) -> Iterable[str]:
+    yield f"Thread 0x{ident:016x} {name} (most recent call first):"
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            return
+        yield f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}'
+        frame = frame.f_back
+    yield "  ..."
+
+
+def recorded() -> tuple[str, str]:
+    """The newest collectives, and why there are none."""
     try:
-        stacks = _stacks()
-    except (OSError, RuntimeError) as e:
-        missing.append(f"stacks: {e}")
-    try:
-        recorded = flight_recorder()
+        text = flight_recorder()
     except Exception as e:  # whatever this version of torch raises
         log.exception("the Flight Recorder cannot be read")
-        missing.append(f"Flight Recorder: {e!r}")
-    else:
-        if not recorded:
-            missing.append("Flight Recorder: this process has recorded no collective")
-    return OwnEvidence(number, stacks, recorded, tuple(missing))
-
-
-def _stacks() -> str:
-    descriptor = os.memfd_create("own stacks")
-    with open(descriptor, "rb+") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+        return "", f"Flight Recorder: {e!r}"
+    return text, "" if text else "Flight Recorder: this process has recorded no collective"
 
 
 def flight_recorder() -> str:

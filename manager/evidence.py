@@ -1,9 +1,10 @@
 """What the ranks are doing, when the lighthouse asks: all of them side by side, each within a time that is set.
 
-Where its process can be reached it is looked at from outside, which needs nothing of it (from_outside.py). Every rank
-is asked, too: for its newest collectives, and for its stacks where they cannot be had from outside. It answers as long
-as it runs Python. What is not to be had is named, with the reason. A rank whose watch has ended may still be there,
-stopped by a signal, say: then its process is looked at all the same.
+Every rank is asked for its stacks and its newest collectives; it answers as long as it runs Python. Where its process
+can be reached it is looked at from outside, too (from_outside.py): its state always, its stacks by a signal where it
+says nothing any more. That signal is for no others, since it may crash a process that runs Python. What is not to be
+had is named, with the reason. A rank whose watch has ended may still be there, stopped by a signal, say: then its
+process is looked at all the same.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lighthouse_runtime.server import Sender
 from manager.from_outside import Look, look_alone
@@ -28,18 +29,22 @@ from protos.session import (
 
 log = logging.getLogger(__name__)
 
-ANSWERED_WITHIN_S = 5.0
+ANSWERED_WITHIN_S = 3.0
+# What comes so soon after a rank was asked it may have said before.
+UNDER_WAY_S = 1.0
+UNREAD_S = 0.1  # for what has come, and was not read since this process was busy
 
 
 @dataclass(slots=True)
 class _Rank:
     """Its newest process. `is_here`: on this host, where its pid means the same. `sender`: None once its watch has
-    ended."""
+    ended. `heard_at`: its newest word, whatever that was."""
 
     watch: int
     request: WatchRequest
     is_here: bool
     sender: Sender | None
+    heard_at: float = 0.0
 
 
 class EvidenceDesk:
@@ -67,6 +72,12 @@ class EvidenceDesk:
         for (asked, _), answer in self._asked.items():
             if asked == watch and not answer.done():
                 answer.set_exception(ConnectionError("its watch has ended"))
+
+    def heard(self, watch: int, group_rank: int) -> None:
+        """The rank has said something: it runs Python."""
+        rank = self._ranks.get(group_rank)
+        if rank is not None and rank.watch == watch:
+            rank.heard_at = time.monotonic()
 
     def answered(self, watch: int, own: OwnEvidence) -> None:
         answer = self._asked.get((watch, own.number))
@@ -118,11 +129,13 @@ class EvidenceDesk:
             why = "all of it: it has opened no watch" if group_rank < self._size else "all of it: the group is smaller"
             return RankEvidence(group_rank, missing=(why,))
         async with asyncio.TaskGroup() as looks:
-            outside = looks.create_task(self._look_at(rank.request, rank.is_here))
+            outside = looks.create_task(self._look_at(replace(rank.request, offer=None), rank.is_here))
             own = looks.create_task(self._own(rank, outside))
         found, said = outside.result(), own.result()
-        stacks = found.stacks or said.stacks
-        missing = (*found.missing, *said.missing)
+        by_signal = await self._by_signal(rank, found, began_at) if not said.stacks else Outside()
+        stacks = said.stacks or by_signal.stacks
+        seen = tuple(why for why in found.missing if not why.startswith("stacks: "))
+        missing = (*seen, *said.missing, *by_signal.missing)
         return RankEvidence(
             group_rank,
             worker=rank.request.worker,
@@ -135,6 +148,18 @@ class EvidenceDesk:
             missing=tuple(why for why in missing if not (stacks and why.startswith("stacks: "))),
             took_s=time.monotonic() - began_at,
         )
+
+    async def _by_signal(self, rank: _Rank, found: Outside, asked_at: float) -> Outside:
+        """The stacks of a rank that was asked and says nothing."""
+        if rank.sender is None or rank.request.offer is None:
+            return Outside()
+        if found.is_stopped:
+            return Outside(missing=("stacks: its process is stopped, and runs no handler",))
+        await asyncio.sleep(UNREAD_S)
+        if rank.heard_at >= asked_at + UNDER_WAY_S:
+            return Outside(missing=("stacks: it runs Python, so that a signal might crash it",))
+        again = await self._look_at(rank.request, rank.is_here)
+        return replace(again, missing=tuple(why for why in again.missing if why.startswith("stacks: ")))
 
     async def _own(self, rank: _Rank, outside: "asyncio.Task[Outside]") -> OwnEvidence:
         """What it says of itself; a process that is stopped is not waited for."""

@@ -18,8 +18,8 @@ from protos.session import EvidenceOffer, WatchRequest
 
 T = TypeVar("T")
 
-STACKS_WITHIN_S = 3.0
-LOOK_WITHIN_S = 4.0  # with what /proc costs on a busy host
+STACKS_WITHIN_S = 2.0
+LOOK_WITHIN_S = 2.5  # with what /proc costs on a busy host
 OUTPUT_WITHIN_S = 2.0
 
 ELSEWHERE = "process: it is on another host, or in another pid namespace, than its manager"

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 SILENCE_S = 10.0
-_SEEN_WITHIN_S = LOOK_WITHIN_S + 1.0
+_SEEN_WITHIN_S = LOOK_WITHIN_S + 0.5
 
 
 class Nodes:

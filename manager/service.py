@@ -155,6 +155,7 @@ class ManagerService:
         with ended_process(asked.pid if is_here else 0, asked.started, lambda: self._driver.end_watch(number)):
             try:
                 async for request in requests:
+                    self._driver.evidence.heard(number, asked.group_rank)
                     match watch_wire.word_from_wire(request):
                         case Ballot() as ballot:
                             self._cast(asked.group_rank, ballot, sender, votes)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_client import evidence
-from agent_client.evidence import NEWEST_ENTRIES, Looks, flight_recorder, own_evidence, shortened
+from agent_client.evidence import NEWEST_ENTRIES, Looks, flight_recorder, shortened
 from protos.evidence import MAX_FLIGHT_RECORDER_BYTES, OwnEvidence
 from tests.processes import PATIENCE_S, Process, eventually
 
@@ -77,16 +77,28 @@ class TestTheHandler:
 class TestOwnEvidence:
     def test_stacks_of_all_threads(self):
         done = threading.Event()
-        thread = threading.Thread(target=self.wait_inside, args=(done,))
+        thread = threading.Thread(target=self.wait_inside, args=(done,), name="the waiting one")
         thread.start()
         try:
-            own = own_evidence(5)
+            own = answered(5)
         finally:
             done.set()
             thread.join()
+        first, *others = own.stacks.split("\nThread ")
+        assert first.startswith(f"Thread 0x{threading.main_thread().ident:016x} MainThread (most recent call first):")
+        assert "in test_stacks_of_all_threads" in first
+        [other] = [other for other in others if "the waiting one (most recent call first):" in other]
+        assert re.search(r'\n  File ".*test_evidence\.py", line \d+ in wait_inside\n', other)
+        assert "lighthouse look" not in own.stacks
         assert own.number == 5
-        assert "in wait_inside" in own.stacks
-        assert "in test_stacks_of_all_threads" in own.stacks
+
+    def test_a_deep_recursion_is_cut(self):
+        def descend(left: int) -> str:
+            return descend(left - 1) if left else answered(1).stacks
+
+        stacks = descend(150)
+        assert stacks.count("in descend") < 100
+        assert "\n  ..." in stacks
 
     def wait_inside(self, done: threading.Event) -> None:
         done.wait(PATIENCE_S)
@@ -94,25 +106,39 @@ class TestOwnEvidence:
     def test_without_torch_there_is_no_recorder_and_it_is_not_imported(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delitem(sys.modules, "torch._C._distributed_c10d", raising=False)
         assert flight_recorder() == ""
-        assert own_evidence(1).missing == ("Flight Recorder: this process has recorded no collective",)
+        assert answered(1).missing == ("Flight Recorder: this process has recorded no collective",)
 
     def test_a_recorder_that_fails_costs_nothing_else(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(evidence, "flight_recorder", lambda: 1 / 0)
-        own = own_evidence(1)
+        own = answered(1)
         assert own.stacks
         assert own.missing == ("Flight Recorder: ZeroDivisionError('division by zero')",)
 
-    def test_who_asks_never_waits_and_a_look_that_hangs_is_the_only_one(self, monkeypatch: pytest.MonkeyPatch):
-        go_on, sent = threading.Event(), queue.SimpleQueue[OwnEvidence]()
-        monkeypatch.setattr(evidence, "flight_recorder", lambda: go_on.wait(PATIENCE_S) and "[]")
+    def test_torch_may_hang_and_stacks_are_given_all_the_same(self, monkeypatch: pytest.MonkeyPatch):
+        go_on, began = threading.Event(), list[int]()
+
+        def hang() -> str:
+            began.append(1)
+            go_on.wait(PATIENCE_S)
+            return "[]"
+
+        monkeypatch.setattr(evidence, "RECORDED_WITHIN_S", 0.05)
+        monkeypatch.setattr(evidence, "flight_recorder", hang)
         looks = Looks()
-        looks.answer(1, sent.put)
-        eventually(lambda: looks._one.locked())  # pyright: ignore[reportPrivateUsage]
-        looks.answer(2, sent.put)
+        for number in (1, 2):
+            own = answered(number, looks)
+            assert own.stacks
+            assert own.missing == ("Flight Recorder: torch has said nothing for 0.05 s",)
+        assert len(began) == 1, "it is not asked again while it hangs"
         go_on.set()
-        assert sent.get(timeout=PATIENCE_S).number == 1
-        eventually(lambda: not looks._one.locked())  # pyright: ignore[reportPrivateUsage]
-        assert sent.empty()
+        monkeypatch.setattr(evidence, "RECORDED_WITHIN_S", PATIENCE_S)
+        assert answered(3, looks).flight_recorder == "[]"
+
+
+def answered(number: int, looks: Looks | None = None) -> OwnEvidence:
+    sent = queue.SimpleQueue[OwnEvidence]()
+    (looks or Looks()).answer(number, sent.put)
+    return sent.get(timeout=PATIENCE_S)
 
 
 class TestEntries:

@@ -97,8 +97,8 @@ async def test_whatever_they_hang_in(lighthouse: StreamServer) -> None:
 
         assert stopped.process.startswith(f"pid {ranks[3].pid} (python): T (stopped), VmRSS ")
         assert stopped.stacks == ""
-        assert "stacks: it is stopped, and runs no handler" in stopped.missing
-        assert f"stacks: process {ranks[4].pid} has ended" in ended.missing
+        assert "stacks: its process is stopped, and runs no handler" in stopped.missing
+        assert f"process: {ranks[4].pid} has ended" in ended.missing
         assert never.missing == ("all of it: it has opened no watch",)
 
         # Nobody has come to harm by that.

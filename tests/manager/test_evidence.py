@@ -36,7 +36,7 @@ class Watch:
     def __init__(self, desk: EvidenceDesk, number: int, rank: int, *, is_here: bool = False, old: bool = False) -> None:
         self.desk, self.number = desk, number
         self.asked: asyncio.Queue[int] = asyncio.Queue()
-        offer = None if old else EvidenceOffer()
+        offer = None if old else EvidenceOffer(44, 3)
         request = WatchRequest(rank, f"w{rank}", 70 + rank, "boot", 1, f"host-{rank}", offer=offer)
         desk.opened(number, request, cast("Sender", self), is_here=is_here)
 
@@ -50,15 +50,22 @@ class Watch:
 
 
 class Group:
-    """Of three ranks. `sent` is what the lighthouse is told; `outside`: what those of this host look like."""
+    """Of three ranks. `sent` is what the lighthouse is told; `outside`: what those of this host look like; `signalled`:
+    the pids of those that were sent the signal."""
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[ToLighthouse] = asyncio.Queue()
         self.outside = SEEN
+        self.signalled: list[int] = []
         self.desk = EvidenceDesk(3, self.sent.put_nowait, self.look)
 
     async def look(self, request: WatchRequest, is_here: bool) -> Outside:
-        return self.outside if is_here else await look_alone(request, is_here)
+        if not is_here:
+            return await look_alone(request, is_here)
+        if request.offer is None:
+            return replace(self.outside, stacks="", missing=("stacks: it has no handler that writes them",))
+        self.signalled.append(request.pid)
+        return self.outside
 
     async def given(self, number: int = 1) -> dict[int, RankEvidence]:
         """The ranks of the answer to that request."""
@@ -103,32 +110,39 @@ async def test_a_rank_elsewhere_says_it_itself(group: Group):
     assert 0 <= rank.took_s < PATIENCE_S
 
 
-async def test_a_rank_of_this_host_is_looked_at_from_outside_too(group: Group, monkeypatch: pytest.MonkeyPatch):
-    watch = Watch(group.desk, 5, 1, is_here=True)
-    group.desk.give(EvidenceRequest(1, (1,)))
-    await watch.answer("own", "[]", "stacks: no file")
-    rank = (await group.given())[1]
-    assert rank.output == SEEN.output
-    assert (rank.stacks, rank.process, rank.missing) == (SEEN.stacks, SEEN.process, ())
-
-
-async def test_its_own_stacks_stand_in_for_those_that_cannot_be_had(group: Group, monkeypatch: pytest.MonkeyPatch):
-    group.outside = replace(SEEN, stacks="", missing=("stacks: no handler",))
+async def test_a_rank_of_this_host_is_looked_at_from_outside_and_never_signalled_while_it_answers(group: Group):
     watch = Watch(group.desk, 5, 1, is_here=True)
     group.desk.give(EvidenceRequest(1, (1,)))
     await watch.answer("own stacks")
     rank = (await group.given())[1]
-    assert (rank.stacks, rank.missing) == ("own stacks", ())
+    assert (rank.stacks, rank.process, rank.output, rank.missing) == ("own stacks", SEEN.process, SEEN.output, ())
+    assert group.signalled == []
+
+
+async def test_nor_while_it_says_anything_at_all(group: Group, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 0.2)
+    monkeypatch.setattr(evidence, "UNDER_WAY_S", 0.0)
+    watch = Watch(group.desk, 5, 1, is_here=True)
+    group.desk.give(EvidenceRequest(1, (1,)))
+    await watch.asked.get()
+    group.desk.heard(5, 1)
+    group.desk.heard(5, 2)
+    rank = (await group.given())[1]
+    assert "stacks: it runs Python, so that a signal might crash it" in rank.missing
+    assert group.signalled == []
 
 
 async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.MonkeyPatch):
+    """What it had said before it was asked may come a little later."""
     monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 0.05)
     Watch(group.desk, 5, 1, is_here=True)
     Watch(group.desk, 6, 2)
     group.desk.give(EvidenceRequest(1, (1, 2)))
+    group.desk.heard(5, 1)
     found = await group.given()
     why = "no answer within 0.05 s; something keeps it from running Python"
     assert found[1].stacks == SEEN.stacks
+    assert group.signalled == [71]
     assert found[1].missing == (f"Flight Recorder: {why}",)
     assert found[2].missing == (ELSEWHERE, NO_OUTPUT, f"stacks: {why}", f"Flight Recorder: {why}")
 
@@ -140,7 +154,9 @@ async def test_a_stopped_one_is_not_waited_for(group: Group, monkeypatch: pytest
     group.desk.give(EvidenceRequest(1, (1,)))
     rank = (await group.given())[1]
     assert (rank.stacks, rank.process) == ("", "T (stopped)")
-    assert rank.missing == (*STOPPED.missing, "Flight Recorder: its process is stopped")
+    stopped = "stacks: its process is stopped, and runs no handler"
+    assert rank.missing == ("Flight Recorder: its process is stopped", stopped)
+    assert group.signalled == []
 
 
 async def test_a_process_is_looked_at_also_after_its_watch(group: Group, monkeypatch: pytest.MonkeyPatch):
@@ -151,8 +167,9 @@ async def test_a_process_is_looked_at_also_after_its_watch(group: Group, monkeyp
     group.desk.give(EvidenceRequest(1, (1,)))
     rank = (await group.given())[1]
     assert rank.process == "T (stopped)"
-    assert "Flight Recorder: its watch has ended" in rank.missing
+    assert rank.missing == ("stacks: its watch has ended", "Flight Recorder: its watch has ended")
     assert watch.asked.empty()
+    assert group.signalled == []
 
 
 async def test_a_rank_that_ends_while_it_is_asked(group: Group):
