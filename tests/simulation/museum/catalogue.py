@@ -140,6 +140,19 @@ EXHIBITS: tuple[Exhibit, ...] = (
         range(40),
     ),
     Exhibit(
+        "half-a-group-joins",
+        "a manager joins as soon as one of its ranks has asked",
+        "S5",
+        _storm(
+            "kill_rank",
+            "kill_group",
+            config={**SHORT, **ANY_SIZE},
+            **{**QUICK, "group_world_size": 3},
+        ),
+        manager.HALF_A_GROUP_JOINS,
+        range(6),
+    ),
+    Exhibit(
         "join-lost-in-a-restart",
         "a join that waits is not asked again on the next session",
         "S5",

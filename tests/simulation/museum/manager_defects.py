@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from manager import commit
+from manager.ask import Ask
 from manager.commit import CommitMachine
+from manager.gather import Effect, GatherMachine
 from manager.grants import GrantMachine
 from manager.lighthouse_session import SessionMachine
 from protos.membership import Assignment, Participant
@@ -18,6 +20,7 @@ from tests.simulation.museum.exhibit import Replaced
 _decide = CommitMachine._decide
 _open = CommitMachine._open
 _opened = SessionMachine.opened
+_ask = GatherMachine._ask
 _assignment = GrantMachine.assignment
 
 
@@ -52,10 +55,16 @@ def _open_without_join(self: SessionMachine, me: Participant, now: float) -> lis
     return [message for message in _opened(self, me, now) if not isinstance(message, JoinRequest)]
 
 
+def _join_with_whoever_has_asked(self: GatherMachine, ask: Ask) -> list[Effect]:
+    effects = _ask(self, ask)
+    return effects if self._is_joined or not self._asks else effects + self._join()
+
+
 LEASE_NEVER_ENDS = (Replaced(GrantMachine, "renew", _renew_for_ever),)
 VOTE_FOR_ANOTHER_QUORUM = (
     Replaced(CommitMachine, "_open", _open_with_votes_of_the_same_step),
     Replaced(CommitMachine, "_decide", _decide_and_keep_votes),
 )
+HALF_A_GROUP_JOINS = (Replaced(GatherMachine, "_ask", _join_with_whoever_has_asked),)
 CATCHING_UP_CONTRIBUTES = (Replaced(GrantMachine, "assignment", _assign_all_as_contributors),)
 JOIN_LOST = (Replaced(SessionMachine, "opened", _open_without_join),)
