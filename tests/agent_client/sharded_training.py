@@ -122,6 +122,17 @@ class ShardedActor(AgentActor):
         wholes = [parameter.grad.full_tensor() for parameter in self.model.parameters()]
         return float(before.full_tensor()), float(torch.cat([whole.flatten() for whole in wholes]).norm())
 
+    def evaluate(self, **options: Any) -> tuple[float, int]:
+        """(the loss, how often it was computed here)"""
+        evaluated: list[float] = []
+
+        def loss() -> float:
+            with torch.no_grad():
+                evaluated.append(float(loss_of(self.model, 0, 0)))
+            return evaluated[0]
+
+        return self.agent.evaluate_on_rank0(loss, **options), len(evaluated)
+
 
 class ShardedGroup:
     """One start of a replica group: its ranks."""

@@ -54,6 +54,18 @@ def test_from_different_weights_to_the_same_bits_and_one_that_comes_late_heals(j
     assert then["late"][0][-1]["participants"] == ["a", "b", "late"]
 
 
+def test_a_whole_group_evaluates_what_is_sharded(job: ShardedJob) -> None:
+    """Rank 0 alone would wait for the others' shards; fewer are refused."""
+    a, b = job.start("a", "b")
+    job.steps(a, b, until=2)
+    told = [each.result() for each in [*a.begin("evaluate"), *b.begin("evaluate")]]
+    assert len({loss for loss, _ in told}) == 1
+    assert [times for _, times in told] == [1, 1, 0, 0]
+    with pytest.raises(RankError, match="rank 0 alone would wait for the others' shards"):
+        a.ranks[0].call("evaluate", whole_group=False)
+    assert shared_steps(job.steps(a, b, until=3)) == 1
+
+
 def weights_without_groups(seed: int, steps: int) -> float:
     """As one process would train on the batches of both groups; at step 0, when all others heal, on those of one."""
     model = model_of(seed)
