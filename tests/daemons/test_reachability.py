@@ -1,10 +1,15 @@
-"""A manager whose host's name is a loopback at home says so, and has no place beside one that peers can reach."""
+"""A manager whose host's name is a loopback at home says so, and has no place beside one that peers can reach. Which
+address a host advertises by default, in a network of its own."""
+
+import subprocess
+import sys
 
 import pytest
 
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
 from protos.refusals import WrongState
-from tests.processes import MANAGER_CODE, PATIENCE_S, Lighthouse, Manager, eventually
+from tests.daemons.elsewhere import Elsewhere, another_host
+from tests.processes import MANAGER_CODE, PATIENCE_S, ROOT, Lighthouse, Manager, eventually
 
 AS_ON_DEBIAN = """
 import socket
@@ -35,3 +40,28 @@ def test_a_name_that_resolves_to_a_loopback_at_home(lighthouse: Lighthouse) -> N
     assert f"h advertises a name that is a loopback on its own host (http://myhost:{port})" in str(refused.value)
     assert "beside a (http://10.0.0.8:" in str(refused.value)
     assert "--advertise" in str(refused.value)
+
+
+def advertised(there: Elsewhere, lighthouse: str) -> str:
+    """By a manager there, which is told nothing else."""
+    code = f"from lighthouse_runtime.address import advertised_host; print(advertised_host({lighthouse!r}))"
+    command = [*there.command, sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def ip(there: Elsewhere, *arguments: str) -> None:
+    subprocess.run(["ip", "-n", there.command[3], *arguments], check=True)
+
+
+@pytest.mark.slow
+def test_a_host_advertises_the_address_that_routes_to_the_lighthouse_or_its_first_global_one() -> None:
+    with another_host() as there:
+        assert advertised(there, f"{there.here}:29510") == there.there
+        for beside in ("localhost:29510", "127.0.0.1:29510", "[::1]:29510"):
+            assert advertised(there, beside) == there.there, "peers elsewhere could not reach a loopback"
+        ip(there, "addr", "flush", "dev", "eth0")
+        ip(there, "addr", "add", "fd00:198:18::2/64", "dev", "eth0", "nodad")
+        assert advertised(there, "localhost:29510") == "fd00:198:18::2"
+        assert advertised(there, "[fd00:198:18::1]:29510") == "fd00:198:18::2"
+        ip(there, "link", "set", "eth0", "down")
+        assert advertised(there, "localhost:29510") in ("127.0.0.1", "::1"), "it has nothing else"
