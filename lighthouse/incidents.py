@@ -132,8 +132,8 @@ class Incidents:
         case = self._stall
         if case is None:
             return self._open_stall(verdict, step, now, unix_s)
-        if verdict.says_the_same(case.verdict):
-            return []
+        if case.is_final or verdict.says_the_same(case.verdict):
+            return []  # what follows from a kill is not what it was for
         case.verdict = verdict
         changed = Changed(case.note(text=verdict.text, suspects=_suspects(verdict)))
         return [changed, *self._look(case)]

@@ -51,6 +51,7 @@ class SessionMachine:
         self._next_beat_at = 0.0
         self._heard_at = 0.0
         self._told = Levels()
+        self._entered = (0, 0)  # the quorum that is held, and the step that it began with
         self._join: _Join | None = None
 
     def opened(self, me: Participant, now: float) -> list[ToLighthouse]:
@@ -72,7 +73,8 @@ class SessionMachine:
 
     def tick(self, now: float) -> list[ToLighthouse]:
         """A beat, if one is due, or a level has changed that the lighthouse waits for."""
-        is_due = now >= self._next_beat_at or _is_news(self._levels(), self._told)
+        levels = self._levels()
+        is_due = now >= self._next_beat_at or _is_news(levels, self._told) or self._is_first_commit(levels.held)
         return [self._beat(now)] if self.is_open and is_due else []
 
     def is_given_up(self, now: float) -> bool:
@@ -127,6 +129,15 @@ class SessionMachine:
         self._next_beat_at = now + self._interval_s
         self._told = self._levels()
         return Beat(self._beats, self._told, self._telling.news(now) if self._telling is not None else None)
+
+    def _is_first_commit(self, held: Held | None) -> bool:
+        """Under its quorum, and the lighthouse has not been told: it knows by that when training goes on."""
+        if held is None:
+            return False
+        if self._entered[0] != held.quorum_id:
+            self._entered = (held.quorum_id, held.granted)
+        told, first = self._told.held, self._entered[1]
+        return held.granted > first and (told is None or (told.quorum_id, told.granted) <= (held.quorum_id, first))
 
     def _ask(self, join: _Join, now: float) -> JoinRequest:
         return JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now))

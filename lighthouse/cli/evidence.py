@@ -57,12 +57,12 @@ def _entries(recorded: str) -> list[str]:
 
 
 def _entry(entry: Any) -> str:
-    """24 all_reduce 4096x1024 float32, 63.1 s ago: scheduled (group 17)."""
+    """24 all_reduce 4096x1024, 63.1 s ago: scheduled (group 17). Gloo leaves the state at that; retired is over."""
     if not isinstance(entry, dict):
         return str(entry)
     sizes = " ".join("x".join(map(str, size)) or "scalar" for size in entry.get("input_sizes") or () if size)
     what = " ".join(filter(None, (str(entry.get("seq", "")), str(entry.get("operation", "")), sizes)))
     age_s = entry.get("age_s")
     since = f", {age_s:.1f} s ago" if isinstance(age_s, int | float) else ""
-    state = f": {entry.get('state') or 'no state'}"
-    return f"{what}{since}{state} (group {entry.get('group', '?')})"
+    state = "over" if entry.get("retired") else entry.get("state") or "no state"
+    return f"{what}{since}: {state} (group {entry.get('group', '?')})"

@@ -181,7 +181,8 @@ class TestThePolicy:
         [_, wanted] = stage.stalled(behind("b/1"))
         assert isinstance(wanted, EvidenceWanted)
         stage.took(wanted.id)
-        assert not [e for e in stage.stalled(behind("c/1")) if isinstance(e, EvidenceWanted)]
+        assert stage.stalled(behind("c/1")) == []
+        assert stage.last.suspects == ("b/1",), "what it was for stands"
 
     def test_who_is_killed_is_lost_within_the_stall_and_its_return_ends_it(self):
         stage = Stage(OnStall.RESTART_BEHIND)

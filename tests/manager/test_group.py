@@ -190,7 +190,8 @@ class TestGrants:
     def test_the_next_step_is_granted_by_itself(self):
         m = holding(2)
         committed(m, 0, 0.5)
-        assert m.handle(ask(10, 1, 1), 0.5) == [granted(10, 1, contributors=2, heal_from_rank=None)]
+        first_commit = beat(3, held("standing", 1))
+        assert m.handle(ask(10, 1, 1), 0.5) == [granted(10, 1, contributors=2, heal_from_rank=None), first_commit]
         assert m.handle(ask(11, 0, 1), 0.5) == [granted(11, 1)]
 
     def test_when_the_lease_has_run_out_ranks_wait_for_the_echo(self):
@@ -236,7 +237,7 @@ class TestNextWithTheVote:
     def test_a_decision_carries_the_grant_where_all_ranks_want_it(self):
         m = holding(2)
         assert m.handle(vote(10, 0, 0, wants=True), 0.5) == []
-        effects = m.handle(vote(11, 1, 0, wants=True), 0.5)
+        effects = said(m, vote(11, 1, 0, wants=True), 0.5)
         assert [(e.call, e.commit, e.next.max_step) for e in effects] == [(10, True, 1), (11, True, 1)]
         assert m.handle(ask(12, 0, 1), 0.5) == [granted(12, 1)], "and who did not get it may ask"
 

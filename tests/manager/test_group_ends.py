@@ -57,7 +57,7 @@ class TestRecall:
         committed(m, 0, 0.1)
         m.handle(ask(10, 0, 1), 0.2)
         m.handle(ask(11, 1, 1), 0.2)
-        assert m.handle(told(order("recalled")), 0.3) == [beat(3, held("frozen", 1))]
+        assert m.handle(told(order("recalled")), 0.3) == [beat(4, held("frozen", 1))]
         committed(m, 1, 0.4)
         assert m.handle(ask(12, 0, 2), 0.5) == []
         assert m.handle(told(order("resumed", upto=2)), 0.6) == [granted(12, 2)]

@@ -52,6 +52,16 @@ class TestBeats:
         ]
         assert made.session.is_open
 
+    def test_one_at_once_when_the_first_step_under_a_quorum_is_committed(self):
+        m = opened()
+        for quorum_id, began_with in ((1, 0), (2, 7)):
+            m.levels = Levels(Held(quorum_id, HoldMode.STANDING, began_with))
+            assert m.session.tick(0.1) == []
+            m.levels = Levels(Held(quorum_id, HoldMode.STANDING, began_with + 1))
+            assert m.session.tick(0.2) == [Beat(quorum_id + 1, m.levels)]
+            m.levels = Levels(Held(quorum_id, HoldMode.STANDING, began_with + 2))
+            assert m.session.tick(0.3) == [], "of the others with the next beat"
+
     def test_one_per_interval(self):
         m = opened().session
         assert m.tick(0.99) == []

@@ -13,7 +13,7 @@ from protos.refusals import UnknownName
 from tests.lighthouse.evidence import STACKS, incident, member, summary
 
 RECORDED = [
-    {"group": "17", "seq": 23, "operation": "gloo:broadcast", "input_sizes": [[]], "state": "scheduled", "age_s": 70},
+    {"group": "17", "seq": 23, "operation": "gloo:broadcast", "input_sizes": [[]], "retired": True, "age_s": 70},
     {"group": "17", "seq": 24, "operation": "gloo:all_reduce", "input_sizes": [[4096, 1024]], "age_s": 63.14},
 ]
 STALL = Incident(
@@ -88,7 +88,7 @@ def test_all_of_one_incident(fake, run):
         "    Thread 0x00007f1c2dffe700 (most recent call first):\n"
         '      File "/lib/selectors.py", line 415 in select\n'
         "  Flight Recorder, the newest last\n"
-        "    23 gloo:broadcast, 70.0 s ago: scheduled (group 17)\n"
+        "    23 gloo:broadcast, 70.0 s ago: over (group 17)\n"
         "    24 gloo:all_reduce 4096x1024, 63.1 s ago: no state (group 17)\n"
         "  process\n"
         "    state: S (sleeping)\n"
