@@ -14,6 +14,11 @@ from protos.refusals import InvalidRequest, LighthouseError, UnknownName
 
 MAX_BODY_BYTES = 16 * 1024
 COMPRESSED_ABOVE_BYTES = 4 * 1024
+JSON_HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 class _WellFormedOnly(logging.Filter):
@@ -117,7 +122,7 @@ class HttpServer:
 
 def _json(value: object) -> web.Response:
     body = to_json(value)
-    response = web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
+    response = web.Response(body=body, content_type="application/json", headers=JSON_HEADERS)
     if len(body) > COMPRESSED_ABOVE_BYTES:
         response.enable_compression()  # as far as the client takes it
     return response

@@ -153,5 +153,6 @@ def _order(body: Mapping[str, object]) -> KillOrder:
 
 
 def _answer(body: Mapping[str, object], status: int = 200) -> web.Response:
-    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    headers = {"Cache-Control": "no-store", "Cross-Origin-Resource-Policy": "same-origin"}
+    headers |= {"X-Content-Type-Options": "nosniff"}
     return web.Response(status=status, text=json.dumps(body), content_type="application/json", headers=headers)

@@ -161,10 +161,12 @@ async def test_from_another_host_where_anyone_may(daemon: Daemon):
     assert (await daemon.post(X_CSRF_Token="guessed"))[0] == 403
 
 
-async def test_nothing_may_be_read_by_a_foreign_page(daemon: Daemon):
-    async with daemon.client.get(
-        f"http://127.0.0.1:{daemon.port}/control", headers={"Origin": "http://evil.example"}
-    ) as response:
+@pytest.mark.parametrize("path", ["/control", "/status", "/incidents/i1"])
+async def test_nothing_may_be_read_by_a_foreign_page(daemon: Daemon, path: str):
+    foreign = {"Origin": "http://evil.example"}
+    async with daemon.client.get(f"http://127.0.0.1:{daemon.port}{path}", headers=foreign) as response:
+        assert response.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
         assert not [name for name in response.headers if name.lower().startswith("access-control")]
 
 
