@@ -104,13 +104,13 @@ class Looks:
 
 
 def own_stacks() -> str:
-    """Of all threads but this one, the main one first; in the form of faulthandler, with names."""
+    """Of all threads but this one, the main one last; in the form of faulthandler, with names."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
     frames.pop(threading.get_ident(), None)
     main = threading.main_thread().ident
-    ordered = sorted(frames.items(), key=lambda entry: entry[0] != main)
-    return "\n".join("\n".join(_lines(ident, names.get(ident, ""), frame)) for ident, frame in ordered)
+    ordered = sorted(frames.items(), key=lambda entry: entry[0] == main)
+    return "\n\n".join("\n".join(_lines(ident, names.get(ident, ""), frame)) for ident, frame in ordered)
 
 
 def _lines(ident: int, name: str, frame: FrameType | None) -> Iterable[str]:

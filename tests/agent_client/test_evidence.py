@@ -84,9 +84,9 @@ class TestOwnEvidence:
         finally:
             done.set()
             thread.join()
-        first, *others = own.stacks.split("\nThread ")
-        assert first.startswith(f"Thread 0x{threading.main_thread().ident:016x} MainThread (most recent call first):")
-        assert "in test_stacks_of_all_threads" in first
+        *others, main = own.stacks.split("\n\n")
+        assert main.startswith(f"Thread 0x{threading.main_thread().ident:016x} MainThread (most recent call first):")
+        assert "in test_stacks_of_all_threads" in main
         [other] = [other for other in others if "the waiting one (most recent call first):" in other]
         assert re.search(r'\n  File ".*test_evidence\.py", line \d+ in wait_inside\n', other)
         assert "lighthouse look" not in own.stacks
