@@ -55,6 +55,7 @@ class JobIncidents:
         self._numbers = itertools.count(1)
         self._able: set[int] = set()  # sessions whose managers give evidence
         self._rounds: dict[int, _Round] = {}
+        self._is_closed = False
 
     # -- what happens
 
@@ -208,11 +209,13 @@ class JobIncidents:
         self._begin(Gathering(self._witnesses(), suspects=suspects), told)
 
     def _act(self, id: str, decision: Decision) -> None:
+        if self._is_closed:
+            return self._perform(self._incidents.acted(id, "the lighthouse stopped: nothing was done", self._clock()))
         text = self._stop(id) if decision.stop else decision.text
         if decision.kill:
             text += self._kill(decision.kill, f"incident {id}: {decision.text}")
         log.warning("[%s] incident %s: %s", self._job, id, text)
-        self._perform(self._incidents.acted(id, text, self._clock()))
+        return self._perform(self._incidents.acted(id, text, self._clock()))
 
     def _stop(self, id: str) -> str:
         text = self._desk.book.get(id).summary.text
@@ -230,6 +233,8 @@ class JobIncidents:
         return f"; could not be told: {', '.join(missed)}" if missed else ""
 
     def close(self, reason: str) -> None:
+        """Whoever stands still is the next lighthouse's to kill."""
+        self._is_closed = True
         for number in list(self._rounds):
             log.info("[%s] evidence round %d ends: %s", self._job, number, reason)
             self._finish(number)

@@ -18,6 +18,7 @@ from protos.incident import Incident, from_document, to_document
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 64
+MAX_FOLDER_BYTES = 256 * 1024 * 1024
 MAX_FILE_BYTES = 128 * 1024 * 1024
 CLOSED_WITHIN_S = 2.0
 
@@ -68,13 +69,20 @@ class IncidentFiles:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._replace(self.folder / f"{id}.json", json.dumps(to_document(incident), indent=1).encode())
-            for old in self._paths()[:-LIMIT]:
-                old.unlink(missing_ok=True)
+            self._prune()
             self._has_failed = False
         except (OSError, ValueError) as e:
             if not self._has_failed:
                 log.warning("incident %s is not filed: %s; name a folder that can be written by --incidents", id, e)
             self._has_failed = True
+
+    def _prune(self) -> None:
+        """The newest stay, LIMIT at most, and MAX_FOLDER_BYTES."""
+        kept_bytes = 0
+        for age, path in enumerate(reversed(self._paths())):
+            kept_bytes += path.stat().st_size
+            if age >= LIMIT or (age and kept_bytes > MAX_FOLDER_BYTES):
+                path.unlink(missing_ok=True)
 
     def _replace(self, path: Path, body: bytes) -> None:
         """Its evidence shows what a job prints: nobody else's to read."""

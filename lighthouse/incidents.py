@@ -24,6 +24,8 @@ from protos.stall import StallVerdict
 MAX_LOOKS = 3
 MAX_FOLLOWED = 8
 UNCONFIRMED_S = 60.0
+MAX_TOLD = 16  # losses by their reasons
+MAX_SUSPECTS = 64  # by their names
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +103,15 @@ class _Lost:
 
     @property
     def text(self) -> str:
-        return "; ".join(f"{loss.replica_id}: {loss.reason}" for loss in self.losses)
+        more = f" and {len(self.losses) - MAX_TOLD} more" if len(self.losses) > MAX_TOLD else ""
+        return "; ".join(f"{loss.replica_id}: {loss.reason}" for loss in self.losses[:MAX_TOLD]) + more
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(loss.replica_id for loss in self.losses)
+    def suspects(self) -> tuple[str, ...]:
+        return tuple(loss.replica_id for loss in self.losses[:MAX_SUSPECTS])
+
+    def has(self, replica_id: str) -> bool:
+        return any(loss.replica_id == replica_id for loss in self.losses)
 
 
 class Incidents:
@@ -176,12 +182,12 @@ class Incidents:
         before = self._lost
         if before is None or before.losses[0].quorum_id != loss.quorum_id:
             self._lost, self._loss = _Lost([loss], now, unix_s), None
-        elif loss.replica_id in before.names:
+        elif before.has(loss.replica_id):
             return []
         else:
             before.losses.append(loss)
         if self._loss is not None and self._lost is not None:
-            return [Changed(self._loss.note(text=self._lost.text, suspects=self._lost.names))]
+            return [Changed(self._loss.note(text=self._lost.text, suspects=self._lost.suspects))]
         return self.asked(now) if is_asked else []
 
     def asked(self, now: float) -> list[Effect]:
@@ -195,7 +201,7 @@ class Incidents:
         seen_at = lost.losses[0].last_seen_at
         fault_at = lost.noticed_at if seen_at is None else min(seen_at, lost.noticed_at)
         noticed_s = lost.noticed_at - fault_at
-        self._loss = self._begin(IncidentKind.LOSS, lost.text, lost.names, fault_at, noticed_s, lost.noticed_unix_s)
+        self._loss = self._begin(IncidentKind.LOSS, lost.text, lost.suspects, fault_at, noticed_s, lost.noticed_unix_s)
         return [Opened(self._loss.incident)]
 
     # -- training goes on
@@ -262,4 +268,4 @@ class Incidents:
 
 
 def _suspects(verdict: StallVerdict) -> tuple[str, ...]:
-    return tuple(map(str, verdict.behind))
+    return tuple(map(str, verdict.behind[:MAX_SUSPECTS]))

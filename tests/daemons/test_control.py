@@ -53,9 +53,13 @@ def test_from_another_host_everything_but_control_is_done(elsewhere: Elsewhere) 
         status, said = run_there(elsewhere, KILL_MANAGER, manager.address, "")
         assert (status, [remedy for remedy in REMEDIES if remedy not in said]) == (1, [])
         assert manager.is_alive
-        where = f"{elsewhere.here}:{lighthouse.port}"
-        status, said = run_there(elsewhere, LIGHTHOUSE_CODE, "members", "--lighthouse", where, "--format", "json")
+        where = ("--lighthouse", f"{elsewhere.here}:{lighthouse.port}")
+        for evidence in (("stacks",), ("incident", "20251122-101501")):
+            status, said = run_there(elsewhere, LIGHTHOUSE_CODE, *evidence, *where)
+            assert (status, "is refused" in said) == (1, True), "it shows what a job prints"
+        status, said = run_there(elsewhere, LIGHTHOUSE_CODE, "members", *where, "--format", "json")
         assert (status, '"a"' in said) == (0, True)
+        assert run_there(elsewhere, LIGHTHOUSE_CODE, "incidents", *where) == (0, "no incidents\n")
 
 
 def test_the_token_is_accepted_from_another_host_and_another_one_is_not(elsewhere: Elsewhere, tmp_path: Path) -> None:

@@ -71,6 +71,15 @@ class TestFiles:
         files.close()
         assert sorted(path.stem for path in tmp_path.iterdir()) == ["i3", "i4", "i5"]
 
+    def test_their_size_is_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(incident_files, "MAX_FOLDER_BYTES", 10_000)
+        files = IncidentFiles(tmp_path)
+        for number in range(4):
+            files.save(incident(f"i{number}", member("b/1", stacks="x" * 4000)))
+        files.save(incident("i4", member("b/1", stacks="x" * 40_000)))
+        files.close()
+        assert sorted(path.stem for path in tmp_path.iterdir()) == ["i4"], "the newest, whatever its size"
+
     def test_what_is_no_incident_is_left_alone(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
         for name, text in (("a", "{}"), ("b", "no JSON"), ("c", "[" * 100_000), ("d", "[1]")):
             (tmp_path / f"{name}.json").write_text(text)

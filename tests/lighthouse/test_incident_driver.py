@@ -264,12 +264,14 @@ class TestAStall:
         assert "everybody waits" in job.driver.status().stall
         assert job.incidents == ()
 
-    def test_close_leaves_no_timer(self, make: Make):
-        job = make()
+    def test_close_leaves_no_timer_and_kills_nobody(self, make: Make):
+        job = make(OnStall.RESTART_BEHIND)
         job.managers["a"].answers = False
         job.start()
         job.stall()
         job.driver.close("stopping")
+        assert job.incidents[0].action == "the lighthouse stopped: nothing was done"
+        assert job.managers["b"].told(KillRequest) == []
         assert job.newest.missing == ("a: not all came within 10 s",)
         job.loop.go(0)
         assert job.loop.timers == 0

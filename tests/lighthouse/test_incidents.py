@@ -10,6 +10,7 @@ from lighthouse.incident_policy import OnStall
 from lighthouse.incidents import (
     MAX_FOLLOWED,
     MAX_LOOKS,
+    MAX_SUSPECTS,
     UNCONFIRMED_S,
     ActionDue,
     Changed,
@@ -227,6 +228,11 @@ class TestALoss:
         stage.formed()
         stage.lost("b", quorum_id=8, is_asked=True)
         assert len(stage.opened) == 2
+
+    def test_of_very_many_groups_is_short(self, stage: Stage):
+        stage.lost(*(f"g{number:03}" for number in range(100)), is_asked=True)
+        assert stage.last.text.endswith("g015: its connection has ended and 84 more")
+        assert len(stage.last.suspects) == MAX_SUSPECTS
 
     def test_of_all_is_the_end_of_the_job(self, stage: Stage):
         stage.lost(*MEMBERS)
