@@ -92,7 +92,13 @@ class Agent(AgentTogether):
         worker, returns_s = secrets.token_hex(6), 0.0 if manager_process else manager_returns_within_s
         self._progress = make_progress(group_rank)
         self._manager = ManagerLink(
-            manager_address, group_rank, worker, self._revoke, returns_within_s=returns_s, progress=self._progress
+            manager_address,
+            group_rank,
+            worker,
+            self._revoke,
+            on_group_lost=self._lose_group,
+            returns_within_s=returns_s,
+            progress=self._progress,
         )
         self._last_words = LastWords(self._manager.report)
         self._last_words.listen()
@@ -298,3 +304,9 @@ class Agent(AgentTogether):
         """On the watch's thread."""
         self._peers.revoke(quorum_id, reason)
         self._healing.revoke(quorum_id, reason)
+
+    def _lose_group(self, reason: str) -> None:
+        """On the watch's thread."""
+        self._revoke(None, reason)
+        if self._group is not None:
+            self._group.abort()

@@ -24,7 +24,17 @@ from lighthouse_runtime.streams import Watch
 from protos.membership import PLAIN, Assignment, CatchUp, Vote, World
 from protos.progress import Sample
 from protos.refusals import DeadlinePassed, Drained, LighthouseError, NotServed, Unreachable
-from protos.session import Counted, EvidenceAsked, Killed, Revoked, ToRank, WatchOpened, WatchRequest
+from protos.session import (
+    Counted,
+    EvidenceAsked,
+    Killed,
+    Leaving,
+    RankGone,
+    Revoked,
+    ToRank,
+    WatchOpened,
+    WatchRequest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +46,14 @@ MAX_BACKOFF_S = 1.0
 # After a drain the group's peers may still read what this rank has sent them.
 STAYS_AFTER_DRAIN_S = 10.0
 COUNTED_BEFORE_CLOSE_S = 1.0
+LEFT_WITHIN_S = 1.0
 SAMPLED_EVERY_S = 0.5
 
 
 class ManagerLink:
     """`on_revoked(quorum_id, reason)` is called on the watch's thread; None stands for every quorum of before.
 
+    `on_group_lost(reason)`, on the same thread: a rank of the group is gone for good; what waits for it is to be ended.
     `returns_within_s`: how long a manager that has ended is waited for. `progress`: what it is told of where this rank
     is, twice a second, from the thread that sends the votes.
     """
@@ -53,6 +65,7 @@ class ManagerLink:
         worker: str,
         on_revoked: Callable[[int | None, str], None],
         *,
+        on_group_lost: Callable[[str], None] = lambda _: None,
         returns_within_s: float,
         progress: Progress | None = None,
     ) -> None:
@@ -60,6 +73,9 @@ class ManagerLink:
         self._group_rank = group_rank
         self._worker = worker
         self._on_revoked = on_revoked
+        self._on_group_lost = on_group_lost
+        self._why_group_lost: str | None = None
+        self._takes_leave = False
         self._progress = progress
         self._client = ManagerClient(address)
         self._watch: Watch | None = None
@@ -86,8 +102,16 @@ class ManagerLink:
             with suppress(LighthouseError):
                 self._ballots.result(cast, COUNTED_BEFORE_CLOSE_S)
         if self._watch is not None:
-            self._watch.cancel()
+            self._leave(self._watch)
         self._client.close()
+
+    def _leave(self, watch: Watch) -> None:
+        """Say that this is no failure, where that is understood."""
+        if self._takes_leave and not self._has_ended.is_set():
+            watch.send(Leaving())
+            watch.end()
+            self._has_ended.wait(LEFT_WITHIN_S)
+        watch.cancel()
 
     @property
     def has_grant(self) -> bool:
@@ -112,6 +136,7 @@ class ManagerLink:
 
         Raises GroupDrained when the group has done its last step, and what ManagerClient.quorum raises.
         """
+        self._check_group()
         self._settle()
         granted, self._granted = self._granted, None
         if granted is not None and granted.max_step == step and commit_failures == 0:
@@ -223,6 +248,10 @@ class ManagerLink:
             self._gone_since = now
         return now - self._gone_since >= self._returns_within_s
 
+    def _check_group(self) -> None:
+        if self._why_group_lost is not None:
+            raise AgentError(f"this replica group is lost: {self._why_group_lost}; restart the group")
+
     # -- the watch
 
     def _ensure_watched(self) -> None:
@@ -275,7 +304,8 @@ class ManagerLink:
                 if message.pending and (self.world is None or message.pending != self.world.pending):
                     log.info("ask to come in: %s", ", ".join(message.pending))
                 self.world = message
-            case WatchOpened(takes_progress):
+            case WatchOpened(takes_progress, takes_leave):
+                self._takes_leave = takes_leave
                 if takes_progress and self._progress is not None:
                     watch.repeat(self._sample, SAMPLED_EVERY_S)
                 self._is_watched.set()
@@ -284,6 +314,10 @@ class ManagerLink:
                 while len(self._revoked) > REVOKED_KEPT:
                     del self._revoked[next(iter(self._revoked))]
                 self._on_revoked(quorum_id, reason)
+            case RankGone(_, reason):
+                self._why_group_lost = reason
+                log.error("this replica group is lost: %s", reason)
+                self._on_group_lost(reason)
             case EvidenceAsked(number):
                 self._looks.answer(number, watch.send)
             case Killed(reason):

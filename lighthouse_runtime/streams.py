@@ -229,6 +229,10 @@ class _SyncStream(Generic[S, M]):
             self._is_cancelled = True
             self._call.cancel()
 
+    def end(self) -> None:
+        """Say no more; what is queued is sent. The other side then ends the stream."""
+        self._outbox.put(None)
+
     def _send_no_more(self) -> None:
         self._outbox.put(None)
 

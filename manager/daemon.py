@@ -16,6 +16,7 @@ from lighthouse_runtime.loop import StopRequest
 from lighthouse_runtime.server import ControlPolicy, Entry, GrpcServer
 from manager.config import ManagerConfig
 from manager.driver import ManagerDriver
+from manager.events import RankGivenUp
 from manager.from_outside import Look, look_alone
 from manager.lighthouse_link import LighthouseLink
 from manager.metrics import render
@@ -41,14 +42,16 @@ class ManagerDaemon:
         end: Callable[[int], None],
         more: Mapping[str, Entry] | None = None,
         look: Look = look_alone,
+        on_given_up: Callable[[RankGivenUp], None] = lambda _: None,
     ) -> None:
         """`end` ends the process with a status. `more`: calls that a supervisor serves beside the manager's.
-        `look` as in EvidenceDesk."""
+        `look` as in EvidenceDesk, `on_given_up` as in ManagerDriver."""
         self._config = config
         self._policy = ControlPolicy(token, config.allow_remote_control)
         self._end = end
         self._more = more
         self._look = look
+        self._on_given_up = on_given_up
         self._started_at = time.monotonic()
         self._host = advertised_host(config.lighthouse, config.advertise)
         self._store: StoreProcess | None = None
@@ -68,9 +71,8 @@ class ManagerDaemon:
         self._link = LighthouseLink(self._client, self._client_address())
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
         limits = Limits(floor_s=config.stall_after_s)
-        driver = ManagerDriver(
-            me, secrets.token_hex(6), self._link, self._end, config.rank_timeout_s, limits, self._look
-        )
+        life, timeout_s = secrets.token_hex(6), config.rank_timeout_s
+        driver = ManagerDriver(me, life, self._link, self._end, timeout_s, limits, self._look, self._on_given_up)
         service = ManagerService(driver, self._policy, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED)
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))

@@ -26,6 +26,8 @@ from manager.events import (
     Pushed,
     QuorumAnswered,
     RankFailed,
+    RankGivenUp,
+    RankLeaves,
     Received,
     Sent,
     SessionClosed,
@@ -67,7 +69,8 @@ class Waiting(NamedTuple, Generic[T]):
 class ManagerDriver:
     """`me` is this group's participant but for what changes from join to join; `life` names the manager's start.
 
-    `end` ends the daemon with a status. `rank_timeout_s` as in GroupMachine.
+    `end` ends the daemon with a status. `rank_timeout_s` as in GroupMachine. `on_given_up` hears of ranks that were
+    lost and are not back.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class ManagerDriver:
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
         look: Look = look_alone,
+        on_given_up: Callable[[RankGivenUp], None] = lambda _: None,
     ) -> None:
         """`limits` say when ranks stall. `look` as in EvidenceDesk."""
         self.places = Places(me, limits or Limits(), self._trains_alone, lambda: self.machine.incarnation)
@@ -87,6 +91,7 @@ class ManagerDriver:
         self.evidence = EvidenceDesk(me.group_world_size, link.send, look)
         self._link = link
         self._end = end
+        self._on_given_up = on_given_up
         self._clock = asyncio.get_running_loop().time
         self._timer = DeadlineTimer(self._tick)
         self._numbers = itertools.count(1)
@@ -160,6 +165,10 @@ class ManagerDriver:
         """The stream or the process of it has ended. More than once does no harm."""
         if self._watchers.ended(watch):
             self._feed(WatchEnded(watch))
+
+    def leave_watch(self, watch: int) -> None:
+        """Its rank closes its Agent in good order."""
+        self._feed(RankLeaves(watch))
 
     def report(self, group_rank: int, worker: str, reason: str) -> None:
         """A rank is about to end. Raises InvalidRequest for one that the group does not have."""
@@ -259,6 +268,9 @@ class ManagerDriver:
                 case Pushed(message, watches):
                     log.info("to the ranks: %s", message)
                     self._watchers.push(message, watches)
+                case RankGivenUp(rank, reason):
+                    log.error("rank %d is given up: %s", rank, reason)
+                    self._on_given_up(effect)
                 case SessionGivenUp(reason):
                     self._link.give_up(reason)
                 case Killed(reason):

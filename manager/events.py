@@ -47,6 +47,13 @@ class WatchEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RankLeaves:
+    """The rank of that watch closes its Agent in good order."""
+
+    watch: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankFailed:
     """It says so itself, and ends."""
 
@@ -111,6 +118,17 @@ class Pushed:
 
 
 @dataclass(frozen=True, slots=True)
+class RankGivenUp:
+    """It was lost then and is not back. Where it has not left in good order, its process does nothing any more, if it
+    is still there."""
+
+    group_rank: int
+    reason: str
+    lost_at: float
+    has_left: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WorldChanged:
     """The ranks are to be told."""
 
@@ -143,7 +161,7 @@ class HasLeft:
     reason: str
 
 
-RankEvent = Ask | VoteCast | CallEnded | CallExpired | WatchOpened | WatchEnded | RankFailed
+RankEvent = Ask | VoteCast | CallEnded | CallExpired | WatchOpened | WatchEnded | RankLeaves | RankFailed
 Event = RankEvent | SessionOpened | SessionClosed | Received | DrainAsked
 Effect = (
     QuorumAnswered
@@ -151,6 +169,7 @@ Effect = (
     | CallRefused
     | Sent
     | Pushed
+    | RankGivenUp
     | WorldChanged
     | SessionGivenUp
     | Killed

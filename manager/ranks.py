@@ -5,7 +5,8 @@ gather.py, grants.py, commit.py and watches.py hold the rules; here they meet:
 1. A rank's request for a quorum is granted here, waits here, or goes to gather, which joins when all have asked.
 2. A decision of all ranks is what the next grant is built on; where all ranks want it, it carries that grant. A discard
    ends the quorum for this group.
-3. A rank that is lost ends it, too: the other ranks are told that the quorum is revoked.
+3. A rank that is lost ends it, too: the other ranks are told that the quorum is revoked. If it does not come back, they
+   are told that it is gone, and what they ask for is void: inside the group they wait for it in vain.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,16 +22,18 @@ from manager.events import (
     QuorumAnswered,
     RankEvent,
     RankFailed,
+    RankGivenUp,
+    RankLeaves,
     VoteAnswered,
     VoteCast,
     WatchEnded,
     WatchOpened,
 )
 from manager.grants import GrantMachine, Join, Wait
-from manager.watches import Watches
+from manager.watches import Absence, Watches
 from protos.membership import Quorum
 from protos.refusals import Drained, LighthouseError, WrongState
-from protos.session import STARTING, Order, Revoked
+from protos.session import STARTING, Order, RankGone, Revoked
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,16 @@ class EndReached:
     call: int
 
 
-Effect = QuorumAnswered | VoteAnswered | CallRefused | Pushed | gather.GroupJoined | gather.JoinTakenBack | EndReached
+Effect = (
+    QuorumAnswered
+    | VoteAnswered
+    | CallRefused
+    | Pushed
+    | RankGivenUp
+    | gather.GroupJoined
+    | gather.JoinTakenBack
+    | EndReached
+)
 
 
 class Ranks:
@@ -96,10 +108,13 @@ class Ranks:
                 is_other = self.watches.opened(watch, group_rank, worker)
                 return self.give_up(f"rank {group_rank} has restarted", now) if is_other else []
             case WatchEnded(watch):
-                rank = self.watches.ended(watch)
+                rank = self.watches.ended(watch, now)
                 return [] if rank is None else self._lose(rank, now)
+            case RankLeaves(watch):
+                self.watches.leaves(watch)
+                return []
             case RankFailed(group_rank, worker, reason):
-                return self._lose(group_rank, now) if self.watches.failed(group_rank, worker, reason) else []
+                return self._lose(group_rank, now) if self.watches.failed(group_rank, worker, reason, now) else []
 
     # -- what the lighthouse says
 
@@ -149,10 +164,12 @@ class Ranks:
             self.watches.heard((*self.waiting, *self.commit.voters), now)
 
     def expire(self, now: float) -> list[Effect]:
-        """Those that have been silent for too long are lost."""
+        """Those that have been silent for too long are lost, those that are not back are given up."""
         effects: list[Effect] = []
         for rank in self.watches.expire(now):
             effects += self._lose(rank, now)
+        for absence in self.watches.given_up(now):
+            effects += self._give_up_rank(absence)
         return effects
 
     # -- within
@@ -160,14 +177,28 @@ class Ranks:
     def _lose(self, group_rank: int, now: float) -> list[Effect]:
         """What it still asks for is void: it would stand for a rank that is not there."""
         gone = WrongState(self.watches.why_lost(group_rank))
-        effects: list[Effect] = []
-        if (ask := self._waiting.pop(group_rank, None)) is not None:
-            effects.append(CallRefused(ask.call, gone))
-        if (call := self.gather.call_of(group_rank)) is not None:
-            effects += self._perform_gather(self.gather.handle(gather.Withdrawn(call)))
-            effects.append(CallRefused(call, gone))
+        effects = self._refuse(group_rank, gone)
         effects += self._perform_commit(self.commit.handle(commit.RankLost(group_rank)), now)
         return effects + self.give_up(str(gone), now)
+
+    def _refuse(self, group_rank: int, error: LighthouseError) -> list[Effect]:
+        """What the rank asks for, if it does."""
+        effects: list[Effect] = []
+        if (ask := self._waiting.pop(group_rank, None)) is not None:
+            effects.append(CallRefused(ask.call, error))
+        if (call := self.gather.call_of(group_rank)) is not None:
+            effects += self._perform_gather(self.gather.handle(gather.Withdrawn(call)))
+            effects.append(CallRefused(call, error))
+        return effects
+
+    def _give_up_rank(self, absence: Absence) -> list[Effect]:
+        rank = absence.group_rank
+        reason = f"{self.watches.why_lost(rank)}, and is not back"
+        effects: list[Effect] = [Pushed(RankGone(rank, reason), self.watches.of(absence.mates))]
+        for ask in (*self._waiting.values(), *self.gather.asks):
+            if ask.worker in absence.mates:
+                effects += self._refuse(ask.group_rank, WrongState(reason))
+        return [*effects, RankGivenUp(rank, reason, absence.lost_at, absence.has_left)]
 
     def _ask(self, ask: Ask, now: float) -> list[Effect]:
         decision = self.grants.decide(ask, now)

@@ -15,7 +15,7 @@ from protos.limits import answer_margin_s, cut_reason
 from protos.membership import CatchUp, Quorum, Tag, Vote
 from protos.progress import Sample
 from protos.refusals import LighthouseError
-from protos.session import Ballot, Counted
+from protos.session import Ballot, Counted, Leaving
 from protos.status import ManagerStatus
 
 log = logging.getLogger(__name__)
@@ -159,6 +159,8 @@ class ManagerService:
                     match watch_wire.word_from_wire(request):
                         case Ballot() as ballot:
                             self._cast(asked.group_rank, ballot, sender, votes)
+                        case Leaving():
+                            self._driver.leave_watch(number)
                         case Sample() as sample:
                             self._driver.places.take(number, sample)
                         case OwnEvidence() as own:

@@ -3,7 +3,8 @@
 1. Ranks that restart together are a unit: all of the group, or each by itself. A unit starts when all hosts of it are
    there, and starts again when none of its ranks runs any more and its delay is over. restarts.py decides whether.
 2. A rank that ends by the abort code or by SIGINT stops the run for all. So does a budget that is exhausted.
-3. A host whose supervisor is lost has lost its ranks; it is waited for.
+3. A host whose supervisor is lost has lost its ranks; it is waited for. A rank whose process is there and does nothing
+   (it is stopped, or frozen) is lost, too.
 4. Who is asked to end, or is told that the run has stopped, restarts nothing. It is over when no rank runs.
 5. What an earlier attempt still says is not heard.
 """
@@ -36,6 +37,7 @@ from manager.supervision_events import (
     Noted,
     Over,
     RankEnded,
+    RankSilent,
     RunStopAsked,
     Start,
     StopHeard,
@@ -156,6 +158,8 @@ class SupervisorMachine:
                 return self._lose_host(host, reason, now)
             case RankEnded():
                 return self._rank_ended(event, now)
+            case RankSilent():
+                return self._rank_silent(event, now)
             case CheckFailed(host, reason):
                 return self._exclude(Exclude(host, f"its health check failed: {reason}"))
             case StopHeard(reason):
@@ -183,6 +187,15 @@ class SupervisorMachine:
                 return self._stop_run(why)
             case Outcome.LOST:
                 return self._lose(unit, self._layout.host_of(ended.rank), why, now)
+
+    def _rank_silent(self, silent: RankSilent, now: float) -> list[Effect]:
+        """What was lost before the last start was another process."""
+        unit = self._unit_of.get(silent.rank)
+        if unit is None or silent.rank not in unit.running or silent.lost_at < unit.started_at:
+            return []
+        if self._ending is not None or unit.phase is not Phase.RUNNING:
+            return []
+        return self._lose(unit, self._layout.host_of(silent.rank), f"{silent.reason}; its process is still there", now)
 
     def _lose_host(self, host: int, reason: str, now: float) -> list[Effect]:
         self._ready.discard(host)

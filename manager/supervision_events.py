@@ -31,6 +31,15 @@ class RankEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSilent:
+    """The rank was lost to the group's manager at `lost_at`, and is not back; its process may still be there."""
+
+    rank: int
+    lost_at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckFailed:
     """The host's health check, before a start."""
 
@@ -62,7 +71,7 @@ class EndAsked:
     is_leaving: bool = False
 
 
-Event = HostReady | HostLost | RankEnded | CheckFailed | StopHeard | KillAsked | EndAsked
+Event = HostReady | HostLost | RankEnded | RankSilent | CheckFailed | StopHeard | KillAsked | EndAsked
 
 # -- effects
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from lighthouse_runtime.loop import STOP_SIGNALS
 from lighthouse_runtime.timer import DeadlineTimer
 from manager.daemon import ManagerDaemon
+from manager.events import RankGivenUp
 from manager.from_outside import look_alone
 from manager.group_store import GroupStore
 from manager.launch import Launch
@@ -30,6 +31,7 @@ from manager.supervision_events import (
     KillAsked,
     Noted,
     Over,
+    RankSilent,
     RunStopAsked,
     Start,
     StopHeard,
@@ -112,6 +114,7 @@ class Supervisor:
             self._daemon_ends,
             {"Node": self._nodes.entry()},
             self._look,
+            self._given_up,
         )
         await daemon.start()
         self._daemon = daemon
@@ -166,6 +169,11 @@ class Supervisor:
     def _daemon_ends(self, status: int) -> None:
         """Its manager was killed by a request, or has left since it was drained."""
         self._feed(EndAsked(0, "the group has left its quorum") if status == 0 else KillAsked("by request"))
+
+    def _given_up(self, rank: RankGivenUp) -> None:
+        """Under torchrun its own agent sees to the ranks."""
+        if self._local is not None and self._local.plan.torchrun is None and not rank.has_left:
+            self._feed(RankSilent(rank.group_rank, rank.lost_at, rank.reason))
 
     def _signalled(self, status: int) -> None:
         """The first: leave in good order; the second: without; the third: at once."""

@@ -21,7 +21,7 @@ class Watchers:
         self._senders[watch] = sender
         self._places.opened(watch, request)
         self._evidence.opened(watch, request, sender, is_here=is_here)
-        self.push(WatchOpened(takes_progress=True), (watch,))
+        self.push(WatchOpened(takes_progress=True, takes_leave=True), (watch,))
         self._worlds.opened(watch, request, sender)
 
     def ended(self, watch: int) -> bool:

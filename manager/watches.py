@@ -1,29 +1,52 @@
 """Which ranks of the group are there, as their watches tell.
 
-A rank is lost when its watch or its process ends, never by a missing beat. The end of an old watch never touches a
-newer one of the same rank. A rank without a watch counts as there for as long as its manager is, unless a rank timeout
-bounds that: then it is lost when it has had no call under way for so long.
+A rank is lost when its watch or its process ends, never by a missing beat. One that is not back after a while is given
+up: its mates of then wait for it in vain. The end of an old watch never touches a newer one of the same rank. A rank
+without a watch counts as there for as long as its manager is, unless a rank timeout bounds that: then it is lost when
+it has had no call under way for so long.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, replace
+
+RETURNS_WITHIN_S = 10.0
+"""How long a lost rank may take to come back before its mates are told that it does not: longer than its launcher needs
+to end them, too, where its process has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
     group_rank: int
     worker: str
+    has_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """A rank that was lost, and the processes that it has left behind. `has_left`: in good order."""
+
+    group_rank: int
+    lost_at: float
+    mates: frozenset[str]
+    has_left: bool
 
 
 class Watches:
-    def __init__(self, group_world_size: int, rank_timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        group_world_size: int,
+        rank_timeout_s: float | None = None,
+        returns_within_s: float = RETURNS_WITHIN_S,
+    ) -> None:
         self._size = group_world_size
         self._rank_timeout_s = rank_timeout_s
+        self._returns_within_s = returns_within_s
         self._heard_at: dict[int, float] = {}
         self._open: dict[int, _Watch] = {}
         self._newest: dict[int, int] = {}
         self._asked: set[int] = set()
         self._lost: dict[int, str] = {}
+        self._absent: dict[int, Absence] = {}  # until they are back, or given up
         self.missing = frozenset(range(group_world_size))  # those that have not come, or have gone
 
     @property
@@ -58,6 +81,10 @@ class Watches:
     def all(self) -> tuple[int, ...]:
         return tuple(self._open)
 
+    def of(self, workers: Container[str]) -> tuple[int, ...]:
+        """The watches of these processes."""
+        return tuple(number for number, watch in self._open.items() if watch.worker in workers)
+
     def is_watched(self, group_rank: int, worker: str) -> bool:
         number = self._newest.get(group_rank)
         return number is not None and self._open[number].worker == worker
@@ -76,19 +103,24 @@ class Watches:
         self._here(group_rank)
         return old is not None and self._open[old].worker != worker
 
-    def ended(self, watch: int) -> int | None:
+    def leaves(self, watch: int) -> None:
+        """Its end is near, and in good order."""
+        if (entry := self._open.get(watch)) is not None:
+            self._open[watch] = replace(entry, has_left=True)
+
+    def ended(self, watch: int, now: float) -> int | None:
         """The rank that is lost by that."""
         entry = self._open.pop(watch, None)
         if entry is None or self._newest.get(entry.group_rank) != watch:
             return None
-        self._lose(entry.group_rank, f"rank {entry.group_rank} has ended")
+        self._lose(entry.group_rank, f"rank {entry.group_rank} has ended", now, has_left=entry.has_left)
         return entry.group_rank
 
-    def failed(self, group_rank: int, worker: str, reason: str) -> bool:
+    def failed(self, group_rank: int, worker: str, reason: str, now: float) -> bool:
         """Whether the rank is lost by that."""
         if not self.is_watched(group_rank, worker):
             return False
-        self._lose(group_rank, f"rank {group_rank} has failed: {reason}")
+        self._lose(group_rank, f"rank {group_rank} has failed: {reason}", now)
         return True
 
     @property
@@ -103,19 +135,24 @@ class Watches:
 
     def expire(self, now: float) -> list[int]:
         """The ranks that are lost by their silence, each once."""
-        due_at = self.deadline()
-        if due_at is None or now < due_at:
+        if not self.times_out:
             return []
         silent = [rank for rank in self._unwatched if self._due_at(rank) <= now]
         for rank in silent:
-            self._lose(rank, f"rank {rank} has asked for nothing for {self._rank_timeout_s:g} s")
+            self._lose(rank, f"rank {rank} has asked for nothing for {self._rank_timeout_s:g} s", now)
         return silent
 
+    def given_up(self, now: float) -> list[Absence]:
+        """The ranks that were lost and are not back in time, each once."""
+        over = [absence for absence in self._absent.values() if self._returns_by(absence) <= now]
+        for absence in over:
+            del self._absent[absence.group_rank]
+        return over
+
     def deadline(self) -> float | None:
-        """When the next one is lost, if it stays silent."""
-        if self._rank_timeout_s is None:
-            return None
-        return min(map(self._due_at, self._unwatched), default=None)
+        """When the next one is lost, if it stays silent, or given up, if it does not come back."""
+        silent_at = map(self._due_at, self._unwatched) if self.times_out else ()
+        return min((*silent_at, *map(self._returns_by, self._absent.values())), default=None)
 
     @property
     def _unwatched(self) -> set[int]:
@@ -125,13 +162,19 @@ class Watches:
         assert self._rank_timeout_s is not None
         return self._heard_at.get(group_rank, 0.0) + self._rank_timeout_s
 
+    def _returns_by(self, absence: Absence) -> float:
+        return absence.lost_at + self._returns_within_s
+
     def _here(self, group_rank: int) -> None:
         self._lost.pop(group_rank, None)
+        self._absent.pop(group_rank, None)
         if group_rank in self.missing:
             self.missing -= {group_rank}
 
-    def _lose(self, group_rank: int, how: str) -> None:
+    def _lose(self, group_rank: int, how: str, now: float, *, has_left: bool = False) -> None:
         self._newest.pop(group_rank, None)
         self._asked.discard(group_rank)
         self._lost[group_rank] = how
         self.missing |= {group_rank}
+        mates = frozenset(watch.worker for watch in self._open.values() if watch.group_rank != group_rank)
+        self._absent[group_rank] = Absence(group_rank, now, mates, has_left)

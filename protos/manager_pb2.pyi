@@ -392,6 +392,7 @@ class WatchRequest(google.protobuf.message.Message):
     BALLOT_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
     HOSTNAME_FIELD_NUMBER: builtins.int
+    LEAVES_FIELD_NUMBER: builtins.int
     OFFER_FIELD_NUMBER: builtins.int
     TAKES_WORLD_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
@@ -406,6 +407,8 @@ class WatchRequest(google.protobuf.message.Message):
     """when the process started, as its host counts"""
     hostname: builtins.str
     """for a person to read"""
+    leaves: builtins.bool
+    """last, only to a manager that takes_leave: the Agent closes, the process may go on"""
     takes_world: builtins.bool
     """absent, an older rank: it is not to be told"""
     @property
@@ -433,12 +436,13 @@ class WatchRequest(google.protobuf.message.Message):
         ballot: global___Ballot | None = ...,
         progress: protos.progress_pb2.ProgressSample | None = ...,
         hostname: builtins.str = ...,
+        leaves: builtins.bool = ...,
         offer: global___EvidenceOffer | None = ...,
         takes_world: builtins.bool = ...,
         evidence: global___OwnEvidence | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "offer", b"offer", "progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "host", b"host", "hostname", b"hostname", "offer", b"offer", "pid", b"pid", "progress", b"progress", "rank", b"rank", "started", b"started", "takes_world", b"takes_world", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "host", b"host", "hostname", b"hostname", "leaves", b"leaves", "offer", b"offer", "pid", b"pid", "progress", b"progress", "rank", b"rank", "started", b"started", "takes_world", b"takes_world", "worker", b"worker"]) -> None: ...
 
 global___WatchRequest = WatchRequest
 
@@ -538,6 +542,7 @@ class WatchResponse(google.protobuf.message.Message):
     COUNTED_FIELD_NUMBER: builtins.int
     WORLD_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
+    GONE_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> global___WatchOpened:
         """first: the rank is watched"""
@@ -556,6 +561,10 @@ class WatchResponse(google.protobuf.message.Message):
     def evidence(self) -> global___EvidenceAsked:
         """only to a rank that offers it"""
 
+    @property
+    def gone(self) -> global___RankGone:
+        """an older rank skips it"""
+
     def __init__(
         self,
         *,
@@ -565,10 +574,11 @@ class WatchResponse(google.protobuf.message.Message):
         counted: global___Counted | None = ...,
         world: protos.lighthouse_pb2.World | None = ...,
         evidence: global___EvidenceAsked | None = ...,
+        gone: global___RankGone | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked", "world", b"world"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted", "world", "evidence"] | None: ...
+    def HasField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted", "world", "evidence", "gone"] | None: ...
 
 global___WatchResponse = WatchResponse
 
@@ -607,16 +617,38 @@ class WatchOpened(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TAKES_PROGRESS_FIELD_NUMBER: builtins.int
+    TAKES_LEAVE_FIELD_NUMBER: builtins.int
     takes_progress: builtins.bool
     """absent, an older manager: it takes votes only"""
+    takes_leave: builtins.bool
     def __init__(
         self,
         *,
         takes_progress: builtins.bool = ...,
+        takes_leave: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["takes_progress", b"takes_progress"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["takes_leave", b"takes_leave", "takes_progress", b"takes_progress"]) -> None: ...
 
 global___WatchOpened = WatchOpened
+
+@typing.final
+class RankGone(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    """of this group: it was lost and is not back; the group is to be started again"""
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rank", b"rank", "reason", b"reason"]) -> None: ...
+
+global___RankGone = RankGone
 
 @typing.final
 class EvidenceAsked(google.protobuf.message.Message):

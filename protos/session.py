@@ -233,10 +233,25 @@ class WatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class WatchOpened:
-    """The first answer: the rank is watched. `takes_progress`: it may say where it is; an older manager would end the
-    watch by that."""
+    """The first answer: the rank is watched. `takes_progress`: it may say where it is, `takes_leave`: that it leaves;
+    an older manager would end the watch by that."""
 
     takes_progress: bool = False
+    takes_leave: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The rank closes its Agent in good order: the end of its watch is no failure of its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankGone:
+    """A rank of the same group was lost and is not back: what its mates wait for inside the group never comes, and the
+    group has to be started again."""
+
+    group_rank: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,5 +296,5 @@ class EvidenceAsked:
     number: int
 
 
-FromRank = WatchRequest | Ballot | Sample | OwnEvidence
-ToRank = WatchOpened | Revoked | Killed | Counted | EvidenceAsked | World
+FromRank = WatchRequest | Ballot | Sample | OwnEvidence | Leaving
+ToRank = WatchOpened | Revoked | RankGone | Killed | Counted | EvidenceAsked | World

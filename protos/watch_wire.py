@@ -23,6 +23,8 @@ from protos.session import (
     EvidenceOffer,
     FromRank,
     Killed,
+    Leaving,
+    RankGone,
     Revoked,
     ToRank,
     WatchOpened,
@@ -44,6 +46,8 @@ def watch_request_to_wire(request: FromRank) -> manager_pb2.WatchRequest:
         )
     if isinstance(request, Sample):
         return manager_pb2.WatchRequest(progress=sample_to_wire(request))
+    if isinstance(request, Leaving):
+        return manager_pb2.WatchRequest(leaves=True)
     if isinstance(request, OwnEvidence):
         return manager_pb2.WatchRequest(evidence=_evidence(request))
     offer = request.offer
@@ -80,9 +84,11 @@ def _offer_from(message: manager_pb2.EvidenceOffer) -> EvidenceOffer:
     return EvidenceOffer(check_count(message.signal, "signal"), check_count(message.descriptor, "descriptor"))
 
 
-def word_from_wire(message: manager_pb2.WatchRequest) -> Ballot | Sample | OwnEvidence | None:
+def word_from_wire(message: manager_pb2.WatchRequest) -> Ballot | Sample | OwnEvidence | Leaving | None:
     """What a rank says after its first message. Where it is and what it does is for a person to see: what this version
     cannot read of that is no reason to end the watch."""
+    if message.leaves:
+        return Leaving()
     if not (message.HasField("progress") or message.HasField("evidence")):
         return ballot_from_wire(message)
     with suppress(InvalidRequest):
@@ -120,8 +126,11 @@ def _evidence_from(message: manager_pb2.OwnEvidence) -> OwnEvidence:
 
 def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
     match message:
-        case WatchOpened(takes_progress):
-            return manager_pb2.WatchResponse(opened=manager_pb2.WatchOpened(takes_progress=takes_progress))
+        case WatchOpened(takes_progress, takes_leave):
+            opened = manager_pb2.WatchOpened(takes_progress=takes_progress, takes_leave=takes_leave)
+            return manager_pb2.WatchResponse(opened=opened)
+        case RankGone(group_rank, reason):
+            return manager_pb2.WatchResponse(gone=manager_pb2.RankGone(rank=group_rank, reason=cut_reason(reason)))
         case Revoked(quorum_id, reason):
             return manager_pb2.WatchResponse(
                 revoked=manager_pb2.Revoked(quorum_id=quorum_id, reason=cut_reason(reason))
@@ -139,7 +148,9 @@ def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
 def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | None:
     match message.WhichOneof("message"):
         case "opened":
-            return WatchOpened(message.opened.takes_progress)
+            return WatchOpened(message.opened.takes_progress, message.opened.takes_leave)
+        case "gone":
+            return RankGone(check_count(message.gone.rank, "rank"), cut_reason(message.gone.reason))
         case "world":
             return world_from_wire(message.world)
         case "revoked":

@@ -18,6 +18,7 @@ class Rank:
     call: int | None = None
     granted: Assignment | None = None
     vote: bool | None = None
+    since: float = 0.0
 
     @property
     def worker(self) -> str:

@@ -15,6 +15,7 @@ from manager.events import (
     Killed,
     Pushed,
     QuorumAnswered,
+    RankGivenUp,
     Received,
     Sent,
     SessionClosed,
@@ -26,6 +27,7 @@ from manager.events import (
     WatchOpened,
 )
 from manager.group import GroupMachine
+from manager.watches import RETURNS_WITHIN_S
 from protos.membership import Assignment, Participant
 from protos.refusals import DeadlinePassed, Drained, Superseded
 from protos.session import (
@@ -38,6 +40,7 @@ from protos.session import (
     Levels,
     Order,
     Phase,
+    RankGone,
     ToLighthouse,
     ToManager,
     Welcome,
@@ -209,7 +212,7 @@ class Stage:
         for number in [n for n, call in self.calls.items() if call.rank is rank]:
             self.end_call(number, "it has ended")
         restored = (step, tag) if keeps_state else (0, 0)
-        rank.__init__(rank.number, rank.life + 1, None, *restored)
+        rank.__init__(rank.number, rank.life + 1, None, *restored, since=self.now)
 
     # -- from the machine
 
@@ -234,6 +237,11 @@ class Stage:
                 assert not isinstance(error, Drained) or self.reason
             case Sent(message):
                 self.said(message)
+            case Pushed(RankGone(gone), watches):
+                self.check_gone(gone, watches)
+            case RankGivenUp(gone, _, lost_at):
+                assert self.now >= lost_at + RETURNS_WITHIN_S
+                assert self.ranks[gone].watch is None
             case Pushed(message, watches):
                 assert set(watches) == {rank.watch for rank in self.ranks if rank.watch is not None}
                 for rank in self.ranks:
@@ -276,6 +284,13 @@ class Stage:
         self.stopped[quorum_id] = min(upto, self.stopped.get(quorum_id, upto))
 
     # -- checks
+
+    def check_gone(self, gone: int, watches: tuple[int, ...]) -> None:
+        """Only those are told who were its mates, and are still the same processes."""
+        assert self.ranks[gone].watch is None
+        told = [rank for rank in self.ranks if rank.watch in watches]
+        assert len(told) == len(watches)
+        assert all(rank.since <= self.now - RETURNS_WITHIN_S for rank in told)
 
     def check_answer(self, rank: Rank, assignment: Assignment, formed_by: int | None) -> None:
         """A step that no rank was let into before is granted; the others get the same answer."""

@@ -9,6 +9,9 @@ from manager.events import (
     Event,
     HasLeft,
     Killed,
+    Pushed,
+    RankGivenUp,
+    RankLeaves,
     Sent,
     SessionClosed,
     SessionOpened,
@@ -23,6 +26,7 @@ from protos.session import (
     Goodbye,
     KillRequest,
     Leave,
+    RankGone,
     Refused,
     Welcome,
     WithdrawRequest,
@@ -329,3 +333,36 @@ class TestLeaving:
 
     def test_a_kill_ends_it(self):
         assert said(holding(1), told(KillRequest("x")), 0.5) == [Killed("x")]
+
+
+class TestARankThatIsNotBack:
+    def test_its_mates_are_told_and_what_they_ask_for_is_void(self):
+        m = holding(3)
+        m.handle(SessionClosed(), 1.0)
+        m.handle(WatchEnded(2), 50.0)
+        m.handle(ask(77, 2, 0, commit_failures=1), 51.0)
+        m.handle(WatchEnded(1), 51.5)
+        m.handle(WatchOpened(9, 0, "w0-again"), 52.0)
+        m.handle(ask(78, 0, 0, worker="w0-again", commit_failures=1), 52.0)
+        assert m.deadline() == 60.0
+        reason = "rank 1 has ended, and is not back"
+        told, refusal, given_up = (e for e in m.tick(60.0) if not isinstance(e, Sent))
+        assert told == Pushed(RankGone(1, reason), (3,)), "who is new knows nothing of it"
+        assert (refusal.call, str(refusal.error)) == (77, reason)
+        assert given_up == RankGivenUp(1, reason, 50.0, has_left=False)
+        assert m.ranks.waiting == (0,)
+
+    def test_one_that_is_back_in_time_disturbs_nobody(self):
+        m = holding()
+        m.handle(SessionClosed(), 0.5)
+        m.handle(WatchEnded(2), 1.0)
+        m.handle(WatchOpened(3, 1, "w1"), 10.9)
+        assert not [e for e in m.tick(11.0) if not isinstance(e, Sent)]
+
+    def test_one_that_has_left_is_told_apart(self):
+        m = holding()
+        m.handle(SessionClosed(), 0.5)
+        m.handle(RankLeaves(2), 1.0)
+        m.handle(WatchEnded(2), 1.0)
+        [given_up] = [e for e in m.tick(11.0) if isinstance(e, RankGivenUp)]
+        assert given_up.has_left

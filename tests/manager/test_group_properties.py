@@ -154,7 +154,7 @@ def tells_no_rank(self: Ranks, reason: str) -> list[object]:
     return []
 
 
-def takes_an_old_watch_for_the_rank(self: Watches, watch: int) -> int | None:
+def takes_an_old_watch_for_the_rank(self: Watches, watch: int, now: float) -> int | None:
     entry = self._open.pop(watch, None)
     if entry is None:
         return None

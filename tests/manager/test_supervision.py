@@ -18,6 +18,7 @@ from manager.supervision_events import (
     Noted,
     Over,
     RankEnded,
+    RankSilent,
     RunStopAsked,
     Start,
     StopHeard,
@@ -242,6 +243,28 @@ class TestHosts:
         assert m.tick(60.0) == []
         assert m.deadline() == 150.0
         assert m.handle(HostReady(1), 70.0) == [Start(0, (0, 1), 1), Start(1, (2, 3), 1)]
+
+    def test_a_process_that_is_silent_is_lost_and_its_host_is_to_blame(self) -> None:
+        m = running(self.LAYOUT, RestartPolicy(startup_failures=0, delay_s=1.0, exclude_after=2))
+        noted, *halts = m.handle(RankSilent(2, 40.0, "rank 2 has ended, and is not back"), 50.0)
+        assert halts == [Halt(0, (0, 1), 5.0), Halt(1, (2, 3), 5.0)]
+        assert "its process is still there" in noted.text
+        started = [m.handle(RankEnded(rank, 0, -9), 55.0) for rank in range(4)][-1]
+        assert started == [Start(0, (0, 1), 1), Start(1, (2, 3), 1)]
+        assert HostExcluded(1, "it was the first to fail 2 times in a row") in m.handle(RankEnded(3, 1, 1), 70.0)
+
+    def test_what_was_silent_before_the_start_was_another_process(self) -> None:
+        m = running(self.LAYOUT)
+        m.handle(RankEnded(2, 0, -9), 50.0)
+        for rank in (0, 1, 3):
+            m.handle(RankEnded(rank, 0, -15), 50.5)
+        m.tick(51.0)
+        assert m.handle(RankSilent(2, 50.0, "gone"), 60.0) == []
+
+    def test_a_rank_that_is_none_of_ours_or_has_ended_is_nothing(self) -> None:
+        m = running(self.LAYOUT)
+        m.handle(RankEnded(1, 0, 0), 10.0)
+        assert [*m.handle(RankSilent(1, 9.0, ""), 20.0), *m.handle(RankSilent(17, 9.0, ""), 20.0)] == []
 
     def test_a_failed_check_excludes_the_host_and_ends_the_group(self) -> None:
         m = running(self.LAYOUT)

@@ -1,6 +1,6 @@
 """Which ranks are there."""
 
-from manager.watches import Watches
+from manager.watches import Absence, Watches
 
 
 def watched(size: int = 2) -> Watches:
@@ -29,16 +29,16 @@ def test_one_rank_twice_is_one_rank():
 
 def test_the_end_of_its_watch_is_the_loss_of_the_rank():
     watches = watched()
-    assert watches.ended(2) == 1
+    assert watches.ended(2, 0.0) == 1
     assert (watches.lost, watches.is_complete, watches.all()) == ([1], False, (1,))
     assert not watches.is_starting, "it has been there"
-    assert watches.ended(2) is None
+    assert watches.ended(2, 0.0) is None
 
 
 def test_all_that_are_lost_are_named_in_order():
     watches = watched(3)
     for watch in (3, 1):
-        watches.ended(watch)
+        watches.ended(watch, 0.0)
     assert watches.lost == [0, 2]
 
 
@@ -46,21 +46,21 @@ def test_the_end_of_an_old_watch_never_touches_the_newer_one():
     watches = watched()
     assert not watches.opened(3, 1, "w1")
     assert watches.all() == (1, 2, 3), "both are told what is pushed"
-    assert watches.ended(2) is None
+    assert watches.ended(2, 0.0) is None
     assert (watches.lost, watches.is_complete) == ([], True)
-    assert watches.ended(3) == 1
+    assert watches.ended(3, 0.0) == 1
 
 
 def test_another_process_of_a_watched_rank_is_the_loss_of_the_old_one():
     watches = watched()
     assert watches.opened(3, 1, "w1-again")
-    assert watches.ended(2) is None
+    assert watches.ended(2, 0.0) is None
     assert watches.lost == []
 
 
 def test_a_rank_that_came_back_is_not_lost():
     watches = watched()
-    watches.ended(2)
+    watches.ended(2, 0.0)
     assert not watches.opened(3, 1, "w1-again"), "the old one was lost before"
     assert (watches.lost, watches.is_complete) == ([], True)
 
@@ -75,7 +75,7 @@ def test_a_rank_without_a_watch_is_there_when_it_asks_and_is_not_complete():
 
 def test_a_lost_rank_that_asks_is_there():
     watches = watched()
-    watches.ended(2)
+    watches.ended(2, 0.0)
     watches.asked(1)
     assert (watches.lost, watches.is_complete) == ([], False)
 
@@ -88,7 +88,7 @@ def test_ranks_out_of_range_are_nobody():
 
 
 def test_an_unknown_watch_is_nothing():
-    assert watched().ended(99) is None
+    assert watched().ended(99, 0.0) is None
 
 
 def test_coming_and_going_leaves_nothing_behind():
@@ -96,23 +96,23 @@ def test_coming_and_going_leaves_nothing_behind():
     for n in range(100):
         watches.opened(n, n % 2, f"w{n}")
         if n > 1:
-            watches.ended(n - 2)
+            watches.ended(n - 2, 0.0)
     assert len(watches._open) == len(watches._newest) == 2
 
 
 def test_a_rank_that_says_why_it_ends_is_lost_at_once():
     watches = watched()
-    assert watches.failed(1, "w1", "ValueError: x")
+    assert watches.failed(1, "w1", "ValueError: x", 0.0)
     assert (watches.lost, watches.is_complete) == ([1], False)
     assert watches.why_lost(1) == "rank 1 has failed: ValueError: x"
-    assert watches.ended(2) is None, "it is lost once"
+    assert watches.ended(2, 0.0) is None, "it is lost once"
     assert watches.why_lost(1) == "rank 1 has failed: ValueError: x"
 
 
 def test_what_an_older_process_says_is_nothing():
     watches = watched()
-    assert not watches.failed(1, "w1-before", "x")
-    assert not watches.failed(7, "w1", "x")
+    assert not watches.failed(1, "w1-before", "x", 0.0)
+    assert not watches.failed(7, "w1", "x", 0.0)
     assert watches.lost == []
 
 
@@ -125,7 +125,7 @@ class TestRankTimeout:
         assert watches.expire(14.9) == []
         assert watches.expire(15) == [0]
         assert watches.why_lost(0) == "rank 0 has asked for nothing for 10 s"
-        assert (watches.deadline(), watches.expire(99)) == (None, []), "once"
+        assert (watches.deadline(), watches.expire(99)) == (25, []), "once; it is given up then"
 
     def test_one_with_a_watch_is_not(self):
         watches = Watches(1, rank_timeout_s=10)
@@ -150,6 +150,46 @@ class TestRankTimeout:
         assert (watches.lost, watches.deadline()) == ([], 30)
 
 
+class TestWhoIsNotBack:
+    def test_is_given_up_once_with_its_mates_of_then(self):
+        watches = watched(3)
+        assert watches.ended(2, 100.0) == 1
+        watches.opened(4, 2, "w2-again")
+        assert (watches.deadline(), watches.given_up(109.9)) == (110.0, [])
+        [absence] = watches.given_up(110.0)
+        assert absence == Absence(1, 100.0, frozenset({"w0", "w2"}), has_left=False)
+        assert watches.of(absence.mates) == (1, 3), "the process that is new waits for nobody of before"
+        assert (watches.deadline(), watches.given_up(999.0)) == (None, [])
+        assert watches.lost == [1]
+
+    def test_who_is_back_is_not(self):
+        watches = watched()
+        watches.ended(2, 0.0)
+        watches.opened(3, 1, "w1")
+        assert (watches.deadline(), watches.given_up(99.0)) == (None, [])
+
+    def test_who_asks_is_back(self):
+        watches = watched()
+        watches.ended(2, 0.0)
+        watches.asked(1)
+        assert watches.given_up(99.0) == []
+
+    def test_each_has_its_own_time(self):
+        watches = watched(3)
+        watches.ended(1, 0.0)
+        watches.ended(2, 4.0)
+        assert [absence.group_rank for absence in watches.given_up(10.0)] == [0]
+        assert watches.deadline() == 14.0
+
+    def test_who_has_left_is_told_apart(self):
+        watches = watched()
+        watches.leaves(2)
+        watches.leaves(77)
+        watches.ended(2, 0.0)
+        [absence] = watches.given_up(10.0)
+        assert absence.has_left
+
+
 def test_the_missing_ones_are_those_that_have_not_come_or_have_gone():
     watches = Watches(4)
     assert watches.missing == {0, 1, 2, 3}
@@ -157,7 +197,7 @@ def test_the_missing_ones_are_those_that_have_not_come_or_have_gone():
     watches.asked(2)
     watches.asked(9)
     assert watches.missing == {1, 3}
-    watches.ended(1)
+    watches.ended(1, 0.0)
     assert watches.missing == {0, 1, 3}
     watches.asked(0)
     assert watches.missing == {1, 3}

@@ -96,7 +96,8 @@ to_manager = st.one_of(
     worlds,
 )
 to_rank = st.one_of(
-    st.builds(said.WatchOpened, st.booleans()),
+    st.builds(said.WatchOpened, st.booleans(), st.booleans()),
+    st.builds(said.RankGone, counts, reasons),
     st.builds(said.Revoked, quorum_ids, reasons),
     st.builds(said.Killed, reasons),
     st.builds(said.EvidenceAsked, counts),
@@ -140,8 +141,8 @@ class TestThereAndBack:
         body = watch_request_to_wire(ballot).SerializeToString()
         assert ballot_from_wire(manager_pb2.WatchRequest.FromString(body)) == ballot
 
-    @given(st.one_of(ballots, samples, own_evidences))
-    def test_what_a_rank_says_later(self, word: said.Ballot | Sample | OwnEvidence):
+    @given(st.one_of(ballots, samples, own_evidences, st.just(said.Leaving())))
+    def test_what_a_rank_says_later(self, word: said.Ballot | Sample | OwnEvidence | said.Leaving):
         body = watch_request_to_wire(word).SerializeToString()
         assert word_from_wire(manager_pb2.WatchRequest.FromString(body)) == word
 

@@ -190,6 +190,8 @@ class ManagerProcess(Process):
                     self._reply(call, "on_refused", error)
                 case events.Pushed(message, watches):
                     self._push(message, watches)
+                case events.RankGivenUp(rank, reason):
+                    self.say(f"gives rank {rank} up: {reason}")
                 case events.SessionGivenUp(reason):
                     self._give_up_link(reason)
                 case events.Killed(reason):
