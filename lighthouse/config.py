@@ -101,8 +101,10 @@ class LighthouseConfig:
         kind=click.Path(file_okay=False, path_type=Path),
         metavar="FOLDER",
     )
-    control_token_file: Path | None = setting(None, "Who has this file's token may kill from another host.", kind=_PATH)
-    allow_remote_control: bool = setting(False, "Anyone who reaches the port may kill.")
+    control_token_file: Path | None = setting(
+        None, "Who has this file's token may kill, and see what ranks do, from another host.", kind=_PATH
+    )
+    allow_remote_control: bool = setting(False, "Anyone who reaches the port may kill, and see what ranks do.")
     drain_timeout_s: float = setting(2.0, "How long calls under way may take to end after SIGTERM.", kind=Duration())
     log_level: str = setting("info", "What is logged.", kind=click.Choice(LEVELS))
     log_format: str = setting("text", "How it is logged.", kind=click.Choice(FORMATS))

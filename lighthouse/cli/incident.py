@@ -20,7 +20,7 @@ from protos.incident import Gathered, Incident, IncidentKind, IncidentSummary, t
 @click.command()
 @click.argument("id", metavar="ID")
 @token_option
-@client_options(job_help="Of no matter: ids are those of all jobs.", timeout="10s")
+@client_options(job_help="Not needed: an id is of one job only.", timeout="10s")
 @reports_errors
 def incident(id: str, control_token_file: Path | None, address: str, job: str, output: str, timeout: float) -> None:
     """Show the incident ID: what happened when, and what each rank was doing then, the suspects first.

@@ -3,10 +3,12 @@
 import logging
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lighthouse import incident_book, incident_files
+from lighthouse.config import LighthouseConfig
 from lighthouse.incident_book import DROPPED, LIMIT, Book
 from lighthouse.incident_desk import Desk
 from lighthouse.incident_files import IncidentFiles
@@ -43,6 +45,20 @@ class TestTheBook:
             book.put(incident(name, member("b/1", stacks="x" * 400, flight_recorder="", process="")))
         assert [bool(book.get(name).evidence) for name in ("i1", "i2", "i3")] == [False, True, True]
         assert book.get("i1").missing == (DROPPED,)
+
+
+@pytest.mark.parametrize(
+    ("options", "folder"),
+    [
+        ({"journal": "/x/journal-1.sqlite"}, "/x/journal-1.incidents"),
+        ({"journal": "/x/journal-1.sqlite", "incidents": Path("/y")}, "/y"),
+        ({"journal": "none"}, None),
+        ({"journal": "none", "incidents": Path("/y")}, "/y"),
+    ],
+)
+def test_where_they_are_filed(options: dict[str, Any], folder: str | None):
+    config = LighthouseConfig(**options)
+    assert config.incident_folder(config.memory()) == (None if folder is None else Path(folder))
 
 
 class TestFiles:
