@@ -26,13 +26,15 @@ class EvaluatingActor(AgentActor):
     def wait_evaluating(self) -> None:
         assert self.is_evaluating.wait(60.0)
 
-    def evaluate(self, *, error: str = "", **options: Any) -> dict[str, Any]:
+    def evaluate(self, *, error: str = "", returns: Any = None, **options: Any) -> dict[str, Any]:
         def metrics() -> dict[str, Any]:
             self.evaluated += 1
             self.is_evaluating.set()
             self.may_end.wait()
             if error:
                 raise ValueError(error)
+            if returns is not None:
+                return returns
             return {"accuracy": 15.23, "by_class": torch.arange(3.0), "nested": [(1, "a"), None]}
 
         return self._ended(lambda: self.agent.evaluate_on_rank0(metrics, **options))
@@ -43,6 +45,6 @@ class EvaluatingActor(AgentActor):
     def _ended(self, act: Any) -> dict[str, Any]:
         try:
             result = act()
-        except (AgentError, EvaluationFailed, EvaluationLost, ValueError) as e:
+        except (AgentError, EvaluationFailed, EvaluationLost, TypeError, ValueError) as e:
             return {"raised": type(e).__name__, "text": str(e), "evaluated": self.evaluated}
         return {"result": repr(result), "evaluated": self.evaluated}

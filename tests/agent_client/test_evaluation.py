@@ -66,6 +66,10 @@ def test_an_exception_is_raised_by_all_and_training_goes_on(job: Job) -> None:
     }
     assert all(step["committed"] for step in together(ranks, "step").values())
 
+    told = together(ranks, "evaluate", returns={1, 2})
+    assert told["a/0"]["raised"] == "TypeError"
+    assert all("state is a set, which cannot be sent" in each["text"] for each in told.values())
+
 
 def test_a_whole_group_evaluates(job: Job) -> None:
     """As where its state is sharded; the error of any of its ranks is all ranks'."""
