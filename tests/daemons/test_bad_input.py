@@ -103,7 +103,7 @@ OTHERS: list[Case] = [
     (QUORUM, b"\xff\xff\xff", INVALID, "request: 3 bytes are no lighthouse.v1.LighthouseQuorumRequest"),
     (QUORUM, bytes(MAX_REQUEST_BYTES + 1), StatusCode.RESOURCE_EXHAUSTED, "larger than max"),
     (QUORUM, member("a", step=4, incarnation="x" * 200), INVALID, "incarnation: has 200 characters"),
-    (QUORUM, member("c", world_size=3), StatusCode.FAILED_PRECONDITION, "world_size: c has 3 ranks, a has 2; "),
+    (QUORUM, member("c", world_size=3), StatusCode.FAILED_PRECONDITION, "world_size: c has 3 ranks, a has 2: "),
     (
         QUORUM,
         member("c", address="127.0.0.1:1"),
