@@ -110,17 +110,17 @@ def own_stacks() -> str:
     frames.pop(threading.get_ident(), None)
     main = threading.main_thread().ident
     ordered = sorted(frames.items(), key=lambda entry: entry[0] == main)
-    return "\n\n".join("\n".join(_lines(ident, names.get(ident, ""), frame)) for ident, frame in ordered)
+    return "\n".join("".join(_lines(ident, names.get(ident, ""), frame)) for ident, frame in ordered)
 
 
 def _lines(ident: int, name: str, frame: FrameType | None) -> Iterable[str]:
-    yield f"Thread 0x{ident:016x} {name} (most recent call first):"
+    yield f"Thread 0x{ident:016x} {name} (most recent call first):\n"
     for _ in range(MAX_FRAMES):
         if frame is None:
             return
-        yield f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}'
+        yield f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}\n'
         frame = frame.f_back
-    yield "  ..."
+    yield "  ...\n"
 
 
 def recorded() -> tuple[str, str]:
