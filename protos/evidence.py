@@ -43,8 +43,8 @@ class RankEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What can be seen of a rank's process from outside, on its host. `is_stopped`: by a signal, so that it says nothing
-    itself."""
+    """What can be seen of a rank's process from outside, on its host. `is_stopped`: by a signal, so that it says
+    nothing itself."""
 
     stacks: str = ""
     process: str = ""

@@ -93,7 +93,7 @@ class NodeLook:
     pid: int
     host: str
     started: int
-    offer: EvidenceOffer = EvidenceOffer()
+    offer: EvidenceOffer
 
 
 ToNode = NodeWelcome | NodeStart | NodeHalt | NodeOver | NodeBeat | NodeLook
