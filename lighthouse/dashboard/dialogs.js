@@ -5,7 +5,9 @@ let token = '', asked = null;
 
 async function askControl() {
   const answer = await fetch('control', {cache: 'no-store', signal: AbortSignal.timeout(PATIENCE_MS)});
-  if (answer.ok) control = await answer.json();
+  if (!answer.ok) return;
+  control = await answer.json();
+  for (const card of jobs.values()) showGroups(card);
 }
 
 function tokenHeader() {

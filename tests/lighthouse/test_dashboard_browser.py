@@ -71,6 +71,7 @@ async def lighthouse() -> AsyncIterator[FakeLighthouse]:
 
 async def shown(page: Page, updates: int = 1) -> str:
     """The text, once so many more updates are on the page."""
+    await page.until("control.csrf")
     await page.until(f"(window.upto ??= lighthouseFigures.updates + {updates}) <= lighthouseFigures.updates")
     await page.run("delete window.upto")
     return await page.text()
