@@ -10,6 +10,7 @@ import logging
 from lighthouse.callers import OpenSessions
 from lighthouse.grid import Grid, grid_of, world_of
 from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum_log import NAMES_LOGGED
 from lighthouse_runtime.lasting import Lasting
 from protos.membership import World
 from protos.session import Hello
@@ -68,6 +69,8 @@ class JobWorlds:
             self._grid = grid_of(self._machine)
             self._held_back.set(self._grid.explain())
         world = world_of(self._machine, self._grid)
+        if world.pending and (self._world is None or world.pending != self._world.pending):
+            log.info("[%s] ask to come in: %s", self._job, ", ".join(world.pending[:NAMES_LOGGED]))
         is_new, self._world = world != self._world, world
         self._tell(world, self._takers if is_new else self._untold)
         self._untold = set()

@@ -73,7 +73,7 @@ def test_a_beat_costs_nothing_and_a_round_of_the_same_members_no_message(job: Jo
     assert len(heard.messages) == told
 
 
-def test_who_comes_is_pending_and_then_admitted(job: Job):
+def test_who_comes_is_pending_and_then_admitted(job: Job, caplog: pytest.LogCaptureFixture):
     heard = job.come(1, "a")
     job.feed(asks(1, 1, "a"))
     job.come(2, "b")
@@ -82,6 +82,7 @@ def test_who_comes_is_pending_and_then_admitted(job: Job):
     job.feed(asks(3, 1, "a", step=3, seen_quorum_id=1, tag_quorum_id=1))
     job.loop.go(1.0)
     assert heard.messages == [World(2, 2, peers_pending=1, pending=("b",)), World(2, 2)]
+    assert caplog.messages == ["[j] ask to come in: b"]
 
 
 def test_a_new_session_is_told_though_nothing_has_changed(job: Job):
