@@ -7,12 +7,14 @@
 4. Behind: ranks are compared by the newest collective that they have entered, then by step, then by the phases of this
    step that at least two ranks have been in. The suspects are those furthest behind. Who is in a collective that others
    have not entered is never suspected, nor who has declared to wait. Behind is not guilty.
-5. Nobody is behind: all in one collective is "network or collective"; other places are named.
+5. Nobody is behind by that, and some ranks give no sign of life: they are behind. Their last word is older than what
+   holds them: who waits gives signs of life, and C code that keeps the interpreter lock does not.
+6. Nobody is behind: all in one collective is "network or collective"; other places are named.
 
 Collectives come before steps: there ranks meet, and the step of a rank that heals may be a lower one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -69,7 +71,7 @@ def judge(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_complete: b
     """`is_complete`: these are all the ranks that meet in their collectives. Else who waits may wait for another."""
     if not ranks or time_left_s(ranks, floor_s) >= 0:
         return None
-    return _divergence(ranks) or _behind(ranks, is_complete) or _nobody_behind(ranks, is_complete)
+    return _divergence(ranks) or _behind(ranks, is_complete) or _silent(ranks) or _nobody_behind(ranks, is_complete)
 
 
 def time_left_s(ranks: Sequence[RankView], floor_s: float = FLOOR_S) -> float:
@@ -93,11 +95,21 @@ def _divergence(ranks: Sequence[RankView]) -> StallVerdict | None:
 
 def _behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
     suspects = furthest_behind(ranks, is_complete=is_complete)
-    if not suspects:
-        return None
+    return _are_behind(suspects, lambda rank: f"behind in {place(rank)}", ranks) if suspects else None
+
+
+def _silent(ranks: Sequence[RankView]) -> StallVerdict | None:
+    silent = _without_beat(ranks)
+    is_told_apart = 0 < len(silent) < len(ranks)
+    return _are_behind(silent, lambda rank: f"behind, last seen {doing(rank)}", ranks) if is_told_apart else None
+
+
+def _are_behind(
+    suspects: Sequence[RankView], say: Callable[[RankView], str], ranks: Sequence[RankView]
+) -> StallVerdict:
     names = {rank.name for rank in suspects}
     others = [rank for rank in ranks if rank.name not in names]
-    said = (each(lambda rank: f"behind in {place(rank)}", suspects), each(doing, others))
+    said = (each(say, suspects), each(doing, others))
     return _verdict(Kind.BEHIND, suspects, ", ".join(filter(None, said)), ranks)
 
 
@@ -113,11 +125,14 @@ def _nobody_behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict
 
 
 def _verdict(kind: Kind, behind: Iterable[RankView], text: str, ranks: Sequence[RankView]) -> StallVerdict:
-    silent = [rank for rank in ranks if rank.beat_age_s > SILENT_S]
-    if silent:
+    if silent := _without_beat(ranks):
         text += f"; no beat from {listed(silent)}"
     still_s = min(rank.progress_age_s for rank in ranks)
     return StallVerdict(kind, tuple(sorted(rank.name for rank in behind)), text, still_s)
+
+
+def _without_beat(ranks: Sequence[RankView]) -> list[RankView]:
+    return [rank for rank in ranks if rank.beat_age_s > SILENT_S]
 
 
 # -- who is behind whom

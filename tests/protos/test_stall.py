@@ -144,9 +144,20 @@ class TestNobodyBehind:
         assert (verdict.kind, verdict.behind, verdict.still_s) == (Kind.NETWORK, (), 70)
         assert verdict.text == "network or collective: 0-3 in all_reduce, nobody behind"
 
-    def test_names_who_is_silent(self):
-        assert text(rank(0, inside=THIRD), rank(1, inside=THIRD, beat_age_s=11)) == (
-            "network or collective: 0-1 in all_reduce, nobody behind; no beat from 1"
+    def test_unless_some_give_no_sign_of_life(self):
+        """What they said last is not where they are."""
+        verdict = judge([rank(0, inside=THIRD), rank(1, inside=THIRD, beat_age_s=11)])
+        assert verdict is not None
+        assert (verdict.kind, verdict.behind) == (Kind.BEHIND, (RankName("", 1),))
+        assert verdict.text == "1 behind, last seen waiting in all_reduce, 0 waiting in all_reduce; no beat from 1"
+        assert text(rank(0, waits_for="peers"), rank(1, waits_for="vote", beat_age_s=11)) == (
+            "1 behind, last seen waiting for vote, 0 waiting for peers; no beat from 1"
+        )
+        assert text(rank(0, inside=THIRD), rank(1, inside=THIRD, beat_age_s=11), is_complete=False) is not None
+
+    def test_or_all_of_them(self):
+        assert text(*(rank(n, inside=THIRD, beat_age_s=11) for n in (0, 1))) == (
+            "network or collective: 0-1 in all_reduce, nobody behind; no beat from 0-1"
         )
 
     def test_all_in_one_phase(self):
