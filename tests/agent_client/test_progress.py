@@ -3,14 +3,14 @@
 import random
 import sys
 import threading
-from collections.abc import ValuesView
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.progress import WAITING, Phase, Progress
+from agent_client.progress import MAX_UNREAD, Progress
+from agent_client.visits import WAITING
 from protos.progress import (
     MAX_DEPTH,
     MAX_LABEL_CHARS,
@@ -301,30 +301,22 @@ def test_samples_are_never_torn():
     assert rounds[-1] > rounds[0]
 
 
-def test_a_reader_that_met_a_mark_half_way_reads_again(progress: Progress, monkeypatch: pytest.MonkeyPatch):
-    """The mark comes after the reader has read the place, and before it reads what is over."""
-
-    class MarkedMeanwhile(dict[str, Phase]):
-        def values(self) -> ValuesView[Phase]:
-            if not marked:
-                marked.append(True)
-                phase.__exit__(None, None, None)
-            return super().values()
-
-    marked: list[bool] = []
-    phase = progress.phase("a")
-    phase.__enter__()
-    monkeypatch.setattr(progress, "_phases", MarkedMeanwhile(progress._phases))
+@pytest.mark.parametrize("mark", ["tick", "phase", "step"])
+def test_marks_that_nobody_reads_do_not_pile_up(progress: Progress, clock: Clock, mark: str):
+    progress.phase("all").__enter__()
+    for number in range(3 * MAX_UNREAD):
+        clock.go(1)
+        if mark == "phase":
+            with progress.phase("part"):
+                pass
+        else:
+            progress.tick() if mark == "tick" else progress.step(number)
+        assert len(progress.marks) <= MAX_UNREAD + 1
     sample = progress.sample()
-    assert ([phase.name for phase in sample.phases], sample.entered) == ([STEP], (("a", 1),))
-
-
-def test_an_interrupted_mark_is_mended_by_the_next(progress: Progress):
-    progress.version += 1  # a signal's exception came between
-    assert progress.sample().step == 1
-    with progress.phase("a"):
-        pass
-    assert progress.version == progress.place[7]
+    assert not progress.marks
+    assert sample.innermost.done == (3 * MAX_UNREAD if mark == "tick" else 0)
+    assert dict(sample.entered).get("part", 0) == (3 * MAX_UNREAD if mark == "phase" else 0)
+    assert sample.phases[1].open_s == 3 * MAX_UNREAD
 
 
 def test_samples_do_not_change_what_is_sampled(progress: Progress, clock: Clock):
