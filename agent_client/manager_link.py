@@ -1,53 +1,30 @@
-"""A rank's side of its manager: the watch, the requests for quorums, the votes, and the grants that come with them.
+"""A rank's side of its manager: the requests for quorums, the votes, and the grants that come with them.
 
-The watch is a stream on a thread of its own: by it the manager knows that this rank lives, and tells it at once when
-its quorum is revoked. A grant and its revoke travel on different streams, so revoked ids are remembered. The end of
-the watch is a revoke of whatever is held. A manager that has ended may be started again: for a while it is waited for.
+What the manager tells by itself comes by the watch (rank_watch.py). A manager that has ended may be started again: for
+a while it is waited for.
 """
 
 import logging
-import os
-import socket
-import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_client import evidence
 from agent_client.ballots import Ballots, Cast, Said
 from agent_client.errors import AgentError, GroupDrained
 from agent_client.progress import Progress
+from agent_client.rank_watch import RankWatch
 from lighthouse_runtime.clients import ManagerClient
-from lighthouse_runtime.process import host_id, started_at
-from lighthouse_runtime.streams import Watch
 from protos.membership import PLAIN, Assignment, CatchUp, Vote, World
-from protos.progress import Sample
-from protos.refusals import DeadlinePassed, Drained, LighthouseError, NotServed, Unreachable
-from protos.session import (
-    Counted,
-    EvidenceAsked,
-    Killed,
-    Leaving,
-    RankGone,
-    Revoked,
-    ToRank,
-    WatchOpened,
-    WatchRequest,
-)
+from protos.refusals import DeadlinePassed, Drained, LighthouseError, Unreachable
 
 log = logging.getLogger(__name__)
 
 ALIVE_TIMEOUT_S = 5.0
-WATCHED_WITHIN_S = 5.0
-REVOKED_KEPT = 64
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
 # After a drain the group's peers may still read what this rank has sent them.
 STAYS_AFTER_DRAIN_S = 10.0
 COUNTED_BEFORE_CLOSE_S = 1.0
-LEFT_WITHIN_S = 1.0
-SAMPLED_EVERY_S = 0.5
 
 
 class ManagerLink:
@@ -72,46 +49,31 @@ class ManagerLink:
         self.address = address
         self._group_rank = group_rank
         self._worker = worker
-        self._on_revoked = on_revoked
-        self._on_group_lost = on_group_lost
-        self._why_group_lost: str | None = None
-        self._takes_leave = False
-        self._progress = progress
         self._client = ManagerClient(address)
-        self._watch: Watch | None = None
-        self._is_watched = threading.Event()
-        self._has_ended = threading.Event()
+        self._ballots = Ballots()
+        callbacks = (on_revoked, on_group_lost)
+        self._watch = RankWatch(self._client, group_rank, worker, self._ballots, *callbacks, progress)
         self._returns_within_s = returns_within_s
         self._gone_since: float | None = None
-        self._is_served = True
         self.asks_ahead = True  # a vote asks for the next step's grant
-        self._is_closed = False
-        self._revoked: dict[int, str] = {}
-        self._ballots = Ballots()
         self._told: tuple[Said, Cast | None] | None = None
         self._granted: Assignment | None = None
         self._has_answered = False
-        self.world: World | None = None  # as it was told last; None: never
-        self._looks = evidence.Looks()
 
     def close(self) -> None:
         """A yes that was told is counted before, if the manager answers at once."""
-        self._is_closed = True
+        self._watch.is_closing = True
         told, self._told = self._told, None
         if told is not None and (cast := told[1]) is not None:
             with suppress(LighthouseError):
                 self._ballots.result(cast, COUNTED_BEFORE_CLOSE_S)
-        if self._watch is not None:
-            self._leave(self._watch)
+        self._watch.close()
         self._client.close()
 
-    def _leave(self, watch: Watch) -> None:
-        """Say that this is no failure, where that is understood."""
-        if self._takes_leave and not self._has_ended.is_set():
-            watch.send(Leaving())
-            watch.end()
-            self._has_ended.wait(LEFT_WITHIN_S)
-        watch.cancel()
+    @property
+    def world(self) -> World | None:
+        """As it was told last; None: never."""
+        return self._watch.world
 
     @property
     def has_grant(self) -> bool:
@@ -120,7 +82,7 @@ class ManagerLink:
 
     def revoked(self, quorum_id: int) -> str | None:
         """Why that quorum was revoked; None: it was not."""
-        return self._revoked.get(quorum_id)
+        return self._watch.revoked(quorum_id)
 
     def ask(
         self,
@@ -136,7 +98,7 @@ class ManagerLink:
 
         Raises GroupDrained when the group has done its last step, and what ManagerClient.quorum raises.
         """
-        self._check_group()
+        self._watch.check_group()
         self._settle()
         granted, self._granted = self._granted, None
         if granted is not None and granted.max_step == step and commit_failures == 0:
@@ -155,7 +117,7 @@ class ManagerLink:
                 wait_for_ready=not self._has_answered,  # once it has answered, a manager that does not is gone
             )
         except Drained as e:
-            self._has_ended.wait(STAYS_AFTER_DRAIN_S)
+            self._watch.wait_ended(STAYS_AFTER_DRAIN_S)
             raise GroupDrained(str(e)) from None
         self._has_answered, self._gone_since = True, None
         return answer
@@ -205,7 +167,7 @@ class ManagerLink:
 
     @property
     def _wants_next(self) -> bool:
-        return self.asks_ahead and self._is_served
+        return self.asks_ahead and self._watch.is_served
 
     def _cast(self, said: Said) -> Cast | None:
         return self._ballots.cast(said, wants_next=self._wants_next)
@@ -248,80 +210,5 @@ class ManagerLink:
             self._gone_since = now
         return now - self._gone_since >= self._returns_within_s
 
-    def _check_group(self) -> None:
-        if self._why_group_lost is not None:
-            raise AgentError(f"this replica group is lost: {self._why_group_lost}; restart the group")
-
-    # -- the watch
-
     def _ensure_watched(self) -> None:
-        """Before the first request, so that the manager knows from the start when this rank ends."""
-        if not self._is_served or (self._watch is not None and not self._has_ended.is_set()):
-            return
-        self._has_ended.clear()
-        self._is_watched.clear()
-        pid = os.getpid()
-        where = (host_id(), started_at(pid), socket.gethostname())
-        request = WatchRequest(self._group_rank, self._worker, pid, *where, evidence.offer(), takes_world=True)
-        self._watch = self._client.watch(request, wait_for_ready=not self._has_answered)
-        self._ballots.open(self._watch)
-        threading.Thread(target=self._follow, args=(self._watch,), name="lighthouse watch", daemon=True).start()
-        self._is_watched.wait(WATCHED_WITHIN_S)
-
-    def _follow(self, watch: Watch) -> None:
-        reason = f"the manager at {self.address} has ended the watch"
-        try:
-            for message in watch:
-                self._take(message, watch)
-        except NotServed as e:
-            self._is_served = False  # an older manager: without a watch, as before
-            self._ballots.end(Unreachable(str(e)))
-            self._is_watched.set()
-            return
-        except LighthouseError as e:
-            reason = str(e)
-        self._ballots.end(Unreachable(reason))
-        self._has_ended.set()
-        self._is_watched.set()
-        if not self._is_closed:
-            log.warning("the manager is lost: %s", reason)
-            self._on_revoked(None, reason)
-
-    def _sample(self) -> Sample | None:
-        """That nobody can tell where this rank is is no reason to end its watch."""
-        assert self._progress is not None
-        try:
-            return self._progress.sample()
-        except Exception:
-            log.exception("where this rank is cannot be told")
-            return None
-
-    def _take(self, message: ToRank, watch: Watch) -> None:
-        match message:
-            case Counted():
-                self._ballots.take(message)
-            case World():
-                if message.pending and (self.world is None or message.pending != self.world.pending):
-                    log.info("ask to come in: %s", ", ".join(message.pending))
-                self.world = message
-            case WatchOpened(takes_progress, takes_leave):
-                self._takes_leave = takes_leave
-                if takes_progress and self._progress is not None:
-                    watch.repeat(self._sample, SAMPLED_EVERY_S)
-                self._is_watched.set()
-            case Revoked(quorum_id, reason):
-                self._revoked[quorum_id] = reason
-                while len(self._revoked) > REVOKED_KEPT:
-                    del self._revoked[next(iter(self._revoked))]
-                self._on_revoked(quorum_id, reason)
-            case RankGone(_, reason):
-                self._why_group_lost = reason
-                log.error("this replica group is lost: %s", reason)
-                self._on_group_lost(reason)
-            case EvidenceAsked(number):
-                self._looks.answer(number, watch.send)
-            case Killed(reason):
-                log.error("killed by the manager: %s", reason)
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(1)
+        self._watch.ensure_open(wait_for_ready=not self._has_answered)

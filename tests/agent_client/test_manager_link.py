@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent_client.manager_link import SAMPLED_EVERY_S, ManagerLink
+from agent_client.manager_link import ManagerLink
 from agent_client.progress import Progress
+from agent_client.rank_watch import SAMPLED_EVERY_S
 from lighthouse_runtime.clients import ManagerClient
 from protos.membership import Assignment
 from protos.progress import STEP, Sample
