@@ -45,14 +45,17 @@ class TestReading:
         done = threading.Event()
         thread = threading.Thread(target=done.wait, args=(PATIENCE_S,))
         thread.start()
+        before = signal.signal(signal.SIGUSR1, lambda *_: None)
         try:
             state = read_process(os.getpid())
         finally:
+            signal.signal(signal.SIGUSR1, before)
             done.set()
             thread.join()
         assert (state.pid, state.threads[0].tid, state.threads[0].state) == (os.getpid(), os.getpid(), "R")
         assert thread.native_id in [found.tid for found in state.threads]
-        assert state.handles(signal.SIGINT)
+        assert state.handles(signal.SIGUSR1)
+        assert not state.handles(signal.SIGKILL)
         assert not state.is_stopped
         assert state.rss_kib is not None
         assert state.rss_kib > 1024
