@@ -205,7 +205,7 @@ class Run:
 @pytest.mark.parametrize(
     ("mode", "size", "ranks"),
     [
-        (CONSTANT, 6, 1),
+        pytest.param(CONSTANT, 6, 1, marks=pytest.mark.slow),
         pytest.param(CONSTANT, 4, 2, marks=pytest.mark.slow),
         pytest.param(FIXED, 2, 1, marks=pytest.mark.slow),
     ],

@@ -31,6 +31,7 @@ def ran(tmp_path: Path) -> Ran:
     return run
 
 
+@pytest.mark.slow
 def test_quorum_round(ran: Ran) -> None:
     (size,) = ran("quorum_round")["sizes"]
     assert all(0 < server["cpu_s"]["median"] < 5 for server in size["servers"])

@@ -26,6 +26,8 @@ from protos.refusals import (
 from protos.session import WatchRequest
 from tests.processes import Lighthouse, Manager, Process, eventually, together
 
+pytestmark = pytest.mark.slow
+
 # A call whose answer is expected long before: what ends near it has hung.
 LONG_S = 60.0
 AT_ONCE_S = LONG_S / 3

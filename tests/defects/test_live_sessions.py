@@ -15,6 +15,8 @@ from protos.session import Revoked, WatchOpened, WatchRequest
 from protos.status import MemberState
 from tests.processes import Lighthouse, Manager, eventually, together
 
+pytestmark = pytest.mark.slow
+
 LONG_S = 60.0
 """What ends near it has hung, or has waited for a timeout."""
 AT_ONCE_S = LONG_S / 6
