@@ -10,13 +10,13 @@ import pytest
 
 from agent_client.manager_link import ManagerLink
 from lighthouse_runtime import address
-from lighthouse_runtime.clients import AsyncLighthouseClient
+from lighthouse_runtime.clients import AsyncLighthouseClient, LighthouseClient
 from manager.config import ManagerConfig
 from manager.daemon import ManagerDaemon
 from protos.identity import Address
 from protos.membership import Assignment, Participant
 from protos.refusals import InvalidRequest, WrongState
-from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ class Group:
     """One rank and its manager. `revoked`: why each quorum of it was."""
 
     def __init__(self, lighthouse: Lighthouse, job: str, name: str, host: str) -> None:
-        self.name, self.host, self.revoked = name, host, list[str]()
+        self.name, self.job, self.host, self.revoked = name, job, host, list[str]()
         self.daemon = ManagerDaemon(
             ManagerConfig(
                 lighthouse=lighthouse.address,
@@ -92,6 +92,16 @@ async def started(*groups: Group) -> AsyncIterator[None]:
             await group.start()
             stack.push_async_callback(group.stop)
         yield
+
+
+async def all_known(lighthouse: Lighthouse, *groups: Group) -> None:
+    wanted = {(group.job, group.name) for group in groups}
+
+    def are_known() -> bool:
+        with LighthouseClient(lighthouse.address) as client:
+            return wanted <= {(job.job, member.replica_id) for job in client.status().jobs for member in job.members}
+
+    await asyncio.to_thread(eventually, are_known)
 
 
 def names(job_lighthouse: Lighthouse, hidden: str, routable: str) -> tuple[Group, Group]:
@@ -144,6 +154,7 @@ async def test_who_has_come_first_on_a_loopback_is_sent_away_and_its_quorum_is_o
 async def test_among_its_like_each_is_welcome(lighthouse: Lighthouse, kind: str) -> None:
     hidden, other = names(lighthouse, kind, "127.0.0.1")
     async with started(hidden, other):
+        await all_known(lighthouse, hidden, other)  # else who is known alone has a quorum alone
         for quorum in await asyncio.gather(hidden.ask(), other.ask()):
             assert quorum.replica_ids == ("a", "h")
 

@@ -21,7 +21,8 @@ socket.getaddrinfo = lambda host, *more, **options: resolve(
 
 
 def alive(client: LighthouseClient) -> list[str]:
-    return [member.replica_id for found in client.status(client.job).jobs for member in found.members]
+    """Also where its job is not known yet."""
+    return [m.replica_id for found in client.status().jobs if found.job == client.job for m in found.members]
 
 
 @pytest.mark.slow
