@@ -2,6 +2,7 @@
 #
 #   TORCH     which torch is installed (the CPU build where that is what the index has under this version)
 #   PIP_ARGS  further arguments of pip, for example --extra-index-url https://download.pytorch.org/whl/cpu
+#   TEST_WORKERS, TEST_LONG_WORKERS   processes that share the tests; 0 runs them one after another in one
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -9,6 +10,11 @@ PIP_ARGS ?=
 VENV ?= .venv
 DEMO_ARGS ?=
 TEST_ARGS ?=
+# For two cores: tests wait more than they compute; the long ones train in several processes each.
+TEST_WORKERS ?= 4
+TEST_LONG_WORKERS ?= 2
+# Neighbours stay together, for they share daemons; a worker that has nothing left takes from the others.
+DISTRIBUTION := --dist worksteal
 
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -20,10 +26,10 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/python -m examples.demo $(DEMO_ARGS)
 
 test: $(VENV)/test.stamp lint
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(DISTRIBUTION) $(TEST_ARGS)
 
 test-long: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -m slow --timeout 1500 $(TEST_ARGS)
+	$(BIN)/python -m pytest -m slow --timeout 1500 -n $(TEST_LONG_WORKERS) $(DISTRIBUTION) $(TEST_ARGS)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ from agent_client.errors import (
     EvaluationLost,
     GroupDrained,
     RanksDiffer,
+    ScriptMismatch,
 )
 from agent_client.world_size import WorldSizeMode
 from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from agent_client.restart.store import StoreMixin
     from agent_client.restart.wrapper import Wrapper
     from agent_client.sampler import StepSampler
+    from agent_client.scheduler import FaultTolerantScheduler
+    from agent_client.step_loader import StepLoader
     from agent_client.train_state import TrainState
 
 _WHEN_NAMED = {
@@ -51,7 +54,9 @@ _WHEN_NAMED = {
     "DiLoCo": "agent_client.diloco",
     "DistributedDataParallel": "agent_client.ddp",
     "FaultTolerantOptimizer": "agent_client.optimizer",
+    "FaultTolerantScheduler": "agent_client.scheduler",
     "LocalSGD": "agent_client.local_sgd",
+    "StepLoader": "agent_client.step_loader",
     "StepSampler": "agent_client.sampler",
     "TrainState": "agent_client.train_state",
     "replicate": "agent_client.hsdp",
@@ -76,13 +81,16 @@ __all__ = [
     "EvaluationFailed",
     "EvaluationLost",
     "FaultTolerantOptimizer",
+    "FaultTolerantScheduler",
     "GroupDrained",
     "LighthouseClient",
     "LocalSGD",
     "ManagerClient",
     "RanksDiffer",
     "RestartAbort",
+    "ScriptMismatch",
     "State",
+    "StepLoader",
     "StepSampler",
     "StoreMixin",
     "TrainState",

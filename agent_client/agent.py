@@ -4,9 +4,12 @@ Everything of a step but the vote runs on one background thread, in order: the q
 of state, the collectives. So the quorum overlaps the forward pass, and the first collective waits for it.
 """
 
+import contextlib
+import gc
 import itertools
+import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
@@ -14,14 +17,18 @@ from typing import Any, Self
 import torch
 from torch.distributed import HashStore
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from agent_client.applying import Applying
+from agent_client.digest import Digests
 from agent_client.environment import Environment
-from agent_client.errors import AgentError, ConfigurationError
+from agent_client.errors import AgentError, ConfigurationError, GroupDrained, first_line
 from agent_client.evaluation import AgentTogether
 from agent_client.follower import Follower, HealMode
 from agent_client.healing import Healing, ServeMode, Transport
 from agent_client.interpreter_end import close_at_end, was_closed
 from agent_client.last_words import LastWords
+from agent_client.loop_order import StepPart
 from agent_client.manager_link import ManagerLink
 from agent_client.manager_process import ManagerProcess
 from agent_client.mark_log import make_progress
@@ -30,12 +37,21 @@ from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
 from agent_client.process_group.observed import ObservedGroup
 from agent_client.step import Phase, StepMachine
-from agent_client.step_runner import Limits, StepRunner
+from agent_client.step_runner import Limits, StepDigest, StepRunner
 from agent_client.streams import in_stream_order
 from agent_client.train_state import TrainState
 from agent_client.worker import BackgroundThread
 from agent_client.world_size import WorldSize, WorldSizeMode, slot_among_all
 from lighthouse_runtime.address import advertised_host
+from protos.limits import QUORUM_TIMEOUT_S
+from protos.membership import DistrustKind, Tag
+
+log = logging.getLogger(__name__)
+
+APPLY_HINT = (
+    "this rank's state is torn: it heals before its gradients count again. A script that catches errors of "
+    "optimizer.step() may go on; one that skips a committed step must not: vote no before (agent.report_error)"
+)
 
 
 class Agent(AgentTogether):
@@ -45,7 +61,9 @@ class Agent(AgentTogether):
     `heal_over`: http or process_group. `heal_mode`: "stall": the others wait while this group heals; "catch_up": nobody
     waits, it heals beside its steps (follower.py). `manager_returns_within_s` is how long a manager that has ended is
     waited for, unless this rank has started it. `world_size_mode` says what counts in a step, and `world_size` how much
-    of it (world_size.py). `process_group`: gloo, isolated or nccl (process_group/choice.py).
+    of it (world_size.py). `process_group`: gloo, isolated or nccl (process_group/choice.py). `check_state_every`: so
+    many steps apart ranks compare a part of their parameters with their peers' (comparison.py), 0: never; the same in
+    every replica group, else the largest counts, and nothing is compared where one says 0.
 
     Several ranks of one group pass `group`, which connects them. Use `from_env`.
     """
@@ -61,7 +79,7 @@ class Agent(AgentTogether):
         manager_process: ManagerProcess | None = None,
         timeout_s: float = 60.0,
         connect_timeout_s: float = 10.0,
-        quorum_timeout_s: float = 60.0,
+        quorum_timeout_s: float = QUORUM_TIMEOUT_S,
         heal_timeout_s: float = 300.0,
         serve: str = "auto",
         heal_over: str = "http",
@@ -72,9 +90,12 @@ class Agent(AgentTogether):
         process_group: str = "gloo",
         advertise: str | None = None,
         heal_mode: str = HealMode.STALL,
+        check_state_every: int = 16,
     ) -> None:
         if (group_world_size > 1) != (group is not None):
             raise ConfigurationError("group: a group of several ranks, and only such a one, needs its process group")
+        if check_state_every < 0:
+            raise ConfigurationError(f"check_state_every: {check_state_every} steps; 0 compares nothing")
         counting = WorldSize(WorldSizeMode(world_size_mode), world_size)
         machine = StepMachine(world_size=counting, is_alone=group_world_size == 1)
         follows = HealMode(heal_mode) is HealMode.CATCH_UP
@@ -104,10 +125,20 @@ class Agent(AgentTogether):
         self._last_words.listen()
         self._groups_for_torch = itertools.count()
         self._round: Future[None] | None = None
+        self._asks_late = False
         self._reduce_again: Callable[[], None] | None = None
+        self._parts: list[StepPart] = []
+        self._on_commit: list[Callable[[int], object]] = []
+        self._untold: int | None = None
+        self._began_late = False
         limits = Limits(timeout_s, quorum_timeout_s, heal_timeout_s, max_consecutive_discards)
         parts = (machine, self._manager, self._peers, self._healing, group)
-        self._runner = StepRunner(*parts, limits, manager_process, self._follower, self._progress)
+        self._runner = StepRunner(
+            *parts, limits, manager_process, self._follower, self._progress, check_every=check_state_every
+        )
+        self._state_digests, self._gradient_digests = Digests(), Digests()
+        self._applying = Applying()
+        self._hooks = self._watch_optimizers()
         close_at_end(self)
 
     @classmethod
@@ -141,6 +172,8 @@ class Agent(AgentTogether):
         """Leave: end the collectives, the connections and, if this rank started it, the manager. An Agent that nobody
         closes leaves when the interpreter ends."""
         was_closed(self)
+        for hook in self._hooks:
+            hook.remove()
         self._last_words.fall_silent()
         self._manager.close()
         self._peers.drop()
@@ -174,10 +207,12 @@ class Agent(AgentTogether):
     def slots(self) -> list[tuple[int, int]]:
         """(place, number of places) of each microbatch that is this rank's in the step under way.
 
-        In DYNAMIC mode one, by the last quorum. In the others this begins the step and waits for its quorum; who does
-        not count has one microbatch, too.
+        In DYNAMIC mode one, by the last quorum; the step is begun only where this rank may have to heal. In the others
+        this begins the step and waits for its quorum; a group that does not count has one microbatch, too.
         """
         if self.world_size_mode is WorldSizeMode.DYNAMIC:
+            if self._may_heal:
+                self.start_quorum()
             return [self.last_slot()]
         self.start_quorum()
         self.wait_quorum()
@@ -222,19 +257,23 @@ class Agent(AgentTogether):
     # -- one step
 
     def start_quorum(self) -> None:
-        """Begin a step: ask for its quorum in the background. Once a step; further calls do nothing."""
-        if self._machine.phase is not Phase.IDLE:
-            return
-        if self._follower is not None:
-            self._follower.begin_step()
-        self.state.begin_step()
-        self._progress.step(self._machine.step)
-        self._machine.begin()
-        self._begin_round()
+        """Begin a step: ask for its quorum. Once a step; further calls do nothing.
+
+        Where the last step was committed, this happens in the background. Where this rank may have to heal, the quorum
+        is waited for, and a peer's state is installed when this returns. A loop need not call it: a forward pass of our
+        modules, an all_reduce and the vote begin a step as well; but what is computed before does not count in a step
+        in which this rank heals. A step whose backward pass was given up (it raised, and the script went on) is
+        discarded first. Raises AgentError if a peer's state does not fit, or can never be had.
+        """
+        if self._machine.is_in_backward and not _is_in_backward():
+            self.should_commit()
+        self._start(has_computed=_is_in_backward())
 
     def ask_late(self) -> None:
-        """From now on a step is long: its quorum is asked for when it begins, and not with the last one's vote."""
+        """From now on a step is long, and what it is made of is taken when its quorum is known. That is asked for when
+        it begins, and not with the last one's vote; a group that heals in it adds zeros: it has done nothing of it."""
         self._manager.asks_ahead = False
+        self._asks_late, self._runner.counts_at_once = True, False
 
     def wait_quorum(self) -> None:
         """Until the quorum of this step is known, its process group made and a peer's state received.
@@ -244,14 +283,17 @@ class Agent(AgentTogether):
         if self._round is not None:
             self._await("quorum", self._round)
 
-    def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True) -> "Future[torch.Tensor]":
+    def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True, name: str = "") -> "Future[torch.Tensor]":
         """The mean over the contributing participants, and over the ranks of the group, in place.
 
         `within_group` False: not over the ranks of the group, for what is sharded among them. A lost peer does not fail
-        the future: it marks the step, which is then discarded, and leaves `tensor` undefined.
+        the future: it marks the step, which is then discarded, and leaves `tensor` undefined. `name`: which part of the
+        script's this is; in the first step under a quorum all participants must do the same, or `should_commit` raises.
         """
-        entry = self._progress.numbers.over()
-        return self._thread.submit(in_stream_order(tensor, lambda: self._runner.reduce(tensor, within_group, entry)))
+        self._start(has_computed=True)
+        self._machine.computes()
+        entry, runner = self._progress.numbers.over(), self._runner
+        return self._thread.submit(in_stream_order(tensor, lambda: runner.reduce(tensor, within_group, entry, name)))
 
     def report_error(self, error: BaseException | str) -> None:
         """This step must not commit."""
@@ -259,16 +301,62 @@ class Agent(AgentTogether):
         self._thread.submit(lambda: self._machine.erred(reason)).result()
 
     def should_commit(self) -> bool:
-        """Install a peer's state if there is one, vote, and learn the decision of all ranks of the group.
+        """Vote, and learn the decision of all ranks of the group.
 
-        True: apply the gradients now. Raises AgentError after `max_consecutive_discards`, or if this rank voted yes and
-        cannot learn the decision.
+        True: apply the gradients now. Raises ScriptMismatch if the other participants do something else in this step,
+        and AgentError after `max_consecutive_discards`, or if this rank voted yes and cannot learn the decision.
         """
+        if self._machine.phase is Phase.VOTED:
+            raise AgentError(
+                "the decision of this rank's last vote is not known, so it cannot vote on another step; "
+                "end this process, so that its group is restarted: the first error says why"
+            )
+        if self._machine.is_in_backward:
+            self._give_up()
+        self._start(has_computed=True)
         while not (is_committed := self._finish_round()) and self._reduce_again and self._machine.is_salvageable:
             self._begin_round()
             self.wait_quorum()
             self._reduce_again()
+        for part in self._parts:
+            part.settle(is_committed=is_committed)
+        self._untold = self._machine.step if is_committed else None
+        if self._began_late and self._machine.was_told_late:
+            self.start_quorum()  # a loop that begins its steps by a reduction would be late in the next one, too
         return is_committed
+
+    @contextlib.contextmanager
+    def applying(self) -> Generator[None]:
+        """The block applies a step that was committed. An exception that leaves it leaves the state torn: this rank
+        heals before it counts again, whether or not the script goes on.
+
+        For scripts that apply by other means than an optimizer's step(); FaultTolerantOptimizer, LocalSGD and DiLoCo
+        do so by themselves.
+        """
+        self._applying.entered()
+        try:
+            yield
+        except BaseException as e:
+            text = f"step {self._machine.step - 1} was committed and not applied: {type(e).__name__}: {first_line(e)}"
+            self._tear(text)
+            raise
+        self._applying.left()
+
+    def on_commit(self, callback: Callable[[int], object]) -> None:
+        """Call `callback(step)` after each committed step: `step` is `current_step` as it is then, counted from 1.
+
+        On the script's thread, after FaultTolerantOptimizer has applied the step; where the script applies it itself,
+        when the next step begins. Never for a discarded step. A rank that catches up has not applied it yet
+        (`agent.catches_up`). What the callback raises leaves step().
+        """
+        self._on_commit.append(callback)
+
+    def tell_commit(self) -> None:
+        """The last committed step is applied: tell those that wait for it, once. For optimizers."""
+        step, self._untold = self._untold, None
+        if step is not None:
+            for callback in self._on_commit:
+                callback(step)
 
     def follow(self, optimizer: Optimizer) -> Follower | None:
         """What moves `optimizer` after a commit; None: it is always moved by the step's own gradients."""
@@ -288,17 +376,152 @@ class Agent(AgentTogether):
             raise ConfigurationError("salvage: in constant_batch mode another quorum means other microbatches")
         self._reduce_again = reduce_again
 
-    def _begin_round(self) -> None:
-        self._machine.ask()
+    # -- for modules and optimizers
+
+    def add_part(self, part: StepPart) -> None:
+        """`part` belongs to every step from now on."""
+        self._parts.append(part)
+
+    @property
+    def forward_begins(self) -> bool:
+        """Whether a forward pass will begin the next step."""
+        return any(part.begins_steps for part in self._parts)
+
+    def computes(self, *, accumulates: bool = False) -> None:
+        """Something of a step begins, and so does the step, where none is under way."""
+        self.start_quorum()
+        self._machine.computes(accumulates=accumulates)
+
+    def backward_reduces(self) -> None:
+        """A backward pass reduces; `backward_ended` follows, unless it is given up."""
+        self._machine.is_in_backward = True
+
+    def backward_ended(self) -> None:
+        self._machine.is_in_backward = False
+
+    @property
+    def tag(self) -> Tag:
+        """Of the state that this rank works at."""
+        return self._machine.tag
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether the quorum of the step under way has other participants. It must be known."""
+        assignment = self._machine.assignment
+        return assignment is not None and assignment.replica_world_size > 1
+
+    def take_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
+        """The uint8 `packed` of the first participant that counts, in place; its byte 0 is 1 at all that call this."""
+        entry = self._progress.numbers.over()
+        return self._thread.submit(in_stream_order(packed, lambda: self._runner.take_from_first(packed, entry)))
+
+    def _give_up(self) -> None:
+        """The peers learn it at once: they wait for what this rank will not reduce."""
+        self._machine.gives_up()
+        self._peers.drop()
+        for part in self._parts:
+            part.give_up()
+
+    def _start(self, *, has_computed: bool) -> None:
+        """`has_computed`: something was, before the step has begun. A state that came now would not be that of it."""
+        if self._machine.phase is not Phase.IDLE:
+            return
+        self._check_applied()
+        self.tell_commit()
+        self._began_late, heals_first = has_computed, self._may_heal and not has_computed
+        self._begin_with_state()
+        self._begin_round(heals_first=heals_first)
+        if heals_first:
+            self._heal_first()
+
+    @property
+    def _may_heal(self) -> bool:
+        """Whether the next quorum may tell this rank to; then it is waited for before anything is computed."""
+        return self._asks_late or self._machine.may_heal or self._machine.tag_quorum_id is None or self.catches_up
+
+    def _begin_with_state(self) -> None:
+        """The step begins with the state as it is now."""
+        if self._follower is not None:
+            self._follower.begin_step()
+        self.state.begin_step()
+        self._runner.digest = self._digest_state()
+        self._progress.step(self._machine.step)
+        self._machine.begin()
+
+    def _heal_first(self) -> None:
+        try:
+            self.wait_quorum()
+            if self._runner.install():
+                self._begin_with_state()
+        except GroupDrained:
+            raise
+        except AgentError as e:
+            self._last_words.speak(e)  # before the peers see their connections end
+            self._peers.drop()
+            raise
+
+    def _begin_round(self, *, heals_first: bool = False) -> None:
+        self._machine.ask(heals_first=heals_first)
         self._round = self._thread.submit(lambda n=self._progress.numbers.over_groups: self._runner.begin(n))
 
     def _finish_round(self) -> bool:
         self.wait_quorum()
-        if not (self._machine.has_reduced and self._thread.is_idle):
+        for part in self._parts:
+            part.agree()
+        if self._runner.compares or not (self._machine.has_reduced and self._thread.is_idle):
             self._await("peers", self._thread.submit(self._runner.reach_all))
-        return self._runner.finish()
+        if self._runner.compares_gradients:
+            self._compare_gradients()
+        is_committed = self._runner.finish()
+        if is_committed:
+            self._applying.committed(self._machine.step - 1)
+        return is_committed
 
     # -- within
+
+    def _digest_state(self) -> StepDigest | None:
+        """Of the state that a step begins with, where it is compared and this rank holds it."""
+        machine, every = self._machine, self._runner.check_every
+        if not every or machine.step % every or machine.is_torn or self.catches_up:
+            return None
+        return StepDigest(machine.tag, self._state_digests.take(self.state.compared(), machine.step // every))
+
+    def _compare_gradients(self) -> None:
+        """What is about to be applied here, with what the contributors are about to apply."""
+        number = self._machine.step
+        digest = self._gradient_digests.take(self.state.gradients_of(), number, lambda parameter: parameter.grad)
+        done = self._thread.submit(lambda: self._runner.compare_gradients(digest))
+        reason = self._await("peers", done)
+        if reason and self._follower is not None:
+            self._follower.reject(reason)
+
+    def _watch_optimizers(self) -> list[Any]:
+        """Those of this process: which of them step, and whether they end."""
+        state, applying = self.state, self._applying
+
+        def is_registered(optimizer: Any) -> bool:
+            optimizers = (state.optimizer, *state.others.values())
+            return any(optimizer is getattr(other, "wrapped", other) for other in optimizers)
+
+        def began(optimizer: Any, *_: object) -> None:
+            name = type(optimizer).__name__
+            applying.optimizer_began(id(optimizer), name, is_registered=is_registered(optimizer))
+
+        def ended(optimizer: Any, *_: object) -> None:
+            name = type(optimizer).__name__
+            applying.optimizer_ended(id(optimizer), name, is_registered=is_registered(optimizer))
+
+        return [register_optimizer_step_pre_hook(began), register_optimizer_step_post_hook(ended)]
+
+    def _check_applied(self) -> None:
+        if wrong := self._applying.begins(_may_skip):
+            self._tear(wrong)
+
+    def _tear(self, text: str) -> None:
+        log.error("%s; %s", text, APPLY_HINT)
+        self._machine.tear(DistrustKind.NOT_APPLIED, f"rank {self.group_rank}: {text}")
+        if self._follower is not None:
+            self._follower.torn()
 
     def _revoke(self, quorum_id: int | None, reason: str) -> None:
         """On the watch's thread."""
@@ -310,3 +533,13 @@ class Agent(AgentTogether):
         self._revoke(None, reason)
         if self._group is not None:
             self._group.abort()
+
+
+def _may_skip() -> bool:
+    """A GradScaler leaves out the steps whose gradients overflow, in all ranks alike."""
+    return any(issubclass(type(thing), torch.amp.GradScaler) for thing in gc.get_objects())
+
+
+def _is_in_backward() -> bool:
+    """Whether this thread runs a backward pass: one that computes a forward pass again begins nothing."""
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]

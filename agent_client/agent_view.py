@@ -4,6 +4,7 @@ changes by it."""
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from agent_client.errors import AgentError
 from agent_client.follower import Follower
 from agent_client.manager_link import ManagerLink
 from agent_client.peers import Peers
@@ -31,6 +32,31 @@ class AgentView:
     def current_step(self) -> int:
         """Steps committed so far; while a step is under way, its number."""
         return self._machine.step
+
+    @property
+    def has_computed(self) -> bool:
+        """Whether anything was computed in the step under way."""
+        return self._machine.has_computed
+
+    @property
+    def steps_ended(self) -> int:
+        """Steps that this rank has voted on, committed or discarded."""
+        return self._machine.ended
+
+    @property
+    def moves(self) -> int:
+        """Grows with every forward pass that trains, every reduction and every vote."""
+        return self._machine.moves
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the last forward pass was under `no_sync()`."""
+        return self._machine.accumulates
+
+    @property
+    def was_committed(self) -> bool:
+        """Whether the last step was committed, and nothing of the next one is computed yet."""
+        return self._machine.was_committed and not self._machine.has_computed
 
     @property
     def batches_committed(self) -> int:
@@ -80,9 +106,19 @@ class AgentView:
         """Whether this rank works at a later state than it holds."""
         return self._follower is not None and self._follower.catch_up.follows
 
+    @property
+    def holds_state(self) -> bool:
+        """Whether the state of `current_step` is in this rank's memory, complete."""
+        return not (self.catches_up or self._machine.is_torn)
+
     def state_dict(self) -> dict[str, Any]:
-        """What names the state that this rank holds: its step and tag. The sampler's position is the step."""
+        """What names the state that this rank holds: its step and tag. The sampler's position is the step.
+
+        Raises AgentError while that state is torn.
+        """
         tag, batches = self._machine.tag, self._machine.batches_committed
+        if self._machine.distrust is not None:
+            raise AgentError(f"state_dict: {self._machine.distrust.text}; this is no state to keep until it has healed")
         if self._follower is not None:
             tag, batches = self._follower.held
         return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}

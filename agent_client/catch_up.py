@@ -153,6 +153,12 @@ class CatchUpMachine(Generic[T]):
         self._kept.clear()
         self.transfer = Transfer.FAILED
 
+    def torn(self) -> None:
+        """What is held was written in part."""
+        if self.held is not None:
+            self.held = Tag(self.held.step, None)
+        self.failed(is_hopeless=True)
+
     def installed(self) -> None:
         self.held, self.transfer = self._begins, Transfer.DONE
         self._end_if_done()

@@ -4,11 +4,16 @@ torch lays its buckets out anew after a replica's first backward pass, in the or
 come back would then sum other gradients than its peers: silently, since the lengths agree. Here they are laid out once,
 before the first pass, last parameter first; what moves or leaves out buckets is refused.
 
+A forward pass in training mode begins the step. A backward pass that raises after it has reduced some buckets is given
+up: its step is discarded before the next one begins, since the peers wait for the other buckets.
+
 With `find_unused_parameters` torch leaves the gradient of a parameter that no rank used as it was, mostly None, and
 asks its process group who used which. All replica groups must agree on that as they do on the sums, so they are asked.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,8 +23,10 @@ from torch.distributed import GradBucket
 from torch.nn import parallel
 
 from agent_client.agent import Agent
+from agent_client.errors import AgentError
 from agent_client.process_group.observed import ObservedGroup
 from agent_client.salvage import Salvage
+from agent_client.shared_buffers import SharedBuffers
 
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
@@ -27,7 +34,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     def __init__(self, module: torch.nn.Module, agent: Agent, *, salvage: bool = False, **options: Any) -> None:
         """`salvage`: a step that loses a peer is committed with the survivors' gradients, without computing them again,
-        for the memory of one more set. `options` are torch's, but for process_group.
+        for the memory of one more set. `options` are torch's, but for process_group. `broadcast_buffers`, True by
+        default, keeps the buffers equal in all replica groups as well: at each commit they are those of the first one.
 
         Raises ValueError for those that move or leave out buckets.
         """
@@ -37,12 +45,72 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         group = _GroupAmongGroups(agent)
         super().__init__(module, process_group=group, **options)
         group.parameters, _ = self._build_params_for_reducer()
+        group.label = name = _name_in(agent.state.model, module)
         self._lay_out_buckets()
         self.salvage = Salvage(agent, group.parameters) if salvage else None
         if self.salvage is not None:
             group.salvage = self.salvage
             agent.salvage_by(self.salvage.reduce_again)
-        self.register_comm_hook((agent, self.salvage), _reduce_bucket)
+        self._agent = agent
+        self._reduction = _Reduction(agent, self.salvage, name)
+        self._shared = SharedBuffers(agent, self._buffers_to_share)
+        self.register_comm_hook(self._reduction, _reduce_bucket)
+        agent.add_part(self)
+
+    @torch._disable_dynamo(recursive=False)  # pyright: ignore[reportPrivateUsage]
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """As torch's; in training mode, with gradients, it begins a step where none is under way."""
+        if self.training and torch.is_grad_enabled():
+            self._agent.computes(accumulates=not self.require_backward_grad_sync)
+            self._shared.begin_step()
+            self._forget_untold_pass()
+        return super().forward(*inputs, **kwargs)
+
+    # -- a part of each step
+
+    @property
+    def begins_steps(self) -> bool:
+        return self.training
+
+    def give_up(self) -> None:
+        """Raises AgentError in a group of several ranks: the others wait for this one in sums of the group's own."""
+        if self._reduction.buckets is None:
+            return
+        if self._agent.group_world_size > 1:
+            raise AgentError(
+                "a backward pass was given up (it raised, and the script went on): the other ranks of the group wait "
+                "for the rest of its gradients. Let the error end this process, so that its group is restarted"
+            )
+        self._reset_reducer()
+
+    def agree(self) -> None:
+        """Raises RuntimeError, torch's own, where parameters were not used: their buckets were not reduced."""
+        self.reducer._check_reducer_finalized()
+        self._shared.agree()
+
+    def settle(self, *, is_committed: bool) -> None:
+        self._shared.settle(is_committed=is_committed)
+
+    def _forget_untold_pass(self) -> None:
+        """A pass that raised before it had reduced anything: the next one is of the same step. In a group of
+        several torch would wait here for the other ranks: there the next pass raises torch's own error."""
+        try:
+            self.reducer._check_reducer_finalized()
+        except RuntimeError:
+            if self._reduction.buckets is None and self._agent.group_world_size == 1:
+                self._reset_reducer()
+
+    def _reset_reducer(self) -> None:
+        self._reduction.buckets = None
+        self.reducer._reset_state()
+        self._lay_out_buckets()
+
+    def _buffers_to_share(self) -> list[Tensor]:
+        """Those that torch broadcasts inside the group."""
+        if not self.broadcast_buffers:
+            return []
+        self._assign_modules_buffers()
+        return self.modules_buffers
 
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
         """In the order of the buckets. Where torch looks for unused ones, it turns that order itself."""
@@ -67,18 +135,21 @@ class _GroupAmongGroups(ObservedGroup):
         self.agent = agent
         self.parameters: list[torch.nn.Parameter] = []  # in the order of the map
         self.salvage: Salvage | None = None
+        self.label = ""
 
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Sets the map to 1 where any rank used the parameter, and its gradient counts."""
         [used] = tensors
         here = used.bool()
         if self.salvage is not None:
-            self.salvage.keep_used(used.float())
-        engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
-        # torch queues its own end of the backward pass when this returns; what that end queues comes after it.
-        engine.queue_callback(lambda: engine.queue_callback(lambda: self._forget(here & ~used.bool())))
-        marked = _reduce(self.agent, used.float()).then(lambda mean: [used.copy_(mean.value() > 0)])
+            self.salvage.keep_used(used.float(), self._map)
+        _at_the_end(lambda: self._forget(here & ~used.bool()))  # torch's own end is queued when this returns
+        marked = _reduce(self.agent, used.float(), self._map).then(lambda mean: [used.copy_(mean.value() > 0)])
         return c10d._create_work_from_future(marked)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def _map(self) -> str:
+        return f"{self.label}, used parameters"
 
     def _forget(self, uncounted: Tensor) -> None:
         """A group that heals counts for nothing: what only it used has no gradient in the others, so none here."""
@@ -87,14 +158,48 @@ class _GroupAmongGroups(ObservedGroup):
                 parameter.grad = None
 
 
-def _reduce_bucket(state: tuple[Agent, Salvage | None], bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    agent, salvage = state
-    if salvage is not None:
-        salvage.keep_bucket(bucket)
-    return _reduce(agent, bucket.buffer())
+def _name_in(model: torch.nn.Module, module: torch.nn.Module) -> str:
+    """Where `module` stands in the model that all groups have, or its class."""
+    found = next((name for name, part in model.named_modules() if part is module), "")
+    return found or type(module).__name__
 
 
-def _reduce(agent: Agent, tensor: Tensor) -> torch.futures.Future[Tensor]:
+@dataclass(slots=True)
+class _Reduction:
+    """What the hook works with. `buckets`: so many of the pass under way are reduced; None: all, or no pass is."""
+
+    agent: Agent
+    salvage: Salvage | None
+    module: str
+    buckets: int | None = None
+    _names: dict[int, str] = field(default_factory=dict[int, str])
+
+    def name(self, bucket: int) -> str:
+        """The same in all replica groups."""
+        if bucket not in self._names:
+            self._names[bucket] = f"{self.module}, bucket {bucket}"
+        return self._names[bucket]
+
+
+def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    name = reduction.name(bucket.index())
+    reduction.agent.backward_reduces()
+    _at_the_end(reduction.agent.backward_ended)
+    reduction.buckets = bucket.index() + 1
+    if bucket.is_last():
+        _at_the_end(lambda: setattr(reduction, "buckets", None))
+    if reduction.salvage is not None:
+        reduction.salvage.keep_bucket(bucket, name)
+    return _reduce(reduction.agent, bucket.buffer(), name)
+
+
+def _at_the_end(act: Callable[[], None]) -> None:
+    """Of the backward pass, if it comes there; after what torch has queued for it by then."""
+    engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
+    engine.queue_callback(lambda: engine.queue_callback(act))
+
+
+def _reduce(agent: Agent, tensor: Tensor, name: str) -> torch.futures.Future[Tensor]:
     reduced: torch.futures.Future[Tensor] = torch.futures.Future()
 
     def pass_on(done: Future[Tensor]) -> None:
@@ -104,5 +209,5 @@ def _reduce(agent: Agent, tensor: Tensor) -> torch.futures.Future[Tensor]:
         else:
             reduced.set_result(done.result())
 
-    agent.all_reduce(tensor).add_done_callback(pass_on)
+    agent.all_reduce(tensor, name=name).add_done_callback(pass_on)
     return reduced

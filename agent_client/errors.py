@@ -1,5 +1,7 @@
 """What an Agent raises. Anything that the next quorum can repair stays inside the step."""
 
+import re
+
 
 class AgentError(RuntimeError):
     """This rank cannot go on; its group must be restarted. The message says why and what to do."""
@@ -17,6 +19,10 @@ class RanksDiffer(AgentError):
     """In something that must be the same at all of them; the message names them and their values."""
 
 
+class ScriptMismatch(AgentError):
+    """This group does something else than the other participants of its quorum, in the same step."""
+
+
 class EvaluationFailed(RuntimeError):
     """What the evaluating rank has raised, told to the others: the class and the text. Training can go on."""
 
@@ -25,5 +31,10 @@ class EvaluationLost(RuntimeError):
     """A rank was lost before all had the result. Training can go on: the next step has another quorum."""
 
 
+_SOURCE_PLACE = re.compile(r"\[\S+:\d+\] *")
+
+
 def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    """Without the place in a library's source that gloo puts in front."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (_SOURCE_PLACE.sub("", line) or line)[:300]

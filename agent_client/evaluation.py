@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from agent_client.agent_view import AgentView
+from agent_client.agreement import Announced, Kind
 from agent_client.checkpoint.format import decode, encode
 from agent_client.errors import AgentError, ConfigurationError, EvaluationFailed, EvaluationLost, RanksDiffer
 from agent_client.gathering import MAX_BYTES, Gathering
@@ -98,7 +99,7 @@ class AgentTogether(AgentView, ABC):
         assignment, machine = self._runner.last, self._machine
         if assignment is None or (machine.failure is not None and machine.phase is not Phase.IDLE):
             raise EvaluationLost(f"{what}: there is no quorum: {machine.failure or 'do it after a step'}")
-        if machine.phase is not Phase.IDLE and not (may_begin and self._progress.begun == 1):
+        if machine.phase is not Phase.IDLE and not (may_begin and machine.ended == 0):
             raise AgentError(f"{what}: a step is under way; do it between two steps, after the optimizer's")
         if machine.phase is not Phase.IDLE and assignment.heals and assignment.max_step > 0:
             log.info("%s: the other replica groups have trained already; compared inside this group", what)
@@ -141,10 +142,19 @@ class _Circle:
             else runner.inside(entry, operation, within_group=not has_others)
         ):
             try:
-                return self._thread.submit(lambda: self._gathering.bring(mine)).result()
+                return self._thread.submit(lambda: self._bring(mine, operation)).result()
             except EvaluationLost as e:
                 runner.machine.lost_between(str(e))
                 raise EvaluationLost(f"{self._what}: {e}") from e
+
+    def _bring(self, mine: bytes, operation: str) -> list[list[bytes]]:
+        """In the first step under a quorum others may be about to sum something."""
+        runner = self._runner
+        has_others = self.assignment.replica_world_size > 1
+        announced = Announced(Kind.GATHER, name=operation)
+        if runner.compares and has_others and not runner.agree(announced, self._gathering.within_s):
+            raise EvaluationLost(runner.machine.failure or "the other participants do something else")
+        return self._gathering.bring(mine)
 
 
 class _Evaluation:
@@ -173,7 +183,7 @@ class _Evaluation:
 
     def _first(self) -> int:
         """The first replica group that holds the newest state. All ranks learn the same of each other."""
-        own = json.dumps([OPERATION, self._what, self._agent.current_step, not self._agent.catches_up])
+        own = json.dumps([OPERATION, self._what, self._agent.current_step, self._agent.holds_state])
         told = self._circle.bring(own.encode(), OPERATION)
         places: list[tuple[int, bool]] = []
         for of_ranks in told:

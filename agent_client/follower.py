@@ -79,7 +79,8 @@ class Follower:
         """For the manager, with a request for a quorum."""
         self._poll()
         catch_up = self.catch_up
-        return CatchUp(not catch_up.heals_plainly, catch_up.held, catch_up.has_source)
+        is_wanted = not (catch_up.heals_plainly or self._machine.is_torn)  # what is torn is healed at once
+        return CatchUp(is_wanted, catch_up.held, catch_up.has_source)
 
     def close(self) -> None:
         if self._transfer is not None:
@@ -130,6 +131,19 @@ class Follower:
             self._catch_up()
         if self.catch_up.follows:
             self._movers.save()
+
+    def reject(self, reason: str) -> None:
+        """What this rank would keep is not what its peers apply: it cannot follow them, and heals plainly."""
+        if self.catch_up.follows and not self.catch_up.heals_plainly:  # until the next quorum it goes on differing
+            log.error("catching up is given up, this group heals plainly: %s", reason)
+            self._drop_transfer(reason)
+            self.catch_up.failed(is_hopeless=True)
+
+    def torn(self) -> None:
+        """A kept step was not applied, or in part: what this rank holds is no state any more."""
+        if self.catch_up.follows:
+            self._drop_transfer("the state is torn")
+            self.catch_up.torn()
 
     # -- within
 

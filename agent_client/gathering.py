@@ -54,7 +54,7 @@ class Gathering:
         self._peers = peers
         self._group = group
         self._group_rank = group_rank
-        self._within_s = within_s
+        self.within_s = within_s
 
     def bring(self, mine: bytes) -> list[list[bytes]]:
         """By replica_rank, then by group rank. Raises EvaluationLost, in all ranks of a group or in none."""
@@ -67,7 +67,7 @@ class Gathering:
     def _over_groups(self, mine: bytes) -> tuple[list[bytes], str]:
         place, size = self.assignment.replica_rank, self.assignment.replica_world_size
         try:
-            return gather(lambda tensor: self._peers.all_reduce(tensor, self._within_s), place, size, mine), ""
+            return gather(lambda tensor: self._peers.all_reduce(tensor, self.within_s), place, size, mine), ""
         except RuntimeError as e:
             self._peers.drop()
             return [], f"the connections to the other replica groups ended: {first_line(e)}"
@@ -78,7 +78,7 @@ class Gathering:
             return [mine]
         try:
             told = gather(
-                lambda tensor: group.all_reduce(tensor, self._within_s),
+                lambda tensor: group.all_reduce(tensor, self.within_s),
                 self._group_rank,
                 group.size,
                 b"".join(encode(mine)),

@@ -1,8 +1,8 @@
 """One rank's side of healing: serve the state of a step to those that need it; take a peer's over.
 
-A target fetches before it takes part in the step's collectives. So when a source has completed one over all
-participants, every target has got the state, from here or from another, or has failed; nothing is written before that,
-and whoever is up to date can be read in place until the vote. A source that was dealt a target serves a copy all the
+A target fetches and installs before it computes anything in the step. So when a source has completed a collective over
+all participants, every target has got the state, from here or from another, or has failed; nothing is written before
+that, and what is up to date can be read in place until the vote. A source that was dealt a target serves a copy all the
 same where memory allows ("snapshot"): its optimizer then waits for no reader. Otherwise ("hold") its write waits until
 none is left, at most `timeout_s`, or until the quorum is revoked. All others that are up to date stand in for a source
 that fails, and are read in place.
@@ -59,6 +59,10 @@ class Transport(StrEnum):
     PROCESS_GROUP = "process_group"
 
 
+class DoesNotFit(StateMismatch):
+    """The state is what was asked for, and this rank's model or optimizer is another: no later one will fit either."""
+
+
 class Healing:
     """serve, fetch and install belong to the step's own thread; revoke is for any."""
 
@@ -98,7 +102,7 @@ class Healing:
         self._forget_kept(assignment)
         beside = [target for target in assignment.serve_to if target in assignment.catching_up]
         is_source = len(beside) < len(assignment.serve_to)
-        is_up_to_date = not (assignment.heals or assignment.catches_up)
+        is_up_to_date = not (assignment.heals or machine.must_install or assignment.catches_up)
         offers = assignment.has_healing and is_up_to_date and (is_source or self._state.stands_still)
         if offers or beside:
             self._offer(assignment, machine, beside, offers=offers, is_source=is_source)
@@ -127,6 +131,10 @@ class Healing:
             self._is_read_in_place = not copies
         if self._groups is not None and is_source:
             self._groups.send(assignment, encode(state))
+
+    def withdraw(self) -> None:
+        """There is no state to offer."""
+        self._server.withdraw()
 
     def release(self, *, is_committed: bool) -> None:
         """The state may be written when this returns."""
@@ -254,7 +262,10 @@ class Healing:
                     raise StateMismatch(f"it is of step {step}, not {assignment.max_step}")
                 if assignment.tag_quorum_id not in (None, tag):
                     raise StateMismatch(f"quorum {tag} has committed it, not {assignment.tag_quorum_id}")
-                self._state.check(train)
+                try:
+                    self._state.check(train)
+                except StateMismatch as error:
+                    raise DoesNotFit(f"{error}") from None
             case _:
                 raise StateMismatch("it is not what an Agent serves, or of another quorum's future")
 

@@ -12,14 +12,21 @@ them; where a step has several microbatches, in the last one (`model.set_require
 asks of the ranks of a group, all groups must use the same parameters in a step, or else call
 `model.set_reduce_scatter_unused_params(True)`.
 
+A forward pass of the module in training mode begins the step.
+
 A model that wants a device mesh with a dimension for the replicas gets one from process_group/managed.py instead.
 """
 
+import functools
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from agent_client.agent import Agent
 from agent_client.checkpoint.shards import is_sharded
+from agent_client.errors import AgentError
 
 
 def replicate(module: nn.Module, agent: Agent) -> None:
@@ -28,15 +35,51 @@ def replicate(module: nn.Module, agent: Agent) -> None:
     Raises ValueError if nothing in it is sharded, or not all: what is not would drift apart.
     """
     agent.refuse_catch_up("a model that is sharded")
-    sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    sharded = {name: part for name, part in module.named_modules() if isinstance(part, FSDPModule)}
     if not sharded:
         raise ValueError("nothing in the module is sharded: call torch's fully_shard first, or use our DDP")
     plain = [name for name, parameter in module.named_parameters() if not is_sharded(parameter)]
     if plain:
         raise ValueError(f"not sharded, so not averaged: {', '.join(plain)}; call fully_shard on the whole module, too")
 
-    def average(gradients: Tensor) -> None:
-        agent.all_reduce(gradients, within_group=False).result()
+    agent.add_part(_ShardedPart(module))
 
-    for part in sharded:
-        part.set_all_reduce_hook(average)
+    @torch._disable_dynamo  # pyright: ignore[reportPrivateUsage]
+    def begin_step(part: nn.Module, _: object) -> None:
+        if part.training and torch.is_grad_enabled():
+            agent.computes()
+
+    module.register_forward_pre_hook(begin_step, prepend=True)
+    for name, part in sharded.items():
+        part.set_all_reduce_hook(functools.partial(_average, agent, name or type(module).__name__))
+
+
+def _average(agent: Agent, name: str, gradients: Tensor) -> None:
+    agent.backward_reduces()
+    engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
+    engine.queue_callback(agent.backward_ended)
+    agent.all_reduce(gradients, within_group=False, name=name).result()
+
+
+class _ShardedPart:
+    """What `module` does in each step besides."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    @property
+    def begins_steps(self) -> bool:
+        return self._module.training
+
+    def give_up(self) -> None:
+        """Raises AgentError: the other ranks of the group wait in torch's own collectives."""
+        raise AgentError(
+            "a backward pass of a sharded model was given up (it raised, and the script went on): the other ranks of "
+            "the group wait for its shards. Let the error end this process, so that its group is restarted"
+        )
+
+    def agree(self) -> None:
+        """Nothing is shared but gradients."""
+
+    def settle(self, *, is_committed: bool) -> None:
+        pass

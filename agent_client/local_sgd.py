@@ -7,6 +7,7 @@ groups agree on are the global parameters, those of the last commit; they are wh
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -60,6 +61,9 @@ class OuterSteps(FaultTolerantOptimizer):
     A position for StepSampler: inner steps count, and those of a lost outer step are taken again.
     """
 
+    votes_each_step = False
+    accumulates = False
+
     def __init__(
         self, optimizer: Optimizer, agent: Agent, state: OuterState, *, interval: int, delay: int, attempts: int
     ) -> None:
@@ -81,6 +85,7 @@ class OuterSteps(FaultTolerantOptimizer):
         self._interval = interval
         self._delay = delay
         self._attempts = attempts
+        self._taken = 0
 
     @property
     def global_parameters(self) -> list[Tensor]:
@@ -94,6 +99,15 @@ class OuterSteps(FaultTolerantOptimizer):
     def current_step(self) -> int:
         """Inner steps so far, those of every committed outer step counted in full."""
         return self._agent.current_step * self._interval + self._state.inner_steps
+
+    @property
+    def steps_ended(self) -> int:
+        """Inner steps that this rank has taken."""
+        return self._taken
+
+    @property
+    def moves(self) -> int:
+        return self._taken
 
     def slot(self) -> tuple[int, int]:
         """(place, number of places) among all ranks of the last outer step's quorum."""
@@ -111,6 +125,7 @@ class OuterSteps(FaultTolerantOptimizer):
         """An inner step. False: it ended an outer step that was discarded; the parameters are the global ones."""
         self.wrapped.step(closure)
         self._state.inner_steps += 1
+        self._taken += 1
         if self._state.inner_steps == self._interval - self._delay:
             self._begin()
         return self._state.inner_steps < self._interval or self._end()
@@ -135,14 +150,16 @@ class OuterSteps(FaultTolerantOptimizer):
                 break
             self._begin()
             is_committed = self._agent.should_commit()
-        self._settle(is_committed)
+        with self._agent.applying() if is_committed else nullcontext():
+            self._settle(is_committed)
         self._state.inner_steps = 0
+        self._agent.tell_commit()
         return is_committed
 
     def _mean(self, index: int, tensor: Tensor) -> "Future[Tensor]":
         """Begin to average what this rank has found for parameter `index`, in place."""
         is_sharded = isinstance(self._state.parameters[index], DTensor)
-        return self._agent.all_reduce(tensor, within_group=not is_sharded)
+        return self._agent.all_reduce(tensor, within_group=not is_sharded, name=f"parameter {index}")
 
     def _contribute(self, step: int) -> None:
         """Begin to average what outer step `step` is made of."""

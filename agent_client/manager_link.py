@@ -14,8 +14,9 @@ from agent_client.errors import AgentError, GroupDrained
 from agent_client.progress import Progress
 from agent_client.rank_watch import RankWatch
 from lighthouse_runtime.clients import ManagerClient
-from protos.membership import PLAIN, Assignment, CatchUp, Vote, World
+from protos.membership import PLAIN, Assignment, CatchUp, Distrust, Vote, World
 from protos.refusals import DeadlinePassed, Drained, LighthouseError, Unreachable
+from protos.session import Revoked
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class ManagerLink:
         progress: Progress | None = None,
     ) -> None:
         self.address = address
-        self._group_rank = group_rank
+        self.group_rank = group_rank
         self._worker = worker
         self._client = ManagerClient(address)
         self._ballots = Ballots()
@@ -84,6 +85,10 @@ class ManagerLink:
         """Why that quorum was revoked; None: it was not."""
         return self._watch.revoked(quorum_id)
 
+    def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
+        """The group that this quorum has lost, and why; None: none is named within that time."""
+        return self._watch.why_lost(quorum_id, within_s)
+
     def ask(
         self,
         step: int,
@@ -93,6 +98,8 @@ class ManagerLink:
         commit_failures: int,
         timeout_s: float,
         catch_up: CatchUp = PLAIN,
+        distrust: Distrust | None = None,
+        heals_first: bool | None = None,
     ) -> Assignment:
         """The quorum for `step`; a grant that came with the last decision costs nothing.
 
@@ -106,7 +113,7 @@ class ManagerLink:
         self._ensure_watched()
         try:
             answer = self._client.quorum(
-                self._group_rank,
+                self.group_rank,
                 step,
                 checkpoint_address,
                 timeout_s=timeout_s,
@@ -114,9 +121,13 @@ class ManagerLink:
                 commit_failures=commit_failures,
                 worker=self._worker,
                 catch_up=catch_up,
+                compares=True,
+                distrust=distrust,
+                heals_first=heals_first,
                 wait_for_ready=not self._has_answered,  # once it has answered, a manager that does not is gone
             )
         except Drained as e:
+            self._watch.is_drained = True
             self._watch.wait_ended(STAYS_AFTER_DRAIN_S)
             raise GroupDrained(str(e)) from None
         self._has_answered, self._gone_since = True, None
@@ -176,7 +187,7 @@ class ManagerLink:
         if cast is not None:
             return self._ballots.result(cast, said.left_s)
         return self._client.vote(
-            self._group_rank,
+            self.group_rank,
             said.step,
             said.vote,
             timeout_s=said.left_s,
@@ -185,10 +196,10 @@ class ManagerLink:
             wait_for_ready=False,
         )
 
-    def report(self, reason: str) -> None:
-        """This rank is about to end."""
+    def report(self, reason: str, *, ends_group: bool = False) -> None:
+        """This rank is about to end; `ends_group`: and no rank of its group can go on."""
         try:
-            self._client.report(self._group_rank, self._worker, reason)
+            self._client.report(self.group_rank, self._worker, reason, ends_group=ends_group)
         except LighthouseError as e:
             log.info("the manager was not told why this rank ends: %s", e)
 

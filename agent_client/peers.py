@@ -4,9 +4,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 
+import torch
 from torch import Tensor
 
 from agent_client.process_group.choice import Place, RankGroup, connector
@@ -20,7 +21,7 @@ STORE_PREFIX = "lighthouse"
 class Peers:
     """`host` is the address of this host that the peers can reach, `process_group` one of process_group/choice.py.
 
-    configure and all_reduce belong to one thread, revoke and drop are for any.
+    configure, all_reduce and exchange belong to one thread, revoke and drop are for any.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Peers:
         """How long giving up the last group and making the present one took."""
         self._lock = threading.Lock()
         self._quorum_id: int | None = None
+        self._place, self._size = 0, 1
         self._met: Future[RankGroup | None] = Future()
         self._meeting: threading.Thread | None = None
 
@@ -47,6 +49,7 @@ class Peers:
         began_at = time.monotonic()
         self.drop()
         met: Future[RankGroup | None] = Future()
+        self._place, self._size = assignment.replica_rank, assignment.replica_world_size
         with self._lock:
             self._quorum_id, self._met = assignment.quorum_id, met
         if (reason := why_revoked()) is not None:
@@ -65,6 +68,13 @@ class Peers:
             raise RuntimeError("the process group of this quorum was given up")
         if (group := self._met.result()) is not None:
             group.all_reduce(tensor, timeout_s)
+
+    def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
+        """What each participant says, by replica_rank; all say equally many int64. Raises as all_reduce does."""
+        table = torch.zeros(self._size, len(words), dtype=torch.int64)
+        table[self._place] = torch.tensor(words, dtype=torch.int64)
+        self.all_reduce(table, timeout_s)
+        return [tuple(row) for row in table.tolist()]
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
         """End what is under way in that quorum, or in any; what has completed has completed."""

@@ -58,6 +58,7 @@ class RankWatch:
         progress: Progress | None,
     ) -> None:
         self.world: World | None = None  # as it was told last; None: never
+        self.is_drained = False  # the group has done its last step: the manager ends, and is not lost
         self.is_served = True  # else the manager is an older one
         self.is_closing = False  # its end is no news
         self._client = client
@@ -72,7 +73,8 @@ class RankWatch:
         self._has_opened = threading.Event()
         self._has_ended = threading.Event()
         self._takes_leave = False
-        self._revoked: dict[int, str] = {}
+        self._revoked: dict[int, Revoked] = {}
+        self._is_told = threading.Condition()
         self._why_group_lost: str | None = None
 
     def ensure_open(self, *, wait_for_ready: bool) -> None:
@@ -106,7 +108,18 @@ class RankWatch:
 
     def revoked(self, quorum_id: int) -> str | None:
         """Why that quorum was revoked; None: it was not."""
-        return self._revoked.get(quorum_id)
+        told = self._revoked.get(quorum_id)
+        return told.reason if told is not None else None
+
+    def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
+        """The group that this quorum has lost, and why; None: none is named in that time, or the watch has ended."""
+        with self._is_told:
+            self._is_told.wait_for(lambda: self._has_ended.is_set() or self._names(quorum_id), within_s)
+        return self._revoked[quorum_id] if self._names(quorum_id) else None
+
+    def _names(self, quorum_id: int) -> bool:
+        told = self._revoked.get(quorum_id)
+        return told is not None and bool(told.lost)
 
     def check_group(self) -> None:
         """Raises AgentError if a rank of the group is gone for good."""
@@ -128,10 +141,15 @@ class RankWatch:
         except LighthouseError as e:
             reason = str(e)
         self._ballots.end(Unreachable(reason))
-        self._has_ended.set()
+        with self._is_told:
+            self._has_ended.set()
+            self._is_told.notify_all()
         self._has_opened.set()
         if not self.is_closing:
-            log.warning("the manager is lost: %s", reason)
+            if self.is_drained:
+                log.info("the manager has left with its group: %s", reason)
+            else:
+                log.warning("the manager is lost: %s", reason)
             self._on_revoked(None, reason)
 
     def _sample(self) -> Sample | None:
@@ -142,6 +160,15 @@ class RankWatch:
         except Exception:
             log.exception("where this rank is cannot be told")
             return None
+
+    def _note(self, revoked: Revoked) -> None:
+        """What names the group that was lost may come after the news itself."""
+        with self._is_told:
+            if revoked.lost or revoked.quorum_id not in self._revoked:
+                self._revoked[revoked.quorum_id] = revoked
+            while len(self._revoked) > REVOKED_KEPT:
+                del self._revoked[next(iter(self._revoked))]
+            self._is_told.notify_all()
 
     def _take(self, message: ToRank, stream: Watch) -> None:
         match message:
@@ -157,9 +184,7 @@ class RankWatch:
                     stream.repeat(self._sample, SAMPLED_EVERY_S)
                 self._has_opened.set()
             case Revoked(quorum_id, reason):
-                self._revoked[quorum_id] = reason
-                while len(self._revoked) > REVOKED_KEPT:
-                    del self._revoked[next(iter(self._revoked))]
+                self._note(message)
                 self._on_revoked(quorum_id, reason)
             case RankGone(_, reason):
                 self._why_group_lost = reason

@@ -1,15 +1,21 @@
 """One rank's step: asked -> (reconfigure) -> (heal) -> compute -> vote -> commit or discard. No I/O.
 
+A rank that may have to heal, since its last step was not committed here, waits for its quorum before it computes
+anything: all that the script does in the step, it does with the peer's state. One that is told to heal when it has
+begun to compute does the step with zeros, votes no, and heals before its next one.
+
 A failure inside a step marks it: the vote is no, the optimizer does not move, the next quorum repairs. The state is
 named by its tag (step, quorum_id of its commit). While a healed state is being installed there is no tag: a rank that
-is interrupted there holds nothing, and heals.
+is interrupted there holds nothing, and heals. So does one whose state was torn otherwise: a step that was committed and
+not applied, or a state that differs from that of its peers. `distrust` says why, until it has healed.
 """
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agent_client.world_size import NO_SHARE, Share, WorldSize
-from protos.membership import Assignment, Tag
+from protos.limits import cut_reason
+from protos.membership import Assignment, Distrust, DistrustKind, Tag
 
 HISTORY_KEPT = 16
 
@@ -27,8 +33,15 @@ class InvalidTransition(RuntimeError):
 
 @dataclass(slots=True)
 class StepMachine:
-    """`discards` counts those since the last commit under a quorum; `failure` says why this step cannot commit;
-    `share` is this group's part of the step; `is_alone`: this rank is the only one of its group."""
+    """`discards` counts those since the last commit under a quorum; `faults` those of them that no other group is known
+    to have caused. `failure` says why this step cannot commit, `is_blamed` that another group is to blame;
+    `share` is this group's part of the step; `is_alone`: this rank is the only one of its group; `may_heal`: the next
+    quorum may tell it to; `heals_first`: in this step it can, since nothing has been computed in it.
+
+    `has_computed`: a forward pass or a reduction was begun in this step. `is_in_backward`: a backward pass has begun to
+    reduce and has not come to its end. `was_committed`: how the last step ended. `ended`: steps that did, either way.
+    `moves` grows with each forward pass, reduction and vote. `accumulates`: the last forward pass reduces nothing.
+    """
 
     step: int = 0
     tag_quorum_id: int | None = 0
@@ -36,15 +49,28 @@ class StepMachine:
     phase: Phase = Phase.IDLE
     assignment: Assignment | None = None
     failure: str | None = None
+    is_blamed: bool = False
     discards: int = 0
+    faults: int = 0
     has_erred: bool = False
     has_reduced: bool = False
+    has_computed: bool = False
+    is_in_backward: bool = False
+    was_committed: bool = False
+    ended: int = 0
+    moves: int = 0
+    accumulates: bool = False
+    may_heal: bool = True
+    heals_first: bool = False
     must_install: bool = False
     is_torn: bool = False
+    is_installing: bool = False
+    distrust: Distrust | None = None
     is_alone: bool = False
     world_size: WorldSize = field(default_factory=WorldSize)
     share: Share = NO_SHARE
     _began_with: Tag | None = None
+    _torn_under: int | None = None
     _history: list[str] = field(default_factory=list)
 
     @property
@@ -58,23 +84,27 @@ class StepMachine:
 
     @property
     def is_salvageable(self) -> bool:
-        """Whether the step's gradients are still those of the state that this rank holds."""
-        return not self.has_erred and self.tag == self._began_with
+        """Whether the step's gradients are those of the state that this rank holds, and that counts."""
+        return not self.has_erred and not self.must_install and self.tag == self._began_with
 
-    def ask(self) -> None:
+    def ask(self, *, heals_first: bool = False) -> None:
         self._move("ask", Phase.IDLE, to=Phase.ASKED)
+        self.heals_first = heals_first
         self.assignment = None
         self.share = self.world_size.share(None)
         self.failure = None
+        self.is_blamed = False
         self.has_erred = False
         self.has_reduced = False
+        self.has_computed = False
+        self.is_in_backward = False
         self.must_install = False
 
     def answered(self, assignment: Assignment) -> None:
         self._move("answered", Phase.ASKED, to=Phase.COMPUTING)
         self.assignment = assignment
         self.share = self.world_size.share(assignment)
-        self.must_install = assignment.heals and not assignment.catches_up
+        self.must_install = (assignment.heals or assignment.place is None) and not assignment.catches_up
 
     def unanswered(self, reason: str) -> None:
         """There is no quorum for this step; it will be discarded."""
@@ -97,15 +127,27 @@ class StepMachine:
         self.has_erred = True
         self.failed(reason)
 
-    def failed(self, reason: str) -> None:
-        """The first reason stays."""
+    def failed(self, reason: str, *, is_blamed: bool = False) -> None:
+        """The first reason stays. `is_blamed`: another group is to blame."""
         if self.failure is None:
-            self.failure = reason
+            self.failure, self.is_blamed = reason, is_blamed
+
+    def computes(self, *, accumulates: bool = False) -> None:
+        """A forward pass that trains, or a reduction, begins in this step."""
+        self.has_computed = True
+        self.accumulates = accumulates
+        self.moves += 1
+
+    def gives_up(self) -> None:
+        """A backward pass that was reducing never came to its end: what it has reduced is of no use, and what the peers
+        reduce next is not what this rank would."""
+        self.is_in_backward = False
+        self.erred("a backward pass was given up before it had reduced all gradients")
 
     @property
     def contributes(self) -> bool:
         """Whether this rank's gradients count: it holds the state of max_step, is no spare, and nothing has failed."""
-        return self.share.counts and self.failure is None
+        return self.share.counts and self.failure is None and not self.must_install
 
     def reduced(self) -> None:
         """An all-reduce over all participants has completed in this step."""
@@ -114,14 +156,38 @@ class StepMachine:
     def installing(self) -> None:
         """The first byte of a peer's state is about to be written."""
         self.tag_quorum_id = None
-        self.is_torn = True
+        self.is_torn = self.is_installing = True
 
     def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None:
         self.step = step
         self.tag_quorum_id = tag_quorum_id
         self.batches_committed = batches_committed
         self.must_install = False
-        self.is_torn = False
+        self.is_torn = self.is_installing = False
+        self.distrust = None
+        self.may_heal = True
+
+    def tear(self, kind: DistrustKind, text: str) -> None:
+        """This rank holds no complete state any more. The first reason stays until it has healed."""
+        self.tag_quorum_id = None
+        self.is_torn = True
+        self.distrust = self.distrust or Distrust(kind, cut_reason(text))
+        self._torn_under = self.assignment.quorum_id if self.assignment is not None else None
+        if self.phase is not Phase.IDLE:
+            self.failed(text)
+        elif self.is_alone:
+            self.discards += 1  # it asks for another quorum; where there are others, they may be in the next step
+
+    @property
+    def is_unhealed(self) -> bool:
+        """It is torn, and the quorum takes it for up to date: this step cannot commit."""
+        assignment = self.assignment
+        return self.is_torn and assignment is not None and not (assignment.heals or assignment.catches_up)
+
+    @property
+    def cannot_heal(self) -> bool:
+        """The quorum was formed since it said that it is torn: there is no peer that could give it a state."""
+        return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self._torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
         """It catches up, or does so no more: the state that it works at is that one, whichever it holds."""
@@ -132,11 +198,18 @@ class StepMachine:
         self._move("vote", Phase.COMPUTING, to=Phase.VOTED)
         if self.failure is None and not self.has_reduced:
             self.failed("no collective over all participants completed")
-        if self.is_torn:
+        if self.is_installing:
             self.failed("the state of a peer was installed in part")
+        if self.is_torn and self.distrust is not None:
+            self.failed(f"no peer's state was installed, and this rank has none: {self.distrust.text}")
         if self.failure is None and self.must_install:
-            self.failed("the state of a peer was not installed")
+            self.failed("this group holds another state than its peers; it heals before its next step")
         return self.failure is None
+
+    @property
+    def was_told_late(self) -> bool:
+        """This rank was told to heal when it had begun to compute, and has not healed since."""
+        return self.phase is Phase.IDLE and self.must_install and not self.heals_first
 
     @property
     def has_decided(self) -> bool:
@@ -145,14 +218,23 @@ class StepMachine:
 
     def decided(self, commit: bool) -> None:
         self._move("commit" if commit else "discard", Phase.VOTED, to=Phase.IDLE)
+        self.has_computed = False
+        self.was_committed = commit and self.assignment is not None
+        self.ended += 1
+        self.moves += 1
         assignment = self.assignment
         if commit and assignment is not None:
             self.step += 1
             self.tag_quorum_id = assignment.quorum_id
             self.batches_committed += self.share.divisor
-            self.discards = 0
+            self.discards = self.faults = 0
         elif assignment is not None:
             self.discards += 1
+        self.may_heal = not commit or assignment is None
+
+    def faulted(self) -> None:
+        """The step that was discarded last: no other group is known to have caused it."""
+        self.faults += 1
 
     def _move(self, what: str, expected: Phase, *, to: Phase) -> None:
         self._history = [*self._history[1 - HISTORY_KEPT :], f"{what}@{self.step}"]

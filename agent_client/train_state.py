@@ -1,5 +1,6 @@
 """What a healing peer takes over: everything that the script registers."""
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +37,18 @@ class TrainState:
     @property
     def has_shards(self) -> bool:
         return bool(self._shards)
+
+    def compared(self) -> list[torch.Tensor]:
+        """What is the same bit by bit in all ranks of one tag: the parameters, or where these take local steps, the
+        global ones. An optimizer's state is not: some keep in it what is each rank's own, and what is wrong in it moves
+        the parameters in the next step."""
+        if self.standing:
+            return [tensor for other in self.standing.values() for tensor in getattr(other, "tensors", ())]
+        return list(dict.fromkeys([*self.model.parameters(), *self._optimized()]))
+
+    def gradients_of(self) -> list[torch.Tensor]:
+        """The parameters whose gradients the optimizer applies."""
+        return list(self._optimized())
 
     def begin_step(self) -> None:
         """Copy what moves before the vote. Costs a copy of the buffers, under each name in state_dict()."""
@@ -102,5 +115,7 @@ class TrainState:
         self.install(state_dict)
 
     def _find_shards(self) -> Shards:
-        optimized = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
-        return Shards([*optimized, *self.model.parameters()])
+        return Shards([*self._optimized(), *self.model.parameters()])
+
+    def _optimized(self) -> Iterator[torch.Tensor]:
+        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])

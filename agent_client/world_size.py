@@ -1,8 +1,8 @@
 """What counts in a step, and which part of it a replica group does. Pure; every participant comes to the same answer.
 
 A step consists of microbatches, one for each rank of the group that does it. Its gradients are the sum over those that
-count, divided by `divisor`. Contributors are the participants that do not heal; who does not count still does one
-microbatch, because the others wait for it in their collectives, and adds zeros.
+count, divided by `divisor`. Contributors are the participants that hold the state when they compute; one that does not
+count still does one microbatch, because the others wait for it in their collectives, and adds zeros.
 
     mode                 microbatches    who does them                                    divisor
     DYNAMIC              one each        every contributor its own                        contributors
@@ -24,12 +24,16 @@ class WorldSizeMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`microbatches`: the numbers, below `total`, of those that this group does. `counts` False: it adds zeros."""
+    """`microbatches`: the numbers, below `total`, of those that this group does. `counts` False: it adds zeros.
+
+    `is_first`: of all that count, so exactly one in a quorum: where one must speak for all.
+    """
 
     microbatches: tuple[int, ...]
     total: int
     divisor: int
     counts: bool
+    is_first: bool = False
 
     def slots(self, group_rank: int, group_world_size: int) -> list[tuple[int, int]]:
         """(place, number of places) among the ranks of all groups, of each of the microbatches."""
@@ -53,11 +57,11 @@ class WorldSize:
         if assignment is None:
             return Share((0,), max(1, self.size), 1, counts=False)
         total, divisor = self._totals(assignment.contributors)
-        place = _place(assignment)
+        place = assignment.place
         if place is None:
             return Share((assignment.replica_rank % total,), total, divisor, counts=False)
         own = self._own(place, assignment.contributors, divisor)
-        return Share(own or (place % total,), total, divisor, counts=bool(own))
+        return Share(own or (place % total,), total, divisor, counts=bool(own), is_first=place == 0)
 
     def _totals(self, contributors: int) -> tuple[int, int]:
         """(microbatches of a step, what their sum is divided by)"""
@@ -84,10 +88,3 @@ def slot_among_all(assignment: Assignment | None, group_rank: int, group_world_s
 
 
 NO_SHARE = WorldSize().share(None)
-
-
-def _place(assignment: Assignment) -> int | None:
-    """Among the contributors; None for one that is behind. At step 0 all are at max_step, and one contributes."""
-    if assignment.heals or assignment.catches_up:
-        return None
-    return assignment.max_rank if assignment.contributors > 1 else 0

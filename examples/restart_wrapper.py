@@ -9,7 +9,6 @@ SIGKILL, as by the kernel: a spare becomes rank 1, and the others keep their num
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from agent_client import CallWrapper, Wrapper
+from examples.ports import free_port
 from protos.refusals import LighthouseError
 
 RANKS, ACTIVE, STEPS = 8, 6, 20
@@ -50,7 +50,7 @@ def work() -> None:
 
 
 def main() -> int:
-    port = _free_port()
+    port = free_port()
     serve = "from lighthouse.cli import main; main(prog_name='lighthouse')"
     lighthouse = [sys.executable, "-c", serve, "serve", "--bind", f"127.0.0.1:{port}", "--http", "127.0.0.1:0"]
     daemon = subprocess.Popen([*lighthouse, "--journal", "none", "--log-level", "warning"], env=_variables())
@@ -71,11 +71,6 @@ def main() -> int:
 def _variables() -> dict[str, str]:
     mine = {name: value for name, value in os.environ.items() if not name.startswith(("LIGHTHOUSE_", "TORCHELASTIC_"))}
     return mine | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

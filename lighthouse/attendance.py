@@ -15,6 +15,7 @@ from lighthouse.events import (
     Effect,
     Joined,
     JoinRefused,
+    JournalOutdated,
     Left,
     Ordered,
     QuorumHandedAgain,
@@ -24,27 +25,34 @@ from lighthouse.events import (
     Welcomed,
 )
 from lighthouse.joins import Joins
+from lighthouse.numbering import Numbering
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse.roster import Member, Roster, is_reborn
 from lighthouse.silence import Silence
 from lighthouse.standing import HandAgain, Standing
 from protos.membership import Participant
-from protos.refusals import Drained, LighthouseError, Superseded, Unreachable
+from protos.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
 from protos.session import STARTING, Levels, Order, Phase, Welcome
 from protos.status import TimelineKind
 
 MAX_BEAT_INTERVAL_S = 1.0
 SESSIONS_PER_BEAT_S = 500
+SILENT_AFTER_INTERVALS = 1.5
 
 
 class Attendance:
-    def __init__(self, config: QuorumConfig, standing: Standing) -> None:
+    def __init__(
+        self, config: QuorumConfig, standing: Standing, numbering: Numbering, holders_until: float | None = None
+    ) -> None:
+        """`holders_until`: until then quorums of an earlier lighthouse may be held that are not in its record."""
         self._config = config
         self.standing = standing
         self.roster = Roster(config.heartbeat_timeout_s)
         self.silence = Silence(self.roster, config.heartbeat_timeout_s)
         self.joins = Joins(config.heartbeat_timeout_s)
         self.seen_id = 0
+        self._numbering = numbering
+        self._holders_until = holders_until
         self.has_formed = False
         self._sessions: dict[int, Member] = {}
         self._leaving: list[int] = []
@@ -66,7 +74,7 @@ class Attendance:
         participant = event.participant
         if event.session is not None and event.session not in self._sessions:
             return [JoinRefused(event.call, Superseded("this session has ended"))]
-        error = self._refusal(participant, session=event.session)
+        error = self._refusal(participant, now, session=event.session)
         if error is None and event.session is not None and participant.replica_id in self._draining:
             error = _drains(participant.replica_id)
         if error is not None:
@@ -74,7 +82,8 @@ class Attendance:
         effects = self._send_away(participant, now) + self._supersede(participant, now)
         member, orders = self._admit(participant, now)
         effects += orders
-        self.seen_id = max(self.seen_id, participant.seen_quorum_id, participant.tag_quorum_id or 0)
+        effects += self._learn(participant, participant.seen_quorum_id, now)
+        self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
         outcome = self.standing.joined(participant)
         if isinstance(outcome, HandAgain):
             return effects + self._hand_again(member, event.call) + self._tell(outcome.order)
@@ -105,11 +114,12 @@ class Attendance:
 
     def open(self, event: SessionOpened, now: float) -> list[Effect]:
         participant, session = event.hello.participant, event.session
-        error = self._refusal(participant, session=session, is_hello=True)
+        error = self._refusal(participant, now, event.hello.levels, session=session, is_hello=True)
         if error is not None:
             return [SessionRefused(session, error)]
         effects = self._send_away(participant, now) + self._take_place(participant, now)
         member = self._sessions[session] = self.roster.greet(participant, session, now)
+        effects += self._learn(participant, participant.seen_quorum_id, now)
         effects += self._read_levels(member, event.hello.levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
         return [*effects, Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order))]
@@ -118,8 +128,10 @@ class Attendance:
         member = self._sessions.get(event.session)
         if member is None:
             return []
-        self.roster.see(member, now)
         levels = event.beat.levels
+        if (error := self._unheard_of(None, levels, now)) is not None:
+            return [SessionRefused(event.session, error)]
+        self.roster.see(member, now)
         effects = self._read_levels(member, levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, levels.held)
         return [*effects, Echoed(event.session, event.beat.number, order)]
@@ -170,6 +182,11 @@ class Attendance:
                 effects += self._lapse(member, now)
         return effects
 
+    def silent(self, now: float) -> list[str]:
+        """Those whose beat is overdue, in open sessions: they count as there until they lapse. O(n)."""
+        overdue = now - SILENT_AFTER_INTERVALS * self.beat_interval_s
+        return sorted(member.replica_id for member in self._sessions.values() if member.seen_at < overdue)
+
     def was_late(self, by_s: float, now: float) -> None:
         self.silence.was_late(by_s, now)
         self.standing.shift(by_s)
@@ -177,9 +194,15 @@ class Attendance:
     # -- within
 
     def _refusal(
-        self, participant: Participant, *, session: int | None, is_hello: bool = False
+        self,
+        participant: Participant,
+        now: float,
+        levels: Levels | None = None,
+        *,
+        session: int | None,
+        is_hello: bool = False,
     ) -> LighthouseError | None:
-        return refusal(
+        return self._unheard_of(participant, levels, now) or refusal(
             participant,
             self.roster,
             max_replicas=self._config.max_replicas,
@@ -188,17 +211,46 @@ class Attendance:
             is_hello=is_hello,
         )
 
+    def _unheard_of(self, who: Participant | None, levels: Levels | None, now: float) -> LighthouseError | None:
+        """An id that was never given out is not adopted."""
+        held = levels.held if levels is not None else None
+        try:
+            if who is not None:
+                self._numbering.check(who.seen_quorum_id, "seen_quorum_id", now)
+                self._numbering.check(who.tag_quorum_id or 0, "tag_quorum_id", now)
+            if held is not None:
+                self._numbering.check(held.quorum_id, "quorum_id", now)
+        except InvalidRequest as error:
+            return error
+        return None
+
+    def _learn(self, who: Participant | Member, seen_id: int, now: float) -> list[Effect]:
+        """It was told that id. Where the journal should know it and does not, it is older than what was told."""
+        self.seen_id = max(self.seen_id, seen_id)
+        if self._holders_until is None or not self._numbering.is_unknown(seen_id):
+            return []
+        until, self._holders_until = self._holders_until, None
+        wait_s = max(0.0, until - now)
+        effects: list[Effect] = [JournalOutdated(who.replica_id, seen_id, self._numbering.quorum_id, wait_s)]
+        if now >= until:
+            return effects
+        sessions = self._holders()
+        order = self.standing.distrust(until, f"{who.replica_id} was told quorum {seen_id}, which is not remembered")
+        return effects if order is None else [*effects, Ordered(order, sessions)]
+
     def _tell(self, order: Order | None) -> list[Effect]:
         """To every holder with a session."""
-        if order is None:
-            return []
+        return [] if order is None else [Ordered(order, self._holders())]
+
+    def _holders(self) -> tuple[int, ...]:
+        """Their sessions."""
         sessions: list[int] = []
         for member in self.standing.quorum.participants if self.standing.quorum else ():
             here = self.roster.get(member.replica_id)
             if here is not None and here.is_connected and here.incarnation == member.incarnation:
                 assert here.session is not None
                 sessions.append(here.session)
-        return [Ordered(order, tuple(sessions))]
+        return tuple(sessions)
 
     def draining(self) -> list[str]:
         """Members of the standing quorum that want to leave."""
@@ -254,10 +306,10 @@ class Attendance:
         name, incarnation = member.replica_id, member.incarnation
         self.standing.renew(name, incarnation, member.lease_until)
         self.roster.miss_ranks(member, levels.missing)
-        if levels.held is not None:
-            self.seen_id = max(self.seen_id, levels.held.quorum_id)
-            member.step = max(member.step, levels.held.granted)
         effects: list[Effect] = []
+        if levels.held is not None:
+            effects += self._learn(member, levels.held.quorum_id, now)
+            member.step = max(member.step, levels.held.granted)
         if levels.drains and name not in self._draining:
             self.roster.note(TimelineKind.DRAINED, member)
         (self._draining.add if levels.drains else self._draining.discard)(name)

@@ -13,7 +13,7 @@ from lighthouse_runtime.bind import check_bind, split_bind
 from lighthouse_runtime.durations import Duration
 from lighthouse_runtime.logs import FORMATS, LEVELS
 from lighthouse_runtime.settings import setting
-from protos.limits import LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
+from protos.limits import JOIN_TIMEOUT_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
 from protos.stall import FLOOR_S
 
 ENV_PREFIX = "LIGHTHOUSE"
@@ -50,7 +50,7 @@ class LighthouseConfig:
     )
     min_replicas: int = setting(1, "No quorum of fewer replica groups.", kind=_COUNT)
     join_timeout_s: float = setting(
-        60.0, "How long a live group that has not joined is waited for.", kind=Duration(), has_ms_alias=True
+        JOIN_TIMEOUT_S, "How long a live group that has not joined is waited for.", kind=Duration(), has_ms_alias=True
     )
     heartbeat_timeout_s: float = setting(
         5.0, "After so long without a sign of life a group counts as dead.", kind=Duration(), has_ms_alias=True

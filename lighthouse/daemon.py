@@ -24,12 +24,14 @@ from lighthouse.run_metrics import RunCollector
 from lighthouse.run_service import RunService
 from lighthouse.runs import Runs
 from lighthouse.service import REFLECTED, LighthouseService
+from lighthouse_runtime.address import served_host
 from lighthouse_runtime.bind import grpc_bind, split_bind
 from lighthouse_runtime.http import Document, HttpServer, HttpSide
 from lighthouse_runtime.http_control import HttpControl, KillOrder
 from lighthouse_runtime.loop import StopRequest
 from lighthouse_runtime.server import Call, ControlPolicy, GrpcServer
 from protos import VERSION, lighthouse_pb2
+from protos.identity import Address
 from protos.incident import to_document
 from protos.status import LighthouseStatus
 
@@ -112,7 +114,15 @@ class LighthouseDaemon:
             await self._http.stop()
             raise
         self._is_ready = True
-        log.info("lighthouse %s serves gRPC on port %d, HTTP on port %d", VERSION, self.grpc_port, self.http_port)
+        grpc, http = [await asyncio.to_thread(served_host, host) for host in _hosts(self._config)]
+        log.info(
+            "lighthouse %s serves gRPC on port %d, HTTP on port %d: managers reach it at %s, browsers at http://%s/",
+            VERSION,
+            self.grpc_port,
+            self.http_port,
+            Address(grpc, self.grpc_port),
+            Address(http, self.http_port),
+        )
 
     async def stop(self) -> None:
         """Refuse what comes, end what waits, with the reason; then close every connection."""

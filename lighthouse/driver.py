@@ -5,6 +5,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from lighthouse.callers import Answer, OpenSessions, WaitingCalls
 from lighthouse.events import (
@@ -15,6 +16,7 @@ from lighthouse.events import (
     HeartbeatReceived,
     Joined,
     JoinRefused,
+    JournalOutdated,
     Left,
     Ordered,
     QuorumFormed,
@@ -32,7 +34,7 @@ from lighthouse.incident_driver import JobIncidents
 from lighthouse.memory import Record
 from lighthouse.places import JobPlaces
 from lighthouse.quorum import QuorumMachine
-from lighthouse.quorum_log import log_order, log_quorum
+from lighthouse.quorum_log import log_journal_outdated, log_order, log_quorum
 from lighthouse.roster import Member
 from lighthouse.status import explain, job_status
 from lighthouse.verdict import Verdict
@@ -206,7 +208,7 @@ class JobDriver:
 
     @property
     def is_quiet(self) -> bool:
-        return self.machine.is_quiet and not self._waiting and not self._sessions
+        return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions
 
     def was_late(self, by_s: float) -> None:
         """The whole process was held up; feed that before anything that has waited meanwhile."""
@@ -234,7 +236,8 @@ class JobDriver:
     def _tick(self) -> None:
         self._check_lateness()
         now = self._clock()
-        self._perform(self.machine.tick(now), now)
+        with suppress(LighthouseError):  # the journal cannot be written: that is logged, and ends the daemon (jobs.py)
+            self._perform(self.machine.tick(now), now)
 
     def _perform(self, effects: Sequence[Effect], now: float) -> None:
         for effect in effects:
@@ -263,6 +266,8 @@ class JobDriver:
             case Ordered(order, sessions):
                 self._sessions.order(order, sessions)
                 log_order(self.job, order)
+            case JournalOutdated():
+                log_journal_outdated(self.job, effect)
             case SessionRefused(session, error, reason):
                 self._end(session, error, reason)
 

@@ -95,6 +95,19 @@ class JoinRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalOutdated:
+    """`replica_id` was told quorum `seen_id`; the last one that this lighthouse knows of is `last_id`.
+
+    Nothing forms for `wait_s`: some quorum may be held by members that it does not know.
+    """
+
+    replica_id: str
+    seen_id: int
+    last_id: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Welcomed:
     session: int
     welcome: Welcome
@@ -127,4 +140,4 @@ class SessionRefused:
 
 
 Event = Joined | HeartbeatReceived | Withdrawn | SessionOpened | BeatReceived | SessionEnded | Left | WasLate
-Effect = QuorumFormed | QuorumHandedAgain | JoinRefused | Welcomed | Echoed | Ordered | SessionRefused
+Effect = QuorumFormed | QuorumHandedAgain | JoinRefused | JournalOutdated | Welcomed | Echoed | Ordered | SessionRefused

@@ -119,7 +119,7 @@ class GenerationMachine:
     def _enter(self, entry: Entry, session: int | None, now: float) -> list[events.GenerationEffect]:
         if (effects := self._tell_end(entry.rank)) is not None:
             return effects
-        error = self.ranks.refusal(entry, self.terms)
+        error = self.ledger.refusal(entry) or self.ranks.refusal(entry, self.terms)
         if error is not None:
             return [events.RankRefused(entry.rank, error)]
         if entry.terms != self.terms:  # it was not refused: nobody is here

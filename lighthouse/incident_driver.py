@@ -66,8 +66,10 @@ class JobIncidents:
                 self._able.add(session)
             case SessionEnded(session):
                 self._end(session)
-            case Joined(_, participant) if self._incidents.is_followed:
+            case Joined(_, participant) if self._incidents.is_followed or self._incidents.listens_to(participant):
                 now = self._clock()
+                told = (participant.replica_id, participant.distrust)
+                self._perform(self._incidents.told(*told, now, time.time()))
                 self._perform(self._incidents.asked(now))
                 self._perform(self._incidents.reached(participant.asks_for, participant.seen_quorum_id, now))
             case BeatReceived(_, beat) if beat.levels.held is not None and self._incidents.is_followed:
@@ -75,6 +77,12 @@ class JobIncidents:
                 self._perform(self._incidents.reached(held.granted, held.quorum_id, self._clock()))
             case _:
                 pass
+
+    def killed(self, replica_id: str, why: str) -> None:
+        """A member of the quorum, by a person."""
+        quorum = self._machine.standing.quorum
+        if quorum is not None and any(p.replica_id == replica_id for p in quorum.participants):
+            self._perform(self._incidents.killed(replica_id, quorum.quorum_id, why, self._clock(), time.time()))
 
     def look(self, effects: Sequence[Effect]) -> None:
         """What the machine has just done."""
@@ -203,7 +211,11 @@ class JobIncidents:
                 now - began_at,
                 f"; missing: {'; '.join(gathered.missing)}" if gathered.missing else "",
             )
-            members = [member.replica_id for member in self._machine.roster if member.in_quorum]
+            members = {
+                member.replica_id: member.participant.group_world_size if member.participant is not None else 1
+                for member in self._machine.roster
+                if member.in_quorum
+            }
             self._perform(self._incidents.took(id, gathered, members, now))
 
         self._begin(Gathering(self._witnesses(), suspects=suspects), told)

@@ -2,11 +2,12 @@
 
 - notify: nothing, but that it is known.
 - restart-behind: the replica groups of the ranks that are behind are killed; their supervisors start them again. Where
-  nobody is behind (the network, a divergence) nothing is killed, and never all members of the quorum.
+  nobody is behind (the network, a divergence) nothing is killed, and never all of several members. Where the quorum is
+  one group, it starts again, unless all of its ranks are equally behind.
 - stop: the job's run is stopped; without a run, its groups are killed.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -33,20 +34,31 @@ class Decision:
         return self.stop or bool(self.kill)
 
 
-def decide(policy: OnStall, behind: Iterable[RankName], members: Collection[str]) -> Decision:
-    """`members`: the replica groups of the quorum."""
+def decide(policy: OnStall, behind: Iterable[RankName], members: Mapping[str, int]) -> Decision:
+    """`members`: the replica groups of the quorum, and how many ranks each has."""
     match policy:
         case OnStall.NOTIFY:
             return Decision("notified: nothing is killed (--on-stall notify)")
         case OnStall.STOP:
             return Decision("stop", stop=True)
         case OnStall.RESTART_BEHIND:
-            return _restart(sorted({name.replica_id for name in behind} & set(members)), members)
+            return _restart({name for name in behind if name.replica_id in members}, members)
 
 
-def _restart(behind: list[str], members: Collection[str]) -> Decision:
+def _restart(ranks: set[RankName], members: Mapping[str, int]) -> Decision:
+    behind = sorted({name.replica_id for name in ranks})
     if not behind:
         return Decision("nobody is behind: nothing is killed")
-    if len(behind) >= len(set(members)):
+    if len(members) == 1:
+        return _restart_only(behind[0], ranks, members[behind[0]])
+    if len(behind) >= len(members):
         return Decision(f"all groups have ranks that are behind ({', '.join(behind)}): nothing is killed")
     return Decision(f"killed {', '.join(behind)}, whose ranks are behind", kill=tuple(behind))
+
+
+def _restart_only(group: str, ranks: set[RankName], size: int) -> Decision:
+    """No other group waits for it, and without a restart it stands still for good."""
+    if len(ranks) >= size:
+        return Decision(f"all ranks of {group} are equally behind: nothing is killed")
+    numbers = ", ".join(str(name.group_rank) for name in sorted(ranks, key=lambda name: name.group_rank))
+    return Decision(f"killed {group}, the only group, whose ranks {numbers} are behind", kill=(group,))

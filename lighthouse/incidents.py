@@ -5,26 +5,31 @@
    verdict that names others, or something else, has its evidence taken anew, MAX_LOOKS times at most, and never after
    the policy has killed or stopped.
 3. The loss of members is an incident as soon as somebody asks for the quorum after it, or one forms: where everybody
-   ends, training is over. All losses of one quorum are one incident; the fault is the last sign of life of the first.
-   Who is killed because of a stall is lost within that incident.
-4. An incident is followed until a step is committed after it, which is read from what is told anyway: the steps that
+   ends, training is over. The loss of one that a person has killed is one at once. All losses of one quorum are one
+   incident; the fault is the last sign of life of the first. A member that is killed because of a stall is lost within
+   that incident.
+4. A group that joins and says that it holds no state any more (a commit was not applied, or its state differs from that
+   of its peers) is an incident, once for each such state: it says so in every join until it has healed.
+5. An incident is followed until a step is committed after it, which is read from what is told anyway: the steps that
    managers have let their ranks into, and those that groups join with.
 
 No I/O; time is an argument.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from lighthouse.incident_policy import Decision, OnStall, decide
 from lighthouse.standing import Loss
 from protos.incident import Gathered, Incident, IncidentKind, IncidentSummary, suspects_first
+from protos.membership import Distrust, Participant
 from protos.stall import StallVerdict
 
 MAX_LOOKS = 3
 MAX_FOLLOWED = 8
 UNCONFIRMED_S = 60.0
 MAX_TOLD = 16  # losses by their reasons
+MAX_DISTRUSTED = 256  # groups whose last word is remembered
 MAX_SUSPECTS = 64  # by their names
 
 
@@ -125,6 +130,7 @@ class Incidents:
         self._stall: _Case | None = None
         self._lost: _Lost | None = None
         self._loss: _Case | None = None  # that of the losses
+        self._distrusted: dict[str, Distrust] = {}  # by replica_id, what was said last
 
     @property
     def is_followed(self) -> bool:
@@ -152,20 +158,24 @@ class Incidents:
         self._drop_if_over(case)
         return [changed]
 
-    def took(self, id: str, gathered: Gathered, members: Collection[str], now: float) -> list[Effect]:
-        """The evidence has come, or was waited for long enough. `members`: the replica groups of the quorum."""
+    def took(self, id: str, gathered: Gathered, members: Mapping[str, int], now: float) -> list[Effect]:
+        """The evidence has come, or was waited for long enough. `members`: the replica groups of the quorum, and how
+        many ranks each has."""
         case = self._cases.get(id)
         if case is None or case.verdict is None:
             return []
         case.is_looking = False
         evidence = suspects_first(gathered.evidence, case.incident.summary.suspects)
         case.incident = replace(case.incident, evidence=evidence, missing=gathered.missing)
-        changed = Changed(case.note(evidence_s=now - case.fault_at))
+        first_s = case.incident.summary.evidence_s
+        changed = Changed(case.note(evidence_s=now - case.fault_at if first_s is None else first_s))
         if case is not self._stall:
             done = self._note_action(case, "something moves again: nothing was done", now)
             self._drop_if_over(case)
             return [changed, done]
         decision = decide(self._policy, case.verdict.behind, members)
+        if not decision.is_final and decision.text == case.incident.summary.action:
+            return [changed]
         case.is_final, case.killed = decision.is_final, frozenset(members if decision.stop else decision.kill)
         return [changed, ActionDue(id, decision)]
 
@@ -190,6 +200,10 @@ class Incidents:
             return [Changed(self._loss.note(text=self._lost.text, suspects=self._lost.suspects))]
         return self.asked(now) if is_asked else []
 
+    def killed(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
+        """A person has a member killed: that is an incident at once, and its loss is the same one."""
+        return self.lost(Loss(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
+
     def asked(self, now: float) -> list[Effect]:
         """Somebody asks for the next quorum: training is to go on."""
         lost = self._lost
@@ -203,6 +217,26 @@ class Incidents:
         noticed_s = lost.noticed_at - fault_at
         self._loss = self._begin(IncidentKind.LOSS, lost.text, lost.suspects, fault_at, noticed_s, lost.noticed_unix_s)
         return [Opened(self._loss.incident)]
+
+    # -- a state that is none
+
+    def listens_to(self, participant: Participant) -> bool:
+        """What it says of its state is news."""
+        return self._distrusted.get(participant.replica_id) != participant.distrust
+
+    def told(self, replica_id: str, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
+        """A group joins, and says whether it holds a state."""
+        if distrust is None:
+            self._distrusted.pop(replica_id, None)
+            return []
+        if self._distrusted.get(replica_id) == distrust:
+            return []
+        self._distrusted[replica_id] = distrust
+        while len(self._distrusted) > MAX_DISTRUSTED:
+            del self._distrusted[next(iter(self._distrusted))]
+        text = f"{replica_id}: {distrust.text}"
+        case = self._begin(IncidentKind(distrust.kind), text, (replica_id,), now, 0.0, unix_s)
+        return [Opened(case.incident)]
 
     # -- training goes on
 

@@ -33,12 +33,14 @@ class Jobs:
         give_up: Callable[[int], None] = lambda status: None,
         stall_after_s: float = FLOOR_S,
         desk: Desk | None = None,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._config = config
         self._memory = memory or NoMemory()
         self._give_up = give_up
         self._stall_after_s = stall_after_s
         self._desk = desk or Desk()
+        self._wall_ms = wall_ms
         self._started_at: float | None = None
         self._records: Mapping[str, Record] = {}
         self._drivers: dict[str, JobDriver] = {}
@@ -95,9 +97,9 @@ class Jobs:
     def _make(self, job: str) -> JobDriver:
         self.lateness.watch()
         last_id = self._memory.last_id(job)
-        # Where nothing is remembered: above every id that an earlier lighthouse, or an earlier life of this job, can
-        # have given out.
-        config = self._config(last_id + 1 if last_id else time.time_ns() // 1_000_000)
+        # Above every id that an earlier lighthouse, or an earlier life of this job, can have given out, whatever has
+        # become of the journal.
+        config = self._config(max(last_id + 1, self._wall_ms()))
         record, self._records = self._records.get(job), {k: v for k, v in self._records.items() if k != job}
         until = None
         if self._started_at is not None:

@@ -2,13 +2,15 @@
 
 - One lighthouse has it (claim.py), and every change checks that the term is still its own: should two come to hold it
   all the same (a lock file removed by hand), the older one is refused.
-- WAL and synchronous=FULL: a commit has reached the disk before it returns.
+- WAL and synchronous=FULL: a commit has reached the disk before it returns. It is in the file itself by then, not
+  in the write-ahead log alone, so a log that is lost or torn holds nothing that was told.
 - One row a run, and one a key of a run (journal_runs.py).
 - One row a job. The row of a forgotten job keeps its id alone. The newest FORGOTTEN_JOBS of these are kept; the ids of
   all others are covered by one number, and every job without a row begins above that.
 """
 
 import contextlib
+import logging
 import os
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
@@ -23,6 +25,8 @@ from lighthouse.memory import Record
 from lighthouse.run_memory import RunName, SavedRun
 from lighthouse.run_record import RunRecord
 from protos.refusals import InvalidRequest, WrongState
+
+log = logging.getLogger(__name__)
 
 FORGOTTEN_JOBS = 1000
 
@@ -49,6 +53,7 @@ class Journal:
         self._claim = Claim(self.path, owner)
         self._db: sqlite3.Connection | None = None
         self._file: os.stat_result | None = None
+        self._is_read = False
 
     def claim(self) -> int:
         """Take the file, making it if it is absent or empty; return the term.
@@ -129,6 +134,7 @@ class Journal:
             journal_file.upgrade(db)
             head = journal_file.get_head(db, self.path)
             journal_file.put_head(db, replace(head, term=head.term + 1))
+        self._copy_log(db)
         self.term = head.term + 1
         return self.term
 
@@ -146,6 +152,18 @@ class Journal:
             with _transaction(db):
                 self._check_term(db)
                 yield db
+            self._copy_log(db)
+
+    def _copy_log(self, db: sqlite3.Connection) -> None:
+        """Into the file, and empty it. A program that reads the file can hold that up until a later commit."""
+        is_busy = bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+        if is_busy and not self._is_read:
+            log.warning(
+                "--journal: another process reads %s; until it ends, what is newest is in %s-wal: a copy needs both",
+                self.path,
+                self.path.name,
+            )
+        self._is_read = is_busy
 
     def _opened(self) -> sqlite3.Connection:
         if self._db is None or not self._claim.is_held:

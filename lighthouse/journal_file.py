@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lighthouse.memory import Record, dump, parse
+from protos.limits import MAX_QUORUM_ID
 from protos.refusals import InvalidRequest, WrongState
 
 VERSION = 2
@@ -29,7 +30,10 @@ _BUSY_S = 0.5
 _WRITABLE = "the lighthouse's user must be able to write the file and its folder"
 _SPACE = "free space on its disk"
 _DISK = "look at its disk"
-_MOVE = "move it away and keep it, and a new one is begun; or name another file by --journal"
+# Not "restore a copy": a quorum that is older than what members hold would be taken for the last one.
+_MOVE = (
+    "move it away and keep it, and a new one is begun (a job then waits one lease); or name another file by --journal"
+)
 _REMEDIES = {
     sqlite3.SQLITE_FULL: _SPACE,
     sqlite3.SQLITE_READONLY: _WRITABLE,
@@ -59,7 +63,7 @@ class Head:
 
 class Damaged(WrongState):
     def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"--journal: {path} is damaged ({what}); restore a copy of it, or {_MOVE}")
+        super().__init__(f"--journal: {path} is damaged ({what}); {_MOVE}")
 
 
 @contextlib.contextmanager
@@ -227,6 +231,8 @@ def get_records(db: sqlite3.Connection, path: Path) -> dict[str, Record]:
 def _record(path: Path, job: str, quorum_id: int, raw: bytes | None, written: int) -> Record:
     if written != checksum((job, quorum_id), raw):
         raise Damaged(path, f"job {job!r} is not what was written")
+    if quorum_id >= MAX_QUORUM_ID:
+        raise Damaged(path, f"job {job!r} has no id left after {quorum_id}")
     if raw is None:
         return Record(quorum_id)
     try:

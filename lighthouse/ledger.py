@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from lighthouse import iteration
 from lighthouse.run_record import Incident, RunRecord
-from protos.generation import Counters, RankId
+from protos.generation import Counters, Entry, RankId
+from protos.limits import MAX_LEARNED_GENERATION
+from protos.refusals import InvalidRequest
 
 INCIDENTS_KEPT = 64
 EVIDENCE_OF = 16  # incidents, the newest
@@ -26,6 +28,18 @@ class Ledger:
     def open_one(self) -> Incident | None:
         last = next((incident for incident in reversed(self.incidents) if not incident.ends_nothing), None)
         return last if last is not None and last.formed is None else None
+
+    def refusal(self, entry: Entry) -> InvalidRequest | None:
+        """It was told of a number that this run cannot have come to: it is not adopted."""
+        most = max(self.counters.number, MAX_LEARNED_GENERATION)
+        for field, number in (("seen", entry.seen), ("generation", entry.generation)):
+            if number is not None and number > most:
+                return InvalidRequest(
+                    f"is {number}; this run is at generation {self.counters.number}, and none comes to {most}; "
+                    "start the process again",
+                    field=field,
+                )
+        return None
 
     def learn(self, seen: int | None, stride: int) -> None:
         """A rank was told of `seen`: every further number is above it."""

@@ -29,6 +29,7 @@ class Record:
     """What one job's machine must not forget.
 
     `quorum_id` is the highest ever named, `quorum` the last one formed (None: there is none to go on with).
+    `named`: ranges of the ids by which states of this job are named (lineage.py).
     `entries` by replica_id: what `quorum` was formed from. `lease_s` is the lease it was made under.
     """
 
@@ -37,6 +38,7 @@ class Record:
     stands: bool = False
     entries: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
     lease_s: float = 0.0
+    named: tuple[tuple[int, int], ...] = ()
 
 
 class Memory(Protocol):
@@ -99,7 +101,8 @@ class NoMemory:
 # As tables, the names of the columns first: a column that the reader does not know is skipped, one that it misses has
 # its default. Not as messages: nothing that was once admitted is checked again, and the bytes stay those that came.
 _ENTRY = tuple(f.name for f in fields(Entry))
-_PARTICIPANT = tuple(f.name for f in fields(Participant) if f.name != "wire")
+# What a join said of its state (`distrust`) ends with that join.
+_PARTICIPANT = tuple(f.name for f in fields(Participant) if f.name not in ("wire", "distrust"))
 _get_entry = attrgetter(*_ENTRY)
 _get_participant = attrgetter(*_PARTICIPANT)
 
@@ -109,6 +112,7 @@ def dump(record: Record) -> bytes:
         "quorum_id": record.quorum_id,
         "stands": record.stands,
         "lease_s": record.lease_s,
+        "named": record.named,
         "entry": ("replica_id", *_ENTRY),
         "entries": [(replica_id, *_get_entry(entry)) for replica_id, entry in record.entries.items()],
     }
@@ -131,6 +135,7 @@ def parse(raw: bytes) -> Record:
         stands=document["stands"],
         entries={row.pop("replica_id"): Entry(**_known(row, _ENTRY)) for row in entries},
         lease_s=document["lease_s"],
+        named=tuple((first, last) for first, last in document.get("named", ())),  # none in older journals
     )
 
 

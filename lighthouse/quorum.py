@@ -37,7 +37,7 @@ from lighthouse.events import (
     WasLate,
     Withdrawn,
 )
-from lighthouse.lineage import hand_out, tag_of
+from lighthouse.lineage import History, foreign, hand_out, tag_of
 from lighthouse.memory import Record
 from lighthouse.numbering import Numbering
 from lighthouse.quorum_config import QuorumConfig
@@ -59,14 +59,16 @@ class QuorumMachine:
         lighthouse may be held by somebody; None: there was none."""
         self.config = config
         self.standing = Standing()
-        self.attendance = Attendance(config, self.standing)
+        self._numbering = Numbering(config.first_quorum_id, record)
+        may_be_older = None if record is None else holders_until
+        self.attendance = Attendance(config, self.standing, self._numbering, may_be_older)
         self.roster = self.attendance.roster
         self.joins = self.attendance.joins
         self.quorum: Quorum | None = None
         self.formed_at: float | None = None  # before a restart: when this lighthouse first heard of it
         self.quorums_formed = 0
         self.rounds = 0
-        self._numbering = Numbering(config.first_quorum_id, record)
+        self._history = History(record.named if record is not None else ())
         self._previous: frozenset[str] = frozenset()
         self._now, self._working = 0.0, 0
         self._lost_at: float | None = None  # when the last loss of a member of the present quorum was
@@ -78,15 +80,15 @@ class QuorumMachine:
     def _remember(self, quorum: Quorum) -> None:
         """It was the last one before a restart: its members are those of the previous quorum."""
         self.quorum = quorum
+        self._history.add(quorum.quorum_id)
         self._previous = frozenset(member.replica_id for member in quorum.participants)
         self.joins.expect(self._previous)
         self.roster.expect(quorum)
         self.attendance.has_formed = True
 
-    @property
-    def is_quiet(self) -> bool:
-        """Nobody is alive or remembered."""
-        return len(self.roster) == 0 and self.standing.phase is not Phase.RETURNING
+    def is_quiet(self, now: float) -> bool:
+        """No member is alive or remembered, and no lease of one that was here can still run."""
+        return len(self.roster) == 0 and self.standing.phase is not Phase.RETURNING and now >= self.standing.free_at()
 
     @property
     def braked_until(self) -> float:
@@ -258,16 +260,20 @@ class QuorumMachine:
         chosen = self._choose()
         participants = [member.participant for member in chosen if member.participant]
         tags = [tag_of(member.participant, member.handed) for member in chosen if member.participant]
-        lineage = hand_out(participants, tags)
+        lineage = hand_out(participants, tags, self._foreign(chosen))
         stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
         always = stands or self.standing.phase is not Phase.NONE
         is_new = self._numbering.number(chosen, self.attendance.seen_id, always=always)
         for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
             # Who is sent back a step and comes again at max_step may have healed, or not.
             tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None
-            member.handed = Handed(self._numbering.quorum_id, lineage.max_step, tag_quorum_id)
+            was_at = joined.step if joined.step > lineage.max_step else None
+            member.handed = Handed(self._numbering.quorum_id, lineage.max_step, tag_quorum_id, was_at)
             self.roster.see(member, now)
         self.quorum = Quorum(self._numbering.quorum_id, lineage.participants)
+        for quorum_id in (lineage.tag_quorum_id, self.quorum.quorum_id):
+            if quorum_id:
+                self._history.add(quorum_id)
         self._stand(participants, chosen, stands)
         self.attendance.has_formed = True
         self.rounds += 1
@@ -280,6 +286,11 @@ class QuorumMachine:
         record = self._record(stands) if is_new else None
         return [QuorumFormed(self.quorum, calls, is_new, stands, record), *self.attendance.dismiss()]
 
+    def _foreign(self, candidates: Sequence[Member]) -> list[bool]:
+        participants = [member.participant for member in candidates if member.participant]
+        tags = [tag_of(member.participant, member.handed) for member in candidates if member.participant]
+        return foreign(participants, tags, [member.in_quorum for member in candidates], self._history)
+
     def _stand(self, participants: list[Participant], chosen: list[Member], stands: bool) -> None:
         assert self.quorum is not None
         if not stands:
@@ -289,13 +300,18 @@ class QuorumMachine:
 
     def _record(self, stands: bool) -> Record:
         assert self.quorum is not None
-        return Record(self.quorum.quorum_id, self.quorum, stands, self.standing.entries, self.config.lease_s)
+        entries, lease_s = self.standing.entries, self.config.lease_s
+        return Record(self.quorum.quorum_id, self.quorum, stands, entries, lease_s, self._history.ranges)
 
     def _choose(self) -> list[Member]:
         candidates = self.joins.list_candidates()
         by_id = {member.replica_id: member for member in candidates}
         participants = [member.participant for member in candidates if member.participant]
-        chosen = [by_id[p.replica_id] for p in choose(participants, self._previous, self._size(len(candidates)))]
+        strangers = frozenset(
+            member.replica_id for member, heals in zip(candidates, self._foreign(candidates), strict=True) if heals
+        )
+        places = choose(participants, self._previous, self._size(len(candidates)), strangers)
+        chosen = [by_id[participant.replica_id] for participant in places]
         return sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else "")
 
 

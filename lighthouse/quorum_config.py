@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from protos.limits import JOIN_TIMEOUT_S
+
 
 @dataclass(frozen=True, slots=True)
 class QuorumConfig:
@@ -11,7 +13,7 @@ class QuorumConfig:
     """
 
     min_replicas: int = 1
-    join_timeout_s: float = 60.0
+    join_timeout_s: float = JOIN_TIMEOUT_S
     heartbeat_timeout_s: float = 5.0
     deadline_margin_s: float = 1.0
     allowed_sizes: frozenset[int] = frozenset()

@@ -2,6 +2,7 @@
 
 import logging
 
+from lighthouse.events import JournalOutdated
 from protos.membership import Quorum
 from protos.session import Order, Phase
 
@@ -23,3 +24,17 @@ def log_order(job: str, order: Order) -> None:
     if order.phase in _WORTH_A_LINE:
         reason = f": {order.reason}" if order.reason else ""
         log.info("[%s] quorum %d %s%s", job, order.quorum_id, order.phase, reason)
+
+
+def log_journal_outdated(job: str, found: JournalOutdated) -> None:
+    log.warning(
+        "[%s] the journal is older than what was told: %s knows quorum %d, and the last one in the journal is %d. "
+        "A copy of an earlier moment was restored, or another lighthouse serves this job. No quorum forms for %.1f s, "
+        "until every lease of one that is not in the journal is over; ids go on above all. Make sure that no other "
+        "lighthouse serves this job, and restore no copies: without its journal a lighthouse waits just as long",
+        job,
+        found.replica_id,
+        found.seen_id,
+        found.last_id,
+        found.wait_s,
+    )

@@ -25,11 +25,15 @@ MIN_FORGET_AFTER_S = 60.0
 
 @dataclass(slots=True)
 class Handed:
-    """What a member was last told: the tag of a caller that sends none is derived from it."""
+    """What a member was last told: the tag of a caller that sends none is derived from it.
+
+    `was_at`: it came with that step, which is higher, and was to heal.
+    """
 
     quorum_id: int
     max_step: int
     tag_quorum_id: int | None
+    was_at: int | None = None
 
 
 @dataclass(slots=True, eq=False)

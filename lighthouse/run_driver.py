@@ -7,8 +7,10 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from lighthouse import generation_events as events
+from lighthouse.rate_limit import RateLimit
 from lighthouse.run_listeners import Ranks, Supervisors
 from lighthouse.run_machine import RunMachine
 from lighthouse.run_memory import RunMemory, RunName
@@ -32,7 +34,7 @@ from protos.generation import (
     Told,
     Welcome,
 )
-from protos.refusals import InvalidRequest, Unreachable
+from protos.refusals import InvalidRequest, LighthouseError, Unreachable
 from protos.run_status import RunStatus
 from protos.supervisor import (
     FromSupervisor,
@@ -47,6 +49,9 @@ log = logging.getLogger(__name__)
 
 NOTED_WITHIN_S = 0.2
 SLOTS_LOGGED = 16
+# A durable write takes a millisecond or more from everybody. All ranks may write at once when a generation begins.
+KEY_WRITES_PER_S = 100.0
+KEY_WRITES_AT_ONCE = 1000
 
 
 class RunDriver:
@@ -67,6 +72,7 @@ class RunDriver:
         self._timer = DeadlineTimer(self._tick)
         self._note_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
         self._numbers = itertools.count(1)
         self._ranks = Ranks()
         self._supervisors = Supervisors()
@@ -141,6 +147,7 @@ class RunDriver:
 
     def put_key(self, generation: int, kind: KeyKind, name: str, value: bytes) -> None:
         """Durable when it returns. Raises a refusal."""
+        self._key_writes.take(self._clock())
         self._memory.commit_key(self.name, self.machine.keys.put(generation, kind, name, value))
 
     def status(self) -> RunStatus:
@@ -185,7 +192,8 @@ class RunDriver:
     def _tick(self) -> None:
         self._check_lateness()
         now = self._clock()
-        self._perform(self.machine.tick(now), now)
+        with suppress(LighthouseError):  # the journal cannot be written: that is logged, and ends the daemon (jobs.py)
+            self._perform(self.machine.tick(now), now)
 
     def _perform(self, effects: Sequence[events.GenerationEffect], now: float) -> None:
         for effect in effects:
@@ -234,7 +242,11 @@ class RunDriver:
 
     def _note(self) -> None:
         if self._note_timer is None:
-            self._note_timer = asyncio.get_running_loop().call_later(NOTED_WITHIN_S, self.write_notes)
+            self._note_timer = asyncio.get_running_loop().call_later(NOTED_WITHIN_S, self._write_notes_in_time)
+
+    def _write_notes_in_time(self) -> None:
+        with suppress(LighthouseError):  # as in _tick
+            self.write_notes()
 
     # -- log
 

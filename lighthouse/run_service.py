@@ -7,7 +7,7 @@ from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry
 from protos import generation_pb2 as pb
 from protos import generation_wire, run_status_wire, supervisor_wire
 from protos.generation import Entry as RankEntry
-from protos.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY
+from protos.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, cut_reason
 from protos.refusals import InvalidRequest, WrongState
 from protos.supervisor import SupervisorEntry
 
@@ -89,7 +89,7 @@ class RunService:
         driver = self._runs.find(*_named(call))
         if driver.machine.completed is not None:
             raise WrongState(f"run: {driver.name[1]} is completed; there is nothing to stop")
-        driver.stop(" ".join(request.reason.split()) or "asked to stop", f"operator at {call.peer}")
+        driver.stop(cut_reason(request.reason) or "asked to stop", f"operator at {call.peer}")
         return pb.StopRunResponse()
 
     async def resume_run(self, _: pb.ResumeRunRequest, call: Call) -> pb.ResumeRunResponse:

@@ -16,11 +16,16 @@ def size_for(candidates: int, allowed_sizes: Set[int], active: int | None) -> in
     return max((size for size in allowed_sizes if size <= most), default=0)
 
 
-def choose(candidates: Sequence[Participant], previous: Set[str], size: int) -> list[Participant]:
-    """`candidates` in the order in which they came; `previous` the replica_ids of the last quorum."""
+def choose(
+    candidates: Sequence[Participant], previous: Set[str], size: int, foreign: Set[str] = frozenset()
+) -> list[Participant]:
+    """`candidates` in the order in which they came; `previous` the replica_ids of the last quorum.
+
+    `foreign`: those that are to heal, whatever their step (lineage.py).
+    """
     if len(candidates) <= size:
         return list(candidates)
     members = [c for c in candidates if c.replica_id in previous]
-    members.sort(key=lambda c: -c.step)
+    members.sort(key=lambda c: (c.replica_id in foreign, -c.step))
     newcomers = [c for c in candidates if c.replica_id not in previous]
     return (members + newcomers)[:size]

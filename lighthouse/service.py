@@ -14,7 +14,7 @@ from lighthouse_runtime.clients import AsyncManagerClient
 from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
 from protos import VERSION, lighthouse_pb2, session_wire, status_wire, torchft_pb2, wire
 from protos.identity import check_name, split_replica_id
-from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY
+from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY, cut_reason
 from protos.membership import Participant
 from protos.refusals import InvalidRequest, LighthouseError, NotServed, UnknownName, Unreachable, WrongState
 from protos.session import DrainRequest, Hello, KillRequest
@@ -85,9 +85,10 @@ class LighthouseService:
         driver, member, reason = self._control(request, call)
         log.warning("[%s] %s asks to kill %s: %s", driver.job, call.peer, member.replica_id, reason)
         driver.note(TimelineKind.KILLED, (member.replica_id,), reason)
-        reason = reason or f"killed by {call.peer}"
-        if not driver.tell(member, KillRequest(reason)):
-            await self._kill(_manager_address(member), reason, call.time_left_s or 10.0)
+        why = f"by {call.peer}" + (f": {reason}" if reason else "")
+        if not driver.tell(member, KillRequest(reason or f"killed {why}")):
+            await self._kill(_manager_address(member), reason or f"killed {why}", call.time_left_s or 10.0)
+        driver.incidents.killed(member.replica_id, why)
         return lighthouse_pb2.LighthouseKillResponse()
 
     async def drain(
@@ -108,7 +109,7 @@ class LighthouseService:
         self._policy.check(call)
         check_name(request.replica_id)
         driver = self._jobs.find(request.job or job_of(call))
-        return driver, live_member(driver, request.replica_id), " ".join(request.msg.split())
+        return driver, live_member(driver, request.replica_id), cut_reason(request.msg)
 
     async def session(self, requests: Requests[lighthouse_pb2.SessionRequest], call: Call, sender: Sender) -> None:
         """A manager's session, until it ends."""

@@ -72,6 +72,7 @@ class Standing:
         self.phase = Phase.NONE
         self.upto = 0
         self.reason = ""
+        self.lost = ""  # the member because of which the quorum was revoked, where one is known
         self.recalls = 0
         self.revokes = 0
         self.losses: deque[Loss] = deque(maxlen=MAX_LOSSES)  # that nobody has taken yet
@@ -97,7 +98,7 @@ class Standing:
         return self._holder(replica_id, incarnation) is not None
 
     def order(self) -> Order:
-        return Order(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason)
+        return Order(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
 
     def order_for(self, replica_id: str, incarnation: str, held: Held | None) -> Order | None:
         """What is wanted of the quorum that a member says it holds: any but the present one is over."""
@@ -146,6 +147,13 @@ class Standing:
             for member in quorum.participants:
                 name = member.replica_id
                 self._holders[name] = _Holder(member.incarnation, until, record.entries[name], is_back=False)
+
+    def distrust(self, until: float, reason: str) -> Order | None:
+        """What was remembered is older than what was told: until then some quorum may be held by members unknown."""
+        order = self.revoke(reason)
+        self._begin(Phase.RETURNING, None)
+        self._returns_until = until
+        return order
 
     def shift(self, by_s: float) -> None:
         """The lighthouse was paused: nobody could come back for so long."""
@@ -202,13 +210,24 @@ class Standing:
             return None
         assert self.quorum is not None
         self.losses.append(Loss(replica_id, self.quorum.quorum_id, reason, last_seen_at))
-        return self.revoke(f"{replica_id}: {reason}")
+        return self._revoke_without(replica_id, reason)
 
     def left(self, replica_id: str, incarnation: str) -> Order | None:
         """A member has gone in good order; after the resume nobody waits for it."""
         if self.phase is Phase.RESUMED or not self._misses(replica_id, incarnation):
             return None
-        return self.revoke(f"{replica_id}: has left")
+        return self._revoke_without(replica_id, "has left")
+
+    def _revoke_without(self, replica_id: str, reason: str) -> Order | None:
+        """Its peers may have given the quorum up before the loss was seen: then they are told now whose it is."""
+        if self.phase is Phase.REVOKED and not self.lost:
+            self.reason, self.lost = f"{replica_id}: {reason}", replica_id
+            return self.order()
+        order = self.revoke(f"{replica_id}: {reason}")
+        if order is None:
+            return None
+        self.lost = replica_id
+        return self.order()
 
     def _misses(self, replica_id: str, incarnation: str) -> bool:
         """The quorum ends without that one."""
@@ -241,7 +260,7 @@ class Standing:
     # -- within
 
     def _begin(self, phase: Phase, quorum: Quorum | None) -> None:
-        self.quorum, self.phase, self.upto, self.reason = quorum, phase, 0, ""
+        self.quorum, self.phase, self.upto, self.reason, self.lost = quorum, phase, 0, "", ""
         self._holders = {}
         self._is_odd = False
 

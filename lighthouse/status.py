@@ -1,5 +1,7 @@
 """The one snapshot that log, CLI, page and metrics show."""
 
+from collections.abc import Sequence
+
 from lighthouse.grid import grid_of
 from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member
@@ -45,7 +47,9 @@ def job_status(
 def explain(machine: QuorumMachine, now: float) -> str:
     """The verdict with its numbers, in words."""
     held = "most members fell silent together: held for one more timeout" if now < machine.braked_until else ""
-    return "; ".join(filter(None, (_explain(machine, now), held, grid_of(machine).explain())))
+    silent = machine.attendance.silent(now)
+    overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
+    return "; ".join(filter(None, (_explain(machine, now), held, overdue, grid_of(machine).explain())))
 
 
 def _explain(machine: QuorumMachine, now: float) -> str:
@@ -81,7 +85,10 @@ def _explain(machine: QuorumMachine, now: float) -> str:
 
 
 def _names(machine: QuorumMachine) -> str:
-    names = machine.stragglers()
+    return _shown(machine.stragglers())
+
+
+def _shown(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from protos.identity import Address, parse_address
+from protos.refusals import InvalidRequest
 
 _SIOCGIFFLAGS = 0x8913
 _SIOCGIFADDR = 0x8915
@@ -17,18 +18,34 @@ _IPV6_GLOBAL_SCOPE = "00"
 _IPV6_NOT_YET_OR_NO_MORE = 0x40 | 0x20 | 0x08  # tentative, deprecated, a duplicate
 
 
-def advertised_host(peer: str, wanted: str | None = None) -> str:
-    """`wanted`, or the address of this host that routes to `peer` (host:port).
+def advertised_host(peer: str, wanted: str | None = None, bind: str = "::") -> str:
+    """The host by which others reach a server that listens on the host `bind`.
 
-    Where that is a loopback (the peer was given as localhost), the host's first global address, if it has one: other
-    hosts could not reach the loopback.
+    `wanted`; or `bind` itself, where that is one address; or the address of this host that routes to `peer`
+    (host:port). Where that is a loopback (the peer was given as localhost), the host's first global address, if it has
+    one: other hosts could not reach the loopback. Raises InvalidRequest for a `wanted` that `bind` does not serve.
     """
+    listens = Address(bind, None)
     if wanted:
-        return parse_address(wanted, "advertise").host
+        host = parse_address(wanted, "--advertise").host
+        if listens.is_loopback and not resolves_to_loopback(host):
+            raise InvalidRequest(
+                f"{wanted} is not served: --bind {bind} listens for this host only; give --bind [::]:PORT, or leave "
+                "--advertise out if all replica groups run on this host",
+                field="--advertise",
+            )
+        return host
+    if not listens.is_unspecified:
+        return bind
     routed = _source_address(parse_address(peer, "lighthouse").host)
     if routed is not None and not Address(routed, None).is_loopback:
         return routed
     return _first_global_address() or routed or "127.0.0.1"
+
+
+def served_host(bind: str) -> str:
+    """The host by which others reach a server that listens on the host `bind`, where no peer is known."""
+    return own_name() if Address(bind, None).is_unspecified else bind
 
 
 def own_name() -> str:
@@ -48,6 +65,14 @@ def resolves_to_loopback(host: str) -> bool:
         return False
     addresses = [Address(str(entry[4][0]), None) for entry in found]
     return any(address.is_loopback or address.is_unspecified for address in addresses)
+
+
+def resolves(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True
 
 
 def is_own_address(ip: str) -> bool:

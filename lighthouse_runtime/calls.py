@@ -20,7 +20,7 @@ from protos import (
 )
 from protos.generation import KeyKind
 from protos.incident import Gathered, Incident, IncidentSummary
-from protos.membership import Assignment, CatchUp, Participant, Quorum, Vote
+from protos.membership import Assignment, CatchUp, Distrust, Participant, Quorum, Vote
 from protos.run_status import RunStatus
 from protos.status import LighthouseStatus, ManagerStatus
 
@@ -136,6 +136,9 @@ def quorum(
     commit_failures: int,
     worker: str,
     catch_up: CatchUp,
+    compares: bool,
+    distrust: Distrust | None,
+    heals_first: bool | None,
 ) -> Rpc[Assignment]:
     held = catch_up.held
     request = manager_pb2.ManagerQuorumRequest(
@@ -151,6 +154,9 @@ def quorum(
         held_step=held.step if held else None,
         held_quorum_id=held.quorum_id if held else None,
         has_source=catch_up.has_source,
+        compares=compares,
+        distrust=wire.distrust_to_native(distrust),
+        heals_first=heals_first,
     )
     return Rpc(MANAGER + "Quorum", request, manager_pb2.ManagerQuorumResponse, wire.assignment_from_native)
 
@@ -172,8 +178,8 @@ def vote(group_rank: int, step: int, vote: bool, quorum_id: int | None, wants_ne
     return Rpc(MANAGER + "ShouldCommit", request, manager_pb2.ShouldCommitResponse, wire.vote_from_native)
 
 
-def report(group_rank: int, worker: str, reason: str) -> Rpc[None]:
-    request = manager_pb2.ReportRequest(rank=group_rank, worker=worker, reason=reason)
+def report(group_rank: int, worker: str, reason: str, ends_group: bool) -> Rpc[None]:
+    request = manager_pb2.ReportRequest(rank=group_rank, worker=worker, reason=reason, ends_group=ends_group)
     return Rpc(MANAGER + "Report", request, manager_pb2.ReportResponse, _nothing)
 
 

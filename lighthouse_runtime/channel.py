@@ -5,8 +5,14 @@ import grpc.aio
 
 from protos.errors import error_of
 from protos.identity import parse_address
-from protos.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, REFUSAL_METADATA_KEY
-from protos.refusals import DeadlinePassed, InvalidRequest, LighthouseError, Unreachable
+from protos.limits import (
+    LIGHTHOUSE_HTTP_PORT,
+    LIGHTHOUSE_PORT,
+    MAX_REQUEST_BYTES,
+    MAX_RESPONSE_BYTES,
+    REFUSAL_METADATA_KEY,
+)
+from protos.refusals import DeadlinePassed, InvalidRequest, LighthouseError, NotServed, Unreachable, WrongProtocol
 
 # Never lower grpc.min_reconnect_backoff_ms: it is the connect timeout too, and a thousand clients that join at once
 # live-lock. A proxy of the environment never stands between the parts of one training job.
@@ -51,5 +57,28 @@ def refusal(error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseE
     if status is grpc.StatusCode.INTERNAL and details == _BROKEN_WHILE_WRITING:
         return Unreachable(f"{address} has ended the stream while it was written to")
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # cancelled: by a server that stops
-        return Unreachable(f"{address} is unreachable: {details}")
+        return _unreachable(address, details)
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return NotServed(
+            f"{address} serves gRPC and not this call ({details}): is it the port of a manager instead of a "
+            "lighthouse's, the other way round, or another version?"
+        )
     return error_of(status, details)
+
+
+def _unreachable(address: str, details: str) -> Unreachable:
+    """In words, what gRPC says of a connection that it could not make."""
+    if "http1.x server" in details:
+        return WrongProtocol(
+            f"{address} is unreachable: an HTTP port and no gRPC port; a lighthouse listens for gRPC on "
+            f"{LIGHTHOUSE_PORT} and for HTTP on {LIGHTHOUSE_HTTP_PORT} unless told otherwise"
+        )
+    if "Failed parsing HTTP/2" in details:
+        return WrongProtocol(f"{address} is unreachable: another service listens there, and it does not speak gRPC")
+    if "Connection refused" in details:
+        return Unreachable(
+            f"{address} is unreachable: nothing listens there (connection refused); start it, or mend the address"
+        )
+    if "errors resolving" in details or "DNS resolution failed" in details:
+        return Unreachable(f"{address} is unreachable: this host name does not resolve here; mend the name, or the DNS")
+    return Unreachable(f"{address} is unreachable: {details}")

@@ -13,7 +13,7 @@ from lighthouse_runtime.streams import AsyncWatch, NodeStream, Session, Watch
 from protos.identity import parse_address
 from protos.incident import Gathered, Incident, IncidentSummary
 from protos.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
-from protos.membership import PLAIN, Assignment, CatchUp, Participant, Quorum, Vote
+from protos.membership import PLAIN, Assignment, CatchUp, Distrust, Participant, Quorum, Vote
 from protos.session import WatchRequest
 from protos.status import LighthouseStatus, ManagerStatus
 
@@ -125,6 +125,9 @@ class ManagerClient(SyncClient):
         commit_failures: int = 0,
         worker: str = "",
         catch_up: CatchUp = PLAIN,
+        compares: bool = False,
+        distrust: Distrust | None = None,
+        heals_first: bool | None = None,
         wait_for_ready: bool = True,
     ) -> Assignment:
         """One rank's request for a quorum; answered when every rank of the group has asked and one has formed.
@@ -142,6 +145,9 @@ class ManagerClient(SyncClient):
             commit_failures=commit_failures,
             worker=worker,
             catch_up=catch_up,
+            compares=compares,
+            distrust=distrust,
+            heals_first=heals_first,
         )
         return self._run(rpc, timeout_s, wait_for_ready)
 
@@ -176,9 +182,11 @@ class ManagerClient(SyncClient):
         open_ = functools.partial(call, metadata=self._metadata, wait_for_ready=wait_for_ready)
         return Watch(open_, self.address, request)
 
-    def report(self, group_rank: int, worker: str, reason: str, *, timeout_s: float = 1.0) -> None:
-        """Say why this rank is about to end. `worker` is that of its watch."""
-        self._run(calls.report(group_rank, worker, reason), timeout_s, wait_for_ready=False)
+    def report(
+        self, group_rank: int, worker: str, reason: str, *, ends_group: bool = False, timeout_s: float = 1.0
+    ) -> None:
+        """Say why this rank is about to end, with `ends_group` its whole group. `worker` is that of its watch."""
+        self._run(calls.report(group_rank, worker, reason, ends_group), timeout_s, wait_for_ready=False)
 
     def kill(self, msg: str = "", *, timeout_s: float = 10.0) -> None:
         self._run(calls.manager_kill(msg), timeout_s, wait_for_ready=False)
@@ -204,6 +212,9 @@ class AsyncManagerClient(AsyncClient):
         commit_failures: int = 0,
         worker: str = "",
         catch_up: CatchUp = PLAIN,
+        compares: bool = False,
+        distrust: Distrust | None = None,
+        heals_first: bool | None = None,
     ) -> Assignment:
         """One rank's request for a quorum; answered when every rank of the group has asked and one has formed.
 
@@ -219,6 +230,9 @@ class AsyncManagerClient(AsyncClient):
             commit_failures=commit_failures,
             worker=worker,
             catch_up=catch_up,
+            compares=compares,
+            distrust=distrust,
+            heals_first=heals_first,
         )
         return await self._run(rpc, timeout_s)
 
@@ -255,9 +269,11 @@ class AsyncManagerClient(AsyncClient):
         """The stream of the supervisor of a further host of the group; the first message sent is a NodeEntry."""
         return NodeStream(self._channel.stream_stream(calls.NODE)(metadata=self._metadata), self.address)
 
-    async def report(self, group_rank: int, worker: str, reason: str, *, timeout_s: float = 1.0) -> None:
-        """Say why this rank is about to end. `worker` is that of its watch."""
-        await self._run(calls.report(group_rank, worker, reason), timeout_s, wait_for_ready=False)
+    async def report(
+        self, group_rank: int, worker: str, reason: str, *, ends_group: bool = False, timeout_s: float = 1.0
+    ) -> None:
+        """Say why this rank is about to end, with `ends_group` its whole group. `worker` is that of its watch."""
+        await self._run(calls.report(group_rank, worker, reason, ends_group), timeout_s, wait_for_ready=False)
 
     async def kill(self, msg: str = "", *, timeout_s: float = 10.0) -> None:
         await self._run(calls.manager_kill(msg), timeout_s, wait_for_ready=False)

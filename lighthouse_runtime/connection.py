@@ -98,6 +98,11 @@ class AsyncClient:
     async def close(self) -> None:
         await self._channel.close()
 
+    @property
+    def is_connected(self) -> bool:
+        """The other side has answered on it, if only by HTTP/2's own first frame."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+
     async def connect(self, timeout_s: float) -> None:
         """Raises Unreachable if there is no connection in time."""
         try:

@@ -137,7 +137,7 @@ async def _body(request: web.Request) -> Mapping[str, object]:
     try:
         async with asyncio.timeout(ACTS_WITHIN_S):
             body = json.loads(await request.read())
-    except (ValueError, TimeoutError):
+    except (ValueError, RecursionError, TimeoutError):
         body = None
     if not isinstance(body, dict):
         raise InvalidRequest("is no JSON object", field="body")
@@ -149,6 +149,8 @@ def _order(body: Mapping[str, object]) -> KillOrder:
     if not all(isinstance(value, str) for value in given):
         raise InvalidRequest("job, replica_id and reason are text", field="body")
     job, replica_id, reason = map(str, given)
+    if any("\ud800" <= character <= "\udfff" for text in (job, replica_id, reason) for character in text):
+        raise InvalidRequest("job, replica_id and reason are text; a lone surrogate is none", field="body")
     return KillOrder(job, replica_id, reason)
 
 

@@ -9,6 +9,8 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from lighthouse_runtime.address import resolves
+from lighthouse_runtime.bind import split_bind
 from lighthouse_runtime.server_streams import FIRST_WITHIN_S, Ending, Requests, Sender
 from lighthouse_runtime.serving import Call, Entry, Method, Observer, Serving, Stream
 from protos.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, TOKEN_METADATA_KEY
@@ -90,11 +92,10 @@ class GrpcServer:
         try:
             port = self._server.add_insecure_port(bind)
         except RuntimeError as e:
-            raise InvalidRequest(
-                f"cannot listen on {bind}: the port is taken, or the address is not this host's; "
-                "choose another (port 0 takes a free one)",
-                field="--bind",
-            ) from e
+            why = "the port is taken, or the address is not this host's; choose another (port 0 takes a free one)"
+            if not resolves(split_bind(bind, "--bind")[0]):
+                why = "this host name does not resolve here; give an address of this host, or [::]:PORT for all"
+            raise InvalidRequest(f"cannot listen on {bind}: {why}", field="--bind") from e
         await self._server.start()
         await self.set_serving(True)
         return port
@@ -106,5 +107,5 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Take no new call, end every stream, give calls under way `grace_s`, then end them and every connection."""
-        self._serving.end_streams("the server is stopping; its successor will answer")
+        self._serving.end_streams("the server is stopping")
         await self._server.stop(grace_s)

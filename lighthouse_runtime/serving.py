@@ -152,7 +152,10 @@ class Serving:
     async def _refuse(self, path: str, context: _Context, error: LighthouseError) -> NoReturn:
         self._told(path, status_of(error))
         kind = (REFUSAL_METADATA_KEY, type(error).__name__)
-        await context.abort(status_of(error), cut_reason(str(error)), (kind,))
+        try:
+            await context.abort(status_of(error), cut_reason(str(error)), (kind,))
+        except grpc.aio.InternalError:  # the caller has gone meanwhile
+            raise asyncio.CancelledError from None
 
     def _told(self, path: str, status: grpc.StatusCode) -> None:
         self._observe(path.rpartition("/")[2], status)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from protos.membership import PLAIN, CatchUp, Tag
-from protos.refusals import InvalidRequest, Superseded, WrongState
+from protos.membership import PLAIN, CatchUp, Distrust, Tag
+from protos.refusals import InvalidRequest, LighthouseError, Superseded, Unrecoverable, WrongState
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,9 @@ class Ask:
     commit_failures: int = 0
     handle: str = ""
     catch_up: CatchUp = PLAIN
+    compares: bool = False
+    distrust: Distrust | None = None
+    heals_first: bool | None = None
 
     @property
     def holds(self) -> Tag:
@@ -40,17 +43,20 @@ def superseded(group_rank: int) -> Superseded:
     return Superseded(f"rank {group_rank} has asked again")
 
 
-def steps_differ(ask: Ask, other: Ask) -> WrongState:
-    return WrongState(
+def steps_differ(ask: Ask, other: Ask) -> Unrecoverable:
+    return Unrecoverable(
         f"step: rank {ask.group_rank} is at step {ask.step} and rank {other.group_rank} at {other.step}; the ranks of "
         "a group advance together: restart the group, or load one checkpoint in all its ranks"
     )
 
 
-def states_differ(ask: Ask, other: Ask) -> WrongState:
+def states_differ(ask: Ask, other: Ask, *, may_heal: bool) -> LighthouseError:
+    """`may_heal`: a peer that could heal them may come back."""
     held, other_held = ask.holds, other.holds
-    return WrongState(
+    what = (
         f"step: rank {ask.group_rank} holds step {held.step} of quorum {held.quorum_id} and rank {other.group_rank} "
-        f"step {other_held.step} of quorum {other_held.quorum_id}, and there is no other group to heal from: restart "
-        "the group, or load one checkpoint in all its ranks"
+        f"step {other_held.step} of quorum {other_held.quorum_id}, and there is no other group to heal from"
     )
+    if may_heal:
+        return WrongState(f"{what} any more, before all ranks had healed; ask again until one is back")
+    return Unrecoverable(f"{what}: restart the group, or load one checkpoint in all its ranks")

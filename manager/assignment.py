@@ -5,6 +5,10 @@ comes to the same answer. Participants below max_step heal. With `init_sync`, at
 takes the primary's state. Sources are dealt round-robin, offset by group_rank; the i-th healing participant is
 served by up-to-date participant (i + group_rank) mod their number; the next few in that order stand in for it.
 
+A participant that heals counts in that very step, if every participant says that it knows of such (heals_first), and
+this one takes the state over before it computes anything. One that would do so too late is dealt no source: it adds
+zeros, and heals under the next quorum.
+
 In a quorum that stands, a participant below max_step that says so catches up: it heals beside its steps, contributes
 to none of them until the next quorum, and is dealt no source if it has one already.
 """
@@ -34,9 +38,12 @@ def assign(
     origin = at_max[0] if all(member.tag_quorum_id is not None for member in members) else primary
     behind = _behind(members, max_step, origin if init_sync and max_step == 0 else None)
     catching_up = [i for i in behind if stands and members[i].catch_up and members[i].step < max_step]
-    healing = [i for i in behind if i not in catching_up or not members[i].has_source]
+    all_say = all(member.heals_first is not None for member in members)
+    healing = [i for i in behind if i not in catching_up and not (all_say and not members[i].heals_first)]
+    served = [i for i in behind if i in healing or (i in catching_up and not members[i].has_source)]
     sources = [i for i in range(len(members)) if i not in behind]
-    dealt = {target: (n + group_rank) % len(sources) for n, target in enumerate(healing)}
+    contributors = sorted(sources + healing) if all_say else sources
+    dealt = {target: (n + group_rank) % len(sources) for n, target in enumerate(served)}
     answer = Assignment(
         quorum_id=quorum.quorum_id,
         replica_rank=mine,
@@ -46,12 +53,15 @@ def assign(
         max_step=max_step,
         max_rank=at_max.index(mine) if mine in at_max else None,
         max_world_size=len(at_max),
-        contributors=len(sources),
+        contributors=len(contributors),
         primary_address=members[primary].address,
         serve_to=tuple(target for target, at in dealt.items() if sources[at] == mine),
         commit_failures=max(member.commit_failures for member in members),
         catching_up=tuple(catching_up),
         tag_quorum_id=members[at_max[0]].tag_quorum_id,
+        compares=all(member.compares for member in members),
+        place=contributors.index(mine) if mine in contributors else None,
+        healing=tuple(healing),
     )
     if mine not in dealt:
         return answer

@@ -8,6 +8,15 @@ vote for another step than the one in flight is refused with both numbers. A quo
 attempt at it, so a discard does not stick to the retry.
 
 Callers of the bare RPC who ask for no quorum open an attempt by their first vote.
+
+A bound vote for an attempt that was not opened here is of a manager that has ended, and that may have told others what
+it decided. So no rank that lives may be told otherwise:
+
+1. It was committed, if a rank holds (step + 1, quorum_id), or was let into step + 1 of the same quorum.
+2. It was not, if a rank says no to it, or has failed at its step. One that asks for anything else is not bound, and
+   holds no such state: once every rank has either repeated its yes or shown that, none was told to commit.
+3. Where a rank has gone for good before it said any of that, what it knew is not to be learned: those that wait are
+   refused, and end.
 """
 
 from collections import OrderedDict
@@ -15,7 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from manager.ask import check_rank
-from protos.refusals import InvalidRequest, LighthouseError, Superseded, WrongState
+from protos.fields import check_count
+from protos.refusals import LighthouseError, Superseded, Unrecoverable, WrongState
 
 DECISIONS_KEPT = 16
 
@@ -46,9 +56,17 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """It will not vote any more: what it has not voted for is discarded."""
+    """It will not vote any more: what was opened here, and it has not voted for, is discarded."""
 
     group_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankMissed:
+    """It was lost, for that reason, and no process has come in its place."""
+
+    group_rank: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +99,7 @@ class VoteRefused:
     error: LighthouseError
 
 
-Event = Opened | Voted | Withdrawn | RankLost | Asked
+Event = Opened | Voted | Withdrawn | RankLost | RankMissed | Asked
 Effect = Decided | VoteRefused
 
 
@@ -94,6 +112,12 @@ class _Attempt:
     decision: bool | None = None
     told: set[int] = field(default_factory=set)
     bound: set[int] = field(default_factory=set)  # calls
+    empty: set[int] = field(default_factory=set)  # ranks that ask, and neither hold the step nor have voted for it
+
+    @property
+    def is_inherited(self) -> bool:
+        """An earlier manager may have decided it."""
+        return not self.is_opened and bool(self.bound) and self.decision is None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -138,8 +162,11 @@ class CommitMachine:
                 return self._note_ask(event)
             case RankLost(group_rank):
                 attempt = self._attempt
-                is_missed = attempt is not None and attempt.decision is None and group_rank not in attempt.yes
-                return self._decide(attempt, False) if attempt is not None and is_missed else []
+                if attempt is None or attempt.decision is not None or attempt.is_inherited:
+                    return []
+                return self._decide(attempt, False) if group_rank not in attempt.yes else []
+            case RankMissed():
+                return self._miss(event)
 
     def _note_ask(self, asked: Asked) -> list[Effect]:
         """The bound yes of another rank may wait for this one's, under a manager that has restarted: what it holds
@@ -147,9 +174,35 @@ class CommitMachine:
         attempt = self._attempt
         if attempt is None or attempt.decision is not None or not attempt.bound or asked.group_rank in attempt.yes:
             return []
-        if asked.step == attempt.step and not asked.has_failed:
+        if (asked.step, asked.tag_quorum_id) == (attempt.step + 1, attempt.quorum_id):
+            return self._decide(attempt, True)
+        if asked.step == attempt.step and asked.has_failed:
+            return self._decide(attempt, False)
+        if attempt.is_opened:  # it is let into the same step, where it asks for that
+            return self._decide(attempt, False) if asked.step != attempt.step else []
+        return self._note_empty(attempt, asked.group_rank)
+
+    def _note_empty(self, attempt: _Attempt, group_rank: int) -> list[Effect]:
+        """Its process may be new: another rank may still hold the step."""
+        attempt.empty.add(group_rank)
+        return self._look(attempt)
+
+    def _look(self, attempt: _Attempt) -> list[Effect]:
+        """Whether every rank has spoken."""
+        if len(attempt.yes) == self._size:
+            return self._decide(attempt, True)
+        return self._decide(attempt, False) if len(attempt.empty | attempt.yes.keys()) == self._size else []
+
+    def _miss(self, missed: RankMissed) -> list[Effect]:
+        attempt = self._attempt
+        if attempt is None or not attempt.is_inherited or missed.group_rank in attempt.empty | attempt.yes.keys():
             return []
-        return self._decide(attempt, (asked.step, asked.tag_quorum_id) == (attempt.step + 1, attempt.quorum_id))
+        error = Unrecoverable(
+            f"step: what was decided on step {attempt.step} of quorum {attempt.quorum_id} is not to be learned: this "
+            f"manager has started since, and {missed.reason}"
+        )
+        calls, attempt.yes = attempt.yes.values(), {}
+        return [VoteRefused(call, error) for call in calls]
 
     def _open(self, attempt: _Attempt) -> list[Effect]:
         """An attempt that was not decided is over; whoever still waits in it learns so."""
@@ -163,20 +216,34 @@ class CommitMachine:
     def _vote(self, voted: Voted) -> list[Effect]:
         try:
             check_rank(voted.group_rank, self._size)
+            check_count(voted.step, "step")
+            effects = self._infer(voted)
             attempt = self._find(voted)
         except LighthouseError as e:
             return [VoteRefused(voted.call, e)]
         if isinstance(attempt, bool):
-            return [Decided(voted.call, attempt and voted.vote, voted.group_rank)]
+            return [*effects, Decided(voted.call, attempt and voted.vote, voted.group_rank)]
         if attempt.decision is not None:
             attempt.told.add(voted.group_rank)
-            return [Decided(voted.call, attempt.decision and voted.vote, voted.group_rank)]
-        return self._count(attempt, voted)
+            return [*effects, Decided(voted.call, attempt.decision and voted.vote, voted.group_rank)]
+        if attempt.is_inherited and voted.quorum_id is None and not voted.vote:
+            answer = Decided(voted.call, False, voted.group_rank)  # it was answered none, and is in no attempt
+            return [answer, *self._note_empty(attempt, voted.group_rank)]
+        return effects + self._count(attempt, voted)
+
+    def _infer(self, voted: Voted) -> list[Effect]:
+        """A rank is let into a step of a quorum once all ranks have committed the one before it: of two votes that
+        ranks repeat, the later one tells what was decided on the earlier."""
+        attempt = self._attempt
+        if attempt is None or attempt.is_opened or not attempt.bound or voted.quorum_id != attempt.quorum_id:
+            return []
+        if voted.step < attempt.step:
+            self._decided.setdefault((attempt.quorum_id, voted.step), True)
+        is_over = voted.step == attempt.step + 1 and attempt.decision is None
+        return self._decide(attempt, True) if is_over else []
 
     def _find(self, voted: Voted) -> _Attempt | bool:
         """The attempt that is voted for, or the decision that was made on it. Raises a refusal."""
-        if voted.step < 0:
-            raise InvalidRequest(f"is {voted.step}; steps count from 0", field="step")
         attempt = self._attempt
         quorum_id = voted.quorum_id if voted.quorum_id is not None else attempt.quorum_id if attempt else 0
         key = (quorum_id, voted.step)
@@ -184,7 +251,7 @@ class CommitMachine:
             return self._reopened(attempt) if voted.quorum_id is None and self._is_over(attempt) else attempt
         if key in self._decided:
             return self._decided[key]
-        if attempt is not None and quorum_id != attempt.quorum_id:
+        if attempt is not None and quorum_id != attempt.quorum_id and (attempt.is_opened or attempt.yes):
             raise WrongState(f"quorum_id: the vote is for quorum {quorum_id}, the one in force is {attempt.quorum_id}")
         if attempt is not None and attempt.decision is None and (attempt.is_opened or attempt.yes):
             raise WrongState(f"step: the vote is for step {voted.step}, the step in flight is {attempt.step}")
@@ -210,7 +277,8 @@ class CommitMachine:
             attempt.bound.add(voted.call)
         if not voted.vote:
             return effects + self._decide(attempt, False)
-        return effects + (self._decide(attempt, True) if len(attempt.yes) == self._size else [])
+        attempt.empty.discard(voted.group_rank)
+        return effects + self._look(attempt)
 
     def _decide(self, attempt: _Attempt, commit: bool) -> list[Effect]:
         attempt.decision = commit

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from lighthouse_runtime.bind import check_bind
+from lighthouse_runtime.address import advertised_host
+from lighthouse_runtime.bind import check_bind, split_bind
 from lighthouse_runtime.channel import target
 from lighthouse_runtime.durations import Duration
 from lighthouse_runtime.logs import FORMATS, LEVELS
@@ -44,7 +45,8 @@ class ManagerConfig:
     )
     advertise: str | None = setting(
         None,
-        "The address of this host that its peers can reach. Default: the one that routes to the lighthouse.",
+        "The address of this host that its peers can reach. Default: that of --bind, or, where that is all "
+        "addresses, the one that routes to the lighthouse.",
         metavar="HOST",
     )
     http: str | None = setting(
@@ -90,6 +92,10 @@ class ManagerConfig:
                     raise InvalidRequest(f"{self.advertise} has a port; give the host alone", field="--advertise")
         except InvalidRequest as e:
             raise ValueError(str(e)) from None
+
+    def advertised_host(self) -> str:
+        """By which peers reach this manager and its store. Raises InvalidRequest, naming the option."""
+        return advertised_host(self.lighthouse, self.advertise, split_bind(self.bind, "--bind")[0])
 
 
 def _check_reachable(address: Address, option: str) -> None:

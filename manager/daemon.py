@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 
-from lighthouse_runtime.address import advertised_host, resolves_to_loopback
+from lighthouse_runtime.address import resolves_to_loopback
 from lighthouse_runtime.bind import grpc_bind
 from lighthouse_runtime.channel import target
 from lighthouse_runtime.clients import AsyncLighthouseClient
@@ -26,10 +26,13 @@ from protos import VERSION
 from protos.identity import Address, parse_address
 from protos.limits import LIGHTHOUSE_PORT
 from protos.membership import Participant
+from protos.refusals import LighthouseError
 from protos.stall import Limits
 from protos.status import ManagerStatus
 
 log = logging.getLogger(__name__)
+
+MISCONFIGURED = 2
 
 
 class ManagerDaemon:
@@ -44,8 +47,8 @@ class ManagerDaemon:
         look: Look = look_alone,
         on_given_up: Callable[[RankGivenUp], None] = lambda _: None,
     ) -> None:
-        """`end` ends the process with a status. `more`: calls that a supervisor serves beside the manager's.
-        `look` as in EvidenceDesk, `on_given_up` as in ManagerDriver."""
+        """`end` ends the process with a status: 0 after it has left, 1 when it was killed, MISCONFIGURED. `more`: calls
+        that a supervisor serves beside the manager's. `look` as in EvidenceDesk, `on_given_up` as in ManagerDriver."""
         self._config = config
         self._policy = ControlPolicy(token, config.allow_remote_control)
         self._end = end
@@ -53,7 +56,7 @@ class ManagerDaemon:
         self._look = look
         self._on_given_up = on_given_up
         self._started_at = time.monotonic()
-        self._host = advertised_host(config.lighthouse, config.advertise)
+        self._host = config.advertised_host()
         self._store: StoreProcess | None = None
         self._store_address = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,8 +90,15 @@ class ManagerDaemon:
         self._driver = driver
         if config.http is not None:
             await self._start_http(config.http)
-        self._tasks.append(asyncio.create_task(driver.run(), name="sessions"))
+        self._tasks.append(asyncio.create_task(self._run(driver), name="sessions"))
         self._say_hello()
+
+    async def _run(self, driver: ManagerDriver) -> None:
+        try:
+            await driver.run()
+        except LighthouseError as e:
+            log.error("no lighthouse: %s; mend --lighthouse (LIGHTHOUSE_ADDRESS)", e)
+            self._end(MISCONFIGURED)
 
     def _is_loopback_at_home(self) -> bool:
         """Only this host can tell what a name is here."""
@@ -182,7 +192,8 @@ class ManagerDaemon:
             config.lighthouse,
         )
         if resolves_to_loopback(self._host) and not parse_address(config.lighthouse, "lighthouse").is_loopback:
-            log.warning("%s is a loopback: peers on other hosts cannot reach it; give --advertise", self._host)
+            log.warning("%s is a loopback: peers on other hosts cannot reach it; give --bind [::]:PORT and --advertise",
+                        self._host)  # fmt: skip
 
 
 async def serve(config: ManagerConfig, token: str | None, announce: int | None, stop: StopRequest) -> None:

@@ -32,7 +32,9 @@ from manager.events import (
     Sent,
     SessionClosed,
     SessionGivenUp,
+    SessionHeard,
     SessionOpened,
+    SessionSilent,
     VoteAnswered,
     VoteCast,
     WatchEnded,
@@ -49,7 +51,7 @@ from manager.watchers import Watchers
 from manager.worlds import Worlds
 from protos import torchft_pb2
 from protos.membership import Assignment, Participant, Quorum, Vote
-from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
+from protos.refusals import DeadlinePassed, LighthouseError, Unreachable, Unrecoverable
 from protos.session import Killed as KilledMessage
 from protos.session import ToManager, WatchRequest
 from protos.stall import Limits
@@ -170,11 +172,16 @@ class ManagerDriver:
         """Its rank closes its Agent in good order."""
         self._feed(RankLeaves(watch))
 
-    def report(self, group_rank: int, worker: str, reason: str) -> None:
-        """A rank is about to end. Raises InvalidRequest for one that the group does not have."""
+    def report(self, group_rank: int, worker: str, reason: str, *, ends_group: bool) -> None:
+        """A rank is about to end, with `ends_group` its whole group.
+
+        Raises InvalidRequest for one that the group does not have."""
         check_rank(group_rank, self.machine.me.group_world_size)
+        if not self.machine.ranks.watches.is_watched(group_rank, worker):
+            log.info("a process that this manager does not watch says that rank %d has failed: %s", group_rank, reason)
+            return
         log.error("rank %d has failed: %s", group_rank, reason)
-        self._feed(RankFailed(group_rank, worker, reason))
+        self._feed(RankFailed(group_rank, worker, reason, ends_group))
 
     # -- the end
 
@@ -262,6 +269,8 @@ class ManagerDriver:
                 case VoteAnswered(call, decision, following):
                     self._settle(call, Vote(decision, following))
                 case CallRefused(call, error):
+                    if isinstance(error, Unrecoverable):
+                        log.error("the ranks cannot go on: %s", error)
                     self._settle(call, error)
                 case Sent(message):
                     self._link.send(message)
@@ -273,6 +282,10 @@ class ManagerDriver:
                     self._on_given_up(effect)
                 case SessionGivenUp(reason):
                     self._link.give_up(reason)
+                case SessionSilent(reason):
+                    self._link.connect_beside(reason)
+                case SessionHeard():
+                    self._link.stay()
                 case Killed(reason):
                     log.error("killed by the lighthouse: %s", reason)
                     self.kill(reason)

@@ -55,11 +55,12 @@ class RankLeaves:
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """It says so itself, and ends."""
+    """It says so itself, and ends; `ends_group`: and no rank of the group can go on."""
 
     group_rank: int
     worker: str
     reason: str
+    ends_group: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,18 @@ class SessionGivenUp:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionSilent:
+    """A beat has no answer: make a second connection beside the first, and move the session there."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHeard:
+    """The silent session has answered: no second connection is needed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Killed:
     reason: str
 
@@ -172,6 +185,8 @@ Effect = (
     | RankGivenUp
     | WorldChanged
     | SessionGivenUp
+    | SessionSilent
+    | SessionHeard
     | Killed
     | EvidenceWanted
     | HasLeft

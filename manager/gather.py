@@ -2,7 +2,8 @@
 
 A replica group is one member only when all its ranks are there. Ranks that hold different states (an Agent says so by
 its tag) join as a group that disagrees, at their lowest step, and heal. Callers without tags whose steps differ are
-all refused, with both numbers: nobody could tell them to heal.
+all refused, with both numbers: nobody could tell them to heal. Ranks whose states differ and that no other group can
+heal must end. Only a group that was healing when all its peers went away asks again, for a while.
 
 A rank that asks again takes the place of its older call; one that withdraws takes the group's join back. An answer
 belongs to the round it was asked in and never reaches another. An error reaches every waiting rank at once.
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 
 from manager.ask import Ask, check_rank, states_differ, steps_differ, superseded
 from manager.assignment import assign
-from protos.membership import Assignment, Quorum
+from protos.fields import check_count
+from protos.membership import Assignment, Distrust, Quorum
 from protos.refusals import InternalError, InvalidRequest, LighthouseError, WrongState
 
 
@@ -55,6 +57,9 @@ class GroupJoined:
     catch_up: bool = False
     works_at: int | None = None
     has_source: bool = False
+    compares: bool = False
+    distrust: Distrust | None = None
+    heals_first: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,7 @@ class GatherMachine:
         self._last: dict[int, Ask] = {}
         self.incarnation = 0
         self._max_step: int | None = None
+        self._was_healing = False  # in the last quorum, these same processes
         self.quorum_id = 0
         self.step = 0
 
@@ -172,15 +178,16 @@ class GatherMachine:
         return effects + (self._join() if len(self._asks) == self._size else [])
 
     def _check_step(self, ask: Ask) -> None:
-        if ask.step < 0:
-            raise InvalidRequest(f"is {ask.step}; steps count from 0", field="step")
+        check_count(ask.step, "step")
         last = self._last.get(ask.group_rank)
         if last is None or last.worker != ask.worker:
             return
-        # A group whose ranks disagreed may have been told to heal to an older state than this rank's own.
-        if ask.step < min(last.step, self._max_step if self._max_step is not None else last.step):
+        # What counts is the state that the rank holds: one that catches up works at a later step, and may return. A
+        # group whose ranks disagreed may have been told to heal to an older state than this rank's own.
+        held, was_held = ask.holds.step, last.holds.step
+        if held < min(was_held, self._max_step if self._max_step is not None else was_held):
             raise InvalidRequest(
-                f"of rank {ask.group_rank} went from {last.step} back to {ask.step}; "
+                f"of rank {ask.group_rank} went from {was_held} back to {held}; "
                 "a rank that lost its state restarts, and its group with it",
                 field="step",
             )
@@ -189,10 +196,12 @@ class GatherMachine:
         last = self._last.get(ask.group_rank)
         if last is not None and last.worker != ask.worker:
             self.incarnation += 1
+            self._was_healing = False
 
     def _join(self) -> list[Effect]:
         asks = [self._asks[rank] for rank in sorted(self._asks)]
         states = {ask.holds for ask in asks}
+        distrust = next((ask.distrust for ask in asks if ask.distrust is not None), None)
         lags = any(ask.catch_up.held for ask in asks)
         self._round += 1
         self._is_joined = True
@@ -202,8 +211,8 @@ class GatherMachine:
                 round=self._round,
                 step=self.step,
                 incarnation=self.incarnation,
-                tag_quorum_id=asks[0].holds.quorum_id if len(states) == 1 else None,
-                ranks_disagree=len(states) > 1,
+                tag_quorum_id=asks[0].holds.quorum_id if len(states) == 1 and distrust is None else None,
+                ranks_disagree=len(states) > 1 or distrust is not None,
                 shrink_only=any(ask.shrink_only for ask in asks),
                 commit_failures=max(ask.commit_failures for ask in asks),
                 seen_quorum_id=self.quorum_id,
@@ -212,6 +221,9 @@ class GatherMachine:
                 catch_up=all(ask.catch_up.is_wanted for ask in asks),
                 works_at=max(ask.step for ask in asks) if lags else None,
                 has_source=all(ask.catch_up.has_source for ask in asks),
+                compares=all(ask.compares for ask in asks),
+                distrust=distrust,
+                heals_first=_heals_first(asks),
             )
         ]
 
@@ -237,19 +249,23 @@ class GatherMachine:
                 )
             answers.append(RankAnswered(ask.call, assignment, quorum))
         self.quorum_id = quorum.quorum_id
-        odd = self._disagreement()
-        if odd is not None and not (answers[0].assignment.heals or answers[0].assignment.catches_up):
+        odd = self._disagreement(is_alone=len(quorum.participants) == 1)
+        heals = answers[0].assignment.heals or answers[0].assignment.catches_up
+        if odd is not None and not heals:
             return self.refuse_all(odd)
+        self._was_healing = heals
         self._asks = {}
         self._is_joined = False
         self._max_step = answers[0].assignment.max_step
         return [RoundAnswered(quorum.quorum_id, self._max_step), *answers]
 
-    def _disagreement(self) -> WrongState | None:
-        """Why the waiting ranks cannot train without healing, if they hold different states."""
+    def _disagreement(self, *, is_alone: bool) -> LighthouseError | None:
+        """Why the waiting ranks cannot train without healing, if they hold different states. Those that were healing
+        when their peers went away wait for them; where others are there that look up to this group, it must end, or
+        these wait for a state that no group has."""
         first, *others = self._asks.values()
         odd = next((other for other in others if other.holds != first.holds), None)
-        return states_differ(first, odd) if odd is not None else None
+        return states_differ(first, odd, may_heal=is_alone and self._was_healing) if odd is not None else None
 
     def refuse_all(self, error: LighthouseError) -> list[Effect]:
         """Every waiting rank gets `error`."""
@@ -258,6 +274,12 @@ class GatherMachine:
         self._asks = {}
         self._is_joined = False
         return taken_back + refused
+
+
+def _heals_first(asks: Sequence[Ask]) -> bool | None:
+    """None: a rank of the group does not say."""
+    said = [ask.heals_first for ask in asks]
+    return None if None in said else all(said)
 
 
 def _cannot_meet(ask: Ask, other: Ask) -> bool:

@@ -7,7 +7,8 @@ It grants step n under quorum q if and only if
 3. its lease is valid: less than LEASE_SHARE of it has passed since the newest echoed beat was sent.
 
 The first rank's request decides; the others get the same answer, flagged if the quorum was revoked since: then they
-run the step and vote no, so that none waits for another. While it is recalled, or its lease has run out, ranks wait.
+run the step and vote no, so that none waits for another. So does one that holds no state any more, where its group is
+in that step already; else it joins, and heals. While it is recalled, or its lease has run out, ranks wait.
 It joins only when it was resumed and is past the last step, when it was revoked, or when a step failed; and then it
 never grants under that quorum again, whatever becomes of the join.
 """
@@ -53,6 +54,7 @@ class GrantMachine:
         self._assigned: dict[tuple[int, bool], Assignment] = {}
         self._catching_up: dict[int, CatchUp] = {}
         self._wants_next = False
+        self._knows_lost = False
         self.mode = HoldMode.REVOKED
         self.granted = 0
         self.lease_until = 0.0
@@ -75,7 +77,7 @@ class GrantMachine:
         self._quorum, self._formed_for, self.granted = quorum, step, step
         self._committed, self._upto = -1, 0
         self._assigned = {}
-        self._catching_up, self._wants_next = {}, False
+        self._catching_up, self._wants_next, self._knows_lost = {}, False, False
         self.mode = HoldMode.STANDING
         self.lease_until = self.renewed_until  # an earlier lighthouse may have given a longer lease
 
@@ -94,19 +96,28 @@ class GrantMachine:
 
     def obey(self, order: Order) -> bool:
         """Whether the ranks are to be told that the quorum is revoked."""
-        if self._quorum is None or order.quorum_id != self._quorum.quorum_id or not self.grants:
+        if self._quorum is None or order.quorum_id != self._quorum.quorum_id:
+            return False
+        if order.phase is Phase.REVOKED:
+            return self._end(order.lost)
+        if not self.grants:
             return False
         match order.phase:
             case Phase.RECALLED:
                 self.mode = HoldMode.FROZEN
             case Phase.RESUMED:
                 self.mode, self._upto = HoldMode.RESUMED, order.upto
-            case Phase.REVOKED:
-                self.mode = HoldMode.REVOKED
-                return True
             case Phase.NONE | Phase.RETURNING | Phase.STANDING:
                 pass
         return False
+
+    def _end(self, lost: str) -> bool:
+        """Whether that is news: the end, or which group was lost."""
+        is_news = self.grants or (bool(lost) and not self._knows_lost)
+        self._knows_lost |= bool(lost)
+        if self.grants:
+            self.mode = HoldMode.REVOKED
+        return is_news
 
     def give_up(self) -> bool:
         """A step failed, or a rank was lost. Whether that changes anything."""
@@ -119,11 +130,12 @@ class GrantMachine:
         if self._quorum is None or self.mode is HoldMode.JOINING:
             return Join()
         is_repeated = ask.step == self.granted and self._committed < ask.step and ask.commit_failures == 0
-        if is_repeated:
+        if is_repeated and (ask.distrust is None or self._size > 1):
             return self._grant(ask, is_first=False)
         if self.mode is HoldMode.REVOKED:
             return Join()
-        if ask.commit_failures or ask.step != self.granted + 1 or self._committed != self.granted:
+        has_failed = ask.commit_failures > 0 or ask.distrust is not None
+        if has_failed or ask.step != self.granted + 1 or self._committed != self.granted:
             self.mode = HoldMode.REVOKED
             return Join(gives_up=True)
         if self.mode is HoldMode.FROZEN:
@@ -147,7 +159,7 @@ class GrantMachine:
         return True
 
     def assignment(self, group_rank: int, init_sync: bool) -> Assignment:
-        """What the highest granted step means for a rank: after the step it was formed for, nobody heals but those who
+        """What the highest granted step means for a rank: after the step it was formed for, none heals but those that
         catch up, and these contribute to none."""
         formed = self._assign(group_rank, init_sync)
         revoked = self.mode is HoldMode.REVOKED
@@ -161,6 +173,8 @@ class GrantMachine:
             max_rank=None if formed.catches_up else place,
             max_world_size=contributors,
             contributors=contributors,
+            place=None if formed.catches_up else place,
+            healing=(),
             tag_quorum_id=formed.quorum_id,
             heal_from_rank=None,
             heal_from_address="",

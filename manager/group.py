@@ -24,7 +24,9 @@ from manager.events import (
     Sent,
     SessionClosed,
     SessionGivenUp,
+    SessionHeard,
     SessionOpened,
+    SessionSilent,
     WorldChanged,
 )
 from manager.grants import LEASE_SHARE
@@ -99,14 +101,15 @@ class GroupMachine:
         self.ranks.hear(now)
         effects = self._dispatch(event, now)
         self.ranks.hear(now)
-        return effects + self._send(self.session.tick(now)) + self._end()
+        return effects + self._send(self.session.tick(now)) + self._listen(now) + self._end()
 
     def tick(self, now: float) -> Sequence[Effect]:
+        self.ranks.hear(now)
+        effects = self._perform(self.ranks.expire(now), now)
         if self.session.is_given_up(now):
             self.session.closed()
-            return [SessionGivenUp(f"the lighthouse has echoed nothing for {self.session.lease_s:g} s")]
-        self.ranks.hear(now)
-        return self._perform(self.ranks.expire(now), now) + self._send(self.session.tick(now))
+            return [*effects, SessionGivenUp(f"the lighthouse has echoed nothing for {self.session.lease_s:g} s")]
+        return effects + self._send(self.session.tick(now)) + self._listen(now)
 
     def deadline(self) -> float | None:
         """When to call tick next."""
@@ -121,7 +124,7 @@ class GroupMachine:
                 self.session.closed()
                 self._unopened = None  # asked for again on the next session
                 if self._has_left:
-                    self._let_go = "the lighthouse is away"
+                    self._let_go = self._let_go or "its session has ended"
                 return self._leave_if_idle(now) if self.ranks.drains else []
             case Received(message):
                 return self._receive(message, now)
@@ -232,8 +235,17 @@ class GroupMachine:
             catch_up=joined.catch_up,
             works_at=joined.works_at,
             has_source=joined.has_source,
+            compares=joined.compares,
+            distrust=joined.distrust,
+            heals_first=joined.heals_first,
             wire=self._show_handles(joined.handles),
         )
+
+    def _listen(self, now: float) -> list[Effect]:
+        is_silent = self.session.news_of_silence(now)
+        if is_silent is None:
+            return []
+        return [SessionSilent("it has not answered the last beat")] if is_silent else [SessionHeard()]
 
     # -- leaving
 
@@ -253,7 +265,7 @@ class GroupMachine:
         self._has_left = True
         effects = self._perform(self.ranks.refuse_all(self._drained()), now)
         if not self.session.is_open:
-            self._let_go = "the lighthouse is away"
+            self._let_go = "it had no session to say so on"
             return effects
         messages = self.session.leave(self._draining)
         self.session.closed()

@@ -20,6 +20,7 @@ this one dies. It imports nothing but the standard library and a few files of ou
 import contextlib
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -40,6 +41,7 @@ from manager.preloader import Hooks, Preloader
 _POLL_S = 0.02
 _UNKILLABLE_S = 5.0
 _READ_BYTES = 1 << 16
+_REST_S = 1.0
 
 
 class Guard:
@@ -74,6 +76,7 @@ class Guard:
                 self._regulate()
         finally:
             self._end_all()
+            self._write_rest()
 
     def _patience_s(self) -> float | None:
         if any(child.status is not None for child in self._children.values()):
@@ -253,6 +256,14 @@ class Guard:
             self._is_muted = True
             while piece := self._outlet.piece():
                 self._outlet.taken(len(piece))
+
+    def _write_rest(self) -> None:
+        """What ranks have said last; a reader that has stopped is not waited for."""
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        ends_at = time.monotonic() + _REST_S
+        while self._outlet.has_some and poll.poll(1000 * max(0.0, ends_at - time.monotonic())):
+            self._write()
 
     def _note(self, label: str, said: str) -> None:
         self._outlet.put(f"[{label}] ", [said.encode()])

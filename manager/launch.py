@@ -6,7 +6,6 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lighthouse_runtime.address import advertised_host
 from lighthouse_runtime.channel import target
 from lighthouse_runtime.clients import AsyncLighthouseClient
 from manager.config import ManagerConfig
@@ -38,7 +37,7 @@ class Launch:
         config, settings = self.config, self.settings
         store = config.store
         if has_store:
-            store = str(Address(advertised_host(config.lighthouse, config.advertise), settings.chosen_store_port))
+            store = str(Address(config.advertised_host(), settings.chosen_store_port))
         size = settings.layout.world_size
         if self.torchrun is not None:
             size = self.torchrun.world_size or config.group_world_size

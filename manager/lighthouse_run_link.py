@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from lighthouse_runtime.clients import AsyncLighthouseClient
 from lighthouse_runtime.streams import SupervisorStream
-from manager.lighthouse_link import Backoff
+from manager.lighthouse_link import Absence, Backoff
 from protos.generation import Done, Refusal, Stop
-from protos.refusals import DeadlinePassed, LighthouseError, NotServed, Unreachable
+from protos.refusals import DeadlinePassed, LighthouseError, NotServed, Unreachable, WrongProtocol
 from protos.supervisor import (
     HostExcluded,
     StopAsked,
@@ -53,7 +53,8 @@ class RunLink:
         self._stop: StopAsked | None = None
         self._excluded: HostExcluded | None = None
         self._has_heard_stop = asyncio.Event()
-        self._is_reachable: bool | None = None
+        self._has_answered = self._is_away = False
+        self._absence = Absence()
         self._is_over = False
         self._task: asyncio.Task[None] | None = None
 
@@ -101,7 +102,10 @@ class RunLink:
                     if not self._is_over:
                         self._note(f"{self._address} has ended the stream")
                 except (Unreachable, DeadlinePassed) as e:
-                    self._note(str(e))
+                    if isinstance(e, WrongProtocol) and not self._has_answered:
+                        self._receive(stream, Refusal(e))
+                    else:
+                        self._note(str(e))
                 except NotServed:
                     log.warning("%s keeps no runs: supervised without; a stop is not heard of", self._address)
                     self._is_over = True
@@ -158,13 +162,15 @@ class RunLink:
         self._losses = deque((*doubtful, *self._losses), maxlen=MAX_KEPT_LOSSES)
 
     def _note(self, error: str) -> None:
-        if error and self._is_reachable is not False:
-            log.warning("lighthouse lost: %s; %s", error, self._consequence())
-        elif not error and self._is_reachable is False:
-            log.info("lighthouse back")
-        self._is_reachable = not error
+        if error:
+            if text := self._absence.noted(error, asyncio.get_running_loop().time()):
+                log.warning("lighthouse lost: %s; %s", text, self._consequence())
+        else:
+            if self._is_away:
+                log.info("lighthouse back")
+            self._absence.ended()
+            self._has_answered = True
+        self._is_away = bool(error)
 
     def _consequence(self) -> str:
-        return (
-            "the ranks start when it answers" if self._is_reachable is None else "the ranks are supervised all the same"
-        )
+        return "the ranks are supervised all the same" if self._has_answered else "the ranks start when it answers"

@@ -1,10 +1,16 @@
 """The manager's side of its session: hello, beats, joins, and when to give the connection up. No I/O.
 
 What is under way outlives a connection: a join is asked again on the next session, and everything else is a level that
-hello and beats repeat. The lease is reckoned from when the echoed beat was sent. A session without an echo for a whole
-lease is given up: the lighthouse or the way to it is gone.
+hello and beats repeat. The lease is reckoned from when the echoed beat was sent.
+
+A beat that is not answered within one and a half intervals makes the session silent: it may be that only this
+connection carries nothing any more. A second connection is then made beside it, and the session moves there once there
+is one; the first one is not closed before the lighthouse has welcomed the second. So a lighthouse that is merely paused
+loses no group: it answers on the first before the second exists, or takes the second in its place. A session without an
+echo for a whole lease is given up: the lighthouse or the way to it is gone.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +32,7 @@ from protos.session import (
 
 FIRST_BEAT_INTERVAL_S = 1.0
 FIRST_LEASE_S = 5.0
+SILENT_AFTER_INTERVALS = 1.5
 _NEWS = (HoldMode.FROZEN, HoldMode.REVOKED)
 
 
@@ -50,6 +57,8 @@ class SessionMachine:
         self._sent_at: dict[int, float] = {}
         self._next_beat_at = 0.0
         self._heard_at = 0.0
+        self._unheard = 0  # sessions in a row that were opened, and never answered
+        self._is_silent = False  # as it was said last
         self._told = Levels()
         self._entered = (0, 0)  # the quorum that is held, and the step that it began with
         self._join: _Join | None = None
@@ -58,6 +67,8 @@ class SessionMachine:
         self.is_open = True
         self._sent_at = {}
         self._heard_at = now
+        self._unheard += 1
+        self._is_silent = False
         if self._telling is not None:
             self._telling.begin()
         messages: list[ToLighthouse] = [
@@ -81,16 +92,34 @@ class SessionMachine:
         return self.is_open and now >= self._heard_at + self.lease_s
 
     def deadline(self) -> float | None:
-        return min(self._next_beat_at, self._heard_at + self.lease_s) if self.is_open else None
+        if not self.is_open:
+            return None
+        moments = [self._next_beat_at, self._heard_at + self.lease_s]
+        return min(moments if self._is_silent else [*moments, self._silent_at])
+
+    def news_of_silence(self, now: float) -> bool | None:
+        """Whether the session is silent, if that has changed; None: it has not."""
+        is_silent = self.is_open and now >= self._silent_at
+        if is_silent is self._is_silent:
+            return None
+        self._is_silent = is_silent
+        return is_silent
+
+    @property
+    def _silent_at(self) -> float:
+        """A lighthouse that answers none of several sessions in a row is given longer each time."""
+        asked_at = next(iter(self._sent_at.values()), math.inf)
+        patience_s = SILENT_AFTER_INTERVALS * self._interval_s * 2 ** max(0, min(self._unheard, 10) - 1)
+        return max(asked_at, self._heard_at) + patience_s
 
     def welcomed(self, welcome: Welcome, now: float) -> None:
-        self._heard_at = now
+        self._heard_at, self._unheard = now, 0
         self._interval_s, self.lease_s = welcome.heartbeat_interval_s, welcome.lease_s
         self._next_beat_at = min(self._next_beat_at, now + self._interval_s)
 
     def echoed(self, echo: Echo, now: float) -> float | None:
         """When the newest echoed beat was sent; None for an echo of nothing that was sent on this connection."""
-        self._heard_at = now
+        self._heard_at, self._unheard = now, 0
         self._interval_s = echo.heartbeat_interval_s
         sent_at = self._sent_at.pop(echo.number, None)
         for number in [number for number in self._sent_at if number < echo.number]:

@@ -5,6 +5,7 @@ import itertools
 import logging
 from collections.abc import Callable
 
+from lighthouse_runtime.loop import STOP_SIGNALS
 from lighthouse_runtime.server import FIRST_WITHIN_S, Call, Requests, Sender, Stream
 from manager.from_outside import ELSEWHERE, LOOK_WITHIN_S
 from manager.plan import Plan
@@ -36,9 +37,14 @@ _SEEN_WITHIN_S = LOOK_WITHIN_S + 0.5
 
 
 class Nodes:
-    """`tell` hears of what the machine must know; `end` is called when such a supervisor got a signal."""
+    """`tell` hears of what the machine must know.
 
-    def __init__(self, plan: Callable[[], Plan], tell: Callable[[Event], None], end: Callable[[int], None]) -> None:
+    `end` is called when such a supervisor got a signal: with 128 + its number, and the host.
+    """
+
+    def __init__(
+        self, plan: Callable[[], Plan], tell: Callable[[Event], None], end: Callable[[int, int], None]
+    ) -> None:
         self._plan = plan
         self._tell = tell
         self._end = end
@@ -92,7 +98,7 @@ class Nodes:
             async for request in requests:
                 self._heard_at[host] = asyncio.get_running_loop().time()
                 if (message := node_request_from_wire(request)) is not None:
-                    self._receive(host, message)
+                    self.receive(host, message)
         finally:
             watch.cancel()
             self._leave(host, sender)
@@ -132,7 +138,7 @@ class Nodes:
             await asyncio.sleep(BEAT_S)
         sender.end(Unreachable(f"host {host} was silent for {SILENCE_S:g} s"))  # it may come back
 
-    def _receive(self, host: int, message: FromNode) -> None:
+    def receive(self, host: int, message: FromNode) -> None:
         match message:
             case NodeRankEnded(rank, attempt, status, cause):
                 if self._plan().layout.host_of(rank) != host:
@@ -141,7 +147,9 @@ class Nodes:
             case NodeCheckFailed(reason):
                 self._tell(CheckFailed(host, reason))
             case NodeEndAsked(status):
-                self._end(status)
+                if status - 128 not in STOP_SIGNALS:
+                    raise InvalidRequest(f"{status} is not the status of a stop signal (143, 130)", field="status")
+                self._end(status, host)
             case NodeSeen(number, outside):
                 if (look := self._looks.get(number)) is not None and not look.done():
                     look.set_result(outside)

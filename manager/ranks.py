@@ -99,7 +99,7 @@ class Ranks:
                 effects = self._perform_commit(self.commit.handle(voted), now)
                 for ask in self.gather.asks:
                     effects += self._perform_commit(self.commit.handle(_asked(ask)), now)
-                return effects
+                return effects + self._miss(self.watches.missed)
             case CallEnded(call):
                 return self._end_call(call)
             case CallExpired(call, error):
@@ -113,13 +113,17 @@ class Ranks:
             case RankLeaves(watch):
                 self.watches.leaves(watch)
                 return []
-            case RankFailed(group_rank, worker, reason):
-                return self._lose(group_rank, now) if self.watches.failed(group_rank, worker, reason, now) else []
+            case RankFailed(group_rank, worker, reason, ends_group):
+                if not self.watches.failed(group_rank, worker, reason, now):
+                    return []
+                effects = self._lose(group_rank, now)
+                mates = self.watches.mates_of(group_rank)
+                return effects + (self._end_mates(group_rank, mates, reason) if ends_group else [])
 
     # -- what the lighthouse says
 
     def obey(self, order: Order, now: float) -> list[Effect]:
-        revoked = self._push_revoked(order.reason) if self.grants.obey(order) else []
+        revoked = self._push_revoked(order.reason, order.lost) if self.grants.obey(order) else []
         return revoked + self.decide_again(now)
 
     def decide_again(self, now: float) -> list[Effect]:
@@ -194,11 +198,26 @@ class Ranks:
     def _give_up_rank(self, absence: Absence) -> list[Effect]:
         rank = absence.group_rank
         reason = f"{self.watches.why_lost(rank)}, and is not back"
-        effects: list[Effect] = [Pushed(RankGone(rank, reason), self.watches.of(absence.mates))]
+        return [
+            *self._end_mates(rank, absence.mates, reason),
+            RankGivenUp(rank, reason, absence.lost_at, absence.has_left),
+        ]
+
+    def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str) -> list[Effect]:
+        """The processes that the lost rank has left behind are told, and wait for nothing here."""
+        effects: list[Effect] = [
+            Pushed(RankGone(group_rank, reason), self.watches.of(mates)),
+            *self._miss([group_rank]),
+        ]
         for ask in (*self._waiting.values(), *self.gather.asks):
-            if ask.worker in absence.mates:
+            if ask.worker in mates:
                 effects += self._refuse(ask.group_rank, WrongState(reason))
-        return [*effects, RankGivenUp(rank, reason, absence.lost_at, absence.has_left)]
+        return effects
+
+    def _miss(self, group_ranks: Iterable[int]) -> list[Effect]:
+        """What they may have known of a step that was decided before this manager started is gone with them."""
+        missed = (commit.RankMissed(rank, self.watches.why_lost(rank)) for rank in group_ranks)
+        return [effect for each in missed for effect in _refusals(self.commit.handle(each))]
 
     def _ask(self, ask: Ask, now: float) -> list[Effect]:
         decision = self.grants.decide(ask, now)
@@ -279,9 +298,9 @@ class Ranks:
             return []
         return self._push_revoked(reason) + self.decide_again(now)
 
-    def _push_revoked(self, reason: str) -> list[Effect]:
+    def _push_revoked(self, reason: str, lost: str = "") -> list[Effect]:
         held = self.grants.held
-        return [] if held is None else [Pushed(Revoked(held.quorum_id, reason), self.watches.all())]
+        return [] if held is None else [Pushed(Revoked(held.quorum_id, reason, lost), self.watches.all())]
 
 
 def _asked(ask: Ask) -> commit.Asked:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from lighthouse_runtime.process import ended_process, host_id
 from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
@@ -12,9 +13,9 @@ from protos import manager_pb2, status_wire, torchft_pb2, watch_wire, wire
 from protos.evidence import OwnEvidence
 from protos.fields import check_count, check_quorum_id, check_short
 from protos.limits import answer_margin_s, cut_reason
-from protos.membership import CatchUp, Quorum, Tag, Vote
+from protos.membership import Assignment, CatchUp, Quorum, Tag, Vote
 from protos.progress import Sample
-from protos.refusals import LighthouseError
+from protos.refusals import LighthouseError, Unrecoverable, WrongState
 from protos.session import Ballot, Counted, Leaving
 from protos.status import ManagerStatus
 
@@ -65,25 +66,31 @@ class ManagerService:
         }
 
     async def quorum(self, request: manager_pb2.ManagerQuorumRequest, call: Call) -> manager_pb2.ManagerQuorumResponse:
-        assignment, _ = await self._driver.ask(
-            _answer_time_s(call),
+        worker = _checked(request.worker, "worker")
+        assignment, _ = await self._ask(
+            call,
+            is_agent=bool(worker),
             group_rank=request.rank,
             step=request.step,
             checkpoint_address=_checked(request.checkpoint_server_addr, "checkpoint_server_addr"),
             tag_quorum_id=_tag(request),
-            worker=_checked(request.worker, "worker"),
+            worker=worker,
             shrink_only=request.shrink_only,
             init_sync=request.init_sync if request.HasField("init_sync") else True,
             commit_failures=check_count(request.commit_failures, "commit_failures"),
             catch_up=_catch_up(request),
+            compares=request.compares,
+            distrust=wire.distrust_from_native(request),
+            heals_first=request.heals_first if request.HasField("heals_first") else None,
         )
         return wire.assignment_to_native(replace(assignment, world=self._driver.worlds.world))
 
     async def torchft_quorum(
         self, request: torchft_pb2.ManagerQuorumRequest, call: Call
     ) -> torchft_pb2.ManagerQuorumResponse:
-        assignment, quorum = await self._driver.ask(
-            _answer_time_s(call),
+        assignment, quorum = await self._ask(
+            call,
+            is_agent=False,
             group_rank=request.group_rank,
             step=request.step,
             checkpoint_address=_checked(request.checkpoint_metadata, "checkpoint_metadata"),
@@ -93,6 +100,14 @@ class ManagerService:
             handle=_checked(request.reconfigure_handle, "reconfigure_handle"),
         )
         return wire.assignment_to_torchft(assignment, _handles(quorum, request.group_rank))
+
+    async def _ask(self, call: Call, *, is_agent: bool, **fields: Any) -> tuple[Assignment, Quorum | None]:
+        """What `driver.ask` says. The documented status for ranks that do not go together is FAILED_PRECONDITION; only
+        an Agent is told by a status of its own that it has to end."""
+        try:
+            return await self._driver.ask(_answer_time_s(call), **fields)
+        except Unrecoverable as e:
+            raise e if is_agent else WrongState(str(e)) from None
 
     async def checkpoint_address(
         self, request: manager_pb2.CheckpointAddressRequest, _: Call
@@ -140,8 +155,9 @@ class ManagerService:
         return status_wire.manager_status_to_wire(self._status())
 
     async def report(self, request: manager_pb2.ReportRequest, _: Call) -> manager_pb2.ReportResponse:
-        reason = cut_reason(" ".join(request.reason.split()))
-        self._driver.report(request.rank, _checked(request.worker, "worker"), reason or "no reason given")
+        reason = cut_reason(request.reason)
+        worker = _checked(request.worker, "worker")
+        self._driver.report(request.rank, worker, reason or "no reason given", ends_group=request.ends_group)
         return manager_pb2.ReportResponse()
 
     async def watch(self, requests: Requests[manager_pb2.WatchRequest], call: Call, sender: Sender) -> None:
@@ -200,7 +216,7 @@ class ManagerService:
 
     def _kill(self, msg: str, call: Call) -> None:
         self._policy.check(call)
-        reason = " ".join(msg.split()) or "no reason given"
+        reason = cut_reason(msg) or "no reason given"
         log.error("killed by %s: %s", call.peer, reason)
         self._driver.kill(reason)
 

@@ -5,12 +5,14 @@
 2. A rank that ends by the abort code or by SIGINT stops the run for all. So does a budget that is exhausted.
 3. A host whose supervisor is lost has lost its ranks; it is waited for. A rank whose process is there and does nothing
    (it is stopped, or frozen) is lost, too.
-4. Who is asked to end, or is told that the run has stopped, restarts nothing. It is over when no rank runs.
+4. A group that is asked to end, or is told that the run has stopped, restarts nothing. It is over when no rank runs.
+   The first reason counts, and the earliest end of the grace: a cause that comes twice takes nothing from the grace.
 5. What an earlier attempt still says is not heard.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from manager.restarts import (
@@ -87,9 +89,15 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
+    """`kill_at`: when the grace of the ranks is over; infinity while they leave."""
+
     status: int
     why: str
-    is_leaving: bool
+    kill_at: float
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.kill_at == math.inf
 
 
 class SupervisorMachine:
@@ -138,7 +146,7 @@ class SupervisorMachine:
         effects: list[Effect] = []
         if late and self._ending is None:
             why = f"host {late[0]} of the group was not there for {self._host_timeout_s:g} s"
-            effects += self._end(_Ending(1, why, is_leaving=False), self._grace_s)
+            effects += self._fail(why, now)
         return [*effects, *self._go_on(now)]
 
     def deadline(self) -> float | None:
@@ -161,13 +169,13 @@ class SupervisorMachine:
             case RankSilent():
                 return self._rank_silent(event, now)
             case CheckFailed(host, reason):
-                return self._exclude(Exclude(host, f"its health check failed: {reason}"))
+                return self._exclude(Exclude(host, f"its health check failed: {reason}"), now)
             case StopHeard(reason):
-                return self._stop(f"the run is stopped: {reason}")
+                return self._stop(f"the run is stopped: {reason}", now)
             case KillAsked(reason):
                 return self._kill(reason, now)
-            case EndAsked(status, why, is_leaving):
-                return self._end(_Ending(status, why, is_leaving), self._grace_s)
+            case EndAsked():
+                return self._end_asked(event, now)
 
     # -- losses
 
@@ -184,7 +192,7 @@ class SupervisorMachine:
                 unit.phase = unit.phase if unit.running else Phase.DONE
                 return []
             case Outcome.ABORT:
-                return self._stop_run(why)
+                return self._stop_run(why, now)
             case Outcome.LOST:
                 return self._lose(unit, self._layout.host_of(ended.rank), why, now)
 
@@ -215,50 +223,52 @@ class SupervisorMachine:
                 who = "the group" if self._policy.scope == GROUP_SCOPE else f"rank {unit.ranks[0]}"
                 return [Noted(f"{why}; {who} is started again in {after_s:.2g} s"), *self._halt(unit, self._grace_s)]
             case Exclude() as exclusion:
-                return [Noted(why), *self._exclude(exclusion)]
+                return [Noted(why), *self._exclude(exclusion, now)]
             case GiveUp(reason, is_for_all):
                 whole = f"{reason}; {why}"
-                return self._stop_run(whole) if is_for_all else self._fail(whole)
+                return self._stop_run(whole, now) if is_for_all else self._fail(whole, now)
 
     def _kill(self, reason: str, now: float) -> list[Effect]:
-        if not self._policy.restart_after_kill:
-            return self._end(_Ending(1, f"killed: {reason}", is_leaving=False), 0.0)
+        if self._ending is not None or not self._policy.restart_after_kill:
+            return self._end(1, f"killed: {reason}", 0.0, now)
         effects: list[Effect] = [Noted(f"killed: {reason}; the ranks are started again")]
         for unit in self.units:
-            if unit.phase is Phase.RUNNING and self._ending is None:
+            if unit.phase is Phase.RUNNING:
                 unit.starts_at = now + self._policy.delay_s
                 effects += self._halt(unit, 0.0)
         return effects
 
     # -- the end
 
-    def _stop_run(self, why: str) -> list[Effect]:
-        return [RunStopAsked(why), *self._stop(why)]
+    def _stop_run(self, why: str, now: float) -> list[Effect]:
+        return [RunStopAsked(why), *self._stop(why, now)]
 
-    def _stop(self, why: str) -> list[Effect]:
-        """Who asked for it itself, hears of it, too."""
-        if self._ending is not None and not self._ending.is_leaving:
-            return []
-        return self._end(_Ending(STOPPED_STATUS, why, is_leaving=False), min(self._grace_s, STOP_GRACE_S))
+    def _stop(self, why: str, now: float) -> list[Effect]:
+        return self._end(STOPPED_STATUS, why, min(self._grace_s, STOP_GRACE_S), now)
 
-    def _exclude(self, exclusion: Exclude) -> list[Effect]:
+    def _exclude(self, exclusion: Exclude, now: float) -> list[Effect]:
         if self._ending is not None:
             return []
         why = f"host {exclusion.host} is excluded: {exclusion.reason}"
-        return [HostExcluded(exclusion.host, exclusion.reason), *self._fail(why)]
+        return [HostExcluded(exclusion.host, exclusion.reason), *self._fail(why, now)]
 
-    def _fail(self, why: str) -> list[Effect]:
-        return self._end(_Ending(1, why, is_leaving=False), self._grace_s)
+    def _fail(self, why: str, now: float) -> list[Effect]:
+        return self._end(1, why, self._grace_s, now)
 
-    def _end(self, ending: _Ending, grace_s: float) -> list[Effect]:
-        """The first reason counts. Who is ending and is asked again ends at once."""
-        known, is_first = self._ending, self._ending is None
-        if known is not None:
-            grace_s = grace_s if known.is_leaving else 0.0
-            ending = _Ending(known.status, known.why, is_leaving=known.is_leaving and ending.is_leaving)
-        self._ending = ending
-        noted: list[Effect] = [Noted(ending.why)] if is_first else []
-        if ending.is_leaving:
+    def _end_asked(self, asked: EndAsked, now: float) -> list[Effect]:
+        if asked.is_leaving:
+            return self._end(asked.status, asked.why, math.inf, now)
+        has_grace = self._ending is None or self._ending.is_leaving or not asked.is_urgent
+        return self._end(asked.status, asked.why, self._grace_s if has_grace else 0.0, now)
+
+    def _end(self, status: int, why: str, grace_s: float, now: float) -> list[Effect]:
+        """Infinite grace: the ranks leave first. The first reason counts, and the earliest end of the grace."""
+        known, kill_at = self._ending, now + grace_s
+        if known is not None and kill_at >= known.kill_at:
+            return []
+        self._ending = _Ending(status, why, kill_at) if known is None else replace(known, kill_at=kill_at)
+        noted: list[Effect] = [Noted(why)] if known is None else []
+        if self._ending.is_leaving:
             return noted
         return noted + [effect for unit in self.units for effect in self._halt(unit, grace_s)]
 

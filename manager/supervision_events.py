@@ -61,14 +61,16 @@ class KillAsked:
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """This group shall end, and nothing is restarted from now on. Asked again: at once.
+    """This group shall end, and nothing is restarted from now on.
 
-    `is_leaving`: the ranks still do their step; an EndAsked without it follows.
+    `is_leaving`: the ranks still do their step; an EndAsked without it follows. `is_urgent`: a person repeats the
+    request: a group that is leaving stops leaving, one whose ranks have their grace ends at once.
     """
 
     status: int
     why: str
     is_leaving: bool = False
+    is_urgent: bool = False
 
 
 Event = HostReady | HostLost | RankEnded | RankSilent | CheckFailed | StopHeard | KillAsked | EndAsked

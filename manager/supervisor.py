@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 import signal
+from collections import Counter
 from collections.abc import Sequence
 
 from lighthouse_runtime.loop import STOP_SIGNALS
@@ -76,7 +77,7 @@ class Supervisor:
         self._leaving: asyncio.Task[None] | None = None
         self._excluded: dict[int, str] = {}
         self._has_started = False
-        self._signals = 0
+        self._signals: Counter[int] = Counter()  # by host
 
     async def run(self) -> int:
         """Raises InvalidRequest, naming the option, if an address, a port or the store cannot be had."""
@@ -167,25 +168,33 @@ class Supervisor:
                 self._feed(EndAsked(1, f"the lighthouse refuses this supervisor: {error}"))
 
     def _daemon_ends(self, status: int) -> None:
-        """Its manager was killed by a request, or has left since it was drained."""
-        self._feed(EndAsked(0, "the group has left its quorum") if status == 0 else KillAsked("by request"))
+        """Its manager has left since it was drained, cannot serve, or was killed by a request."""
+        match status:
+            case 0:
+                self._feed(EndAsked(0, "the group has left its quorum"))
+            case 1:
+                self._feed(KillAsked("by request"))
+            case _:
+                self._feed(EndAsked(1, "its manager has no lighthouse, as it says above"))
 
     def _given_up(self, rank: RankGivenUp) -> None:
         """Under torchrun its own agent sees to the ranks."""
         if self._local is not None and self._local.plan.torchrun is None and not rank.has_left:
             self._feed(RankSilent(rank.group_rank, rank.lost_at, rank.reason))
 
-    def _signalled(self, status: int) -> None:
-        """The first: leave in good order; the second: without; the third: at once."""
-        self._signals += 1
+    def _signalled(self, status: int, host: int = 0) -> None:
+        """A person's first: leave in good order; the next: without; then at once.
+
+        One signal that reaches the supervisors of several hosts is one.
+        """
+        self._signals[host] += 1
         why = f"{signal.Signals(status - 128).name} to the supervisor"
-        if self._signals == 1:
+        if self._leaving is None:
             self._feed(EndAsked(status, why, is_leaving=True))
             self._leaving = asyncio.create_task(self._leave(EndAsked(status, why)), name="leave")
-            return
-        if self._leaving is not None:
+        elif self._signals[host] > 1:
             self._leaving.cancel()
-        self._feed(EndAsked(status, why))
+            self._feed(EndAsked(status, why, is_urgent=True))
 
     async def _leave(self, then: EndAsked) -> None:
         if self._daemon is not None and not self.machine.is_over:

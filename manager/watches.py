@@ -74,9 +74,18 @@ class Watches:
         """The ranks that have gone and not come back."""
         return sorted(self._lost)
 
+    @property
+    def missed(self) -> list[int]:
+        """Those of them that are not waited for any more."""
+        return sorted(self._lost.keys() - self._absent.keys())
+
     def why_lost(self, group_rank: int) -> str:
         """How one of them ended."""
         return self._lost[group_rank]
+
+    def mates_of(self, group_rank: int) -> frozenset[str]:
+        """The processes that a lost rank has left behind."""
+        return self._absent[group_rank].mates
 
     def all(self) -> tuple[int, ...]:
         return tuple(self._open)

@@ -16,6 +16,7 @@ from protos.refusals import (
     Superseded,
     UnknownName,
     Unreachable,
+    Unrecoverable,
     WrongState,
 )
 
@@ -23,6 +24,7 @@ _STATUS: dict[type[LighthouseError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     DuplicateReplica: grpc.StatusCode.ALREADY_EXISTS,
     WrongState: grpc.StatusCode.FAILED_PRECONDITION,
+    Unrecoverable: grpc.StatusCode.DATA_LOSS,  # gRPC makes this status of nothing by itself
     UnknownName: grpc.StatusCode.NOT_FOUND,
     NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
     NotServed: grpc.StatusCode.UNIMPLEMENTED,
@@ -37,7 +39,6 @@ _CLASS = {status: cls for cls, status in _STATUS.items()} | {
     grpc.StatusCode.CANCELLED: DeadlinePassed,
     grpc.StatusCode.UNKNOWN: InternalError,
     grpc.StatusCode.UNAUTHENTICATED: NotPermitted,
-    grpc.StatusCode.DATA_LOSS: InternalError,
 }
 _KINDS = {cls.__name__: cls for cls in (LighthouseError, *LighthouseError.__subclasses__())}
 
@@ -49,7 +50,7 @@ def status_of(error: BaseException) -> grpc.StatusCode:
 
 def error_of(status: grpc.StatusCode, details: str | None) -> LighthouseError:
     """The refusal that a caller raises for a call that ended with `status`."""
-    return _CLASS.get(status, InternalError)(details or status.name.lower().replace("_", " "))
+    return _CLASS.get(status, InternalError)(cut_reason(details or status.name.lower().replace("_", " ")))
 
 
 def kind_of(error: LighthouseError) -> str:

@@ -1,10 +1,8 @@
 """To and from the messages of evidence.proto, with every check of a field. Readers raise InvalidRequest naming it."""
 
-import math
-
 from protos import evidence_pb2 as pb
 from protos.evidence import RankEvidence, fitting
-from protos.fields import check_count, check_short
+from protos.fields import check_age, check_count, check_short
 from protos.limits import MAX_GROUP_WORLD_SIZE
 from protos.refusals import InvalidRequest
 
@@ -28,8 +26,6 @@ def evidence_to_wire(evidence: RankEvidence) -> pb.RankEvidence:
 
 def evidence_from_wire(message: pb.RankEvidence) -> RankEvidence:
     """What is too long is cut: it is for a person to read."""
-    if not (math.isfinite(message.took_s) and message.took_s >= 0):
-        raise InvalidRequest(f"is {message.took_s}; it is a number of seconds, 0 or more", field="took_s")
     return fitting(
         RankEvidence(
             check_group_rank(message.group_rank),
@@ -41,7 +37,7 @@ def evidence_from_wire(message: pb.RankEvidence) -> RankEvidence:
             message.process,
             tuple(message.output),
             tuple(message.missing),
-            message.took_s,
+            check_age(message.took_s, "took_s"),
         )
     )
 

@@ -1,8 +1,6 @@
 """Checks of fields that several messages have. Each returns the value, or raises InvalidRequest with the field."""
 
-import math
-
-from protos.limits import MAX_QUORUM_ID
+from protos.limits import MAX_COUNT, MAX_QUORUM_ID, MAX_SECONDS
 from protos.refusals import InvalidRequest
 
 MAX_TEXT_CHARS = 512
@@ -15,21 +13,25 @@ def check_quorum_id(value: int, field: str = "quorum_id") -> int:
 
 
 def check_count(value: int, field: str) -> int:
-    if value < 0:
-        raise InvalidRequest(f"is {value}; it counts from 0", field=field)
+    """Steps too."""
+    if not 0 <= value <= MAX_COUNT:
+        raise InvalidRequest(f"is {value}; it counts from 0 to {MAX_COUNT}", field=field)
     return value
 
 
-def check_number(value: int, field: str) -> int:
-    """A count, or a generation's number."""
-    if not 0 <= value <= MAX_QUORUM_ID:
-        raise InvalidRequest(f"is {value}; it counts from 0 to {MAX_QUORUM_ID}", field=field)
-    return value
+check_number = check_count
+"""Of a generation, or a count."""
 
 
 def check_seconds(value: float, field: str) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise InvalidRequest(f"is {value}; it is a positive number of seconds", field=field)
+    if not 0 < value <= MAX_SECONDS:
+        raise InvalidRequest(f"is {value}; it is a positive number of seconds, at most {MAX_SECONDS:g}", field=field)
+    return value
+
+
+def check_age(value: float, field: str) -> float:
+    if not 0 <= value <= MAX_SECONDS:
+        raise InvalidRequest(f"is {value}; it is a number of seconds from 0 to {MAX_SECONDS:g}", field=field)
     return value
 
 

@@ -1,4 +1,5 @@
-"""An incident: training stood still, or replica groups were lost. What happened when, and what ranks did. No protobuf.
+"""An incident: training stood still, replica groups were lost, or one holds no state any more. What happened when, and
+what ranks did. No protobuf.
 
 All offsets are seconds since the fault, by one clock of the lighthouse; None: that has not happened.
 """
@@ -15,11 +16,14 @@ from protos.evidence import RankEvidence
 class IncidentKind(StrEnum):
     STALL = "stall"  # nothing moved; the fault is the last move
     LOSS = "loss"  # replica groups were lost; the fault is the last sign of life
+    NOT_APPLIED = "not_applied"  # a group has committed a step and not applied it; the fault is when it says so
+    DIVERGENCE = "divergence"  # a group's state differs from that of its peers; the fault is when it says so
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentSummary:
-    """`suspects`: ranks (b/1) that were behind, or groups (b) that were lost. `opened_unix_s`: when it was noticed.
+    """`suspects`: ranks (b/1) that were behind, or groups (b) that were lost or hold no state. `opened_unix_s`: when it
+    was noticed.
 
     `quorum_s` and `quorum_id`: the next quorum that formed; `step_s`: the first step that was committed after the
     fault; `over_s`: something moved again.

@@ -37,7 +37,7 @@ class IncidentSummary(google.protobuf.message.Message):
     """as a person types it"""
     job: builtins.str
     kind: builtins.str
-    """stall or loss"""
+    """stall, loss, not_applied or divergence"""
     text: builtins.str
     opened_unix_s: builtins.float
     """by the lighthouse's clock, when it was noticed"""
@@ -58,7 +58,7 @@ class IncidentSummary(google.protobuf.message.Message):
     """of a stall: something moves again"""
     @property
     def suspects(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """ranks that are behind (b/1), or replica groups that are lost (b)"""
+        """ranks that are behind (b/1), or replica groups that are lost or heal (b)"""
 
     def __init__(
         self,

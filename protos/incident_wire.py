@@ -5,6 +5,7 @@ from typing import Any
 
 from protos import evidence_wire
 from protos import incident_pb2 as pb
+from protos.doubles_wire import check_doubles
 from protos.incident import Gathered, Incident, IncidentKind, IncidentSummary, MemberEvidence
 from protos.refusals import InvalidRequest
 
@@ -23,6 +24,7 @@ def summary_from_wire(message: pb.IncidentSummary) -> IncidentSummary:
     except ValueError:
         known = ", ".join(IncidentKind)
         raise InvalidRequest(f"is {message.kind!r}; this version knows {known}", field="kind") from None
+    check_doubles(message)
     told: dict[str, Any] = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
     plain: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN}
     return IncidentSummary(**plain, **told, kind=kind, suspects=tuple(message.suspects))

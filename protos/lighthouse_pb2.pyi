@@ -113,7 +113,10 @@ class QuorumMember(google.protobuf.message.Message):
     CATCH_UP_FIELD_NUMBER: builtins.int
     WORKS_AT_FIELD_NUMBER: builtins.int
     HAS_SOURCE_FIELD_NUMBER: builtins.int
+    HEALS_FIRST_FIELD_NUMBER: builtins.int
     RESOLVES_TO_LOOPBACK_FIELD_NUMBER: builtins.int
+    COMPARES_FIELD_NUMBER: builtins.int
+    DISTRUST_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     """1 to 128 of A-Z a-z 0-9 . _ : / @ + = -"""
     address: builtins.str
@@ -146,8 +149,18 @@ class QuorumMember(google.protobuf.message.Message):
     """it catches up, and works at this step, while it holds the state of `step`"""
     has_source: builtins.bool
     """what it heals from is on its way already: it is dealt no source"""
+    heals_first: builtins.bool
+    """Where it is behind, it takes over a peer's state before it computes anything, and so counts in that very step, if
+    all members say whether they would. Absent: it does not say.
+    """
     resolves_to_loopback: builtins.bool
     """a host name in its addresses does so on its own host: peers elsewhere may miss it"""
+    compares: builtins.bool
+    """all its ranks compare their collectives with their peers', where all participants do"""
+    @property
+    def distrust(self) -> global___Distrust:
+        """a rank of the group holds no complete state; absent: all do"""
+
     def __init__(
         self,
         *,
@@ -167,16 +180,43 @@ class QuorumMember(google.protobuf.message.Message):
         catch_up: builtins.bool = ...,
         works_at: builtins.int | None = ...,
         has_source: builtins.bool = ...,
+        heals_first: builtins.bool | None = ...,
         resolves_to_loopback: builtins.bool = ...,
+        compares: builtins.bool = ...,
+        distrust: global___Distrust | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_tag_quorum_id", b"_tag_quorum_id", "_works_at", b"_works_at", "tag_quorum_id", b"tag_quorum_id", "works_at", b"works_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tag_quorum_id", b"_tag_quorum_id", "_works_at", b"_works_at", "address", b"address", "catch_up", b"catch_up", "commit_failures", b"commit_failures", "data", b"data", "has_source", b"has_source", "incarnation", b"incarnation", "ranks_disagree", b"ranks_disagree", "replica_id", b"replica_id", "resolves_to_loopback", b"resolves_to_loopback", "seen_quorum_id", b"seen_quorum_id", "shrink_only", b"shrink_only", "step", b"step", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "watched", b"watched", "works_at", b"works_at", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_heals_first", b"_heals_first", "_tag_quorum_id", b"_tag_quorum_id", "_works_at", b"_works_at", "distrust", b"distrust", "heals_first", b"heals_first", "tag_quorum_id", b"tag_quorum_id", "works_at", b"works_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_heals_first", b"_heals_first", "_tag_quorum_id", b"_tag_quorum_id", "_works_at", b"_works_at", "address", b"address", "catch_up", b"catch_up", "commit_failures", b"commit_failures", "compares", b"compares", "data", b"data", "distrust", b"distrust", "has_source", b"has_source", "heals_first", b"heals_first", "incarnation", b"incarnation", "ranks_disagree", b"ranks_disagree", "replica_id", b"replica_id", "resolves_to_loopback", b"resolves_to_loopback", "seen_quorum_id", b"seen_quorum_id", "shrink_only", b"shrink_only", "step", b"step", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "watched", b"watched", "works_at", b"works_at", "world_size", b"world_size"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_heals_first", b"_heals_first"]) -> typing.Literal["heals_first"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_tag_quorum_id", b"_tag_quorum_id"]) -> typing.Literal["tag_quorum_id"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_works_at", b"_works_at"]) -> typing.Literal["works_at"] | None: ...
 
 global___QuorumMember = QuorumMember
+
+@typing.final
+class Distrust(google.protobuf.message.Message):
+    """Told with each request until the group has healed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """not_applied or divergence"""
+    text: builtins.str
+    """which rank, which step, and what happened"""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "text", b"text"]) -> None: ...
+
+global___Distrust = Distrust
 
 @typing.final
 class Quorum(google.protobuf.message.Message):
@@ -992,10 +1032,13 @@ class Order(google.protobuf.message.Message):
     PHASE_FIELD_NUMBER: builtins.int
     UPTO_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
     phase: global___Phase.ValueType
     upto: builtins.int
     reason: builtins.str
+    lost: builtins.str
+    """revoked: the group that the quorum has lost; empty: none is known"""
     def __init__(
         self,
         *,
@@ -1003,8 +1046,9 @@ class Order(google.protobuf.message.Message):
         phase: global___Phase.ValueType = ...,
         upto: builtins.int = ...,
         reason: builtins.str = ...,
+        lost: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["phase", b"phase", "quorum_id", b"quorum_id", "reason", b"reason", "upto", b"upto"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lost", b"lost", "phase", b"phase", "quorum_id", b"quorum_id", "reason", b"reason", "upto", b"upto"]) -> None: ...
 
 global___Order = Order
 

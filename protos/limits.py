@@ -11,7 +11,10 @@ MAX_ADDRESS_CHARS = 512
 MAX_DATA_BYTES = 4096
 MAX_MEMBER_BYTES = 16 * 1024  # of one participant, with all that is relayed unread
 MAX_GROUP_WORLD_SIZE = 65536
-MAX_QUORUM_ID = 2**62
+MAX_COUNT = 2**53  # of steps, and of all that is counted: a JSON number, and a float, hold it exactly
+MAX_QUORUM_ID = 2**53
+MAX_LEARNED_GENERATION = 2**48  # told by a rank that comes; what follows stays below MAX_COUNT, whatever the stride
+MAX_SECONDS = 1e10  # of a length of time, and of a moment since 1970
 MAX_REASON_CHARS = 1000  # of a refusal or an order; a status travels in a header, which has a limit of its own
 
 # Of the last lines that a lost worker wrote.
@@ -34,10 +37,21 @@ DEFAULT_RUN = "default"
 ANSWER_MARGIN_S = 0.25
 ANSWER_MARGIN_SHARE = 0.1
 
+# A call for a quorum outlives the wait for stragglers by this: the quorum that ends the wait still reaches its caller,
+# and a group whose call began after the lighthouse's wait did loses no step to a race of two timeouts.
+JOIN_TIMEOUT_S = 60.0
+QUORUM_TIMEOUT_S = JOIN_TIMEOUT_S + 30.0
+
 
 def cut_reason(text: str) -> str:
-    """Whatever a caller sent and a reason quotes, it must not break the answer."""
-    return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 3] + "..."
+    """One printable line, of bounded length: whatever others have written, it must not break an answer, and a second
+    line in a log could pass for ours."""
+    line = "".join(map(_visible, " ".join(text.split())))
+    return line if len(line) <= MAX_REASON_CHARS else line[: MAX_REASON_CHARS - 3] + "..."
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def cut_output(lines: Sequence[str]) -> tuple[str, ...]:

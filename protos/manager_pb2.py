@@ -27,7 +27,7 @@ from protos import node_pb2 as protos_dot_node__pb2
 from protos import progress_pb2 as protos_dot_progress__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/manager.proto\x12\nmanager.v1\x1a\x17protos/lighthouse.proto\x1a\x11protos/node.proto\x1a\x15protos/progress.proto\"\xe0\x02\n\x14ManagerQuorumRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x1e\n\x16\x63heckpoint_server_addr\x18\x03 \x01(\t\x12\x13\n\x0bshrink_only\x18\x10 \x01(\x08\x12\x16\n\tinit_sync\x18\x11 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0f\x63ommit_failures\x18\x12 \x01(\x03\x12\x1a\n\rtag_quorum_id\x18\x13 \x01(\x03H\x01\x88\x01\x01\x12\x0e\n\x06worker\x18\x14 \x01(\t\x12\x10\n\x08\x63\x61tch_up\x18\x15 \x01(\x08\x12\x16\n\theld_step\x18\x16 \x01(\x03H\x02\x88\x01\x01\x12\x1b\n\x0eheld_quorum_id\x18\x17 \x01(\x03H\x03\x88\x01\x01\x12\x12\n\nhas_source\x18\x18 \x01(\x08\x42\x0c\n\n_init_syncB\x10\n\x0e_tag_quorum_idB\x0c\n\n_held_stepB\x11\n\x0f_held_quorum_id\"\xaa\x04\n\x15ManagerQuorumResponse\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x15\n\rstore_address\x18\x03 \x01(\t\x12\x10\n\x08max_step\x18\x04 \x01(\x03\x12\x15\n\x08max_rank\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0emax_world_size\x18\x06 \x01(\x03\x12\x14\n\x0creplica_rank\x18\x07 \x01(\x03\x12\x1a\n\x12replica_world_size\x18\x08 \x01(\x03\x12\x0c\n\x04heal\x18\t \x01(\x08\x12%\n\x18recover_src_replica_rank\x18\x10 \x01(\x03H\x01\x88\x01\x01\x12!\n\x19recover_dst_replica_ranks\x18\x11 \x03(\x03\x12\x13\n\x0breplica_ids\x18\x12 \x03(\t\x12\x17\n\x0f\x63ommit_failures\x18\x13 \x01(\x03\x12\x14\n\x0c\x63ontributors\x18\x14 \x01(\x03\x12\x0f\n\x07revoked\x18\x15 \x01(\x08\x12\x15\n\rother_sources\x18\x16 \x03(\t\x12\x13\n\x0b\x63\x61tching_up\x18\x17 \x03(\x03\x12\x1a\n\rtag_quorum_id\x18\x18 \x01(\x03H\x02\x88\x01\x01\x12(\n\x05world\x18\x19 \x01(\x0b\x32\x14.lighthouse.v1.WorldH\x03\x88\x01\x01\x42\x0b\n\t_max_rankB\x1b\n\x19_recover_src_replica_rankB\x10\n\x0e_tag_quorum_idB\x08\n\x06_world\"D\n\x18\x43heckpointAddressRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x11\n\x04step\x18\x10 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_step\">\n\x19\x43heckpointAddressResponse\x12!\n\x19\x63heckpoint_server_address\x18\x01 \x01(\t\"\x82\x01\n\x13ShouldCommitRequest\x12\x15\n\rshould_commit\x18\x01 \x01(\x08\x12\x0c\n\x04rank\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x16\n\tquorum_id\x18\x10 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nwants_next\x18\x11 \x01(\x08\x42\x0c\n\n_quorum_id\"l\n\x14ShouldCommitResponse\x12\x15\n\rshould_commit\x18\x01 \x01(\x08\x12\x34\n\x04next\x18\x10 \x01(\x0b\x32!.manager.v1.ManagerQuorumResponseH\x00\x88\x01\x01\x42\x07\n\x05_next\"\x1a\n\x0bKillRequest\x12\x0b\n\x03msg\x18\x01 \x01(\t\"\x0e\n\x0cKillResponse\"\x16\n\x14ManagerStatusRequest\"\x86\x03\n\x15ManagerStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x12\n\nreplica_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0b\n\x03job\x18\x05 \x01(\t\x12\x18\n\x10group_world_size\x18\x06 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x15\n\rstore_address\x18\x08 \x01(\t\x12\x12\n\nlighthouse\x18\t \x01(\t\x12\x1c\n\x14lighthouse_reachable\x18\n \x01(\x08\x12\x18\n\x10lighthouse_error\x18\x0b \x01(\t\x12\x11\n\tquorum_id\x18\x0c \x01(\x03\x12\x0c\n\x04step\x18\r \x01(\x03\x12\r\n\x05phase\x18\x0e \x01(\t\x12\x15\n\rranks_waiting\x18\x0f \x03(\x03\x12\x0f\n\x07\x63ommits\x18\x10 \x01(\x03\x12\x10\n\x08\x64iscards\x18\x11 \x01(\x03\x12\x0c\n\x04mode\x18\x12 \x01(\t\x12\x0e\n\x06grants\x18\x13 \x01(\x03\"\xb9\x02\n\x0cWatchRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07started\x18\x05 \x01(\x03\x12\"\n\x06\x62\x61llot\x18\x06 \x01(\x0b\x32\x12.manager.v1.Ballot\x12/\n\x08progress\x18\x07 \x01(\x0b\x32\x1d.lighthouse.v1.ProgressSample\x12\x10\n\x08hostname\x18\x08 \x01(\t\x12\x0e\n\x06leaves\x18\x0c \x01(\x08\x12(\n\x05offer\x18\t \x01(\x0b\x32\x19.manager.v1.EvidenceOffer\x12\x13\n\x0btakes_world\x18\x0b \x01(\x08\x12)\n\x08\x65vidence\x18\n \x01(\x0b\x32\x17.manager.v1.OwnEvidence\"3\n\rEvidenceOffer\x12\x0e\n\x06signal\x18\x01 \x01(\x03\x12\x12\n\ndescriptor\x18\x02 \x01(\x03\"W\n\x0bOwnEvidence\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0e\n\x06stacks\x18\x02 \x01(\t\x12\x17\n\x0f\x66light_recorder\x18\x03 \x01(\t\x12\x0f\n\x07missing\x18\x04 \x03(\t\"\x8c\x01\n\x06\x42\x61llot\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x15\n\rshould_commit\x18\x03 \x01(\x08\x12\x16\n\tquorum_id\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nwants_next\x18\x05 \x01(\x08\x12\x13\n\x0btime_left_s\x18\x06 \x01(\x01\x42\x0c\n\n_quorum_id\"\xb7\x02\n\rWatchResponse\x12)\n\x06opened\x18\x01 \x01(\x0b\x32\x17.manager.v1.WatchOpenedH\x00\x12&\n\x07revoked\x18\x02 \x01(\x0b\x32\x13.manager.v1.RevokedH\x00\x12$\n\x06killed\x18\x03 \x01(\x0b\x32\x12.manager.v1.KilledH\x00\x12&\n\x07\x63ounted\x18\x04 \x01(\x0b\x32\x13.manager.v1.CountedH\x00\x12%\n\x05world\x18\x06 \x01(\x0b\x32\x14.lighthouse.v1.WorldH\x00\x12-\n\x08\x65vidence\x18\x05 \x01(\x0b\x32\x19.manager.v1.EvidenceAskedH\x00\x12$\n\x04gone\x18\x07 \x01(\x0b\x32\x14.manager.v1.RankGoneH\x00\x42\t\n\x07message\"g\n\x07\x43ounted\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x30\n\x06\x61nswer\x18\x02 \x01(\x0b\x32 .manager.v1.ShouldCommitResponse\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\":\n\x0bWatchOpened\x12\x16\n\x0etakes_progress\x18\x01 \x01(\x08\x12\x13\n\x0btakes_leave\x18\x02 \x01(\x08\"(\n\x08RankGone\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x1f\n\rEvidenceAsked\x12\x0e\n\x06number\x18\x01 \x01(\x03\",\n\x07Revoked\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x18\n\x06Killed\x12\x0e\n\x06reason\x18\x01 \x01(\t\"=\n\rReportRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x10\n\x0eReportResponse2\xe0\x04\n\x0eManagerService\x12M\n\x06Quorum\x12 .manager.v1.ManagerQuorumRequest\x1a!.manager.v1.ManagerQuorumResponse\x12`\n\x11\x43heckpointAddress\x12$.manager.v1.CheckpointAddressRequest\x1a%.manager.v1.CheckpointAddressResponse\x12Q\n\x0cShouldCommit\x12\x1f.manager.v1.ShouldCommitRequest\x1a .manager.v1.ShouldCommitResponse\x12\x39\n\x04Kill\x12\x17.manager.v1.KillRequest\x1a\x18.manager.v1.KillResponse\x12M\n\x06Status\x12 .manager.v1.ManagerStatusRequest\x1a!.manager.v1.ManagerStatusResponse\x12@\n\x05Watch\x12\x18.manager.v1.WatchRequest\x1a\x19.manager.v1.WatchResponse(\x01\x30\x01\x12?\n\x06Report\x12\x19.manager.v1.ReportRequest\x1a\x1a.manager.v1.ReportResponse\x12=\n\x04Node\x12\x17.manager.v1.NodeRequest\x1a\x18.manager.v1.NodeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/manager.proto\x12\nmanager.v1\x1a\x17protos/lighthouse.proto\x1a\x11protos/node.proto\x1a\x15protos/progress.proto\"\xc7\x03\n\x14ManagerQuorumRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x1e\n\x16\x63heckpoint_server_addr\x18\x03 \x01(\t\x12\x13\n\x0bshrink_only\x18\x10 \x01(\x08\x12\x16\n\tinit_sync\x18\x11 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0f\x63ommit_failures\x18\x12 \x01(\x03\x12\x1a\n\rtag_quorum_id\x18\x13 \x01(\x03H\x01\x88\x01\x01\x12\x0e\n\x06worker\x18\x14 \x01(\t\x12\x10\n\x08\x63\x61tch_up\x18\x15 \x01(\x08\x12\x16\n\theld_step\x18\x16 \x01(\x03H\x02\x88\x01\x01\x12\x1b\n\x0eheld_quorum_id\x18\x17 \x01(\x03H\x03\x88\x01\x01\x12\x12\n\nhas_source\x18\x18 \x01(\x08\x12\x10\n\x08\x63ompares\x18\x1a \x01(\x08\x12)\n\x08\x64istrust\x18  \x01(\x0b\x32\x17.lighthouse.v1.Distrust\x12\x18\n\x0bheals_first\x18\x19 \x01(\x08H\x04\x88\x01\x01\x42\x0c\n\n_init_syncB\x10\n\x0e_tag_quorum_idB\x0c\n\n_held_stepB\x11\n\x0f_held_quorum_idB\x0e\n\x0c_heals_first\"\xeb\x04\n\x15ManagerQuorumResponse\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x15\n\rstore_address\x18\x03 \x01(\t\x12\x10\n\x08max_step\x18\x04 \x01(\x03\x12\x15\n\x08max_rank\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0emax_world_size\x18\x06 \x01(\x03\x12\x14\n\x0creplica_rank\x18\x07 \x01(\x03\x12\x1a\n\x12replica_world_size\x18\x08 \x01(\x03\x12\x0c\n\x04heal\x18\t \x01(\x08\x12%\n\x18recover_src_replica_rank\x18\x10 \x01(\x03H\x01\x88\x01\x01\x12!\n\x19recover_dst_replica_ranks\x18\x11 \x03(\x03\x12\x13\n\x0breplica_ids\x18\x12 \x03(\t\x12\x17\n\x0f\x63ommit_failures\x18\x13 \x01(\x03\x12\x14\n\x0c\x63ontributors\x18\x14 \x01(\x03\x12\x0f\n\x07revoked\x18\x15 \x01(\x08\x12\x15\n\rother_sources\x18\x16 \x03(\t\x12\x13\n\x0b\x63\x61tching_up\x18\x17 \x03(\x03\x12\x1a\n\rtag_quorum_id\x18\x18 \x01(\x03H\x02\x88\x01\x01\x12(\n\x05world\x18\x19 \x01(\x0b\x32\x14.lighthouse.v1.WorldH\x03\x88\x01\x01\x12\x10\n\x08\x63ompares\x18\x1b \x01(\x08\x12\x12\n\x05place\x18\x1a \x01(\x03H\x04\x88\x01\x01\x12\x0f\n\x07healing\x18\x1c \x03(\x03\x42\x0b\n\t_max_rankB\x1b\n\x19_recover_src_replica_rankB\x10\n\x0e_tag_quorum_idB\x08\n\x06_worldB\x08\n\x06_place\"D\n\x18\x43heckpointAddressRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x11\n\x04step\x18\x10 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_step\">\n\x19\x43heckpointAddressResponse\x12!\n\x19\x63heckpoint_server_address\x18\x01 \x01(\t\"\x82\x01\n\x13ShouldCommitRequest\x12\x15\n\rshould_commit\x18\x01 \x01(\x08\x12\x0c\n\x04rank\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x16\n\tquorum_id\x18\x10 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nwants_next\x18\x11 \x01(\x08\x42\x0c\n\n_quorum_id\"l\n\x14ShouldCommitResponse\x12\x15\n\rshould_commit\x18\x01 \x01(\x08\x12\x34\n\x04next\x18\x10 \x01(\x0b\x32!.manager.v1.ManagerQuorumResponseH\x00\x88\x01\x01\x42\x07\n\x05_next\"\x1a\n\x0bKillRequest\x12\x0b\n\x03msg\x18\x01 \x01(\t\"\x0e\n\x0cKillResponse\"\x16\n\x14ManagerStatusRequest\"\x86\x03\n\x15ManagerStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x12\n\nreplica_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0b\n\x03job\x18\x05 \x01(\t\x12\x18\n\x10group_world_size\x18\x06 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x15\n\rstore_address\x18\x08 \x01(\t\x12\x12\n\nlighthouse\x18\t \x01(\t\x12\x1c\n\x14lighthouse_reachable\x18\n \x01(\x08\x12\x18\n\x10lighthouse_error\x18\x0b \x01(\t\x12\x11\n\tquorum_id\x18\x0c \x01(\x03\x12\x0c\n\x04step\x18\r \x01(\x03\x12\r\n\x05phase\x18\x0e \x01(\t\x12\x15\n\rranks_waiting\x18\x0f \x03(\x03\x12\x0f\n\x07\x63ommits\x18\x10 \x01(\x03\x12\x10\n\x08\x64iscards\x18\x11 \x01(\x03\x12\x0c\n\x04mode\x18\x12 \x01(\t\x12\x0e\n\x06grants\x18\x13 \x01(\x03\"\xb9\x02\n\x0cWatchRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07started\x18\x05 \x01(\x03\x12\"\n\x06\x62\x61llot\x18\x06 \x01(\x0b\x32\x12.manager.v1.Ballot\x12/\n\x08progress\x18\x07 \x01(\x0b\x32\x1d.lighthouse.v1.ProgressSample\x12\x10\n\x08hostname\x18\x08 \x01(\t\x12\x0e\n\x06leaves\x18\x0c \x01(\x08\x12(\n\x05offer\x18\t \x01(\x0b\x32\x19.manager.v1.EvidenceOffer\x12\x13\n\x0btakes_world\x18\x0b \x01(\x08\x12)\n\x08\x65vidence\x18\n \x01(\x0b\x32\x17.manager.v1.OwnEvidence\"3\n\rEvidenceOffer\x12\x0e\n\x06signal\x18\x01 \x01(\x03\x12\x12\n\ndescriptor\x18\x02 \x01(\x03\"W\n\x0bOwnEvidence\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0e\n\x06stacks\x18\x02 \x01(\t\x12\x17\n\x0f\x66light_recorder\x18\x03 \x01(\t\x12\x0f\n\x07missing\x18\x04 \x03(\t\"\x8c\x01\n\x06\x42\x61llot\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x15\n\rshould_commit\x18\x03 \x01(\x08\x12\x16\n\tquorum_id\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nwants_next\x18\x05 \x01(\x08\x12\x13\n\x0btime_left_s\x18\x06 \x01(\x01\x42\x0c\n\n_quorum_id\"\xb7\x02\n\rWatchResponse\x12)\n\x06opened\x18\x01 \x01(\x0b\x32\x17.manager.v1.WatchOpenedH\x00\x12&\n\x07revoked\x18\x02 \x01(\x0b\x32\x13.manager.v1.RevokedH\x00\x12$\n\x06killed\x18\x03 \x01(\x0b\x32\x12.manager.v1.KilledH\x00\x12&\n\x07\x63ounted\x18\x04 \x01(\x0b\x32\x13.manager.v1.CountedH\x00\x12%\n\x05world\x18\x06 \x01(\x0b\x32\x14.lighthouse.v1.WorldH\x00\x12-\n\x08\x65vidence\x18\x05 \x01(\x0b\x32\x19.manager.v1.EvidenceAskedH\x00\x12$\n\x04gone\x18\x07 \x01(\x0b\x32\x14.manager.v1.RankGoneH\x00\x42\t\n\x07message\"g\n\x07\x43ounted\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x30\n\x06\x61nswer\x18\x02 \x01(\x0b\x32 .manager.v1.ShouldCommitResponse\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\":\n\x0bWatchOpened\x12\x16\n\x0etakes_progress\x18\x01 \x01(\x08\x12\x13\n\x0btakes_leave\x18\x02 \x01(\x08\"(\n\x08RankGone\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x1f\n\rEvidenceAsked\x12\x0e\n\x06number\x18\x01 \x01(\x03\":\n\x07Revoked\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04lost\x18\x03 \x01(\t\"\x18\n\x06Killed\x12\x0e\n\x06reason\x18\x01 \x01(\t\"Q\n\rReportRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nends_group\x18\x04 \x01(\x08\"\x10\n\x0eReportResponse2\xe0\x04\n\x0eManagerService\x12M\n\x06Quorum\x12 .manager.v1.ManagerQuorumRequest\x1a!.manager.v1.ManagerQuorumResponse\x12`\n\x11\x43heckpointAddress\x12$.manager.v1.CheckpointAddressRequest\x1a%.manager.v1.CheckpointAddressResponse\x12Q\n\x0cShouldCommit\x12\x1f.manager.v1.ShouldCommitRequest\x1a .manager.v1.ShouldCommitResponse\x12\x39\n\x04Kill\x12\x17.manager.v1.KillRequest\x1a\x18.manager.v1.KillResponse\x12M\n\x06Status\x12 .manager.v1.ManagerStatusRequest\x1a!.manager.v1.ManagerStatusResponse\x12@\n\x05Watch\x12\x18.manager.v1.WatchRequest\x1a\x19.manager.v1.WatchResponse(\x01\x30\x01\x12?\n\x06Report\x12\x19.manager.v1.ReportRequest\x1a\x1a.manager.v1.ReportResponse\x12=\n\x04Node\x12\x17.manager.v1.NodeRequest\x1a\x18.manager.v1.NodeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,51 +35,51 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.manager_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MANAGERQUORUMREQUEST']._serialized_start=104
-  _globals['_MANAGERQUORUMREQUEST']._serialized_end=456
-  _globals['_MANAGERQUORUMRESPONSE']._serialized_start=459
-  _globals['_MANAGERQUORUMRESPONSE']._serialized_end=1013
-  _globals['_CHECKPOINTADDRESSREQUEST']._serialized_start=1015
-  _globals['_CHECKPOINTADDRESSREQUEST']._serialized_end=1083
-  _globals['_CHECKPOINTADDRESSRESPONSE']._serialized_start=1085
-  _globals['_CHECKPOINTADDRESSRESPONSE']._serialized_end=1147
-  _globals['_SHOULDCOMMITREQUEST']._serialized_start=1150
-  _globals['_SHOULDCOMMITREQUEST']._serialized_end=1280
-  _globals['_SHOULDCOMMITRESPONSE']._serialized_start=1282
-  _globals['_SHOULDCOMMITRESPONSE']._serialized_end=1390
-  _globals['_KILLREQUEST']._serialized_start=1392
-  _globals['_KILLREQUEST']._serialized_end=1418
-  _globals['_KILLRESPONSE']._serialized_start=1420
-  _globals['_KILLRESPONSE']._serialized_end=1434
-  _globals['_MANAGERSTATUSREQUEST']._serialized_start=1436
-  _globals['_MANAGERSTATUSREQUEST']._serialized_end=1458
-  _globals['_MANAGERSTATUSRESPONSE']._serialized_start=1461
-  _globals['_MANAGERSTATUSRESPONSE']._serialized_end=1851
-  _globals['_WATCHREQUEST']._serialized_start=1854
-  _globals['_WATCHREQUEST']._serialized_end=2167
-  _globals['_EVIDENCEOFFER']._serialized_start=2169
-  _globals['_EVIDENCEOFFER']._serialized_end=2220
-  _globals['_OWNEVIDENCE']._serialized_start=2222
-  _globals['_OWNEVIDENCE']._serialized_end=2309
-  _globals['_BALLOT']._serialized_start=2312
-  _globals['_BALLOT']._serialized_end=2452
-  _globals['_WATCHRESPONSE']._serialized_start=2455
-  _globals['_WATCHRESPONSE']._serialized_end=2766
-  _globals['_COUNTED']._serialized_start=2768
-  _globals['_COUNTED']._serialized_end=2871
-  _globals['_WATCHOPENED']._serialized_start=2873
-  _globals['_WATCHOPENED']._serialized_end=2931
-  _globals['_RANKGONE']._serialized_start=2933
-  _globals['_RANKGONE']._serialized_end=2973
-  _globals['_EVIDENCEASKED']._serialized_start=2975
-  _globals['_EVIDENCEASKED']._serialized_end=3006
-  _globals['_REVOKED']._serialized_start=3008
-  _globals['_REVOKED']._serialized_end=3052
-  _globals['_KILLED']._serialized_start=3054
-  _globals['_KILLED']._serialized_end=3078
-  _globals['_REPORTREQUEST']._serialized_start=3080
-  _globals['_REPORTREQUEST']._serialized_end=3141
-  _globals['_REPORTRESPONSE']._serialized_start=3143
-  _globals['_REPORTRESPONSE']._serialized_end=3159
-  _globals['_MANAGERSERVICE']._serialized_start=3162
-  _globals['_MANAGERSERVICE']._serialized_end=3770
+  _globals['_MANAGERQUORUMREQUEST']._serialized_end=559
+  _globals['_MANAGERQUORUMRESPONSE']._serialized_start=562
+  _globals['_MANAGERQUORUMRESPONSE']._serialized_end=1181
+  _globals['_CHECKPOINTADDRESSREQUEST']._serialized_start=1183
+  _globals['_CHECKPOINTADDRESSREQUEST']._serialized_end=1251
+  _globals['_CHECKPOINTADDRESSRESPONSE']._serialized_start=1253
+  _globals['_CHECKPOINTADDRESSRESPONSE']._serialized_end=1315
+  _globals['_SHOULDCOMMITREQUEST']._serialized_start=1318
+  _globals['_SHOULDCOMMITREQUEST']._serialized_end=1448
+  _globals['_SHOULDCOMMITRESPONSE']._serialized_start=1450
+  _globals['_SHOULDCOMMITRESPONSE']._serialized_end=1558
+  _globals['_KILLREQUEST']._serialized_start=1560
+  _globals['_KILLREQUEST']._serialized_end=1586
+  _globals['_KILLRESPONSE']._serialized_start=1588
+  _globals['_KILLRESPONSE']._serialized_end=1602
+  _globals['_MANAGERSTATUSREQUEST']._serialized_start=1604
+  _globals['_MANAGERSTATUSREQUEST']._serialized_end=1626
+  _globals['_MANAGERSTATUSRESPONSE']._serialized_start=1629
+  _globals['_MANAGERSTATUSRESPONSE']._serialized_end=2019
+  _globals['_WATCHREQUEST']._serialized_start=2022
+  _globals['_WATCHREQUEST']._serialized_end=2335
+  _globals['_EVIDENCEOFFER']._serialized_start=2337
+  _globals['_EVIDENCEOFFER']._serialized_end=2388
+  _globals['_OWNEVIDENCE']._serialized_start=2390
+  _globals['_OWNEVIDENCE']._serialized_end=2477
+  _globals['_BALLOT']._serialized_start=2480
+  _globals['_BALLOT']._serialized_end=2620
+  _globals['_WATCHRESPONSE']._serialized_start=2623
+  _globals['_WATCHRESPONSE']._serialized_end=2934
+  _globals['_COUNTED']._serialized_start=2936
+  _globals['_COUNTED']._serialized_end=3039
+  _globals['_WATCHOPENED']._serialized_start=3041
+  _globals['_WATCHOPENED']._serialized_end=3099
+  _globals['_RANKGONE']._serialized_start=3101
+  _globals['_RANKGONE']._serialized_end=3141
+  _globals['_EVIDENCEASKED']._serialized_start=3143
+  _globals['_EVIDENCEASKED']._serialized_end=3174
+  _globals['_REVOKED']._serialized_start=3176
+  _globals['_REVOKED']._serialized_end=3234
+  _globals['_KILLED']._serialized_start=3236
+  _globals['_KILLED']._serialized_end=3260
+  _globals['_REPORTREQUEST']._serialized_start=3262
+  _globals['_REPORTREQUEST']._serialized_end=3343
+  _globals['_REPORTRESPONSE']._serialized_start=3345
+  _globals['_REPORTRESPONSE']._serialized_end=3361
+  _globals['_MANAGERSERVICE']._serialized_start=3364
+  _globals['_MANAGERSERVICE']._serialized_end=3972
 # @@protoc_insertion_point(module_scope)

@@ -30,6 +30,9 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
     HELD_STEP_FIELD_NUMBER: builtins.int
     HELD_QUORUM_ID_FIELD_NUMBER: builtins.int
     HAS_SOURCE_FIELD_NUMBER: builtins.int
+    COMPARES_FIELD_NUMBER: builtins.int
+    DISTRUST_FIELD_NUMBER: builtins.int
+    HEALS_FIRST_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """the caller's rank inside its replica group"""
     step: builtins.int
@@ -50,6 +53,14 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
     held_quorum_id: builtins.int
     has_source: builtins.bool
     """what it heals from is on its way already"""
+    compares: builtins.bool
+    """in the first step under a quorum: its collectives with its peers'"""
+    heals_first: builtins.bool
+    """Where it is behind, it takes over a peer's state before it computes anything. Absent: it does not say."""
+    @property
+    def distrust(self) -> protos.lighthouse_pb2.Distrust:
+        """this rank holds no complete state, and has no tag; absent: it does"""
+
     def __init__(
         self,
         *,
@@ -65,9 +76,14 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
         held_step: builtins.int | None = ...,
         held_quorum_id: builtins.int | None = ...,
         has_source: builtins.bool = ...,
+        compares: builtins.bool = ...,
+        distrust: protos.lighthouse_pb2.Distrust | None = ...,
+        heals_first: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_held_quorum_id", b"_held_quorum_id", "_held_step", b"_held_step", "_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "held_quorum_id", b"held_quorum_id", "held_step", b"held_step", "init_sync", b"init_sync", "tag_quorum_id", b"tag_quorum_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_held_quorum_id", b"_held_quorum_id", "_held_step", b"_held_step", "_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "catch_up", b"catch_up", "checkpoint_server_addr", b"checkpoint_server_addr", "commit_failures", b"commit_failures", "has_source", b"has_source", "held_quorum_id", b"held_quorum_id", "held_step", b"held_step", "init_sync", b"init_sync", "rank", b"rank", "shrink_only", b"shrink_only", "step", b"step", "tag_quorum_id", b"tag_quorum_id", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_heals_first", b"_heals_first", "_held_quorum_id", b"_held_quorum_id", "_held_step", b"_held_step", "_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "distrust", b"distrust", "heals_first", b"heals_first", "held_quorum_id", b"held_quorum_id", "held_step", b"held_step", "init_sync", b"init_sync", "tag_quorum_id", b"tag_quorum_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_heals_first", b"_heals_first", "_held_quorum_id", b"_held_quorum_id", "_held_step", b"_held_step", "_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "catch_up", b"catch_up", "checkpoint_server_addr", b"checkpoint_server_addr", "commit_failures", b"commit_failures", "compares", b"compares", "distrust", b"distrust", "has_source", b"has_source", "heals_first", b"heals_first", "held_quorum_id", b"held_quorum_id", "held_step", b"held_step", "init_sync", b"init_sync", "rank", b"rank", "shrink_only", b"shrink_only", "step", b"step", "tag_quorum_id", b"tag_quorum_id", "worker", b"worker"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_heals_first", b"_heals_first"]) -> typing.Literal["heals_first"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_held_quorum_id", b"_held_quorum_id"]) -> typing.Literal["held_quorum_id"] | None: ...
     @typing.overload
@@ -102,6 +118,9 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     CATCHING_UP_FIELD_NUMBER: builtins.int
     TAG_QUORUM_ID_FIELD_NUMBER: builtins.int
     WORLD_FIELD_NUMBER: builtins.int
+    COMPARES_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
+    HEALING_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
     address: builtins.str
     """the manager to heal from; without healing, the primary's"""
@@ -118,11 +137,15 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     commit_failures: builtins.int
     """the highest among the participants"""
     contributors: builtins.int
-    """participants that do not heal: what a sum is divided by"""
+    """participants that count in the step: what a sum is divided by"""
     revoked: builtins.bool
     """the quorum was revoked meanwhile: do the step, and vote no"""
     tag_quorum_id: builtins.int
     """the quorum under which max_step was committed, where that is known"""
+    compares: builtins.bool
+    """every participant does: in the first step under a quorum all compare"""
+    place: builtins.int
+    """among the contributors; absent: this group adds zeros"""
     @property
     def recover_dst_replica_ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -140,6 +163,10 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
     @property
     def world(self) -> protos.lighthouse_pb2.World:
         """as the manager was told last; not with a vote"""
+
+    @property
+    def healing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """replica ranks that take over a peer's state in this step; they are waited for"""
 
     def __init__(
         self,
@@ -163,11 +190,16 @@ class ManagerQuorumResponse(google.protobuf.message.Message):
         catching_up: collections.abc.Iterable[builtins.int] | None = ...,
         tag_quorum_id: builtins.int | None = ...,
         world: protos.lighthouse_pb2.World | None = ...,
+        compares: builtins.bool = ...,
+        place: builtins.int | None = ...,
+        healing: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "_world", b"_world", "max_rank", b"max_rank", "recover_src_replica_rank", b"recover_src_replica_rank", "tag_quorum_id", b"tag_quorum_id", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "_world", b"_world", "address", b"address", "catching_up", b"catching_up", "commit_failures", b"commit_failures", "contributors", b"contributors", "heal", b"heal", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "other_sources", b"other_sources", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "world", b"world"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_place", b"_place", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "_world", b"_world", "max_rank", b"max_rank", "place", b"place", "recover_src_replica_rank", b"recover_src_replica_rank", "tag_quorum_id", b"tag_quorum_id", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_rank", b"_max_rank", "_place", b"_place", "_recover_src_replica_rank", b"_recover_src_replica_rank", "_tag_quorum_id", b"_tag_quorum_id", "_world", b"_world", "address", b"address", "catching_up", b"catching_up", "commit_failures", b"commit_failures", "compares", b"compares", "contributors", b"contributors", "heal", b"heal", "healing", b"healing", "max_rank", b"max_rank", "max_step", b"max_step", "max_world_size", b"max_world_size", "other_sources", b"other_sources", "place", b"place", "quorum_id", b"quorum_id", "recover_dst_replica_ranks", b"recover_dst_replica_ranks", "recover_src_replica_rank", b"recover_src_replica_rank", "replica_ids", b"replica_ids", "replica_rank", b"replica_rank", "replica_world_size", b"replica_world_size", "revoked", b"revoked", "store_address", b"store_address", "tag_quorum_id", b"tag_quorum_id", "world", b"world"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_rank", b"_max_rank"]) -> typing.Literal["max_rank"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_place", b"_place"]) -> typing.Literal["place"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_recover_src_replica_rank", b"_recover_src_replica_rank"]) -> typing.Literal["recover_src_replica_rank"] | None: ...
     @typing.overload
@@ -672,16 +704,20 @@ class Revoked(google.protobuf.message.Message):
 
     QUORUM_ID_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
     """abort its collectives that have not completed, vote, ask again"""
     reason: builtins.str
+    lost: builtins.str
+    """the group that the quorum has lost; empty: none is known"""
     def __init__(
         self,
         *,
         quorum_id: builtins.int = ...,
         reason: builtins.str = ...,
+        lost: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["quorum_id", b"quorum_id", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lost", b"lost", "quorum_id", b"quorum_id", "reason", b"reason"]) -> None: ...
 
 global___Revoked = Revoked
 
@@ -708,18 +744,22 @@ class ReportRequest(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     WORKER_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    ENDS_GROUP_FIELD_NUMBER: builtins.int
     rank: builtins.int
     worker: builtins.str
     """as in WatchRequest"""
     reason: builtins.str
+    ends_group: builtins.bool
+    """no rank of the group can go on: its mates need not wait for it"""
     def __init__(
         self,
         *,
         rank: builtins.int = ...,
         worker: builtins.str = ...,
         reason: builtins.str = ...,
+        ends_group: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["rank", b"rank", "reason", b"reason", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ends_group", b"ends_group", "rank", b"rank", "reason", b"reason", "worker", b"worker"]) -> None: ...
 
 global___ReportRequest = ReportRequest
 

@@ -1,6 +1,7 @@
 """Participant, Quorum and what they mean for a rank, as the pure cores know them: no protobuf."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 
@@ -24,6 +25,19 @@ class CatchUp:
 PLAIN = CatchUp()
 
 
+class DistrustKind(StrEnum):
+    NOT_APPLIED = "not_applied"  # a step was committed, and its gradients were not applied, or in part
+    DIVERGENCE = "divergence"  # other bits than the peers have under the same tag
+
+
+@dataclass(frozen=True, slots=True)
+class Distrust:
+    """Why a group holds no state of its own and heals: one of its ranks says so. `text` names the rank and the step."""
+
+    kind: DistrustKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Participant:
     """A replica group as it asks for a quorum.
@@ -33,7 +47,10 @@ class Participant:
     `watched`: all ranks of the group hold a Watch, so that its collectives can be aborted.
     `catch_up`: where it is behind, it heals beside its steps; `works_at`: it does so now, at that step, while it holds
     `step`; `has_source`: and is to be dealt no source.
+    `heals_first`: where it is behind, it takes over a peer's state before it computes anything; None: it does not say.
     `resolves_to_loopback`: a host name in its addresses does so on its own host.
+    `compares`: its ranks compare their collectives with their peers' in the first step under a quorum.
+    `distrust`: one of its ranks holds no complete state, which is told until it has healed.
     `wire` is the member as it came, opaque: fields that we do not know are relayed in it.
     """
 
@@ -54,7 +71,10 @@ class Participant:
     catch_up: bool = False
     works_at: int | None = None
     has_source: bool = False
+    heals_first: bool | None = None
     resolves_to_loopback: bool = False
+    compares: bool = False
+    distrust: Distrust | None = None
     wire: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -102,12 +122,15 @@ class World:
 class Assignment:
     """What a quorum means for one rank of one replica group.
 
-    `contributors` is what a sum over the participants is divided by: those that do not heal. `heal_*` name the peer
-    to take state from, `other_sources` the managers of some that can stand in for it; `serve_to` the replica ranks that
-    take it from here. `max_rank` is the place among those at `max_step`, None for one that is behind. `revoked`: the
-    quorum was revoked meanwhile; do the step and vote no. `catching_up`: the replica ranks that heal beside their
-    steps, and contribute nothing for as long as the quorum stands. `tag_quorum_id` with `max_step`: the state that the
-    step begins with. `world`: as the manager was told last, where it was asked for a quorum.
+    `contributors` is what a sum over the participants is divided by: those that count. `place` is this group's among
+    them, None where it adds zeros. `healing`: the replica ranks that take over a peer's state in this step, and are
+    waited for. `heal_*` name the peer to take state from, `other_sources` the managers of some that can stand in for
+    it; `serve_to` the replica ranks that take it from here. `max_rank` is the place among those at `max_step`, None for
+    one that is behind. `revoked`: the quorum was revoked meanwhile; do the step and vote no. `catching_up`: the replica
+    ranks that heal beside their steps, and contribute nothing for as long as the quorum stands. `tag_quorum_id` with
+    `max_step`: the state that the step begins with. `world`: as the manager was told last, where it was asked for a
+    quorum.
+    `compares`: every participant does.
     """
 
     quorum_id: int
@@ -129,6 +152,9 @@ class Assignment:
     catching_up: tuple[int, ...] = ()
     tag_quorum_id: int | None = None
     world: World | None = None
+    compares: bool = False
+    place: int | None = None
+    healing: tuple[int, ...] = ()
 
     @property
     def catches_up(self) -> bool:
@@ -141,7 +167,7 @@ class Assignment:
     @property
     def has_healing(self) -> bool:
         """Whether any participant heals, and is waited for."""
-        return self.contributors + len(self.catching_up) < self.replica_world_size
+        return bool(self.healing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,9 @@ Readers raise InvalidRequest that names the field. A kind of message that this v
 is to be skipped.
 """
 
-import math
-
 from protos import node_pb2 as pb
 from protos.evidence import MAX_PROCESS_BYTES, MAX_STACKS_BYTES, Outside, cut_middle, cut_missing
-from protos.fields import check_count, check_short
+from protos.fields import check_age, check_count, check_short
 from protos.identity import check_name
 from protos.limits import MAX_GROUP_WORLD_SIZE, cut_output, cut_reason
 from protos.node import (
@@ -98,7 +96,7 @@ def node_response_from_wire(message: pb.NodeResponse) -> ToNode | None:
         case "start":
             return NodeStart(tuple(map(_rank, message.start.ranks)), message.start.attempt)
         case "halt":
-            return NodeHalt(tuple(map(_rank, message.halt.ranks)), _grace(message.halt.grace_s))
+            return NodeHalt(tuple(map(_rank, message.halt.ranks)), check_age(message.halt.grace_s, "grace_s"))
         case "over":
             over = message.over
             return NodeOver(_status(over.status), cut_reason(over.why), cut_reason(over.excluded))
@@ -183,9 +181,3 @@ def _port(welcome: pb.NodeWelcome) -> int:
     if not 0 < welcome.master_port < 65536:
         raise InvalidRequest(f"is {welcome.master_port}; ports are 1 to 65535", field="master_port")
     return welcome.master_port
-
-
-def _grace(seconds: float) -> float:
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise InvalidRequest(f"is {seconds}; it is 0 or a positive number of seconds", field="grace_s")
-    return seconds

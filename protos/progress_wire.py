@@ -1,9 +1,7 @@
 """To and from the messages of progress.proto, with every check of a field. Readers raise InvalidRequest naming it."""
 
-import math
-
 from protos import progress_pb2 as pb
-from protos.fields import check_count, check_quorum_id, check_short
+from protos.fields import check_age, check_count, check_quorum_id, check_short
 from protos.identity import check_name
 from protos.limits import MAX_GROUP_WORLD_SIZE
 from protos.progress import (
@@ -55,7 +53,7 @@ def sample_from_wire(message: pb.ProgressSample) -> Sample:
         entered=tuple((_name(entry.name), check_count(entry.entered, "entered")) for entry in message.entered),
         collective=_collective_from(message.collective) if message.HasField("collective") else None,
         waits_for=check_short(message.waits_for, "waits_for", MAX_NAME_CHARS),
-        still_s=_age(message.still_s, "still_s"),
+        still_s=check_age(message.still_s, "still_s"),
         is_first=message.is_first,
         times=tuple(_time_from(time) for time in message.times),
     )
@@ -102,7 +100,7 @@ def group_view_from_wire(message: pb.GroupProgress) -> GroupView:
         replica_id,
         check_short(message.incarnation, "incarnation"),
         ranks,
-        tuple((_name(entry.name), _age(entry.seconds, "seconds")) for entry in message.seconds),
+        tuple((_name(entry.name), check_age(entry.seconds, "seconds")) for entry in message.seconds),
     )
 
 
@@ -112,8 +110,8 @@ def _rank_from(replica_id: str, message: pb.RankProgress) -> RankView:
     return RankView(
         RankName(replica_id, message.group_rank),
         sample_from_wire(message.sample),
-        limit_s=_age(message.limit_s, "limit_s"),
-        beat_age_s=_age(message.beat_age_s, "beat_age_s"),
+        limit_s=check_age(message.limit_s, "limit_s"),
+        beat_age_s=check_age(message.beat_age_s, "beat_age_s"),
         worker=check_short(message.worker, "worker"),
         host=check_short(message.host, "host"),
         pid=check_count(message.pid, "pid"),
@@ -146,26 +144,20 @@ def _collective_from(message: pb.CollectiveMark) -> Collective:
 
 def _phase_from(message: pb.OpenPhase) -> OpenPhase:
     total = check_count(message.total, "total") if message.HasField("total") else None
-    return OpenPhase(_name(message.name), check_count(message.done, "done"), total, _age(message.open_s, "open_s"))
+    return OpenPhase(_name(message.name), check_count(message.done, "done"), total, check_age(message.open_s, "open_s"))
 
 
 def _time_from(message: pb.PhaseTime) -> PhaseTime:
     return PhaseTime(
         _name(message.name),
         check_count(message.visits, "visits"),
-        _age(message.seconds, "seconds"),
-        _age(message.longest_s, "longest_s"),
+        check_age(message.seconds, "seconds"),
+        check_age(message.longest_s, "longest_s"),
     )
 
 
 def _name(text: str) -> str:
     return check_short(text, "name", MAX_NAME_CHARS)
-
-
-def _age(value: float, field: str) -> float:
-    if not (math.isfinite(value) and value >= 0):
-        raise InvalidRequest(f"is {value}; it is a number of seconds, 0 or more", field=field)
-    return value
 
 
 def _check_length(length: int, most: int, field: str) -> None:

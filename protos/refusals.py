@@ -26,6 +26,10 @@ class WrongState(LighthouseError):
     """The request is well formed and does not fit the state it meets; the message names both."""
 
 
+class Unrecoverable(LighthouseError):
+    """The caller's state cannot become one that fits, however often it asks: it has to end. The message says why."""
+
+
 class UnknownName(LighthouseError):
     """No such replica, rank or job."""
 
@@ -54,6 +58,10 @@ class Unreachable(LighthouseError):
     """The other side could not be reached, or is going away."""
 
     may_have_happened = True
+
+
+class WrongProtocol(Unreachable):
+    """What listens there is no daemon of ours, and no retry makes it one."""
 
 
 class DeadlinePassed(LighthouseError, TimeoutError):

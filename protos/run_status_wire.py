@@ -6,6 +6,7 @@ Readers raise InvalidRequest that names the field.
 from collections.abc import Iterable, Mapping
 
 from protos import generation_pb2 as pb
+from protos.doubles_wire import check_doubles
 from protos.fields import check_number
 from protos.generation import Counters, KeyKind
 from protos.generation_wire import stop_from_wire, stop_to_wire, terms_from_wire, terms_to_wire
@@ -44,6 +45,7 @@ def runs_to_wire(runs: Iterable[RunStatus]) -> pb.RunsResponse:
 
 
 def runs_from_wire(message: pb.RunsResponse) -> tuple[RunStatus, ...]:
+    check_doubles(message)
     return tuple(map(run_from_wire, message.runs))
 
 

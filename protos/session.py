@@ -54,6 +54,7 @@ class Order:
     phase: Phase
     upto: int = 0
     reason: str = ""
+    lost: str = ""
 
 
 # -- manager to lighthouse
@@ -256,10 +257,12 @@ class RankGone:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """Abort the collectives of that quorum that have not completed, vote, and ask again."""
+    """Abort the collectives of that quorum that have not completed, vote, and ask again. `lost`: the group that it has
+    lost; empty: none is known. It may be told after the rest."""
 
     quorum_id: int
     reason: str
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)

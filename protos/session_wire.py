@@ -264,7 +264,11 @@ def _evidence_request_from(message: lighthouse_pb2.EvidenceRequest) -> EvidenceR
 
 def _order(order: Order) -> lighthouse_pb2.Order:
     return lighthouse_pb2.Order(
-        quorum_id=order.quorum_id, phase=_PHASES[order.phase], upto=order.upto, reason=cut_reason(order.reason)
+        quorum_id=order.quorum_id,
+        phase=_PHASES[order.phase],
+        upto=order.upto,
+        reason=cut_reason(order.reason),
+        lost=cut_reason(order.lost),
     )
 
 
@@ -277,5 +281,9 @@ def _order_from(message: lighthouse_pb2.Order) -> Order:
     if phase is None:
         raise InvalidRequest(f"is {message.phase}; this version knows 1 to {len(_PHASES)}", field="phase")
     return Order(
-        check_quorum_id(message.quorum_id), phase, check_count(message.upto, "upto"), cut_reason(message.reason)
+        check_quorum_id(message.quorum_id),
+        phase,
+        check_count(message.upto, "upto"),
+        cut_reason(message.reason),
+        cut_reason(message.lost),
     )

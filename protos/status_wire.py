@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from protos import incident_wire, lighthouse_pb2, manager_pb2
+from protos.doubles_wire import check_doubles
 from protos.status import (
     JobStatus,
     LighthouseStatus,
@@ -37,6 +38,7 @@ def _job_to_wire(job: JobStatus) -> lighthouse_pb2.JobStatus:
 
 
 def lighthouse_status_from_wire(message: lighthouse_pb2.LighthouseStatusResponse) -> LighthouseStatus:
+    check_doubles(message)
     return LighthouseStatus(message.version, message.uptime_s, tuple(_job_from_wire(job) for job in message.jobs))
 
 
@@ -67,6 +69,7 @@ def manager_status_to_wire(status: ManagerStatus) -> manager_pb2.ManagerStatusRe
 
 
 def manager_status_from_wire(message: manager_pb2.ManagerStatusResponse) -> ManagerStatus:
+    check_doubles(message)
     waiting = {"ranks_waiting": tuple(message.ranks_waiting)}
     return ManagerStatus(**_fields(message, names=ManagerStatus.__slots__, instead=waiting))
 

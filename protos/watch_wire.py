@@ -131,10 +131,9 @@ def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
             return manager_pb2.WatchResponse(opened=opened)
         case RankGone(group_rank, reason):
             return manager_pb2.WatchResponse(gone=manager_pb2.RankGone(rank=group_rank, reason=cut_reason(reason)))
-        case Revoked(quorum_id, reason):
-            return manager_pb2.WatchResponse(
-                revoked=manager_pb2.Revoked(quorum_id=quorum_id, reason=cut_reason(reason))
-            )
+        case Revoked(quorum_id, reason, lost):
+            revoked = manager_pb2.Revoked(quorum_id=quorum_id, reason=cut_reason(reason), lost=cut_reason(lost))
+            return manager_pb2.WatchResponse(revoked=revoked)
         case Counted(number, outcome):
             return manager_pb2.WatchResponse(counted=_counted(number, outcome))
         case Killed(reason):
@@ -154,7 +153,8 @@ def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | Non
         case "world":
             return world_from_wire(message.world)
         case "revoked":
-            return Revoked(check_quorum_id(message.revoked.quorum_id), cut_reason(message.revoked.reason))
+            told = message.revoked
+            return Revoked(check_quorum_id(told.quorum_id), cut_reason(told.reason), cut_reason(told.lost))
         case "killed":
             return Killed(cut_reason(message.killed.reason))
         case "counted":

@@ -13,8 +13,8 @@ from protos import lighthouse_pb2, manager_pb2, torchft_pb2
 from protos.fields import check_count, check_quorum_id
 from protos.grid_wire import world_from_wire, world_to_wire
 from protos.identity import parse_address, read_identity
-from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_MEMBER_BYTES
-from protos.membership import Assignment, Participant, Quorum, Vote
+from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_MEMBER_BYTES, cut_reason
+from protos.membership import Assignment, Distrust, DistrustKind, Participant, Quorum, Vote
 from protos.refusals import InvalidRequest
 
 
@@ -31,6 +31,22 @@ class _Member(Protocol):
     commit_failures: int
 
     def SerializeToString(self) -> bytes: ...
+
+
+def distrust_from_native(message: lighthouse_pb2.QuorumMember | manager_pb2.ManagerQuorumRequest) -> Distrust | None:
+    """Raises InvalidRequest naming the field."""
+    if not message.HasField("distrust"):
+        return None
+    try:
+        kind = DistrustKind(message.distrust.kind)
+    except ValueError:
+        known = ", ".join(DistrustKind)
+        raise InvalidRequest(f"is {message.distrust.kind!r}; this version knows {known}", field="distrust") from None
+    return Distrust(kind, cut_reason(message.distrust.text))
+
+
+def distrust_to_native(distrust: Distrust | None) -> lighthouse_pb2.Distrust | None:
+    return None if distrust is None else lighthouse_pb2.Distrust(kind=distrust.kind.value, text=distrust.text)
 
 
 def participant_from_native(member: lighthouse_pb2.QuorumMember, *, min_world_size: int = 1) -> Participant:
@@ -78,7 +94,10 @@ def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
         "catch_up": member.catch_up,
         "works_at": member.works_at if member.HasField("works_at") else None,
         "has_source": member.has_source,
+        "heals_first": member.heals_first if member.HasField("heals_first") else None,
         "resolves_to_loopback": member.resolves_to_loopback,
+        "compares": member.compares,
+        "distrust": distrust_from_native(member),
     }
 
 
@@ -99,8 +118,7 @@ def _check_member(member: _Member, min_world_size: int) -> None:
     for field, text in (("address", member.address), ("store_address", member.store_address)):
         if text and parse_address(text, field).is_unspecified:
             raise InvalidRequest(f"{text!r} is nobody's address; advertise one that the peers can reach", field=field)
-    if member.step < 0:
-        raise InvalidRequest(f"is {member.step}; steps count from 0", field="step")
+    check_count(member.step, "step")
     if not min_world_size <= member.world_size <= MAX_GROUP_WORLD_SIZE:
         raise InvalidRequest(
             f"is {member.world_size}; a group has 1 to {MAX_GROUP_WORLD_SIZE} ranks", field="world_size"
@@ -149,10 +167,18 @@ def _fill_native(member: lighthouse_pb2.QuorumMember, participant: Participant) 
     member.watched = participant.watched
     member.catch_up, member.has_source = participant.catch_up, participant.has_source
     member.resolves_to_loopback = participant.resolves_to_loopback
+    member.compares = participant.compares
+    if participant.heals_first is not None:
+        member.heals_first = participant.heals_first
+    else:
+        member.ClearField("heals_first")
     if participant.works_at is not None:
         member.works_at = participant.works_at
     else:
         member.ClearField("works_at")
+    member.ClearField("distrust")
+    if (distrust := distrust_to_native(participant.distrust)) is not None:
+        member.distrust.CopyFrom(distrust)
     _fill_both(member, participant)
 
 
@@ -206,6 +232,9 @@ def assignment_to_native(answer: Assignment) -> manager_pb2.ManagerQuorumRespons
         catching_up=answer.catching_up,
         tag_quorum_id=answer.tag_quorum_id,
         world=None if answer.world is None else world_to_wire(answer.world),
+        compares=answer.compares,
+        place=answer.place,
+        healing=answer.healing,
     )
 
 
@@ -230,6 +259,9 @@ def assignment_from_native(message: manager_pb2.ManagerQuorumResponse) -> Assign
         catching_up=tuple(message.catching_up),
         tag_quorum_id=message.tag_quorum_id if message.HasField("tag_quorum_id") else None,
         world=world_from_wire(message.world) if message.HasField("world") else None,
+        compares=message.compares,
+        place=message.place if message.HasField("place") else None,
+        healing=tuple(message.healing),
     )
 
 

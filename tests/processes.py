@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCALHOST = "127.0.0.1"
 
 # A bound that no machine under load passes by chance; a healthy test is through in a fraction of it.
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 _POLL_S = 0.01
 
 # What would change a daemon under test from outside.
@@ -232,13 +232,14 @@ class Manager(Process):
         code: str = MANAGER_CODE,
         **more: Any,
     ) -> None:
+        is_routable = any(option.startswith("--advertise") for option in options)
         named = {"--lighthouse": lighthouse, "--replica-id": replica_id, "--group-world-size": ranks}
         given = [part for name, value in named.items() if value is not None for part in (name, str(value))]
         chosen = _with_defaults(
             options,
             env or {},
             "MANAGER",
-            bind=f"{LOCALHOST}:0",
+            bind="[::]:0" if is_routable else f"{LOCALHOST}:0",
             advertise=LOCALHOST,
             store=store,
             http=f"{LOCALHOST}:0",

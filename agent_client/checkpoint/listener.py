@@ -55,8 +55,12 @@ class Listener(TCPServer):
         serve = partial(self._serve, request, client_address)
         thread = threading.Thread(target=serve, name="checkpoint-stream", daemon=True)
         with self._lock:
-            thread.start()
-            self._connections[request] = thread
+            self._connections[request] = thread  # before it sends: a child that is forked from now on closes it
+            try:
+                thread.start()
+            except RuntimeError:
+                del self._connections[request]
+                raise
 
     def close(self) -> None:
         self._is_closed = True

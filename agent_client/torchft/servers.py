@@ -12,7 +12,7 @@ from datetime import timedelta
 from agent_client.server_process import ServerProcess
 from agent_client.torchft.clients import Channel
 from lighthouse_runtime import calls
-from lighthouse_runtime.address import own_name
+from lighthouse_runtime.address import served_host
 from lighthouse_runtime.bind import split_bind
 from protos.identity import Address, split_replica_id
 
@@ -54,7 +54,8 @@ class LighthouseServer:
             **{option: f"{ms}ms" for option, ms in times.items() if ms is not None},
         }
         self._process = ServerProcess(_LIGHTHOUSE, options)
-        self._address = f"http://{_named_host(bind)}:{self._process.announced}"
+        host = served_host(split_bind(bind, "bind")[0])
+        self._address = f"http://{Address(host, int(self._process.announced))}"
 
     def address(self) -> str:
         """Where it can be reached.
@@ -142,9 +143,3 @@ def _end_with_manager(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
-
-
-def _named_host(bind: str) -> str:
-    """The host that `bind` names, or this one."""
-    address = Address(split_bind(bind, "bind")[0], None)
-    return str(Address(own_name(), None)) if address.is_unspecified else str(address)

@@ -37,12 +37,13 @@ class Control:
         click.echo(json.dumps(told) if self.output == "json" else text)
 
 
-def control_options(function: Callable[[Control], None]) -> Callable[..., None]:
-    """REPLICA_ID and the options of such a verb."""
+def control_options(function: Callable[..., None]) -> Callable[..., None]:
+    """REPLICA_ID and the options of such a verb, as the first argument; it may have more of its own."""
 
     @functools.wraps(function)
     def run(job: str, **options: Any) -> None:
-        function(Control(job=job or DEFAULT_JOB, **options))
+        mine = {name: options.pop(name) for name in Control.__slots__ if name in options}
+        function(Control(job=job or DEFAULT_JOB, **mine), **options)
 
     options = (
         click.argument("replica_id"),

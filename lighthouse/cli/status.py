@@ -3,10 +3,11 @@
 import click
 from rich.text import Text
 
-from lighthouse.cli.options import ask, client_options
+from lighthouse.cli.options import ask, client_options, connect
 from lighthouse.cli.output import make_console, print_json, print_lines
 from lighthouse.cli.tables import greeting, job_lines
-from lighthouse_runtime.terminal import reports_errors
+from lighthouse_runtime.terminal import printable, reports_errors
+from protos.limits import DEFAULT_JOB
 
 
 @click.command()
@@ -19,4 +20,18 @@ def status(address: str, job: str, output: str, timeout: float) -> None:
         return print_json(answer)
     console = make_console()
     lines = job_lines(answer.jobs, console.width) if answer.jobs else [Text("no jobs: nobody has joined")]
-    return print_lines(console, [Text(greeting(answer, address)), *lines])
+    stopped = _stopped(address, sorted({job or DEFAULT_JOB, *(shown.job for shown in answer.jobs)}), timeout)
+    return print_lines(console, [Text(greeting(answer, address)), *lines, *stopped])
+
+
+def _stopped(address: str, jobs: list[str], timeout: float) -> list[Text]:
+    """A line for each run that is stopped: its ranks ask for nothing, and no supervisor starts them."""
+    lines: list[Text] = []
+    for job in jobs:
+        with connect(address, job=job) as client:
+            found = [run for run in client.runs(timeout_s=timeout) if run.stop is not None]
+        for run in found:
+            assert run.stop is not None
+            said = f"run {run.run} of job {job} is stopped: {run.stop.reason} (by {run.stop.who})"
+            lines.append(Text(printable(f"{said}; `lighthouse resume --run {run.run}` lifts it"), style="red"))
+    return lines

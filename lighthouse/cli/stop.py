@@ -25,8 +25,12 @@ def stop(choice: RunChoice, reason: str) -> None:
 def resume(choice: RunChoice) -> None:
     """Lift the stop of a run, and let excluded hosts in again. Whoever was ended by it is to be started again."""
     with choice.connect() as client:
+        was_held = any(
+            run.stop is not None or run.excluded for run in client.runs(choice.run, timeout_s=choice.timeout)
+        )
         client.resume_run(timeout_s=choice.timeout)
-    _say(choice, f"run {choice.run} of job {choice.job} is resumed", resumed=True)
+    said = "is resumed" if was_held else "was not stopped, and excludes no host: nothing was to be resumed"
+    _say(choice, f"run {choice.run} of job {choice.job} {said}", resumed=was_held)
 
 
 def _say(choice: RunChoice, text: str, **done: object) -> None:

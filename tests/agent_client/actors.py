@@ -165,10 +165,10 @@ class GlooActor:
 class PeersActor:
     """The same rank of one of several replica groups."""
 
-    def build(self, connect_timeout_s: float) -> None:
+    def build(self, connect_timeout_s: float, **options: Any) -> None:
         torch.set_num_threads(1)
         self.revoked: dict[int, str] = {}
-        self.peers = Peers(0, LOOPBACK, connect_timeout_s=connect_timeout_s, timeout_s=100.0)
+        self.peers = Peers(0, LOOPBACK, connect_timeout_s=connect_timeout_s, timeout_s=100.0, **options)
 
     def configure(self, store: str, quorum_id: int, rank: int, size: int) -> None:
         names = tuple(f"group-{place}" for place in range(size))
@@ -191,6 +191,9 @@ class PeersActor:
         tensor = torch.ones(1)
         self.peers.all_reduce(tensor, 100.0)
         return float(tensor)
+
+    def exchange(self, *words: int) -> list[tuple[int, ...]]:
+        return self.peers.exchange(words, 100.0)
 
     def quorum(self) -> int | None:
         return self.peers._quorum_id
@@ -329,6 +332,13 @@ class AgentActor:
         server = self.agent._healing._server
         before, server.address = server.address, address
         return before
+
+    def train_from(self, step: int, quorum_id: int, until: int) -> None:
+        """As a script that has loaded that checkpoint does."""
+        with self.agent:
+            self.agent.load_state_dict({"step": step, "tag_quorum_id": quorum_id, "batches_committed": step})
+            while self.agent.current_step < until:
+                self.step()
 
     def fail(self, text: str) -> None:
         """An exception leaves the agent's block."""

@@ -39,16 +39,18 @@ class CatchUpActor(AgentActor):
         schedule: str = "none",
         branches: bool = False,
         heal_mode: str = "catch_up",
+        others: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """`branches`: every other step leaves parameters unused. `schedule` moves the learning rate at each commit."""
+        """`branches`: every other step leaves parameters unused. `schedule` moves the learning rate at each commit.
+        `others` belong to the state."""
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
         torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.module = TwoBranches()
         self.sgd = torch.optim.SGD(self.module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
         self.schedule = SCHEDULES[schedule](self.sgd)
-        others = {"schedule": self.schedule} if self.schedule is not None else {}
+        others = (others or {}) | ({"schedule": self.schedule} if self.schedule is not None else {})
         group = None
         if meeting:
             store = torch.distributed.PrefixStore(manager, connect_store(meeting, 60.0))
@@ -78,10 +80,9 @@ class CatchUpActor(AgentActor):
         step = agent.current_step
         images = torch.randn(16, 8, generator=torch.Generator().manual_seed(1000 * step + place))
         branch = step % 2 if self.uses_branches else 0
-        self.model(images, branch).square().mean().backward()
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 0.5)
+        self.backward(self.model(images, branch).square().mean())
         is_participating = agent.is_participating
-        is_committed = self.optimizer.step()
+        is_committed = self.apply()
         if is_committed and self.schedule is not None:
             self.schedule.step()
         return {
@@ -96,6 +97,14 @@ class CatchUpActor(AgentActor):
             "took_s": time.monotonic() - began_at,
             "hash": self.hash(),
         }
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def apply(self) -> bool:
+        """Change the averaged gradients, and vote."""
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 0.5)
+        return self.optimizer.step()
 
     def finish_at(self, step: int) -> None:
         self.until = step

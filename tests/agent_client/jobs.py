@@ -23,11 +23,11 @@ class Job:
 
     def __init__(self, lighthouse: str, store: str, server: RankServer, folder: Path, stack: ExitStack) -> None:
         self._lighthouse = lighthouse
-        self._store = store
+        self.store = store
         self._server = server
         self._folder = folder
         self._stack = stack
-        self._name = f"job-{next(_jobs)}"
+        self.name = f"job-{next(_jobs)}"
         self.managers: dict[str, Rank] = {}
         self.addresses: dict[str, str] = {}
 
@@ -39,8 +39,8 @@ class Job:
                 "serve",
                 lighthouse=self._lighthouse,
                 replica_id=name,
-                job=self._name,
-                store=self._store,
+                job=self.name,
+                store=self.store,
                 group_world_size=ranks,
                 **settings,
             )
@@ -48,12 +48,15 @@ class Job:
 
     def rank(self, name: str, seed: int = 0, *, actor: str = AGENT, **options: Any) -> Rank:
         """A new process for the group `name`, whose weights are drawn from `seed`."""
-        rank = self._server.start(actor, self._folder / f"{name}.log")
-        self._stack.enter_context(rank)
+        rank = self.started(name, actor)
         if options.get("ranks", 1) > 1:
-            options["meeting"] = self._store
+            options["meeting"] = self.store
         rank.call("build", self.addresses[name], seed=seed, **options)
         return rank
+
+    def started(self, name: str, actor: str) -> Rank:
+        """A new process for the group `name`, which has not been built yet: the ranks of a group meet in that."""
+        return self._stack.enter_context(self._server.start(actor, self._folder / f"{name}.log"))
 
     def groups(self, *names: str, seed: int = 0, **options: Any) -> list[Rank]:
         """Each with weights of its own."""
@@ -71,7 +74,7 @@ class Job:
 
     def elsewhere(self) -> "Job":
         """Another job under the same lighthouse."""
-        return Job(self._lighthouse, self._store, self._server, self._folder, self._stack)
+        return Job(self._lighthouse, self.store, self._server, self._folder, self._stack)
 
     def log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,10 +40,18 @@ class LoneAgent:
     def ask_late(self) -> None:
         self.asked.append("late")
 
+    def applying(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    has_computed = forward_begins = False
+
+    def tell_commit(self) -> None:
+        """Nothing waits for it."""
+
     def start_quorum(self) -> None:
         self.asked.append("quorum")
 
-    def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True) -> "Future[torch.Tensor]":
+    def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True, name: str = "") -> "Future[torch.Tensor]":
         self.reduced.append(tensor.clone())
         done: Future[torch.Tensor] = Future()
         done.set_result(self.mean(tensor))

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from agent_client.agent import Agent
 from agent_client.hsdp import replicate
+from agent_client.optimizer import FaultTolerantOptimizer
 from agent_client.process_group.gloo import GlooGroup, connect_store
 from agent_client.process_group.managed import ManagedGroup, managed_mesh
 from agent_client.train_state import TrainState
@@ -108,6 +109,17 @@ class ShardedActor(AgentActor):
             "weights": float(torch.cat([each.to_local().flatten() for each in self.model.parameters()]).abs().sum()),
         }
 
+    def loop(self, until: int) -> Log:
+        """A loop whose forward pass begins each step, and whose zero_grad comes last."""
+        agent, optimizer, log = self.agent, FaultTolerantOptimizer(self.adam, self.agent), list[Step]()
+        while agent.current_step < until:
+            place, _ = agent.slot()
+            loss_of(self.model, agent.current_step, place).backward()
+            if optimizer.step():
+                log.append({"step": agent.current_step, "hash": self.hash()})
+            optimizer.zero_grad()
+        return log
+
     def hash(self) -> str:
         """Of this rank's shards of weights and moments."""
         tensors = [parameter.detach() for parameter in self.model.parameters()]
@@ -158,7 +170,7 @@ class ShardedJob(Job):
     _starts = itertools.count()
 
     def elsewhere(self) -> "ShardedJob":
-        return ShardedJob(self._lighthouse, self._store, self._server, self._folder, self._stack)
+        return ShardedJob(self._lighthouse, self.store, self._server, self._folder, self._stack)
 
     def start(self, *names: str, way: str = "hook", seed: int | None = None, **options: Any) -> list[ShardedGroup]:
         """Groups with weights of their own, drawn from `seed` on; the managers that are missing, too."""
@@ -177,7 +189,7 @@ class ShardedJob(Job):
         log = self._folder / f"{name}.log" if rank == 0 else self._folder / f"{name}-{rank}.log"
         process = self._server.start("tests.agent_client.sharded_training:ShardedActor", log)
         self._stack.enter_context(process)
-        process.call("build", self.addresses[name], meeting=self._store, rank=rank, **options)
+        process.call("build", self.addresses[name], meeting=self.store, rank=rank, **options)
         return process
 
     def begin_steps(self, *groups: ShardedGroup, until: int) -> dict[str, list[Pending]]:

@@ -1,6 +1,7 @@
 """Agents that are told each of their steps, under real daemons: faults at exactly the moment that is meant."""
 
 import contextlib
+import functools
 import itertools
 import socket
 import threading
@@ -61,7 +62,7 @@ def test_from_different_weights_to_the_same_bits(job: Job) -> None:
     second = step_together(a, b)
     assert check_equal(first, second) == 2
     assert all(step["committed"] and step["participants"] == ["a", "b"] for step in [*first, *second])
-    assert [step["participated"] for step in first] == [True, False], "at step 0 all start from one"
+    assert [step["participated"] for step in first] == [True, True], "all start from the weights of one"
 
 
 def test_one_alone_trains_and_the_next_heals_from_it(job: Job) -> None:
@@ -70,22 +71,23 @@ def test_one_alone_trains_and_the_next_heals_from_it(job: Job) -> None:
     assert [step["step"] for step in alone] == [1, 2, 3]
     [b] = job.groups("b", seed=1)
     (healed, *after), of_a = meet(job, {"b": b, "a": a}, 6)
-    assert not healed["participated"]
     assert healed["committed"]
-    assert all(step["participated"] for step in after)
+    assert all(step["participated"] for step in [healed, *after])
     assert check_equal(of_a, [healed, *after]) == 3
     assert of_a[-1]["batches"] == after[-1]["batches"], "the count of batches is healed too"
 
 
-def test_who_heals_adds_nothing_to_the_step(job: Job) -> None:
+def test_a_group_that_heals_counts_in_that_very_step(job: Job) -> None:
     [a] = job.groups("a")
-    a.call("steps", 2)
+    [*_, alone] = a.call("steps", 2)
     [b] = job.groups("b", seed=1)
     healed, with_b = meet(job, {"b": b, "a": a})
     assert with_b["participants"] == ["a", "b"]
-    assert not healed["participated"]
+    assert healed["participated"]
+    assert healed["batches"] == with_b["batches"] == alone["batches"] + 2
+    assert healed["hash"] == with_b["hash"]
     [reference] = job.elsewhere().groups("a")
-    assert reference.call("steps", 3)[-1]["hash"] == with_b["hash"] == healed["hash"]
+    assert reference.call("steps", 3)[-1]["hash"] != with_b["hash"], "its batch is in the mean"
 
 
 def test_a_step_without_a_collective_of_the_script_s_own_commits(job: Job) -> None:
@@ -107,7 +109,7 @@ def test_a_reported_error_discards_the_step_here_and_the_next_heals(job: Job) ->
     assert failed["hash"] == before
     of_a, of_b = step_together(a, b)
     assert of_b["committed"]
-    assert not of_b["participated"]
+    assert of_b["participated"], "it has healed before it computed"
     assert check_equal([of_a], [of_b]) == 1
 
 
@@ -120,16 +122,17 @@ def test_one_rank_s_error_discards_the_step_in_its_whole_group(job: Job) -> None
     assert not ranks[1].call("step", error="mine alone")["committed"]
     assert [each.result()["committed"] for each in others] == [False, True, True]
     log = step_together(*ranks)
-    assert [step["participated"] for step in log] == [False, False, True, True]
+    assert all(step["participated"] for step in log)
     assert check_equal(log[:1], log[2:3]) == 1
     assert len({step["hash"] for step in log}) == 1
 
 
-def build_groups_of_two(job: Job, *names: str) -> list[Rank]:
+def build_groups_of_two(job: Job, *names: str, **options: Any) -> list[Rank]:
     """All at once: the ranks of a group meet while they are built."""
     places = [(name, place) for name in names for place in (0, 1)]
     with ThreadPoolExecutor(len(places)) as pool:
-        return list(pool.map(lambda at: job.rank(at[0], seed=names.index(at[0]), rank=at[1], ranks=2), places))
+        build = functools.partial(job.rank, ranks=2, **options)
+        return list(pool.map(lambda at: build(at[0], seed=names.index(at[0]), rank=at[1]), places))
 
 
 def test_too_many_discards_in_a_row_end_the_rank(job: Job) -> None:
@@ -291,7 +294,7 @@ def test_a_stopped_group_costs_a_step_and_heals_when_it_goes_on(job: Job) -> Non
     assert of_a[-1]["participants"] == ["a", "b"]
     c.resume()
     of_c, of_a, of_b = meet(job, {"c": c, "a": a, "b": b}, 8)
-    assert [(step["committed"], step["participated"]) for step in of_c] == [(False, False), (True, False), (True, True)]
+    assert [(step["committed"], step["participated"]) for step in of_c] == [(False, False), (True, True), (True, True)]
     assert check_equal(of_c, of_a, of_b) == 4
 
 

@@ -162,6 +162,6 @@ def test_another_source_is_asked_and_its_state_is_taken_whole(
     pair.fetch()
     assert [line.rpartition("; ")[2] for line in caplog.messages if "now from" in line] == ["now from the group at c:1"]
     assert (pair.asked[0], pair.asked[-1]) == ("a:1", "c:1")
-    assert pair.target_bits() == before, "it is installed when the step ends"
+    assert pair.target_bits() == before, "the script's thread installs it"
     assert pair.install().step == 5
     assert torch.equal(*pair.weights())

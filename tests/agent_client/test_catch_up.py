@@ -36,9 +36,9 @@ def job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: P
 class Training:
     """Groups that train, each rank under its name: all that it has told so far."""
 
-    def __init__(self, job: Job, *names: str, **options: Any) -> None:
+    def __init__(self, job: Job, *names: str, actor: str = ACTOR, **options: Any) -> None:
         self.job = job
-        self.options = options
+        self.options = options | {"actor": actor}
         self.ranks: dict[str, Rank] = {}
         self.running: dict[str, Pending] = {}
         self.gone: list[list[Event]] = []
@@ -46,7 +46,7 @@ class Training:
         job.start_managers(*names)
 
     def start(self, name: str, *, holds_fetch: bool = False, **options: Any) -> Rank:
-        rank = self.job.rank(name, next(self.seeds), actor=ACTOR, **self.options, **options)
+        rank = self.job.rank(name, next(self.seeds), **self.options, **options)
         if holds_fetch:
             rank.call("hold_fetch")
         self.ranks[name] = rank

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.distributed import GradBucket, HashStore
 from torch.nn import parallel
 
 from agent_client.ddp import DistributedDataParallel
+from agent_client.loop_order import StepPart
 from agent_client.process_group.gloo import GlooGroup
 from agent_client.process_group.observed import ObservedGroup
 from agent_client.progress import Progress
@@ -55,15 +57,31 @@ class Peers:
 
     def __init__(self, *peers: list[torch.Tensor]) -> None:
         self.seen: list[torch.Tensor] = []
+        self.state = SimpleNamespace(model=torch.nn.Module())
         self.progress = Progress()
         self.peers = list(peers)
         self.thread = BackgroundThread("reduces")
         self._group = GlooGroup(HashStore(), 0, 1, LOCALHOST, connect_timeout_s=60.0, timeout_s=60.0)
 
+    group_world_size = 1
+    tag, steps_ended = None, 0
+
+    def add_part(self, part: StepPart) -> None:
+        self.part = part
+
+    def computes(self, *, accumulates: bool = False) -> None:
+        """A step is under way."""
+
+    def backward_reduces(self) -> None:
+        self.is_in_backward = True
+
+    def backward_ended(self) -> None:
+        self.is_in_backward = False
+
     def group_for_torch(self) -> ObservedGroup:
         return ObservedGroup(self._group.for_torch("torch/0"), self.progress)
 
-    def all_reduce(self, tensor: torch.Tensor) -> "Future[torch.Tensor]":
+    def all_reduce(self, tensor: torch.Tensor, *, name: str = "") -> "Future[torch.Tensor]":
         return self.thread.submit(lambda: self._reduce(tensor))
 
     def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:

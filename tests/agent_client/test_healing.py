@@ -63,8 +63,10 @@ ASSIGNMENT = Assignment(
     max_world_size=1,
     contributors=1,
     primary_address="a:1",
+    place=0,
+    healing=(1,),
 )
-TARGETS = replace(ASSIGNMENT, replica_rank=1, max_rank=None, heal_from_rank=0, heal_from_address="a:1")
+TARGETS = replace(ASSIGNMENT, replica_rank=1, max_rank=None, place=None, heal_from_rank=0, heal_from_address="a:1")
 
 
 def make_state(seed: int) -> TrainState:
@@ -156,7 +158,7 @@ class TestServing:
     def test_where_nobody_heals_nothing_is_offered(self, stack: ExitStack) -> None:
         pair = Pair(stack)
         pair.serve()
-        pair.source.serve(replace(ASSIGNMENT, contributors=2), pair.machine)
+        pair.source.serve(replace(ASSIGNMENT, contributors=2, healing=()), pair.machine)
         with pytest.raises(StateUnavailable):
             pair.fetch()
 

@@ -16,8 +16,8 @@ from agent_client.healing import Beside, ServeMode
 from tests.agent_client.test_healing import ASSIGNMENT, TARGETS, Pair
 from tests.processes import eventually
 
-BESIDE = replace(ASSIGNMENT, serve_to=(1,), catching_up=(1,), tag_quorum_id=3)
-CATCHES_UP = replace(TARGETS, catching_up=(1,), tag_quorum_id=3)
+BESIDE = replace(ASSIGNMENT, serve_to=(1,), catching_up=(1,), healing=(), tag_quorum_id=3)
+CATCHES_UP = replace(TARGETS, catching_up=(1,), healing=(), tag_quorum_id=3)
 LATER = replace(BESIDE, max_step=6, serve_to=())
 
 
@@ -59,7 +59,8 @@ def test_it_is_there_beside_what_a_later_step_offers(stack: ExitStack) -> None:
     serve(pair)
     pair.source.release(is_committed=True)
     pair.machine.step = 6
-    plain = replace(LATER, replica_world_size=3, replica_ids=("a", "b", "c"), serve_to=(2,), contributors=1)
+    three = replace(LATER, replica_world_size=3, replica_ids=("a", "b", "c"))
+    plain = replace(three, serve_to=(2,), healing=(2,), contributors=1)
     pair.source.serve(plain, pair.machine)
     assert fetch(pair).received.result()["agent"]["step"] == 5
     pair.target.fetch(replace(TARGETS, max_step=6, tag_quorum_id=3))

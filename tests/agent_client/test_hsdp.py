@@ -50,8 +50,16 @@ def test_from_different_weights_to_the_same_bits_and_one_that_comes_late_heals(j
     [late] = job.start("late", way=way)
     then = job.steps(late, a, b, until=5)
     assert shared_steps(then) == 6
-    assert fates(then["late"][0]) == [(True, False), (True, True), (True, True)]
+    assert fates(then["late"][0]) == 3 * [(True, True)]
     assert then["late"][0][-1]["participants"] == ["a", "b", "late"]
+
+
+def test_a_forward_pass_begins_a_step(job: ShardedJob) -> None:
+    a, b = job.start("a", "b")
+    pending = [each for group in (a, b) for each in group.begin("loop", 3)]
+    of_a0, of_a1, of_b0, of_b1 = [each.result() for each in pending]
+    assert (of_a0, of_a1) == (of_b0, of_b1)
+    assert [seen["step"] for seen in of_a0] == [1, 2, 3]
 
 
 def test_a_whole_group_evaluates_what_is_sharded(job: ShardedJob) -> None:
@@ -67,12 +75,12 @@ def test_a_whole_group_evaluates_what_is_sharded(job: ShardedJob) -> None:
 
 
 def weights_without_groups(seed: int, steps: int) -> float:
-    """As one process would train on the batches of both groups; at step 0, when all others heal, on those of one."""
+    """As one process would train on the batches of both groups."""
     model = model_of(seed)
     adam = adam_of(model)
     for step in range(steps):
         adam.zero_grad()
-        places = RANKS if step == 0 else 2 * RANKS
+        places = 2 * RANKS
         for place in range(places):
             (loss_of(model, step, place) / places).backward()
         adam.step()
@@ -117,7 +125,7 @@ def test_groups_that_are_killed_in_a_step_cost_that_step_and_heal_when_they_are_
         assert log[0]["hash"] == begun[name][0][-1]["hash"], "a discarded step leaves everything as it was"
     back = job.start(*victims, way=way)
     healed = job.steps(*back, *(groups[name] for name in survivors), until=7)
-    assert all(fates(healed[name][0])[-2:] == [(True, False), (True, True)] for name in victims)
+    assert all(fates(healed[name][0])[-2:] == 2 * [(True, True)] for name in victims)
     assert shared_steps(begun, survivors, healed) > 0
     assert healed["b"][0][-1]["participants"] == ["a", "b", "c"]
 
@@ -180,7 +188,7 @@ def test_one_rank_s_error_discards_the_step_in_its_whole_group(job: ShardedJob) 
     assert all(step["committed"] for step in of_b)
     healed = job.steps(a, b, until=3)
     assert shared_steps(healed) == 1
-    assert fates(healed["a"][0]) == [(True, False)]
+    assert fates(healed["a"][0]) == [(True, True)]
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ GRANT = Assignment(
     max_rank=0,
     max_world_size=1,
     contributors=1,
+    place=0,
     primary_address="127.0.0.1:2",
 )
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 from agent_client.checkpoint.format import encode
+from agent_client.errors import ConfigurationError
 from agent_client.optimizer import FaultTolerantOptimizer
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,6 +26,14 @@ class Voter:
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """It never catches up."""
+
+    def applying(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    has_computed = forward_begins = False
+
+    def tell_commit(self) -> None:
+        """Nothing waits for it."""
 
     def start_quorum(self) -> None:
         self.asked.append("quorum")
@@ -107,14 +117,30 @@ def test_with_discards_between_it_is_where_the_committed_steps_alone_lead(decisi
     assert bits(model, optimizer) == bits(plain, reference)
 
 
-def test_a_closure_is_refused_before_anything_happens() -> None:
-    model, voter = model_of(), Voter()
+def test_a_closure_is_called_once_with_gradients_and_before_the_vote() -> None:
+    """Lightning's loop computes in it, under no_grad."""
+    model, voter = model_of(), Voter(True, False)
     optimizer = wrapped(model, voter)
-    before = bits(model, optimizer)
-    with pytest.raises(ValueError, match="closure"):
-        optimizer.step(lambda: 0.0)
-    assert voter.asked == []
-    assert bits(model, optimizer) == before
+
+    def closure() -> str:
+        voter.asked.append("closure")
+        optimizer.zero_grad()
+        backward(model, 0)
+        return f"loss {len(voter.asked)}"
+
+    for is_committed in (True, False):
+        voter.asked.clear()
+        with torch.no_grad():
+            assert optimizer.step(closure) is is_committed
+        assert voter.asked == ["closure", "vote"]
+        assert optimizer.last_loss == "loss 1"
+    optimizer.step()
+    assert optimizer.last_loss is None
+
+
+def test_an_optimizer_that_needs_its_closure_several_times_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="LBFGS evaluates the model several times in one step"):
+        FaultTolerantOptimizer(torch.optim.LBFGS(model_of().parameters()), Voter())  # type: ignore[arg-type]
 
 
 def test_state_goes_through_to_the_wrapped_one() -> None:

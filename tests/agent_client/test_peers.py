@@ -59,6 +59,20 @@ def test_quorum_after_quorum(store: str, start: Start) -> None:
     assert sums(c) == [1]
 
 
+def test_each_learns_what_all_say(store: str, start: Start) -> None:
+    a, b, c = start(3)
+    meet(store, 5, a, b, c)
+    told = [(1, -(2**63)), (2, 2**63 - 1), (0, 3)]
+    exchanged = [rank.begin("exchange", *words) for rank, words in zip((a, b, c), told, strict=True)]
+    assert [each.result() for each in exchanged] == [told] * 3
+    assert sums(a, b, c) == [3, 3, 3]
+    meet(store, 6, c)
+    assert c.call("exchange", 7) == [(7,)]
+    c.call("drop")
+    with pytest.raises(RankError, match="given up"):
+        c.call("exchange", 7)
+
+
 @pytest.mark.parametrize(("quorum_id", "revoked"), [(10, 10), (12, None)])
 def test_a_meeting_to_which_a_peer_does_not_come_ends_with_the_revoke(
     store: str, start: Start, quorum_id: int, revoked: int | None

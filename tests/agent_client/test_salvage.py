@@ -39,6 +39,16 @@ def lose_in_backward(lost: Rank, *survivors: Rank, branches: tuple[int, ...] = (
     return [each.result() for each in pending]
 
 
+def come_back(job: Job, a: Rank, b: Rank, until: int) -> Rank:
+    """c, which all take to that step. It asks first: the others could be there before it does, and ask no more."""
+    c = job.rank("c", seed=7, actor=ACTOR, salvage=True)
+    logs = [c.begin("steps", until)]
+    job.wait_joined("c")
+    logs += [rank.begin("steps", until) for rank in (a, b)]
+    assert len({log.result()[-1]["hash"] for log in logs}) == 1
+    return c
+
+
 def test_the_step_commits_with_the_survivors_average(job: Job) -> None:
     a, b, c = job.groups("a", "b", "c", actor=ACTOR, salvage=True)
     [first, *_] = step_together(a, b, c)
@@ -53,10 +63,7 @@ def test_the_step_commits_with_the_survivors_average(job: Job) -> None:
     assert of_a["used"] == of_b["used"] == average(of_a["own"], of_b["own"])
     assert of_a["hash"] == of_b["hash"]
     assert a.call("held_bytes") == PARAMETERS_BYTES
-    c = job.rank("c", seed=7, actor=ACTOR, salvage=True)
-    logs = [rank.begin("steps", before[0]["step"] + 12) for rank in (a, b, c)]
-    last = [log.result()[-1] for log in logs]
-    assert len({one["hash"] for one in last}) == 1
+    come_back(job, a, b, before[0]["step"] + 12)
 
 
 def test_what_only_one_has_used_is_its_half(job: Job) -> None:
@@ -66,9 +73,7 @@ def test_what_only_one_has_used_is_its_half(job: Job) -> None:
     of_a, of_b = lose_in_backward(c, a, b, branches=(1, 1))
     assert of_a["used"] == of_b["used"] == average(of_a["own"], of_b["own"])
     assert of_a["used"][2:4] == [None, None]
-    c = job.rank("c", seed=7, actor=ACTOR, salvage=True)
-    healed = [rank.begin("steps", of_a["step"] + 6) for rank in (a, b, c)]
-    assert len({log.result()[-1]["hash"] for log in healed}) == 1
+    c = come_back(job, a, b, of_a["step"] + 6)
     of_a, of_b = lose_in_backward(c, a, b, branches=(0, 1))
     assert of_a["used"] == of_b["used"] == average(of_a["own"], of_b["own"])
     assert None not in of_a["used"]

@@ -6,7 +6,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
+from agent_client.errors import ConfigurationError
 from agent_client.sampler import StepSampler
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,8 +22,14 @@ class Place:
     """As much of an Agent as a sampler asks for."""
 
     def __init__(self, place: int = 0, places: int = 1) -> None:
-        self.current_step = 0
+        self.current_step = self.steps_ended = self.moves = 0
+        self.accumulates = False
         self.at = (place, places)
+
+    def end(self, *, commit: bool = True) -> None:
+        self.current_step += commit
+        self.steps_ended += 1
+        self.moves += 1
 
     def slot(self) -> tuple[int, int]:
         return self.at
@@ -105,13 +113,61 @@ def test_it_follows_the_agent_s_step_and_place() -> None:
     agent = Place(1, 3)
     source = sampler(100, 4, seed=5, agent=agent)
     batches = iter(source)
-    first, again = islice(batches, 2)
-    assert torch.equal(first, again), "a discarded step yields the same samples again"
+    first = next(batches)
+    agent.end(commit=False)
+    assert torch.equal(first, next(batches)), "a discarded step yields the same samples again"
     assert torch.equal(first, source.batch(0, 1, 3))
-    agent.current_step = 7
+    agent.current_step = 6
+    agent.end()
     assert torch.equal(next(batches), source.batch(7, 1, 3))
+    agent.end(commit=False)
     agent.at = (0, 2)
     assert torch.equal(next(batches), source.batch(7, 0, 2))
+
+
+def test_a_batch_ahead_of_its_step_is_refused() -> None:
+    """A DataLoader with workers draws ahead; torch asks for its indices in this process, so here it is seen."""
+    batches = iter(sampler(100, 4))
+    next(batches)
+    with pytest.raises(ConfigurationError, match="num_workers draws ahead.* use StepLoader.*accumulate=4"):
+        next(batches)
+    loader = DataLoader(range(100), batch_sampler=sampler(100, 4), num_workers=2, collate_fn=list)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="num_workers"):
+        iter(loader)
+
+
+def test_a_step_that_was_computed_and_skipped_has_the_same_batch_again() -> None:
+    """A GradScaler skips it; a loop that is left and entered again draws again."""
+    agent = Place()
+    source = sampler(100, 4, agent=agent)
+    batches = iter(source)
+    first = next(batches)
+    agent.moves += 1
+    assert torch.equal(next(batches), first)
+    assert torch.equal(next(iter(source)), first)
+
+
+def test_a_step_that_accumulates_has_batches_of_its_own() -> None:
+    agent = Place(1, 3)
+    source = StepSampler(600, 4, agent, accumulate=2)
+    batches = iter(source)
+    drawn: list[torch.Tensor] = []
+    for commit in (True, False, True):
+        drawn += islice(batches, 2)
+        agent.end(commit=commit)
+    assert [batch.tolist() for batch in drawn] == [source.batch(step, 1, 3).tolist() for step in (0, 1, 2, 3, 2, 3)]
+    assert len(torch.cat(drawn[:4]).unique()) == 16
+    with pytest.raises(ConfigurationError, match="both say how many"):
+        next(source.microbatches())
+
+
+def test_a_loop_that_accumulates_and_does_not_say_so_is_refused() -> None:
+    agent = Place()
+    batches = iter(sampler(100, 4, agent=agent))
+    next(batches)
+    agent.moves, agent.accumulates = 1, True
+    with pytest.raises(ConfigurationError, match=r"accumulates more than 1 batches.*accumulate=4"):
+        next(batches)
 
 
 def test_where_a_rank_has_several_microbatches_it_gets_them_all_at_once() -> None:
@@ -124,5 +180,7 @@ def test_where_a_rank_has_several_microbatches_it_gets_them_all_at_once() -> Non
 
 @pytest.mark.parametrize(("length", "batch_size"), [(0, 1), (-1, 1), (1, 0), (1, -3)])
 def test_an_empty_data_set_or_batch_is_refused(length: int, batch_size: int) -> None:
-    with pytest.raises(ValueError, match=f"length {length} and batch_size {batch_size} must be at least 1"):
+    with pytest.raises(
+        ValueError, match=f"length {length}, batch_size {batch_size} and accumulate 1 must be at least 1"
+    ):
         sampler(length, batch_size)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from agent_client.step import HISTORY_KEPT, InvalidTransition, Phase, StepMachine
-from protos.membership import Assignment
+from protos.membership import Assignment, Distrust, DistrustKind
 
 TRAINING = Assignment(
     quorum_id=7,
@@ -23,9 +23,16 @@ TRAINING = Assignment(
     max_world_size=2,
     contributors=2,
     primary_address="http://127.0.0.1:2",
+    place=0,
 )
 HEALING = dataclasses.replace(
-    TRAINING, max_rank=None, heal_from_rank=1, heal_from_address="http://127.0.0.1:3", max_step=9
+    TRAINING,
+    max_rank=None,
+    place=None,
+    healing=(0,),
+    heal_from_rank=1,
+    heal_from_address="http://127.0.0.1:3",
+    max_step=9,
 )
 
 
@@ -192,7 +199,7 @@ def test_a_state_that_was_not_installed_does_not_commit() -> None:
     machine = computing(HEALING)
     machine.reduced()
     assert machine.vote() is False
-    assert machine.failure == "the state of a peer was not installed"
+    assert machine.failure == "this group holds another state than its peers; it heals before its next step"
 
 
 def test_an_interrupted_installation_leaves_a_rank_without_a_tag_until_it_has_healed() -> None:
@@ -209,6 +216,21 @@ def test_an_interrupted_installation_leaves_a_rank_without_a_tag_until_it_has_he
     machine.installing()
     machine.installed(9, 6, 40)
     assert machine.vote() is True
+
+
+def test_a_torn_state_does_not_vote_yes_under_a_quorum_in_which_it_does_not_heal() -> None:
+    """t04: nothing has failed in this step, and there is nothing to install; the state itself is not whole."""
+    machine = computing(HEALING, step=4, tag_quorum_id=3)
+    machine.installing()
+    machine.failed("broke off")
+    machine.vote()
+    machine.decided(False)
+    machine.ask()
+    machine.answered(dataclasses.replace(HEALING, heal_from_rank=None, max_rank=0, place=0))
+    machine.reduced()
+    assert not machine.must_install
+    assert machine.vote() is False
+    assert machine.failure == "the state of a peer was installed in part"
 
 
 def test_discards_count_up_to_the_next_commit() -> None:
@@ -228,6 +250,28 @@ def test_discards_count_up_to_the_next_commit() -> None:
     assert machine.discards == 0
 
 
+def test_what_another_group_is_to_blame_for_is_told_apart() -> None:
+    machine = StepMachine()
+    for is_blamed in (True, False, True):
+        machine.ask()
+        machine.answered(TRAINING)
+        machine.failed("first", is_blamed=is_blamed)
+        machine.failed("later", is_blamed=not is_blamed)
+        assert (machine.failure, machine.is_blamed) == ("first", is_blamed)
+        machine.vote()
+        machine.decided(False)
+        if not machine.is_blamed:
+            machine.faulted()
+    assert (machine.discards, machine.faults) == (3, 1)
+    machine.ask()
+    machine.answered(TRAINING)
+    assert not machine.is_blamed
+    machine.reduced()
+    machine.vote()
+    machine.decided(True)
+    assert (machine.discards, machine.faults) == (0, 0)
+
+
 def test_a_new_step_forgets_the_failure_and_the_reductions_of_the_last() -> None:
     machine = computing(HEALING)
     machine.reduced()
@@ -238,6 +282,69 @@ def test_a_new_step_forgets_the_failure_and_the_reductions_of_the_last() -> None
     assert (machine.assignment, machine.failure, machine.has_reduced, machine.must_install) == (None,) * 2 + (
         False,
     ) * 2
+
+
+# -- healing before it computes
+
+
+def test_what_may_have_to_heal_waits_for_its_quorum() -> None:
+    machine = StepMachine()
+    assert machine.may_heal, "it has committed nothing here"
+    for commit in (True, False, True):
+        machine.ask()
+        machine.answered(TRAINING)
+        machine.reduced()
+        machine.vote()
+        machine.decided(commit)
+        assert machine.may_heal is not commit
+    machine.installed(9, 7, 3)
+    assert machine.may_heal, "what it holds, a file or a peer has told"
+
+
+def test_one_that_counts_when_it_has_healed_contributes_then_and_not_before() -> None:
+    machine = StepMachine()
+    machine.ask(heals_first=True)
+    machine.answered(dataclasses.replace(HEALING, place=1))
+    assert not machine.contributes
+    machine.installing()
+    machine.installed(9, 7, 3)
+    assert machine.contributes
+    machine.reduced()
+    assert machine.vote()
+
+
+@pytest.mark.parametrize("assignment", [HEALING, dataclasses.replace(TRAINING, max_rank=None, place=None)])
+def test_one_that_is_told_too_late_adds_zeros_and_votes_no(assignment: Assignment) -> None:
+    """Whether it is dealt a source, or none."""
+    machine = StepMachine()
+    machine.begin()
+    machine.ask()
+    machine.answered(assignment)
+    assert not machine.contributes
+    machine.reduced()
+    assert not machine.vote()
+    machine.decided(False)
+    assert machine.may_heal
+    assert not machine.is_salvageable, "its gradients are of a state that does not count"
+
+
+def test_faults_are_those_that_nobody_else_has_caused() -> None:
+    machine = StepMachine()
+    for is_ours in (True, False, True):
+        machine.ask()
+        machine.answered(TRAINING)
+        machine.failed("x")
+        machine.vote()
+        machine.decided(False)
+        if is_ours:
+            machine.faulted()
+    assert (machine.discards, machine.faults) == (3, 2)
+    machine.ask()
+    machine.answered(TRAINING)
+    machine.reduced()
+    machine.vote()
+    machine.decided(True)
+    assert (machine.discards, machine.faults) == (0, 0)
 
 
 # -- what holds in every story
@@ -374,3 +481,45 @@ def test_in_any_order_at_all_it_moves_as_the_table_says_or_raises(names: list[st
                 TRANSITIONS[name].act(machine)
             assert visible(machine) == before
         assert machine.step == before["step"] or name == "commit"
+
+
+def test_a_torn_state_has_no_tag_until_it_has_healed_and_says_why() -> None:
+    machine = StepMachine(step=5, tag_quorum_id=3, is_alone=True)
+    machine.tear(DistrustKind.NOT_APPLIED, "first")
+    machine.tear(DistrustKind.DIVERGENCE, "second")
+    assert (machine.tag.quorum_id, machine.is_torn, machine.is_installing) == (None, True, False)
+    assert machine.distrust == Distrust(DistrustKind.NOT_APPLIED, "first")
+    machine.ask()
+    machine.answered(HEALING)
+    assert not machine.cannot_heal
+    machine.reduced()
+    machine.installing()
+    machine.installed(9, 6, 40)
+    assert (machine.distrust, machine.is_torn) == (None, False)
+    assert machine.vote() is True
+
+
+def test_a_torn_state_never_commits() -> None:
+    machine = StepMachine(step=5, tag_quorum_id=3)
+    machine.tear(DistrustKind.NOT_APPLIED, "it broke")
+    machine.ask()
+    machine.answered(TRAINING)
+    machine.reduced()
+    assert machine.cannot_heal
+    assert machine.vote() is False
+    assert "it broke" in (machine.failure or "")
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_where_there_are_other_ranks_the_step_that_they_are_in_is_done_first(is_alone: bool) -> None:
+    machine = StepMachine(is_alone=is_alone)
+    machine.ask()
+    machine.answered(TRAINING)
+    machine.reduced()
+    machine.vote()
+    machine.decided(True)
+    machine.tear(DistrustKind.NOT_APPLIED, "it broke")
+    assert machine.discards == is_alone, "it asks for another quorum, or does the step and votes no"
+    machine.ask()
+    machine.answered(TRAINING)
+    assert (machine.is_unhealed, machine.cannot_heal) == (True, False)

@@ -43,6 +43,8 @@ def assignments(contributors: int, healing: int) -> list[Assignment]:
             contributors=contributors,
             primary_address="",
             heal_from_rank=None if place < contributors else 0,
+            place=place if place < contributors else None,
+            healing=tuple(range(contributors, members)),
         )
         for place in range(members)
     ]

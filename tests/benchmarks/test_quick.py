@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.pages import REPOSITORY
 
-TIMEOUT_S = 110
+TIMEOUT_S = 600
 
 Ran = Callable[[str], dict[str, Any]]
 
@@ -49,7 +49,7 @@ def test_recovery(ran: Ran) -> None:
     results = ran("recovery")["results"]
     assert [row["fault"] for row in results] == ["kill-group", "kill-rank"]
     for run in (run for row in results for run in row["runs"]):
-        assert 0 < run["noticed_s"] <= run["quorum_s"] <= run["committed_s"] < 8
+        assert 0 < run["noticed_s"] <= run["quorum_s"] <= run["committed_s"] < 60
 
 
 @pytest.mark.slow
@@ -57,13 +57,13 @@ def test_faults(ran: Ran) -> None:
     results = ran("faults")["results"]
     assert [row["fault"] for row in results] == ["kill", "kill-rank"]
     for run in (run for row in results for run in row["runs"]):
-        assert 0 < run["noticed_s"] <= run["committed_s"] < 8
+        assert 0 < run["noticed_s"] <= run["committed_s"] < 60
 
 
 @pytest.mark.slow
 def test_catch_up(ran: Ran) -> None:
     (healed,) = ran("catch_up")["results"]
-    assert 0 < healed["median_s"] <= healed["longest_s"] < 8
+    assert 0 < healed["median_s"] <= healed["longest_s"] < 60
     assert healed["behind"] >= 1
 
 

@@ -14,7 +14,7 @@ from tests.docs.pages import REPOSITORY
 def test_restart(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     command = [sys.executable, "-m", "benchmarks.restart", "--quick", "--json", str(path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(path.read_text())
     assert len(report["restarts"]) == 2

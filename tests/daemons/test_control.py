@@ -31,7 +31,8 @@ def run_there(elsewhere: Elsewhere, code: str, *arguments: str) -> tuple[int, st
 
 def kill_from(elsewhere: Elsewhere, lighthouse: Lighthouse, *options: str, verb: str = "kill") -> tuple[int, str]:
     where = f"{elsewhere.here}:{lighthouse.port}"
-    return run_there(elsewhere, LIGHTHOUSE_CODE, verb, "a", "--lighthouse", where, *options)
+    forced = ("--force",) if verb == "kill" else ()
+    return run_there(elsewhere, LIGHTHOUSE_CODE, verb, "a", "--lighthouse", where, *forced, *options)
 
 
 def manager_of(lighthouse: Lighthouse, host: str, *options: str) -> Manager:
@@ -111,7 +112,7 @@ def test_a_manager_on_this_host_is_killed_also_by_the_address_it_advertises(else
     """The first thing that anybody tries: all on one host, and a manager that advertises the host's own address."""
     with Lighthouse(*EVERYWHERE) as lighthouse, manager_of(lighthouse, elsewhere.here) as manager:
         join(manager)
-        ended = run_cli(LIGHTHOUSE_CODE, "kill", "a", "--lighthouse", lighthouse.address)
+        ended = run_cli(LIGHTHOUSE_CODE, "kill", "a", "--force", "--lighthouse", lighthouse.address)
         assert (ended.returncode, ended.stderr) == (0, "")
         assert manager.wait() == 1
 

@@ -18,7 +18,7 @@ from lighthouse_runtime.clients import LighthouseClient, ManagerClient
 from lighthouse_runtime.server import ControlPolicy, Method
 from manager.service import ManagerService
 from protos.membership import Participant
-from tests.processes import LOCALHOST, Lighthouse, Manager, http_get
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, http_get
 
 CALL_S = 0.05
 FUZZ = settings(
@@ -88,8 +88,10 @@ def they_go_on(lighthouse: Lighthouse, manager: Manager) -> Iterator[None]:
         assert rank.status(timeout_s=30).replica_id == "fuzzed"
 
 
-def status_of(channel: grpc.Channel, path: str, body: bytes, metadata: Sequence[tuple[str, Any]] = ()) -> str:
-    call = channel.unary_unary(path).future(body, timeout=CALL_S, metadata=metadata)
+def status_of(
+    channel: grpc.Channel, path: str, body: bytes, metadata: Sequence[tuple[str, Any]] = (), within_s: float = CALL_S
+) -> str:
+    call = channel.unary_unary(path).future(body, timeout=within_s, metadata=metadata)
     code, details = call.code(), call.details() or ""
     assert code not in DEFECTS, (path, body, code, details)
     assert "Stream removed (received metadata" not in details, (path, body)
@@ -176,7 +178,7 @@ def test_no_unknown_method_hurts(channels: dict[str, grpc.Channel], path: str, b
 @pytest.mark.parametrize("body", [b"\0", b"\xff" * 9, b"\x0a\xff"])
 def test_a_kill_that_is_not_understood_kills_nobody(channels: dict[str, grpc.Channel], body: bytes) -> None:
     for path in ("/manager.v1.ManagerService/Kill", "/ManagerService/Kill", "/torchft.ManagerService/Kill"):
-        assert status_of(channels["manager"], path, body) == "INVALID_ARGUMENT"
+        assert status_of(channels["manager"], path, body, within_s=PATIENCE_S) == "INVALID_ARGUMENT"
 
 
 # -- bytes on the ports

@@ -282,7 +282,16 @@ def test_kill_ends_a_group_through_its_manager(lighthouse: Lighthouse) -> None:
     with Manager(lighthouse.address, "a", "--job", "killed") as manager, ManagerClient(manager.address) as rank:
         rank.quorum(0, 0, timeout_s=30)
         ended = run_cli(
-            LIGHTHOUSE_CODE, "kill", "a", "--job", "killed", "--lighthouse", lighthouse.address, "--message", "bad disk"
+            LIGHTHOUSE_CODE,
+            "kill",
+            "a",
+            "--force",
+            "--job",
+            "killed",
+            "--lighthouse",
+            lighthouse.address,
+            "--message",
+            "bad disk",
         )
         assert (ended.stdout, ended.stderr) == ("killed replica group a of job killed\n", "")
         assert manager.wait() == 1

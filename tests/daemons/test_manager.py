@@ -140,7 +140,7 @@ def test_the_http_side(manager: Manager) -> None:
 def test_the_port_that_http_took_is_told() -> None:
     """With port 0 nobody could find it otherwise."""
     with Manager(NOWHERE, "a", "--http", f"{LOCALHOST}:0") as process:
-        process.wait_for_log(r"HTTP on port \d+", within_s=2.0)
+        process.wait_for_log(r"HTTP on port \d+")
 
 
 def test_its_status_verb(manager: Manager) -> None:
@@ -386,3 +386,25 @@ def test_a_free_port_is_told_by_its_address() -> None:
     port = free_port()
     with Manager(NOWHERE, "a", "--bind", f"{LOCALHOST}:{port}") as process:
         assert process.address == f"{LOCALHOST}:{port}"
+
+
+def test_on_a_loopback_it_advertises_the_loopback_that_it_listens_on() -> None:
+    """The default would be an address of this host that nothing listens on."""
+    with Manager(NOWHERE, "a", env={"MANAGER_ADVERTISE": "", "MANAGER_BIND": "localhost:0"}) as manager:
+        assert manager.address.startswith("localhost:")
+        with ManagerClient(manager.address) as client:
+            assert client.status().replica_id == "a"
+
+
+def test_on_a_loopback_it_promises_nothing_to_other_hosts() -> None:
+    words = ("--lighthouse", "127.0.0.1:1", "--replica-id", "a", "--bind", "localhost:0", "--advertise", "10.0.0.5")
+    ended = run_cli(MANAGER_CODE, "serve", *words)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Error: --advertise: 10.0.0.5 is not served: --bind localhost listens for this host")
+
+
+def test_the_http_port_of_a_lighthouse_ends_it_at_once_with_the_remedy(lighthouse: Lighthouse) -> None:
+    with Manager(lighthouse.http.removeprefix("http://"), "a") as manager:
+        assert manager.wait() == 2
+        (said,) = [line for line in manager.log().splitlines() if "no lighthouse" in line]
+    assert "an HTTP port and no gRPC port; a lighthouse listens for gRPC on 29510" in said

@@ -63,6 +63,20 @@ class TestEnds:
             assert supervisor.wait() == status
             assert supervisor.gone()
 
+    def test_a_save_at_the_end_has_its_grace(self, lighthouse: Lighthouse) -> None:
+        save = "lambda *_: time.sleep(1) or print('saved', flush=True)"
+        rank = f"import signal, time; signal.signal(15, {save}); print('works', flush=True); signal.pause()"
+        with Supervisor(lighthouse.address, "--grace", "20s", command=python(rank)) as supervisor:
+            supervisor.wait_for_log(r"\[a/0\] works")
+            supervisor.signal(signal.SIGTERM)
+            assert supervisor.wait() == 143
+            assert "[a/0] saved" in supervisor.log()
+
+    def test_what_is_no_lighthouse(self, lighthouse: Lighthouse) -> None:
+        with Supervisor(lighthouse.http.removeprefix("http://"), command=SLEEP) as supervisor:
+            assert supervisor.wait() == 1
+            assert "an HTTP port and no gRPC port" in supervisor.log()
+
     def test_a_kill_is_a_restart(self, lighthouse: Lighthouse) -> None:
         with Supervisor(lighthouse.address, *QUICK, command=SLEEP, replica_id="killed") as supervisor:
             address = supervisor.wait_for_log(r"serves on (\S+);")[1]

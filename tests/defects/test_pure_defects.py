@@ -13,7 +13,7 @@ from manager.commit import CommitMachine, Decided, Opened, Voted
 from manager.commit import Withdrawn as VoteWithdrawn
 from manager.gather import GatherMachine, GroupJoined, JoinFailed, QuorumReceived, RankAnswered, RankRefused
 from protos.membership import Participant
-from protos.refusals import DuplicateReplica, InvalidRequest, LimitReached, WrongState
+from protos.refusals import DuplicateReplica, InvalidRequest, LimitReached, Unrecoverable, WrongState
 from tests.defects.opcodes import count
 from tests.lighthouse.builders import beat, beating, formed, group, join, machine, refused, ticked, training
 from tests.manager.builders import ask, gathered, member, quorum
@@ -311,8 +311,8 @@ class TestDefect14AnyRankCompletesABarrier:
         m = GatherMachine("a", 2)
         m.handle(ask(1, 0, 5, worker=""))
         assert m.handle(ask(2, 1, 6, worker="")) == [
-            rank_refused(1, WrongState, "5", "6"),
-            rank_refused(2, WrongState, "5", "6"),
+            rank_refused(1, Unrecoverable, "5", "6"),
+            rank_refused(2, Unrecoverable, "5", "6"),
         ]
         c = CommitMachine(2)
         c.handle(Voted(1, 0, 5, True))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from examples.ports import free_port
 from lighthouse import dashboard
 from lighthouse.daemon import PAGE_HEADERS
 from lighthouse_runtime.http import Document, HttpServer, HttpSide
@@ -41,7 +42,7 @@ class FakeLighthouse:
         control = HttpControl(self.policy, self.kill)
         side = HttpSide(lambda: True, lambda: (b"", ""), self.status, page, control, self.incident)
         self._http = HttpServer(side)
-        self.port = await self._http.start(f"127.0.0.1:{self.port}")
+        self.port = await self._http.start(f"127.0.0.1:{self.port or free_port()}")
 
     async def stop(self) -> None:
         await self._http.stop()

@@ -231,7 +231,7 @@ class TestDown:
         m = standing("ab")
         assert m.handle(pulse(1, down="rank 1 has ended", **HOLDS), 1) == [
             told("revoked", (1, 2), "a", "rank 1 has ended"),
-            echoed(1, order=Order(1, Phase.REVOKED, reason="a: rank 1 has ended")),
+            echoed(1, order=Order(1, Phase.REVOKED, reason="a: rank 1 has ended", lost="a")),
         ]
         assert alive(m) == "ab"
         b = native("b", 1, seen_quorum_id=1)

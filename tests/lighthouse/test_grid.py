@@ -100,7 +100,7 @@ def halves() -> QuorumMachine:
 def test_the_status_names_the_missing_ranks():
     made = halves()
     assert made.quorum is None
-    assert explain(made, 60) == (
+    assert explain(made, 1) == (
         "nobody asks for a quorum; 2 alive; a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3"
     )
     assert world_of(made, grid_of(made)) == World(8, 1, 8)

@@ -1,13 +1,15 @@
 """When an incident begins and ends, what belongs to it, and that the policy acts on evidence only."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from lighthouse import incidents
 from lighthouse.incident_book import Book
-from lighthouse.incident_policy import OnStall
+from lighthouse.incident_policy import OnStall, decide
 from lighthouse.incidents import (
+    MAX_DISTRUSTED,
     MAX_FOLLOWED,
     MAX_LOOKS,
     MAX_SUSPECTS,
@@ -22,10 +24,11 @@ from lighthouse.incidents import (
 from lighthouse.standing import Loss
 from protos.evidence import RankEvidence
 from protos.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence
+from protos.membership import Distrust, DistrustKind
 from protos.progress import RankName
 from protos.stall import Kind, StallVerdict
 
-MEMBERS = ("a", "b", "c")
+MEMBERS = {"a": 2, "b": 2, "c": 2}
 UNIX_S = 1_763_806_501.0
 
 
@@ -128,6 +131,18 @@ class TestAStall:
         assert sum(isinstance(effect, EvidenceWanted) for effect in stage.all) == MAX_LOOKS
         assert (len(stage.opened), stage.last.suspects) == (1, ("b/7",))
 
+    def test_its_first_evidence_is_when_there_was_some_and_the_same_answer_is_said_once(self, stage: Stage):
+        [_, wanted] = stage.stalled(behind("b/1", still_s=5.0))
+        assert isinstance(wanted, EvidenceWanted)
+        stage.now += 0.1
+        [_, due] = stage.took(wanted.id)
+        assert isinstance(due, ActionDue)
+        stage.told(stage.machine.acted(wanted.id, due.decision.text, stage.now))
+        stage.now += 56
+        stage.stalled(behind("b/0"))
+        assert not [effect for effect in stage.took(wanted.id) if isinstance(effect, ActionDue)]
+        assert (stage.last.evidence_s, stage.last.acted_s) == (pytest.approx(5.1), pytest.approx(5.1))
+
     def test_that_ends_before_its_evidence_is_there_has_nothing_done(self):
         stage = Stage(OnStall.RESTART_BEHIND)
         [_, wanted] = stage.stalled(behind("b/1"))
@@ -170,6 +185,20 @@ class TestThePolicy:
         decision = self.due(OnStall.RESTART_BEHIND, "a/1", "b/1", "c/0").decision
         assert decision.kill == ()
         assert decision.text == "all groups have ranks that are behind (a, b, c): nothing is killed"
+
+    @pytest.mark.parametrize(
+        ("ranks", "kill", "text"),
+        [
+            ((3,), ("a",), "killed a, the only group, whose ranks 3 are behind"),
+            (range(7), ("a",), "killed a, the only group, whose ranks 0, 1, 2, 3, 4, 5, 6 are behind"),
+            (range(8), (), "all ranks of a are equally behind: nothing is killed"),
+        ],
+    )
+    def test_restart_behind_restarts_the_only_group_unless_all_of_it_is_behind(
+        self, ranks: Sequence[int], kill: tuple[str, ...], text: str
+    ):
+        decision = decide(OnStall.RESTART_BEHIND, [RankName("a", rank) for rank in ranks], {"a": 8})
+        assert (decision.kill, decision.text) == (kill, text)
 
     def test_restart_behind_kills_no_group_that_is_no_member_any_more(self):
         assert self.due(OnStall.RESTART_BEHIND, "gone/1").decision.kill == ()
@@ -245,7 +274,7 @@ class TestALoss:
         stage.lost(*MEMBERS)
         stage.now += 20
         stage.formed()
-        assert [(s.suspects, s.noticed_s) for s in stage.opened] == [(MEMBERS, 0.0)]
+        assert [(s.suspects, s.noticed_s) for s in stage.opened] == [(tuple(MEMBERS), 0.0)]
         assert stage.last.quorum_s == 20.0
 
     def test_a_second_one_before_a_step_is_committed_keeps_the_first_open(self, stage: Stage):
@@ -276,3 +305,51 @@ class TestALoss:
         stage.formed(99)
         stage.reached(11, quorum_id=99)
         assert sum(isinstance(effect, Recovered) for effect in stage.all) == MAX_FOLLOWED
+
+
+class TestAKill:
+    def test_is_an_incident_at_once_and_says_who_asked(self, stage: Stage):
+        [opened] = stage.told(stage.machine.killed("a", 7, "by ipv4:127.0.0.1:9: it hangs", stage.now, UNIX_S))
+        assert isinstance(opened, Opened)
+        assert opened.incident.summary.text == "a: killed by ipv4:127.0.0.1:9: it hangs"
+        assert (stage.last.kind, stage.last.suspects) == (IncidentKind.LOSS, ("a",))
+
+    def test_its_loss_is_the_same_incident_with_the_same_words(self, stage: Stage):
+        stage.told(stage.machine.killed("a", 7, "by ada", stage.now, UNIX_S))
+        stage.now += 0.1
+        stage.lost("a")
+        stage.lost("b")
+        assert len(stage.opened) == 1
+        assert stage.last.text == "a: killed by ada; b: its connection has ended"
+
+
+class TestNoState:
+    TORN = Distrust(DistrustKind.NOT_APPLIED, "rank 1: step 5 was committed and not applied: OSError: full")
+
+    def test_what_a_group_says_of_its_state_is_an_incident_once(self):
+        stage = Stage()
+        [opened] = stage.machine.told("b", self.TORN, stage.now, UNIX_S)
+        assert isinstance(opened, Opened)
+        summary = opened.incident.summary
+        assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.NOT_APPLIED, ("b",), 0.0)
+        assert summary.text == f"b: {self.TORN.text}"
+        assert stage.machine.told("b", self.TORN, stage.now + 1, UNIX_S) == [], "it says so until it has healed"
+        [recovered] = [
+            effect
+            for effect in [*stage.machine.formed(8, 6, 1001.0, is_new=True), *stage.machine.reached(7, 8, 1002.0)]
+            if isinstance(effect, Recovered)
+        ]
+        assert recovered.incident.summary.step_s == 2.0
+        assert stage.machine.told("b", self.TORN, 1003.0, UNIX_S) == [], "also when the others have gone on"
+
+    def test_after_it_has_healed_the_same_is_another_one(self):
+        stage = Stage()
+        stage.machine.told("b", self.TORN, stage.now, UNIX_S)
+        assert stage.machine.told("b", None, stage.now, UNIX_S) == []
+        assert len(stage.machine.told("b", self.TORN, stage.now, UNIX_S)) == 1
+
+    def test_what_is_remembered_is_bounded(self):
+        stage = Stage()
+        for number in range(2 * MAX_DISTRUSTED):
+            stage.machine.told(f"g{number}", self.TORN, stage.now, UNIX_S)
+        assert len(stage.machine._distrusted) == MAX_DISTRUSTED

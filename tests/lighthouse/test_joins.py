@@ -1,12 +1,18 @@
 """Who asks, since when, until when."""
 
+import inspect
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_client.agent import Agent
+from lighthouse.events import QuorumFormed
 from lighthouse.joins import JoinClock, Joins
+from lighthouse.quorum_config import QuorumConfig
 from lighthouse.roster import Member
-from tests.lighthouse.builders import group
+from protos.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
+from tests.lighthouse.builders import beat, beating, group, join, machine
 
 
 def member(name: str, **fields: object) -> Member:
@@ -115,3 +121,25 @@ def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int
             joins.withdraw(call, 0)
             waiting.pop(call, None)
         assert joins.earliest_deadline_at == min(waiting.values(), default=None)
+
+
+class TestTimeouts:
+    def test_by_default_a_call_outlives_the_wait_for_a_straggler(self) -> None:
+        default = inspect.signature(Agent.__init__).parameters["quorum_timeout_s"].default
+        assert default >= QuorumConfig().join_timeout_s + QuorumConfig().lease_s + ANSWER_MARGIN_S
+
+    @given(
+        join_timeout_s=st.floats(1, 60),
+        asked_after_s=st.floats(0, 4),
+        slack_s=st.floats(QUORUM_TIMEOUT_S - JOIN_TIMEOUT_S, 90),
+    )
+    def test_a_straggler_costs_no_caller_its_call(
+        self, join_timeout_s: float, asked_after_s: float, slack_s: float
+    ) -> None:
+        m = machine(join_timeout_s=join_timeout_s)
+        beating(m, "ab", 0.0, asked_after_s)
+        m.handle(beat("b"), asked_after_s)
+        deadline_at = asked_after_s + join_timeout_s + slack_s
+        effects = [*m.handle(join(1, "a", deadline_at), asked_after_s)]
+        effects += beating(m, "ab", asked_after_s, deadline_at - slack_s / 2)
+        assert [e.calls for e in effects if isinstance(e, QuorumFormed)] == [(1,)]

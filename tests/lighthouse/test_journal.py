@@ -195,7 +195,7 @@ def test_an_empty_file_becomes_a_journal(path: Path) -> None:
 def test_a_log_and_a_half_made_file_of_an_earlier_journal_are_not_taken_over(path: Path) -> None:
     kill_after_commits(path, 3)
     path.unlink()
-    assert path.with_name("journal.sqlite-wal").stat().st_size > 0
+    path.with_name("journal.sqlite-wal").write_bytes(b"of another file")
     path.with_name("journal.sqlite.new").write_bytes(b"half")
     with claimed(path) as journal:
         assert (journal.term, journal.load()) == (1, {})
@@ -417,7 +417,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], type[LighthouseError], str]] 
     "another program's": (other_database, InvalidRequest, "is another program's; name another file"),
     "newer": (edited("PRAGMA user_version = 3"), WrongState, "has version 3, and this lighthouse knows 2: start the"),
     "half": (changed(lambda raw: raw[: len(raw) // 2]), WrongState, "move it away and keep it"),
-    "header only": (changed(lambda raw: raw[:50]), WrongState, "is damaged (it is cut off); restore a"),
+    "header only": (changed(lambda raw: raw[:50]), WrongState, "is damaged (it is cut off); move it away and keep it"),
     "a bad page": (changed(lambda raw: raw[:8192] + b"\xa5" * 4096 + raw[12288:]), WrongState, "move it away and keep"),
     "an index": (changed(lambda raw: raw[:12288] + b"\xa5" * 4096 + raw[16384:]), WrongState, "is damaged ("),
     "a bit in a record": (changed(lambda raw: flip(raw, b"group-77")), WrongState, "is damaged (job 'job' is not what"),

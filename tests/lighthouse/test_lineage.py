@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.lineage import hand_out, tag_of
+from lighthouse.lineage import RANGES_KEPT, History, foreign, hand_out, tag_of
 from lighthouse.roster import Handed
 from protos.membership import Participant
 from tests.lighthouse.builders import group
@@ -82,6 +82,9 @@ class TestTagOf:
             (4, None, Handed(9, 4, 8), 8),
             (4, None, Handed(9, 4, None), None),
             (3, None, Handed(9, 4, 8), None),
+            (99, None, Handed(9, 4, None, was_at=99), None),
+            (100, None, Handed(9, 4, None, was_at=99), None),
+            (5, None, Handed(9, 4, None, was_at=99), 9),
         ],
     )
     def test_by_table(self, step: int, sent: int | None, told: Handed | None, tag: int | None):
@@ -119,3 +122,71 @@ def plainly_up_to_date(candidates: list[Participant], tags: list[int | None]) ->
     sets = [[i for i in at_top if tags[i] == tag] for tag in {tags[i] for i in at_top} if tag is not None]
     one = at_top if candidates[at_top[0]].ranks_disagree else at_top[:1]
     return max(sets, key=lambda same: (len(same), tags[same[0]]), default=one)
+
+
+# -- a running job's history wins
+
+
+def running(*states: tuple[int, int | None, bool], named: tuple[int, ...] = (8, 9)) -> list[int]:
+    """The steps handed out to candidates of these (step, tag, is a member of the last quorum)."""
+    candidates = [group(f"g{i}", step) for i, (step, *_) in enumerate(states)]
+    tags = [tag for _, tag, _ in states]
+    strangers = foreign(candidates, tags, [member for *_, member in states], History((i, i) for i in named))
+    return [p.step for p in hand_out(candidates, tags, strangers).participants]
+
+
+class TestHistory:
+    def test_a_stranger_heals_however_high_its_step(self):
+        assert running((5, 9, True), (5, 9, True), (10**6, 77, False)) == [5, 5, 4]
+        assert running((5, 9, True), (10**6, None, False)) == [5, 4]
+        assert running((5, 9, True), (5, 77, False)) == [5, 4]
+
+    def test_also_when_it_was_handed_a_quorum_and_has_not_healed(self):
+        assert running((5, 9, True), (10**6, 77, True)) == [5, 4]
+
+    def test_of_the_lineage_the_highest_step_wins(self):
+        assert running((5, 9, True), (7, 8, False)) == [5, 7]
+
+    def test_where_no_member_is_left_the_highest_step_wins(self):
+        assert running((5, 9, False), (10**6, 77, False)) == [5, 10**6]
+        assert running((5, 66, True), (10**6, 77, False)) == [5, 10**6]
+
+    def test_at_step_0_there_is_no_history(self):
+        assert running((0, 0, True), (500, 77, False)) == [0, 500]
+
+    def test_ranges_are_bounded_and_keep_the_newest(self):
+        history = History()
+        for quorum_id in [1, 2, 3, *range(10, 10 + 4 * RANGES_KEPT, 2)]:
+            history.add(quorum_id)
+        assert len(history.ranges) == RANGES_KEPT
+        assert 8 + 4 * RANGES_KEPT in history
+        assert 9 + 4 * RANGES_KEPT not in history
+        assert 2 not in history
+        consecutive = History()
+        for quorum_id in range(5, 5000):
+            consecutive.add(quorum_id)
+        assert consecutive.ranges == ((5, 4999),)
+
+
+drawn_states = st.tuples(st.integers(0, 4), st.none() | st.integers(1, 4), st.booleans(), st.booleans())
+
+
+@settings(max_examples=400)
+@given(st.lists(drawn_states, min_size=1, max_size=7), st.sets(st.integers(1, 4)))
+def test_a_running_history_wins_against_a_dumb_version(
+    drawn: list[tuple[int, int | None, bool, bool]], named: set[int]
+):
+    candidates = [group(f"g{i}", step, ranks_disagree=odd) for i, (step, _, odd, _) in enumerate(drawn)]
+    tags = [0 if step == 0 else tag for step, tag, *_ in drawn]
+    strangers = foreign(candidates, tags, [member for *_, member in drawn], History((i, i) for i in named))
+    lineage = hand_out(candidates, tags, strangers)
+    top = max(p.step for p in lineage.participants)
+    up_to_date = [i for i, p in enumerate(lineage.participants) if p.step == top]
+    holders = [i for i, (step, tag, odd, member) in enumerate(drawn) if member and step and not odd and tag in named]
+    if not holders:
+        assert up_to_date == plainly_up_to_date(candidates, tags)
+        return
+    kin = [i for i, (step, tag, *_) in enumerate(drawn) if step and tag in named]
+    expected = plainly_up_to_date([candidates[i] for i in kin], [tags[i] for i in kin])
+    assert up_to_date == [kin[i] for i in expected]
+    assert top >= max(drawn[i][0] for i in holders)

@@ -611,7 +611,7 @@ class TestQuorumId:
     def test_moves_when_a_forgotten_member_returns_just_as_it_was(self):
         m = training("a")
         ticked(m, 0, 100)
-        assert m.is_quiet
+        assert m.is_quiet(100)
         assert m.handle(join(2, "a"), now=100) == [formed(2, (2,), group("a"))]
 
     @pytest.mark.parametrize("field", ["seen_quorum_id", "tag_quorum_id"])

@@ -235,7 +235,15 @@ class TestRevoke:
         assert standing.revoke("x") is None
         assert standing.joined(holds("b", 6, commit_failures=1)) is None
         assert says(standing, "b", "frozen", 5) is None
-        assert standing.order() == Order(QUORUM_ID, Phase.REVOKED, reason="a: first")
+        assert standing.order() == Order(QUORUM_ID, Phase.REVOKED, reason="a: first", lost="a")
+
+    def test_names_the_group_also_where_its_peers_gave_up_before(self):
+        """Their collectives end with its connections, and what they say may come first."""
+        standing = formed()
+        order = says(standing, "b", "revoked", 5)
+        assert order == Order(QUORUM_ID, Phase.REVOKED, reason="b has given it up")
+        assert standing.lose("a", "i1", "ended") == Order(QUORUM_ID, Phase.REVOKED, reason="a: ended", lost="a")
+        assert standing.lose("c", "i1", "later") is None
 
     def test_a_leave_after_the_resume_is_none(self):
         standing = formed("ab")

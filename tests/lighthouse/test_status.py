@@ -132,3 +132,14 @@ def test_the_step_follows_the_beats_of_a_standing_quorum():
     m = standing("ab")
     m.handle(pulse(1, held=held(1, granted=7)), 1)
     assert {member.replica_id: member.step for member in job_status("j", m, 1).members} == {"a": 7, "b": 0}
+
+
+def test_sessions_whose_heartbeat_is_overdue_are_named():
+    """After one and a half intervals; they are alive until they lapse."""
+    m = standing("ab")
+    m.handle(pulse(1, 9), now=10.0)
+    m.handle(pulse(2, 9), now=10.4)
+    assert "heartbeat" not in explain(m, 11.5)
+    assert explain(m, 11.6).endswith("no heartbeat in time from a")
+    assert explain(m, 12.0).endswith("no heartbeat in time from a, b")
+    assert {member.state for member in job_status("j", m, 12.0).members} == {MemberState.PARTICIPANT}

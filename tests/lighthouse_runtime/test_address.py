@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lighthouse_runtime import address
-from lighthouse_runtime.address import advertised_host, own_name, resolves_to_loopback
+from lighthouse_runtime.address import advertised_host, own_name, resolves_to_loopback, served_host
 from protos.identity import Address
 from protos.refusals import InvalidRequest
 
@@ -17,8 +17,27 @@ def test_what_is_asked_for_is_advertised(wanted: str) -> None:
 
 
 def test_what_cannot_be_an_address_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="advertise: 'a b' is not an address"):
+    with pytest.raises(InvalidRequest, match="--advertise: 'a b' is not an address"):
         advertised_host("localhost:29510", "a b")
+
+
+@pytest.mark.parametrize("bind", ["localhost", "127.0.0.1", "::1", "10.0.0.9", "node7"])
+@pytest.mark.parametrize("peer", ["localhost:29510", "coordinator:29510"])
+def test_a_server_that_listens_on_one_address_advertises_that_one(
+    monkeypatch: pytest.MonkeyPatch, bind: str, peer: str
+) -> None:
+    monkeypatch.setattr(address, "_source_address", lambda _: "10.0.0.7")
+    monkeypatch.setattr(address, "_first_global_address", lambda: "10.0.0.7")
+    assert (advertised_host(peer, None, bind), served_host(bind)) == (bind, bind)
+    for everywhere in ("::", "0.0.0.0"):
+        assert advertised_host(peer, None, everywhere) == "10.0.0.7"
+
+
+@pytest.mark.parametrize("bind", ["localhost", "127.0.0.1", "::1"])
+def test_what_a_loopback_does_not_serve_is_not_promised(bind: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"--advertise: 10.0.0.5 is not served: --bind {bind} listens for this"):
+        advertised_host("localhost:29510", "10.0.0.5", bind)
+    assert advertised_host("localhost:29510", "localhost", bind) == "localhost"
 
 
 def test_the_source_of_the_route_to_the_peer_is_advertised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,15 @@ import pytest
 
 from lighthouse_runtime.channel import refusal
 from protos.limits import REFUSAL_METADATA_KEY
-from protos.refusals import DeadlinePassed, InternalError, LighthouseError, Unreachable, WrongState
+from protos.refusals import (
+    DeadlinePassed,
+    InternalError,
+    LighthouseError,
+    NotServed,
+    Unreachable,
+    WrongProtocol,
+    WrongState,
+)
 
 S = grpc.StatusCode
 
@@ -14,6 +22,14 @@ S = grpc.StatusCode
 def failed(status: grpc.StatusCode, details: str, *, is_ours: bool = False) -> grpc.aio.AioRpcError:
     trailing = grpc.aio.Metadata((REFUSAL_METADATA_KEY, "x")) if is_ours else grpc.aio.Metadata()
     return grpc.aio.AioRpcError(status, grpc.aio.Metadata(), trailing, details)
+
+
+FAILED = "failed to connect to all addresses; last error: "
+REFUSED = FAILED + "UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: Connection refused"
+PARSING = "Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame, got frame type 80)"
+HTTP = FAILED + f"INTERNAL: ipv4:127.0.0.1:2: {PARSING} (Trying to connect an http1.x server (HTTP status 400))"
+OTHER = FAILED + f"UNAVAILABLE: ipv4:127.0.0.1:3: {PARSING}"
+NO_NAME = "errors resolving x:1: [field:hostname lookup error:address lookup failed for x:1: Domain name not found]"
 
 
 @pytest.mark.parametrize(
@@ -24,6 +40,11 @@ def failed(status: grpc.StatusCode, details: str, *, is_ours: bool = False) -> g
         (S.DEADLINE_EXCEEDED, "", DeadlinePassed, "h:1 gave no answer within 2 s"),
         (S.INTERNAL, "Internal error from Core", Unreachable, "h:1 has ended the stream while it was written to"),
         (S.INTERNAL, "oops", InternalError, "oops"),
+        (S.UNAVAILABLE, REFUSED, Unreachable, "h:1 is unreachable: nothing listens there (connection refused)"),
+        (S.UNAVAILABLE, HTTP, WrongProtocol, "h:1 is unreachable: an HTTP port and no gRPC port; a lighthouse"),
+        (S.UNAVAILABLE, OTHER, WrongProtocol, "h:1 is unreachable: another service listens there"),
+        (S.UNAVAILABLE, NO_NAME, Unreachable, "h:1 is unreachable: this host name does not resolve here"),
+        (S.UNIMPLEMENTED, "Method not found!", NotServed, "h:1 serves gRPC and not this call (Method not found!)"),
     ],
 )
 def test_without_a_word_of_ours(status: grpc.StatusCode, details: str, kind: type[LighthouseError], words: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lighthouse_runtime import server, serving
 from lighthouse_runtime.http import HttpServer, HttpSide
-from lighthouse_runtime.http_control import HttpControl, KillOrder
+from lighthouse_runtime.http_control import CSRF_HEADER, HttpControl, KillOrder
 from lighthouse_runtime.server import Call, ControlPolicy
 from protos.limits import TOKEN_METADATA_KEY
 from protos.refusals import UnknownName, Unreachable
@@ -116,11 +116,18 @@ async def test_the_names_that_it_is_known_by(daemon: Daemon, host: str):
     assert (await daemon.post(Host=where, Origin=f"http://{where}"))[0] == 200
 
 
-@pytest.mark.parametrize("body", [[], "a", {"replica_id": 7}])
+@pytest.mark.parametrize("body", [[], "a", {"replica_id": 7}, {"replica_id": "a", "reason": "\ud800"}])
 async def test_a_body_that_is_no_order(daemon: Daemon, body: object):
     status, answer = await daemon.post(body)
     assert (status, daemon.killed) == (400, [])
     assert answer["error"].startswith("body: ")
+
+
+async def test_a_deep_body_is_no_order(daemon: Daemon):
+    headers = {"Content-Type": "application/json", CSRF_HEADER: (await daemon.get("/control"))[1]["csrf"]}
+    url = f"http://127.0.0.1:{daemon.port}/kill"
+    async with daemon.client.post(url, data=b"[" * 4_000, headers=headers) as response:
+        assert (response.status, daemon.killed) == (400, [])
 
 
 @pytest.mark.parametrize(("error", "status"), [(UnknownName("replica_id: no live a"), 404), (Unreachable("gone"), 503)])

@@ -1,5 +1,6 @@
 """The gRPC server as both daemons use it."""
 
+import asyncio
 import importlib.util
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -132,6 +133,24 @@ async def test_a_taken_port_is_refused_with_the_option(running: tuple[GrpcServer
     with pytest.raises(InvalidRequest, match=r"--bind: cannot listen on 192\.0\.2\.99:1: the port is taken, or"):
         await other.start("192.0.2.99:1")
     await other.stop(0)
+
+
+async def test_a_name_that_does_not_resolve_is_no_taken_port() -> None:
+    other = GrpcServer({}, [])
+    with pytest.raises(
+        InvalidRequest, match=r"--bind: cannot listen on nowhere\.invalid:1: this host name does not re"
+    ):
+        await other.start("nowhere.invalid:1")
+    await other.stop(0)
+
+
+async def test_a_caller_that_has_gone_while_it_is_refused_is_no_defect() -> None:
+    class Gone:
+        async def abort(self, *_: object) -> None:
+            raise grpc.aio.InternalError("Failed grpc_call_start_batch: 1")
+
+    with pytest.raises(asyncio.CancelledError):
+        await serving.Serving(lambda *_: None)._refuse("x/y", Gone(), InvalidRequest("is odd"))
 
 
 def test_the_policy_of_control() -> None:

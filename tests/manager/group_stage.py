@@ -29,7 +29,7 @@ from manager.events import (
 from manager.group import GroupMachine
 from manager.watches import RETURNS_WITHIN_S
 from protos.membership import Assignment, Participant
-from protos.refusals import DeadlinePassed, Drained, Superseded
+from protos.refusals import DeadlinePassed, Drained, InvalidRequest, Superseded, Unrecoverable
 from protos.session import (
     Beat,
     Echo,
@@ -120,8 +120,7 @@ class Stage:
         until = self.now + seconds
         while (due := self._due()) is not None and due <= until:
             self.now = due
-            self.expire()
-            self.perform(list(self.machine.tick(self.now)))
+            self.catch_up()
         self.now = until
 
     def stop_for(self, seconds: float) -> None:
@@ -130,8 +129,13 @@ class Stage:
         self.is_behind = True
         while self.is_open and self.queue:
             self.deliver()
-        self.is_behind = False
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """All that is due now, in the order in which a loop's timers may come."""
+        self.is_behind = True
         self.expire()
+        self.is_behind = False
         self.perform(list(self.machine.tick(self.now)))
 
     def _due(self) -> float | None:
@@ -235,6 +239,7 @@ class Stage:
                 rank = self.refuse(call)
                 assert rank.granted is None or isinstance(error, Superseded), f"a vote was refused: {error}"
                 assert not isinstance(error, Drained) or self.reason
+                assert not isinstance(error, InvalidRequest | Unrecoverable), f"an honest rank is sent away: {error}"
             case Sent(message):
                 self.said(message)
             case Pushed(RankGone(gone), watches):
@@ -290,7 +295,7 @@ class Stage:
         assert self.ranks[gone].watch is None
         told = [rank for rank in self.ranks if rank.watch in watches]
         assert len(told) == len(watches)
-        assert all(rank.since <= self.now - RETURNS_WITHIN_S for rank in told)
+        assert all(rank.since + RETURNS_WITHIN_S <= self.now for rank in told)  # rounded as the rule is
 
     def check_answer(self, rank: Rank, assignment: Assignment, formed_by: int | None) -> None:
         """A step that no rank was let into before is granted; the others get the same answer."""

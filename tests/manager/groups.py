@@ -12,7 +12,9 @@ from manager.events import (
     QuorumAnswered,
     Received,
     Sent,
+    SessionHeard,
     SessionOpened,
+    SessionSilent,
     VoteCast,
     WatchOpened,
 )
@@ -133,8 +135,8 @@ def committed(machine: GroupMachine, step: int, now: float, first_call: int = 50
 
 
 def said(machine: GroupMachine, event: Event, now: float) -> list[Effect]:
-    """What follows, but for the beats."""
-    effects = machine.handle(event, now)
+    """What follows, but for the beats and the news of whether they are answered."""
+    effects = [e for e in machine.handle(event, now) if not isinstance(e, SessionSilent | SessionHeard)]
     return [effect for effect in effects if not (isinstance(effect, Sent) and isinstance(effect.message, Beat))]
 
 

@@ -17,9 +17,12 @@ class Plan:
     members: list[Participant]
     up_to_date: list[Participant]
     catching_up: list[Participant]
+    compares: bool
+    healing: list[Participant]
+    contributors: list[str]
 
     @property
-    def contributors(self) -> list[str]:
+    def sources(self) -> list[str]:
         return [p.wire_id for p in self.up_to_date]
 
 
@@ -35,13 +38,24 @@ def plan(quorum: Quorum, group_rank: int, init_sync: bool, stands: bool = False)
     for member in members:
         is_forced = init_sync and max_step == 0 and member is not source
         (recovering if member.step < max_step or is_forced else up_to_date).append(member)
-    catching_up, served = [], []
+    catching_up, served, healing, contributors = [], [], [], [p.wire_id for p in up_to_date]
+    all_are_agents = [p for p in members if p.heals_first is None] == []
     for member in recovering:
         if stands and member.catch_up and member.step < max_step:
             catching_up.append(member)
-        if member not in catching_up or not member.has_source:
+            if not member.has_source:
+                served.append(member)
+        elif not all_are_agents:
             served.append(member)
+            healing.append(member)
+        elif member.heals_first:
+            served.append(member)
+            healing.append(member)
+            contributors.append(member.wire_id)
     takes_from = {}
     for i, member in enumerate(served):
         takes_from[member.wire_id] = up_to_date[(i + group_rank) % len(up_to_date)]
-    return Plan(max_step, at_max, primary, takes_from, members, up_to_date, catching_up)
+    compares = not [member for member in members if not member.compares]
+    return Plan(
+        max_step, at_max, primary, takes_from, members, up_to_date, catching_up, compares, healing, sorted(contributors)
+    )

@@ -27,6 +27,8 @@ def test_the_whole_answer_of_one_up_to_date():
         primary_address="a:1",
         serve_to=(2,),
         commit_failures=2,
+        place=0,
+        healing=(2, 3),
     )
 
 
@@ -47,6 +49,7 @@ def test_the_whole_answer_of_one_that_heals():
         heal_from_rank=1,
         heal_from_address="b:1",
         other_sources=("a:1",),
+        healing=(2, 3),
     )
     assert answer.heals
 
@@ -80,6 +83,55 @@ class TestFirstStep:
     def test_after_it_init_sync_means_nothing(self):
         q = quorum(member("a", 1), member("b", 1))
         assert [assign(q, name, 0, init_sync=True).heals for name in "ab"] == [False, False]
+
+
+class TestHealsFirst:
+    """What contributes in the step in which it heals."""
+
+    def answers(self, *said: bool | None, step: int = 3) -> list[Assignment]:
+        members = [member(name, 7, heals_first=heals_first) for name, heals_first in zip("ab", said, strict=False)]
+        q = quorum(*members, member("c", step, heals_first=said[2]))
+        found = [assign(q, name, 0, init_sync=True, stands=True) for name in "abc"]
+        return [answer for answer in found if answer is not None]
+
+    def test_where_all_say_whether_they_do_one_that_does_counts_in_that_step(self):
+        answers = self.answers(False, True, True)
+        assert [(a.contributors, a.place) for a in answers] == [(3, 0), (3, 1), (3, 2)]
+        assert [(a.heals, a.max_rank, a.has_healing) for a in answers] == [
+            (False, 0, True),
+            (False, 1, True),
+            (True, None, True),
+        ]
+
+    def test_beside_one_that_does_not_say_it_adds_zeros(self):
+        """Such a one divides by those at max_step, as torchft does."""
+        answers = self.answers(None, False, True)
+        assert [(a.contributors, a.place) for a in answers] == [(2, 0), (2, 1), (2, None)]
+        assert answers[2].heals
+
+    def test_one_that_is_told_too_late_adds_zeros_and_is_dealt_no_source(self):
+        answers = self.answers(False, False, False)
+        assert [(a.contributors, a.place, a.has_healing) for a in answers] == [
+            (2, 0, False),
+            (2, 1, False),
+            (2, None, False),
+        ]
+        assert (answers[2].heals, [a.serve_to for a in answers]) == (False, [(), (), ()])
+
+    def test_at_the_first_step_all_contribute_the_primary_s_state(self):
+        q = quorum(*(member(name, tag_quorum_id=0, heals_first=True) for name in "abc"))
+        answers = [assign(q, name, 1, init_sync=True, stands=True) for name in "abc"]
+        assert [(a.heal_from_rank, a.place, a.contributors) for a in answers if a] == [
+            (None, 0, 3),
+            (0, 1, 3),
+            (0, 2, 3),
+        ]
+
+    def test_one_that_catches_up_counts_for_nothing_whatever_it_says(self):
+        q = quorum(member("a", 7, heals_first=False), member("b", 3, catch_up=True, heals_first=True))
+        answer = assign(q, "b", 0, init_sync=True, stands=True)
+        assert answer is not None
+        assert (answer.catches_up, answer.place, answer.contributors) == (True, None, 1)
 
 
 class TestCatchingUp:
@@ -129,14 +181,22 @@ def test_is_known_by_the_id_that_it_writes():
 
 quorums = st.lists(
     st.builds(
-        lambda name, step, failures, catch_up, has_source: member(
-            name, step, commit_failures=failures, catch_up=catch_up, has_source=has_source
+        lambda name, step, failures, catch_up, has_source, compares, heals_first: member(
+            name,
+            step,
+            commit_failures=failures,
+            catch_up=catch_up,
+            has_source=has_source,
+            compares=compares,
+            heals_first=heals_first,
         ),
         st.text("abcd", min_size=1, max_size=3),
         st.sampled_from([0, 0, 1, 2, 5]),
         st.integers(0, 2),
         st.booleans(),
         st.booleans(),
+        st.sampled_from([True, True, True, False]),
+        st.sampled_from([False, True, True, True, None]),
     ),
     min_size=1,
     max_size=8,
@@ -176,9 +236,14 @@ def test_like_the_dumb_version(q: Quorum, group_rank: int, init_sync: bool, all_
                 if expected.takes_from.get(other.wire_id, other) is participant and other is not participant
             ),
             commit_failures=max(p.commit_failures for p in q.participants),
-            other_sources=stand_ins([p for p in q.participants if p.wire_id in expected.contributors], source),
+            other_sources=stand_ins([p for p in q.participants if p.wire_id in expected.sources], source),
             catching_up=tuple(i for i, p in enumerate(q.participants) if p in expected.catching_up),
             tag_quorum_id=expected.at_max[0].tag_quorum_id,
+            compares=expected.compares,
+            place=expected.contributors.index(participant.wire_id)
+            if participant.wire_id in expected.contributors
+            else None,
+            healing=tuple(i for i, p in enumerate(q.participants) if p in expected.healing),
         )
 
 
@@ -201,16 +266,30 @@ def test_all_managers_of_a_quorum_agree(q: Quorum, group_rank: int, init_sync: b
     taken = [(a.replica_rank, a.heal_from_rank) for a in answers if a.heals]
     assert sorted(served) == taken
     assert not {source for _, source in taken} & {target for target, _ in taken}, "nobody heals from one that heals"
-    assert answers[0].contributors == sum(not (a.heals or a.catches_up) for a in answers) >= 1
+    assert [a.place for a in answers if a.place is not None] == list(range(answers[0].contributors))
+    assert {a.healing for a in answers} == {answers[0].healing}
+    all_say = all(p.heals_first is not None for p in q.participants)
+    for p, a in zip(q.participants, answers, strict=True):
+        is_behind = p.step < a.max_step or a.heals
+        is_late = init_sync and a.max_step == 0 and all_say and not p.heals_first  # dealt no source, and not counted
+        counts = not is_behind or (all_say and p.heals_first and not a.catches_up)
+        assert is_late or (a.place is not None) == counts
+        assert a.catches_up or a.heals == (a.replica_rank in a.healing)
     assert [a.max_rank for a in answers if a.max_rank is not None] == list(range(answers[0].max_world_size))
-    load = [len(a.serve_to) for a in answers if not (a.heals or a.catches_up)]
+    load = [
+        len(a.serve_to)
+        for p, a in zip(q.participants, answers, strict=True)
+        if p.step == a.max_step and not a.heals and a.place is not None
+    ]
     assert max(load) - min(load) <= 1, "dealt round-robin"
 
 
 @given(quorums, st.integers(0, 3))
 def test_nothing_but_steps_and_ids_decides(q: Quorum, group_rank: int):
-    """torchft's managers see less of a participant than ours: they must come to the same answer."""
+    """torchft's managers see less of a participant than ours: they must come to the same answer. One is theirs."""
+    q = Quorum(4, (replace(q.participants[0], heals_first=None), *q.participants[1:]))
     poor = Quorum(4, tuple(Participant(p.wire_id, step=p.step, address=p.address) for p in q.participants))
     for p in q.participants:
         rich, less = (assign(which, p.wire_id, group_rank, init_sync=True) for which in (q, poor))
-        assert replace(rich, store_address="", commit_failures=0) == replace(less, store_address="", commit_failures=0)
+        beside = {"store_address": "", "commit_failures": 0, "compares": False}
+        assert replace(rich, **beside) == replace(less, **beside)

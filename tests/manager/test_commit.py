@@ -8,16 +8,19 @@ from hypothesis import strategies as st
 
 from manager.commit import (
     DECISIONS_KEPT,
+    Asked,
     CommitMachine,
     Decided,
     Effect,
     Event,
     Opened,
+    RankLost,
+    RankMissed,
     Voted,
     VoteRefused,
     Withdrawn,
 )
-from protos.refusals import InvalidRequest, Superseded, WrongState
+from protos.refusals import InvalidRequest, Superseded, Unrecoverable, WrongState
 from tests.manager.builders import refused
 
 
@@ -170,6 +173,132 @@ class TestBoundVotes:
         for call in range(3, 3 + told):
             assert m.handle(yes(call, 0, quorum_id=1)) == [Decided(call, False)]
         assert m.handle(yes(9, 1, quorum_id=1)) == [Decided(9, False)]
+
+
+class TestAsks:
+    """Under a manager that has restarted a bound yes waits for a mate that asks already: what it holds decides."""
+
+    @pytest.mark.parametrize(
+        ("step", "tag", "has_failed", "commit"),
+        [
+            (6, 1, False, True),
+            (6, 2, False, False),
+            (6, None, False, False),
+            (7, 1, False, False),
+            (4, 1, False, False),
+        ],
+    )
+    def test_a_mate_holds_the_step_only_by_the_tag_of_its_own_quorum(
+        self, step: int, tag: int | None, has_failed: bool, commit: bool
+    ):
+        """c06: step 6 of another quorum is not this attempt's commit."""
+        m = CommitMachine(2)
+        m.handle(yes(1, 0, quorum_id=1))
+        assert m.handle(Asked(1, step, tag, has_failed)) == [Decided(1, commit)]
+
+    def test_a_mate_that_asks_at_the_same_step_is_let_into_it_by_the_manager_that_opened_it(self):
+        m = opened(2)
+        m.handle(yes(1, 0, quorum_id=1))
+        assert m.handle(Asked(1, 5, 0, has_failed=False)) == []
+        assert m.handle(Asked(1, 5, 0, has_failed=True)) == [Decided(1, False)]
+
+    @pytest.mark.parametrize("has_failed", [False, True])
+    def test_and_is_not_bound_under_one_that_has_restarted(self, has_failed: bool):
+        m = CommitMachine(2)
+        m.handle(yes(1, 0, quorum_id=1))
+        assert m.handle(Asked(1, 5, 0, has_failed)) == [Decided(1, False)]
+
+    @pytest.mark.parametrize("asked", [Asked(1, 6, 2, False), Asked(1, 6, None, True), Asked(1, 3, 0, False)])
+    def test_a_mate_that_holds_nothing_of_it_does_not_speak_for_the_third(self, asked: Asked):
+        """It may be a new process; the third may have been told to commit."""
+        m = CommitMachine(3)
+        m.handle(yes(1, 0, quorum_id=1))
+        assert m.handle(asked) == []
+        assert m.handle(Asked(2, 6, 1, False)) == [Decided(1, True)]
+
+    def test_but_with_the_third_that_repeats_its_yes_all_is_said(self):
+        m = CommitMachine(3)
+        m.handle(yes(1, 0, quorum_id=1))
+        m.handle(Asked(1, 3, 0, False))
+        assert m.handle(yes(2, 2, quorum_id=1)) == [Decided(1, False), Decided(2, False)]
+
+    def test_nor_does_a_no_that_names_no_quorum(self):
+        m = CommitMachine(3)
+        m.handle(yes(1, 0, quorum_id=1))
+        assert m.handle(no(2, 1)) == [Decided(2, False)]
+        assert m.handle(Asked(2, 6, 1, False)) == [Decided(1, True)]
+
+    def test_a_no_that_names_no_quorum_hinders_no_bound_yes(self):
+        m = CommitMachine(2)
+        m.handle(no(1, 1))
+        assert m.handle(yes(2, 0, quorum_id=1)) == []
+        assert m.handle(Asked(1, 5, 0, False)) == [Decided(2, False)]
+
+    @pytest.mark.parametrize("vote", [True, False])
+    def test_a_vote_for_the_next_step_of_the_quorum_tells_that_this_one_was_committed(self, vote: bool):
+        m = CommitMachine(2)
+        m.handle(yes(1, 0, quorum_id=1))
+        later = [] if vote else [Decided(2, False)]
+        assert m.handle(Voted(2, 1, 6, vote, 1)) == [Decided(1, True), *later]
+
+    def test_in_the_other_order_too(self):
+        m = CommitMachine(2)
+        m.handle(yes(1, 0, step=6, quorum_id=1))
+        assert m.handle(yes(2, 1, quorum_id=1)) == [Decided(2, True)]
+        assert m.handle(Asked(1, 6, 1, False)) == [Decided(1, False)]
+
+
+class TestWitnesses:
+    """A rank that is lost may have been told of a decision by the manager of before."""
+
+    def test_its_end_decides_nothing_and_its_mates_are_refused_once_it_is_not_back(self):
+        m = CommitMachine(2)
+        m.handle(yes(1, 0, quorum_id=1))
+        assert m.handle(RankLost(1)) == []
+        assert m.handle(RankMissed(1, "rank 1 has ended")) == [
+            refused(1, Unrecoverable, "step 5 of quorum 1", "has started since", "rank 1 has ended")
+        ]
+
+    def test_one_that_has_repeated_its_yes_knows_nothing(self):
+        m = CommitMachine(3)
+        m.handle(yes(1, 0, quorum_id=1))
+        m.handle(yes(2, 1, quorum_id=1))
+        assert m.handle(RankMissed(1, "rank 1 has ended")) == []
+        assert m.handle(yes(3, 2, quorum_id=1)) == [Decided(1, True), Decided(2, True), Decided(3, True)]
+
+    def test_what_was_opened_here_was_decided_by_none_before(self):
+        m = opened(2)
+        m.handle(yes(1, 0, quorum_id=1))
+        assert m.handle(RankLost(1)) == [Decided(1, False)]
+
+
+class TestLostRanks:
+    def test_what_a_lost_rank_has_not_voted_for_is_discarded(self):
+        m = opened(3)
+        m.handle(yes(1, 0))
+        assert m.handle(RankLost(2)) == [Decided(1, False)]
+        assert m.handle(yes(2, 1)) == [Decided(2, False)]
+
+    def test_before_any_vote_too(self):
+        m = opened(2)
+        assert m.handle(RankLost(1)) == []
+        assert m.handle(yes(1, 0)) == [Decided(1, False)]
+
+    def test_a_yes_that_it_gave_counts(self):
+        m = opened(2)
+        m.handle(yes(1, 0))
+        assert m.handle(RankLost(0)) == []
+        assert m.handle(yes(2, 1)) == [Decided(1, True), Decided(2, True)]
+
+    def test_a_decision_stands(self):
+        m = opened(2)
+        m.handle(yes(1, 0))
+        m.handle(yes(2, 1))
+        assert m.handle(RankLost(1)) == []
+        assert m.handle(yes(3, 0)) == [Decided(3, True)]
+
+    def test_without_an_attempt_nothing_is_lost(self):
+        assert CommitMachine(2).handle(RankLost(1)) == []
 
 
 class TestSteps:

@@ -31,6 +31,16 @@ def driver() -> ManagerDriver:
     return ManagerDriver(Participant("a", group_world_size=2), "L", link, lambda status: None)
 
 
+async def test_a_report_by_a_stranger_is_no_error_of_the_rank(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("INFO"):
+        driver().report(0, "a stranger", "the loss is odd", ends_group=False)
+    [record] = caplog.records
+    assert (record.levelname, "does not watch says that rank 0 has failed: the loss is odd" in record.getMessage()) == (
+        "INFO",
+        True,
+    )
+
+
 async def test_a_vote_that_nobody_waits_for_any_more_leaves_no_timer(timers: list[asyncio.TimerHandle]):
     one_of_two = driver()
     vote = one_of_two.cast(60.0, wants_next=False, group_rank=0, step=1, vote=True)

@@ -21,8 +21,16 @@ from manager.gather import (
     RoundAnswered,
     Withdrawn,
 )
-from protos.membership import CatchUp, Quorum, Tag
-from protos.refusals import InternalError, InvalidRequest, LimitReached, Superseded, Unreachable, WrongState
+from protos.membership import CatchUp, Distrust, DistrustKind, Quorum, Tag
+from protos.refusals import (
+    InternalError,
+    InvalidRequest,
+    LimitReached,
+    Superseded,
+    Unreachable,
+    Unrecoverable,
+    WrongState,
+)
 from tests.manager.builders import ask, gathered, member, quorum, refused
 
 
@@ -66,6 +74,26 @@ class TestGathering:
             joined(step=5, tag_quorum_id=4, shrink_only=True, commit_failures=2, deadline_at=20.0, handles=("h0", "h1"))
         ]
 
+    @pytest.mark.parametrize("says", [(True, True), (True, False), (False, False)])
+    def test_compares_where_all_its_ranks_do(self, says: tuple[bool, ...]):
+        m = GatherMachine("a", 2)
+        m.handle(ask(1, 0, compares=says[0]))
+        assert m.handle(ask(2, 1, compares=says[1])) == [joined(compares=all(says))]
+
+    def test_a_rank_without_a_state_makes_it_a_group_that_disagrees(self):
+        m, torn = GatherMachine("a", 2), Distrust(DistrustKind.DIVERGENCE, "rank 1: step 5")
+        m.handle(ask(1, 0, 5, tag_quorum_id=4))
+        [group] = m.handle(ask(2, 1, 5, distrust=torn))
+        assert isinstance(group, GroupJoined)
+        assert (group.ranks_disagree, group.tag_quorum_id, group.distrust) == (True, None, torn)
+
+    def test_a_lone_rank_without_a_state_disagrees_too(self):
+        """A lighthouse derives the tag of a member that sends none: it would count as up to date."""
+        torn = Distrust(DistrustKind.NOT_APPLIED, "rank 0: step 5")
+        [group] = GatherMachine("a", 1).handle(ask(1, 0, 5, distrust=torn))
+        assert isinstance(group, GroupJoined)
+        assert (group.ranks_disagree, group.tag_quorum_id, group.distrust) == (True, None, torn)
+
     @pytest.mark.parametrize("group_rank", [-1, 2, 99])
     def test_a_rank_out_of_range_is_refused_and_completes_nothing(self, group_rank: int):
         m = GatherMachine("a", 2)
@@ -106,7 +134,7 @@ class TestSteps:
         m.handle(ask(1, 0, 5, worker=""))
         m.handle(ask(2, 1, 5, worker=""))
         assert m.handle(ask(3, 2, 6, worker="")) == [
-            refused(call, WrongState, "rank 2 is at step 6", "rank 0 at 5") for call in (1, 2, 3)
+            refused(call, Unrecoverable, "rank 2 is at step 6", "rank 0 at 5") for call in (1, 2, 3)
         ]
         assert (m.waiting, m.is_joined) == ((), False)
 
@@ -142,10 +170,42 @@ class TestSteps:
         m.handle(ask(2, 1, 5, tag_quorum_id=3))
         effects = m.handle(QuorumReceived(1, quorum(member("a", 5, ranks_disagree=True), quorum_id=4)))
         assert [e for e in effects if isinstance(e, RankRefused)] == [
-            refused(1, WrongState, "5", "6"),
-            refused(2, WrongState, "5", "6"),
+            refused(1, Unrecoverable, "5", "6"),
+            refused(2, Unrecoverable, "5", "6"),
         ]
         assert not [e for e in effects if isinstance(e, RankAnswered | RoundAnswered)]
+
+    def test_ranks_that_differ_by_a_heal_that_broke_off_are_not_given_up(self):
+        """Rank 1 has the state of b, the transfer to rank 0 broke, and b is away for a moment."""
+        m = gathered(2, 0)
+        assert m.handle(QuorumReceived(1, quorum(member("a", 0), member("b", 5), quorum_id=4)))
+        m.handle(ask(3, 0, 0, commit_failures=1))
+        m.handle(ask(4, 1, 5, tag_quorum_id=3, commit_failures=1))
+        alone = quorum(member("a", 0, ranks_disagree=True), quorum_id=5)
+        refusals = [e for e in m.handle(QuorumReceived(2, alone)) if isinstance(e, RankRefused)]
+        assert refusals == [refused(call, WrongState, "0", "5", "ask again") for call in (3, 4)]
+        m.handle(ask(5, 0, 0, commit_failures=1))
+        m.handle(ask(6, 1, 5, tag_quorum_id=3, commit_failures=1))
+        both = quorum(member("a", 0), member("b", 5), quorum_id=6)
+        assert m.handle(QuorumReceived(3, both)) == answers(both, 5, 6)
+
+    def test_unless_other_groups_are_there_that_would_wait_for_its_state(self):
+        """c is new: it would heal from a, of which no whole state is left."""
+        m = gathered(2, 0)
+        assert m.handle(QuorumReceived(1, quorum(member("a", 0), member("b", 5), quorum_id=4)))
+        m.handle(ask(3, 0, 4, tag_quorum_id=3, commit_failures=1))
+        m.handle(ask(4, 1, 5, tag_quorum_id=3, commit_failures=1))
+        q = quorum(member("a", 4, ranks_disagree=True), member("c", 0), quorum_id=5)
+        effects = m.handle(QuorumReceived(2, q))
+        assert effects[1:] == [refused(call, Unrecoverable, "4", "5") for call in (3, 4)]
+
+    def test_but_new_processes_are(self):
+        m = gathered(2, 0)
+        assert m.handle(QuorumReceived(1, quorum(member("a", 0), member("b", 5), quorum_id=4)))
+        m.handle(ask(3, 0, 0, worker="x0"))
+        m.handle(ask(4, 1, 5, tag_quorum_id=3, worker="x1"))
+        effects = m.handle(QuorumReceived(2, quorum(member("a", 0, ranks_disagree=True), quorum_id=5)))
+        assert effects[1:] == [refused(call, Unrecoverable, "0", "5") for call in (3, 4)]
 
     def test_a_rank_that_healed_to_an_older_state_goes_on_from_there(self):
         """Rank 0 was at step 6, took the state of step 5 and its step was discarded: it asks at 5 again."""
@@ -195,6 +255,21 @@ class TestCatchingUp:
         q = quorum(member("a", 3, catch_up=True, ranks_disagree=True), member("b", 7), quorum_id=6)
         effects = m.handle(QuorumReceived(1, q, stands=True))
         assert [effect.assignment.catches_up for effect in effects[1:]] == [True, True]
+
+    def test_a_rank_that_leaves_off_catching_up_asks_at_the_step_that_it_holds(self):
+        """In a quorum that does not stand it heals plainly, and that step is discarded."""
+        m = GatherMachine("a", 1)
+        m.handle(ask(1, 0, 160, tag_quorum_id=5, catch_up=CatchUp(True, Tag(0, 0))))
+        m.handle(QuorumReceived(1, quorum(member("a", 0, catch_up=True), member("b", 160), quorum_id=6)))
+        [effect] = m.handle(ask(2, 0, 0, tag_quorum_id=0, catch_up=CatchUp(True)))
+        assert (type(effect), effect.step, effect.works_at) == (GroupJoined, 0, None)
+
+    def test_what_it_holds_does_not_go_back_either(self):
+        m = GatherMachine("a", 1)
+        m.handle(ask(1, 0, 7, tag_quorum_id=5, catch_up=self.HELD))
+        m.handle(Withdrawn(1))
+        back = ask(2, 0, 7, tag_quorum_id=5, catch_up=replace(self.HELD, held=Tag(2, 2)))
+        assert m.handle(back) == [refused(2, InvalidRequest, "step:", "rank 0", "3", "2")]
 
     def test_in_a_quorum_that_does_not_stand_it_heals_plainly(self):
         m = gathered(1, 0, catch_up=CatchUp(True))

@@ -17,7 +17,7 @@ from manager.events import (
 )
 from manager.group import GroupMachine
 from protos.membership import Participant, World
-from protos.refusals import LimitReached, Superseded
+from protos.refusals import LimitReached, Superseded, WrongState
 from protos.session import (
     STARTING,
     Beat,
@@ -25,6 +25,7 @@ from protos.session import (
     JoinRequest,
     Levels,
     Refused,
+    Welcome,
     WithdrawRequest,
 )
 from tests.manager.builders import ask
@@ -184,6 +185,25 @@ class TestQuorum:
         assert said(m, what, 20.4) == []
         assert m.ranks.waiting == (0,)
         assert steps_of(m.handle(handed(2, formed(2, names="a")), 20.5)) == ([(2, 0, False)] if what == echo(5) else [])
+
+    def test_one_that_is_revoked_before_it_is_let_in_is_not_let_in(self):
+        """g13: the order came while the quorum waited for the lease; its ranks ask again."""
+        m = joined(1)
+        assert steps_of(m.handle(handed(1, formed(1, names="a")), 20)) == []
+        assert said(m, told(order("revoked", reason="b: gone")), 20.1) == [refused(1, WrongState, "revoked", "b: gone")]
+        assert steps_of(m.handle(echo(m.session._beats), 20.2)) == []
+        assert (m.ranks.waiting, m.held) == ((), None)
+
+    def test_one_that_is_not_let_in_yet_ends_with_its_session(self):
+        """g14: the next session asks again; what was handed on the last one may be over."""
+        m = joined(1)
+        m.handle(handed(1, formed(1, names="a")), 20)
+        m.handle(SessionClosed(), 20.1)
+        m.handle(SessionOpened(), 20.2)
+        m.handle(told(Welcome(1.0, 5.0)), 20.2)
+        assert steps_of(m.handle(echo(m.session._beats), 20.3)) == []
+        assert m.ranks.waiting == (0,)
+        assert steps_of(m.handle(handed(1, formed(2, names="a")), 20.4)) == [(1, 0, False)]
 
 
 class TestGrants:

@@ -5,11 +5,13 @@ import pytest
 from manager.commit import Voted
 from manager.events import (
     CallEnded,
+    CallRefused,
     DrainAsked,
     Event,
     HasLeft,
     Killed,
     Pushed,
+    RankFailed,
     RankGivenUp,
     RankLeaves,
     Sent,
@@ -20,7 +22,7 @@ from manager.events import (
     WatchEnded,
     WatchOpened,
 )
-from protos.refusals import Drained, InternalError, InvalidRequest, Superseded, WrongState
+from protos.refusals import Drained, InternalError, InvalidRequest, Superseded, Unrecoverable, WrongState
 from protos.session import (
     DrainRequest,
     Goodbye,
@@ -314,7 +316,7 @@ class TestLeaving:
     def test_while_the_lighthouse_is_away_nobody_is_waited_for(self):
         m = joined(1)
         m.handle(SessionClosed(), 1)
-        assert m.handle(DrainAsked("x"), 2)[-1] == HasLeft("the lighthouse is away")
+        assert m.handle(DrainAsked("x"), 2)[-1] == HasLeft("it had no session to say so on")
 
     def test_nor_where_it_goes_after_the_leave(self):
         m = unwatched()
@@ -333,6 +335,24 @@ class TestLeaving:
 
     def test_a_kill_ends_it(self):
         assert said(holding(1), told(KillRequest("x")), 0.5) == [Killed("x")]
+
+
+class TestARankThatEndsItsGroup:
+    def test_its_mates_are_told_at_once_and_what_they_ask_for_is_void(self):
+        m = holding(3)
+        m.handle(SessionClosed(), 1.0)
+        m.handle(ask(77, 2, 0, commit_failures=1), 1.0)
+        effects = m.handle(RankFailed(1, "w1", "another script", ends_group=True), 2.0)
+        assert Pushed(RankGone(1, "another script"), (1, 3)) in effects
+        [refusal] = [e for e in effects if isinstance(e, CallRefused)]
+        assert (refusal.call, str(refusal.error)) == (77, "another script")
+        assert not [e for e in effects if isinstance(e, RankGivenUp)], "its launcher sees it end"
+        assert m.handle(RankFailed(1, "w1", "again", ends_group=True), 2.1) == []
+
+    def test_one_that_only_fails_leaves_them_alone(self):
+        m = holding(3)
+        effects = m.handle(RankFailed(1, "w1", "an exception"), 2.0)
+        assert not [e for e in effects if isinstance(e, Pushed) and isinstance(e.message, RankGone)]
 
 
 class TestARankThatIsNotBack:
@@ -366,3 +386,29 @@ class TestARankThatIsNotBack:
         m.handle(WatchEnded(2), 1.0)
         [given_up] = [e for e in m.tick(11.0) if isinstance(e, RankGivenUp)]
         assert given_up.has_left
+
+
+class TestVotesOfAnEarlierManager:
+    """This one has started since: whether the mate was told to commit is not known."""
+
+    def test_a_mate_that_leaves_for_good_decides_nothing_and_the_bound_rank_ends(self):
+        m = watched(2)
+        m.handle(vote(50, 0, 5), 0.5)
+        m.handle(RankLeaves(2), 1.0)
+        assert not any(isinstance(effect, VoteAnswered | CallRefused) for effect in said(m, WatchEnded(2), 1.0))
+        assert not any(isinstance(effect, CallRefused) for effect in m.tick(10.9))
+        refusals = [effect for effect in m.tick(11.0) if isinstance(effect, CallRefused)]
+        assert refusals == [refused(50, Unrecoverable, "step 5 of quorum 1", "has started since", "rank 1 has ended")]
+
+    def test_so_does_one_that_repeats_its_yes_after_that(self):
+        m = watched(2)
+        m.handle(WatchEnded(2), 1.0)
+        m.tick(11.0)
+        assert said(m, vote(50, 0, 5), 12.0) == [refused(50, Unrecoverable, "rank 1 has ended")]
+
+    def test_a_mate_that_is_back_in_time_speaks_for_itself(self):
+        m = watched(2)
+        m.handle(vote(50, 0, 5), 0.5)
+        m.handle(WatchEnded(2), 1.0)
+        m.handle(WatchOpened(3, 1, "w1.1"), 2.0)
+        assert VoteAnswered(50, True) in m.handle(ask(60, 1, 6, tag_quorum_id=1, worker="w1.1"), 3.0)

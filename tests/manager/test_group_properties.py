@@ -146,11 +146,24 @@ GroupBetweenRanksAndLighthouse.TestCase.settings = settings(max_examples=150, st
 TestGroupBetweenRanksAndLighthouse = GroupBetweenRanksAndLighthouse.TestCase
 
 
+def test_a_call_that_expires_in_the_moment_in_which_a_rank_is_given_up() -> None:
+    """A drawn run has found it: all that is due in one moment is done before the machine is at rest."""
+    drawn = GroupBetweenRanksAndLighthouse()
+    drawn.begin(size=2, lease_s=2.0, watched=True, wants_next=(False, False, False), trains=False, drains=False)
+    drawn.open()
+    drawn.do(number=0)
+    drawn.ask(number=1, time_left_s=3.0)
+    drawn.kill(number=0, keeps_state=False)
+    drawn.wait(seconds=1.0)
+    drawn.stop_for(seconds=9.0)
+    drawn.teardown()
+
+
 def never_lets_the_lease_end(self: GrantMachine, until: float) -> None:
     self.lease_until = math.inf
 
 
-def tells_no_rank(self: Ranks, reason: str) -> list[object]:
+def tells_no_rank(self: Ranks, reason: str, lost: str = "") -> list[object]:
     return []
 
 

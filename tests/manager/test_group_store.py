@@ -5,14 +5,13 @@ import socket
 
 import pytest
 
+from examples.ports import free_port
 from manager.group_store import check_port
 from protos.refusals import InvalidRequest
 
 
 def test_a_free_port_is_fine() -> None:
-    with socket.create_server(("", 0)) as probe:
-        port = probe.getsockname()[1]
-    check_port(port)
+    check_port(free_port(""))
 
 
 def test_a_taken_one_says_who_has_it_and_what_to_do() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from lighthouse_runtime.clients import AsyncLighthouseClient
 from manager import lighthouse_link
-from manager.lighthouse_link import LighthouseLink
+from manager.lighthouse_link import Absence, LighthouseLink
 from protos.membership import Participant
+from protos.refusals import WrongProtocol
 from protos.session import Goodbye, Hello, Leave, ToManager, Welcome
 from tests.lighthouse_runtime.stream_server import StreamServer
 from tests.processes import LOCALHOST, PATIENCE_S
@@ -74,3 +75,27 @@ async def test_who_is_let_go_and_has_not_asked_for_it_says_so_and_comes_back(
     running.cancel()
     await asyncio.wait((running,))
     assert warnings(caplog) == [f"lighthouse lost: {group.link.address} has ended the session"]
+
+
+def test_an_absence_is_said_at_once_and_then_less_and_less_often() -> None:
+    absence = Absence()
+    assert absence.noted("refused", 100.0) == "refused"
+    said = [now for now in range(101, 400) if absence.noted("refused", float(now))]
+    assert said == [110, 130, 170, 230, 290, 350]
+    assert absence.noted("another reason", 400.0) == "another reason"
+    assert absence.noted("another reason", 460.0) == "another reason; for 360 s now"
+    absence.ended()
+    assert absence.noted("refused", 500.0) == "refused"
+
+
+async def test_what_is_no_lighthouse_is_not_asked_again() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    web = await asyncio.start_server(answer, LOCALHOST, 0)
+    address = f"{LOCALHOST}:{web.sockets[0].getsockname()[1]}"
+    link = LighthouseLink(lambda: AsyncLighthouseClient(address), address)
+    async with web:
+        with pytest.raises(WrongProtocol, match="an HTTP port and no gRPC port"):
+            await asyncio.wait_for(link.run(lambda: None, lambda _: None, lambda: None), PATIENCE_S)

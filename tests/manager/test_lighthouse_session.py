@@ -98,13 +98,19 @@ class TestBeats:
     def test_the_deadline_is_the_next_beat_or_the_end_of_patience(self):
         m = opened().session
         assert m.deadline() == 1
-        for now in (1, 2, 3, 4):
+        m.tick(1)
+        assert m.deadline() == 1.5, "one and a half intervals after the beat that has no answer"
+        assert m.news_of_silence(1.5) is True
+        for now in (2, 3, 4):
             m.tick(now)
             assert m.deadline() == now + 1
         m.echoed(Echo(1, 3.0), 4.2)
+        assert m.news_of_silence(4.2) is False
         m.tick(5)
         assert m.deadline() == 8
         m.tick(8)
+        assert m.deadline() == 8.7, "one and a half of the new intervals after the echo"
+        assert m.news_of_silence(8.7) is True
         assert m.deadline() == 9.2, "five seconds after the echo"
 
 
@@ -145,8 +151,64 @@ class TestEchoes:
         now = 0.0
         while not m.is_given_up(now):
             m.tick(now)
+            m.news_of_silence(now)
+            assert m.deadline() > now
             now = m.deadline()
         assert len(m._sent_at) <= 6
+
+
+class TestSilence:
+    def test_is_a_beat_without_an_answer_for_one_and_a_half_intervals(self):
+        m = opened().session
+        m.echoed(Echo(1, 1.0), 0.1)
+        m.tick(1)
+        assert m.news_of_silence(2.49) is None
+        assert m.news_of_silence(2.5) is True
+        assert m.news_of_silence(2.5) is None, "it is said once"
+
+    def test_is_none_where_nothing_was_asked(self):
+        m = opened().session
+        m.echoed(Echo(1, 1.0), 0.1)
+        assert m.news_of_silence(50) is None
+
+    def test_follows_the_interval_that_the_lighthouse_gives(self):
+        m = opened().session
+        m.welcomed(Welcome(0.25, 1.0), 0)
+        assert m.news_of_silence(0.37) is None
+        assert m.news_of_silence(0.375) is True
+
+    def test_ends_with_any_answer(self):
+        m = opened().session
+        m.tick(1)
+        m.tick(2)
+        assert m.news_of_silence(2) is True
+        m.echoed(Echo(1, 1.0), 2.1)
+        assert m.news_of_silence(2.1) is False
+        assert m.news_of_silence(3.59) is None, "the answer itself is a sign that the connection carries"
+        assert m.news_of_silence(3.6) is True
+
+    def test_leaves_time_to_move_within_every_lease(self):
+        """At the worst the way is gone just after an echo: 2.5 intervals, each a quarter of the lease at most."""
+        for lease_s in (1.0, 5.0, 40.0):
+            interval_s = min(1.0, lease_s / 4)
+            m = opened().session
+            m.welcomed(Welcome(interval_s, lease_s), 0)
+            m.echoed(Echo(1, interval_s), 0)
+            m.tick(interval_s)
+            assert m._silent_at < 0.65 * lease_s
+
+    def test_a_lighthouse_that_answers_on_no_connection_is_given_longer_each_time(self):
+        m, now = opened(0).session, 10.0
+        waited: list[float] = []
+        for _ in range(4):
+            m.opened(ME, now)
+            waited.append(m._silent_at - now)
+            now = m._silent_at
+            assert m.news_of_silence(now) is True
+        assert waited == [1.5, 3, 6, 12]
+        m.welcomed(Welcome(1.0, 5.0), now)
+        m.opened(ME, now)
+        assert m._silent_at == now + 1.5
 
 
 class TestGivingUp:

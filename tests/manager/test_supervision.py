@@ -10,6 +10,7 @@ from manager.supervision_events import (
     CheckFailed,
     Effect,
     EndAsked,
+    Event,
     Halt,
     HostExcluded,
     HostLost,
@@ -187,11 +188,31 @@ class TestEnd:
         m.handle(EndAsked(143, "SIGTERM", is_leaving=True), 50.0)
         assert m.handle(RankEnded(0, 0, status), 51.0) == [Over(143, "SIGTERM")]
 
-    def test_asked_again_it_ends_at_once(self) -> None:
+    def test_a_cause_that_comes_twice_takes_nothing_from_the_grace(self) -> None:
         m = running()
         m.handle(EndAsked(143, "SIGTERM", is_leaving=True), 50.0)
-        m.handle(EndAsked(143, "SIGTERM"), 51.0)
-        assert m.handle(EndAsked(143, "SIGTERM"), 52.0) == [Halt(0, (0, 1), 0.0)]
+        assert m.handle(EndAsked(0, "the group has left its quorum"), 51.0) == [Halt(0, (0, 1), 5.0)]
+        assert m.handle(EndAsked(143, "SIGTERM"), 51.0) == []
+        assert m.handle(EndAsked(1, "its store has ended"), 52.0) == []
+        for rank in (0, 1):
+            effects = m.handle(RankEnded(rank, 0, 0), 53.0)
+        assert effects == [Over(143, "SIGTERM")]
+
+    def test_a_person_who_asks_again_goes_one_step_further(self) -> None:
+        m = running()
+        again = EndAsked(143, "SIGTERM", is_urgent=True)
+        m.handle(EndAsked(143, "SIGTERM", is_leaving=True), 50.0)
+        assert m.handle(again, 51.0) == [Halt(0, (0, 1), 5.0)]
+        assert m.handle(again, 52.0) == [Halt(0, (0, 1), 0.0)]
+
+    @pytest.mark.parametrize(
+        ("event", "grace_s"), [(StopHeard("by ada"), 1.0), (KillAsked("by ada"), 0.0), (EndAsked(1, "the guard"), None)]
+    )
+    def test_only_a_shorter_grace_takes_from_the_grace(self, event: Event, grace_s: float | None) -> None:
+        m = running()
+        m.handle(EndAsked(143, "SIGTERM"), 50.0)
+        assert m.handle(event, 50.1) == ([] if grace_s is None else [Halt(0, (0, 1), grace_s)])
+        assert m.handle(StopHeard("late"), 54.5) == []
 
     def test_the_first_reason_counts(self) -> None:
         m = running(Layout())

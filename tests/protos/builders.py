@@ -4,15 +4,15 @@ from hypothesis import strategies as st
 
 from protos import torchft_pb2
 from protos.identity import check_name
-from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID
-from protos.membership import Assignment, Participant, World
+from protos.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, cut_reason
+from protos.membership import Assignment, Distrust, DistrustKind, Participant, World
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 
 names = st.text("abcXYZ019._:/@+=-", min_size=1, max_size=12).filter(lambda text: bool(check_name(text)))
 hosts = st.sampled_from(["node-7", "10.0.0.1", "127.0.0.1", "localhost", "[::1]", "[fd00::7]", "a.b.example"])
 addresses = st.just("") | st.builds("{}{}:{}".format, st.sampled_from(["", "http://"]), hosts, st.integers(0, 65535))
-counts = st.integers(0, 2**62)
+counts = st.integers(0, 2**53)
 data = st.text(max_size=20).filter(lambda text: len(text.encode()) <= MAX_DATA_BYTES)
 shared = {
     "address": addresses,
@@ -34,7 +34,10 @@ native_participants = st.builds(
     catch_up=st.booleans(),
     works_at=st.none() | counts,
     has_source=st.booleans(),
+    heals_first=st.none() | st.booleans(),
     resolves_to_loopback=st.booleans(),
+    compares=st.booleans(),
+    distrust=st.none() | st.builds(Distrust, st.sampled_from(DistrustKind), st.text(max_size=20).map(cut_reason)),
     **shared,
 )
 torchft_members = st.builds(
@@ -63,6 +66,9 @@ assignments = st.builds(
     catching_up=st.lists(st.integers(0, 9), max_size=3).map(tuple),
     tag_quorum_id=st.none() | counts,
     world=st.none() | worlds,
+    compares=st.booleans(),
+    place=st.none() | st.integers(0, 9),
+    healing=st.lists(st.integers(0, 9), max_size=3).map(tuple),
 )
 
 

@@ -29,12 +29,13 @@ from protos.generation_wire import (
     rank_response_from_wire,
     rank_response_to_wire,
 )
+from protos.limits import cut_reason
 from protos.refusals import DuplicateReplica, InvalidRequest, LighthouseError
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-numbers = st.integers(0, 2**62)
+numbers = st.integers(0, 2**53)
 counts = st.integers(1, 1000)
-texts = st.text(max_size=40)
+texts = st.text(max_size=40).map(cut_reason)
 timeouts = st.floats(0.001, 3600.0)
 terms = st.builds(
     Terms,
@@ -74,7 +75,7 @@ responses = st.one_of(
         st.lists(st.integers(0, 2**32 - 1)).map(tuple),
     ),
     st.builds(Over, numbers, texts),
-    st.builds(Stop, texts, texts, st.integers(-1, 2**62)),
+    st.builds(Stop, texts, texts, st.integers(-1, 2**53)),
     st.builds(Done, numbers),
     st.just(Welcome()),
 )
@@ -135,7 +136,7 @@ def entry(**terms: object) -> pb.RankRequest:
         (pb.RankRequest(beat=pb.RankBeat(phase="x" * 513)), "phase"),
         (pb.RankRequest(ready=pb.RankReady(generation=-1)), "generation"),
         (pb.RankRequest(failure=pb.RankFailure(generation=-1)), "generation"),
-        (pb.RankRequest(finish=pb.RankFinish(generation=2**62 + 1)), "generation"),
+        (pb.RankRequest(finish=pb.RankFinish(generation=2**53 + 1)), "generation"),
         (entry(world_size=0), "world_size"),
         (entry(active=0), "active"),
         (entry(stride=0), "stride"),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from protos import node_pb2 as pb
 from protos.evidence import Outside
+from protos.limits import cut_reason
 from protos.node import (
     FromNode,
     NodeBeat,
@@ -33,9 +34,9 @@ from protos.refusals import InvalidRequest
 from protos.session import EvidenceOffer
 
 NAMES = st.text("abc/-", min_size=1, max_size=20)
-TEXTS = st.text(max_size=50)
+TEXTS = st.text(max_size=50).map(cut_reason)
 RANKS = st.integers(0, 65535)
-COUNTS = st.integers(0, 2**62)
+COUNTS = st.integers(0, 2**53)
 SOME_TEXTS = st.lists(TEXTS, max_size=3).map(tuple)
 STATUSES = st.integers(-64, 255)
 

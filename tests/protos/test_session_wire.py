@@ -12,7 +12,14 @@ from protos import session as said
 from protos.evidence import OwnEvidence, RankEvidence
 from protos.fields import MAX_TEXT_CHARS
 from protos.identity import split_replica_id
-from protos.limits import MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, MAX_REASON_CHARS, MAX_REQUEST_BYTES
+from protos.limits import (
+    MAX_GROUP_WORLD_SIZE,
+    MAX_QUORUM_ID,
+    MAX_REASON_CHARS,
+    MAX_REQUEST_BYTES,
+    MAX_SECONDS,
+    cut_reason,
+)
 from protos.membership import Assignment, Participant, Quorum, Vote
 from protos.progress import GroupView, OpenPhase, RankName, RankView, Sample
 from protos.refusals import Drained, InvalidRequest, LighthouseError, Superseded, WrongState
@@ -41,10 +48,10 @@ from tests.protos.test_progress_wire import names, samples
 ToLighthouseMessage = lighthouse_pb2.SessionRequest
 ToManagerMessage = lighthouse_pb2.SessionResponse
 
-counts = st.integers(0, 2**62)
+counts = st.integers(0, 2**53)
 quorum_ids = st.integers(0, MAX_QUORUM_ID)
-seconds = st.floats(min_value=1e-9, allow_nan=False, allow_infinity=False)
-reasons = st.text(st.characters(codec="utf-8"), max_size=20)
+seconds = st.floats(1e-9, MAX_SECONDS)
+reasons = st.text(st.characters(codec="utf-8"), max_size=20).map(cut_reason)
 members = native_participants.filter(lambda p: split_replica_id(p.wire_id)[1] != p.incarnation)
 
 group_views = st.builds(
@@ -364,7 +371,7 @@ class TestTooManyRanks:
         here = Sample(phases=(OpenPhase("step"), OpenPhase("validation", 3, 25)), entered=(("é" * 60, 1),) * 8)
         view = GroupView("g", "i", tuple(RankView(RankName("g", n), here, 1.0) for n in range(count)))
         body = session_request_to_wire(said.Beat(1, progress=view)).SerializeToString()
-        assert len(body) <= MAX_REQUEST_BYTES
+        assert len(body) <= MAX_REQUEST_BYTES, MAX_SECONDS
         read = session_request_from_wire(ToLighthouseMessage.FromString(body))
         assert isinstance(read, said.Beat)
         assert len(read.progress.ranks if read.progress is not None else ()) == told

@@ -37,7 +37,7 @@ requests = st.one_of(
 )
 responses = st.one_of(
     st.builds(SupervisorWelcome, timeouts),
-    st.builds(Stop, texts, texts, st.integers(-1, 2**62)),
+    st.builds(Stop, texts, texts, st.integers(-1, 2**53)),
     st.builds(Done, numbers),
 )
 

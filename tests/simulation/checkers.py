@@ -1,4 +1,4 @@
-"""S1 to S4 of quorum.md, section 1, watched from outside: nothing here looks into a machine.
+"""S1 to S4 and S11 of quorum.md, section 1, watched from outside: nothing here looks into a machine.
 
 What the lighthouse forms and tells, what managers are handed and grant, and what ranks commit is noted here, and every
 rule that can be broken in a moment is checked in that moment. S5 is in simulation.py; S6 to S9 are about a whole run:
@@ -128,6 +128,11 @@ class Checkers:
             was = self._states.setdefault((tag.step, tag.quorum_id, rank.group_rank), rank.state)
             if was != rank.state:
                 raise Violation(f"S3 tag {tuple(tag)} names two states; {rank.name} has another than one before it")
+
+    def ended(self, rank: "Rank", reason: str, explained_by: str) -> None:
+        """By itself: a rank that is healthy has no reason to."""
+        if not explained_by:
+            raise Violation(f"S11 {rank.name} ends by itself, and no fault explains it: {reason}")
 
     def discarded(self, rank: "Rank", assignment: Assignment) -> None:
         self._decide(rank, assignment, commit=False)

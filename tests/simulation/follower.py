@@ -37,7 +37,8 @@ class Follower:
 
     def words(self) -> CatchUp:
         catch_up = self.catch_up
-        return CatchUp(not catch_up.heals_plainly, catch_up.held, catch_up.has_source)
+        is_wanted = not (catch_up.heals_plainly or self._rank.machine.is_torn)
+        return CatchUp(is_wanted, catch_up.held, catch_up.has_source)
 
     def answered(self, assignment: Assignment) -> None:
         rank, catch_up = self._rank, self.catch_up
@@ -78,7 +79,7 @@ class Follower:
         rank = self._rank
         assert self._snapshot is not None
         if rank.happens("an install broke", rank.plan.breaks):
-            return rank.exit("the install of a peer's state broke")
+            return rank.exit("the install of a peer's state broke", explained_by="a drawn break")
         rank.state, self._snapshot = self._snapshot.state, None
         self.catch_up.installed()
         rank.site.checkers.holds(rank, self.catch_up.begins)

@@ -48,6 +48,7 @@ class Group:
         self._lives = 0
         self._restart_at: float | None = None
         self.must_agree = False
+        self.is_apart = False  # its ranks began with states that do not go together, or are healing
         self.cancels: list[Phase] = []
         self._saved: list[dict[int, Snapshot]] = [{} for _ in range(self.size)]  # by step
 
@@ -100,6 +101,7 @@ class Group:
         self._end_ranks()
         loads = self.world.random.random() < self.plan.from_checkpoint
         found = self._load() if loads else [None] * self.size
+        self.is_apart = len({snapshot and (snapshot.step, snapshot.tag_quorum_id) for snapshot in found}) > 1
         self.ranks = [self._start_rank(rank, snapshot) for rank, snapshot in enumerate(found)]
 
     def _load(self) -> list[Snapshot | None]:

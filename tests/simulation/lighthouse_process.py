@@ -85,9 +85,9 @@ class LighthouseProcess(Process):
         self._timer.set(self.machine.deadline(self.clock()))
 
     def _make_machine(self) -> QuorumMachine:
-        config, record, now = self.site.config, self.site.journal.record, self.clock()
+        record, now = self.site.journal.record, self.clock()
+        config = replace(self.site.config, first_quorum_id=self.site.wall_ms())
         if record is None:
-            config = replace(config, first_quorum_id=self.site.wall_ms())
             return QuorumMachine(config, holders_until=now + config.lease_s)
         record = self.site.journal.record = replace(record, lease_s=max(record.lease_s, config.lease_s))
         return QuorumMachine(config, record=record, holders_until=now + record.lease_s)

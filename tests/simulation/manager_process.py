@@ -11,7 +11,7 @@ from manager.commit import Voted
 from manager.group import GroupMachine
 from protos.membership import Participant
 from protos.refusals import DeadlinePassed
-from protos.session import Handed, Refused, Revoked
+from protos.session import Handed, Refused, Revoked, Welcome
 from tests.simulation.network import LOCAL_DELAY_S, End
 from tests.simulation.world import Died, Process, Timer
 
@@ -42,6 +42,8 @@ class ManagerProcess(Process):
         )
         self.machine = GroupMachine(me, life)
         self.link: End | None = None
+        self._left_behind: list[End] = []  # until the next welcome
+        self._is_connecting = self._wants_another = False
         self.seen_id = 0
         self.told_id = 0
         self.granted = -1
@@ -68,7 +70,28 @@ class ManagerProcess(Process):
         self._backoff_s = min(MAX_BACKOFF_S, 2 * self._backoff_s)
         self.after(delay_s, self._connect)
 
+    def _connect_beside(self) -> None:
+        if self._wants_another and not self._is_connecting:
+            self._is_connecting = True
+            self.site.connect_to_lighthouse(self, self._connected_beside, self._not_connected_beside)
+
+    def _not_connected_beside(self) -> None:
+        self._is_connecting = False
+        self.after(FIRST_BACKOFF_S, self._connect_beside)
+
+    def _connected_beside(self, end: End) -> None:
+        self._is_connecting = False
+        if self.link is None or not self._wants_another:
+            return end.close()
+        self.say("moves its session to another connection")
+        self.world.counts["sessions moved"] += 1
+        self._left_behind.append(self.link)
+        self.link = None
+        self.feed(events.SessionClosed())
+        return self._connected(end)
+
     def _connected(self, end: End) -> None:
+        self._wants_another = False
         self.link = end
         end.on_message = lambda message: self._receive(end, message)
         end.on_end = lambda: self._link_ended(end)
@@ -77,6 +100,10 @@ class ManagerProcess(Process):
     def _receive(self, end: End, message: Any) -> None:
         if end is not self.link:
             return
+        if isinstance(message, Welcome):
+            behind, self._left_behind = self._left_behind, []
+            for older in behind:
+                older.close()
         if isinstance(message, Handed):
             self.site.checkers.handed(self, message.quorum)
         if not isinstance(message, Refused):
@@ -89,6 +116,7 @@ class ManagerProcess(Process):
         if end is not self.link:
             return
         self.link = None
+        self._wants_another = False
         self.say("has lost its session")
         self.feed(events.SessionClosed())
         self._connect_later()
@@ -96,6 +124,7 @@ class ManagerProcess(Process):
     def _give_up_link(self, reason: str) -> None:
         self.say(f"gives its session up: {reason}")
         link, self.link = self.link, None
+        self._wants_another = False
         if link is not None:
             link.close()
         self.feed(events.SessionClosed())
@@ -192,6 +221,11 @@ class ManagerProcess(Process):
                     self._push(message, watches)
                 case events.RankGivenUp(rank, reason):
                     self.say(f"gives rank {rank} up: {reason}")
+                case events.SessionSilent():
+                    self._wants_another = True
+                    self._connect_beside()
+                case events.SessionHeard():
+                    self._wants_another = False
                 case events.SessionGivenUp(reason):
                     self._give_up_link(reason)
                 case events.Killed(reason):

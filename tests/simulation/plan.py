@@ -43,6 +43,7 @@ class Plan:
     init_sync: bool = True
     wants_next: float = 1.0
     breaks: float = 0.0
+    skips: float = 0.0  # the share of commits that a rank does not apply
     torchft: int = 0
     one_at_a_time: bool = False
     catch_up: float = 0.0

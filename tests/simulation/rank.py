@@ -1,15 +1,17 @@
 """One rank: the Agent's step around the pure StepMachine, with a hash for a model.
 
-ask -> (serve, heal) -> compute -> all-reduce over all participants -> install -> vote -> commit or discard. The model
-is a hash folded over (state, step, sum of the contributions, divisor): who diverges or skips a contribution is seen.
+ask -> (serve, heal) -> compute -> all-reduce over all participants -> vote -> commit or discard. A rank that may have
+to heal installs before it computes; one that is told so later adds zeros and votes no. The model is a hash folded over
+(state, step, sum of the contributions, divisor): who diverges or skips a contribution is seen.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agent_client.patience import Patience
 from agent_client.step import Phase, StepMachine
-from protos.membership import PLAIN, Assignment, Tag
-from protos.refusals import Drained, InvalidRequest, LighthouseError, NotServed, Superseded
+from protos.membership import PLAIN, Assignment, DistrustKind, Tag
+from protos.refusals import DeadlinePassed, Drained, LighthouseError, Superseded, Unrecoverable
 from tests.simulation.collectives import Arrival
 from tests.simulation.follower import Follower, Step
 from tests.simulation.manager_side import ManagerSide
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from tests.simulation.manager_process import ManagerProcess
     from tests.simulation.torchft_manager import TorchftManager
 
-FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 5.0
+REFUSALS = 30  # in a row end a rank
 FETCH_RETRY_S = 0.05
 REVOKED_KEPT = 64
 COPIES_KEPT = 4
@@ -50,10 +52,11 @@ class Rank(ManagerSide):
         self.follower = Follower(self) if site.may_catch_up else None
         self._received: Snapshot | None = None
         self._sum = 0
+        self._transformed_by: int | None = None
         self._entered: int | None = None
         self._revoked: dict[int, None] = {}
         self._round = 0
-        self._unanswered = 0
+        self._patience = Patience(REFUSALS)
         self._is_leaving = False
         self._has_told = False
         self._ballot: tuple[bool, dict[str, Any]] = (False, {})
@@ -74,6 +77,10 @@ class Rank(ManagerSide):
         return self.follower is not None and self.follower.follows
 
     @property
+    def says_heals_first(self) -> bool | None:
+        return self.machine.heals_first
+
+    @property
     def _max_step(self) -> int:
         return self.machine.assignment.max_step if self.machine.assignment else self.machine.step
 
@@ -81,7 +88,7 @@ class Rank(ManagerSide):
 
     def on_manager_gone(self, manager: "ManagerProcess | TorchftManager") -> None:
         if manager is self.manager:
-            self.exit("its manager is gone")
+            self.exit("its manager is gone", explained_by="its manager has died")
 
     def on_revoked(self, quorum_id: int) -> None:
         self._revoked[quorum_id] = None
@@ -100,7 +107,8 @@ class Rank(ManagerSide):
         self._ask()
 
     def _begin_asking(self) -> None:
-        self.machine.ask()
+        machine = self.machine
+        self.machine.ask(heals_first=machine.may_heal or machine.tag_quorum_id is None or self.follows)
         self._sum, self._received = 0, None
 
     def _ask(self) -> None:
@@ -114,7 +122,9 @@ class Rank(ManagerSide):
             "shrink_only": self.site.shrinks,
             "init_sync": self.plan.init_sync,
             "commit_failures": machine.discards,
+            "distrust": machine.distrust,
             "catch_up": self.follower.words() if self.follower is not None else PLAIN,
+            "heals_first": self.says_heals_first,
         }
         self.call_manager("on_ask", self.plan.quorum_timeout_s, fields)
 
@@ -136,15 +146,15 @@ class Rank(ManagerSide):
             return None
         if isinstance(error, Drained):
             return self._stay()
-        if isinstance(error, InvalidRequest | NotServed) or "restart the group" in str(error):
+        reason = self._patience.refused(_as_refusal(error), self.world.now)
+        if reason:
             self.site.must_agree = True
-            return self.exit(f"refused: {error}")
+            is_apart = isinstance(error, Unrecoverable) and self.site.is_apart
+            return self.exit(f"refused: {reason}", explained_by="states that do not go together" if is_apart else "")
         self.world.counts["steps without a quorum"] += 1
         self.say(f"has no quorum for step {self.machine.step}: {error}")
         self.machine.unanswered(str(error))
-        backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self._unanswered, 10))
-        self._unanswered += 1
-        self.after(backoff_s, self._vote, self._next_round())
+        self.after(self._patience.backoff_s, self._vote, self._next_round())
         return None
 
     def _stay(self) -> None:
@@ -160,7 +170,8 @@ class Rank(ManagerSide):
     def _begin(self, assignment: Assignment) -> None:
         machine = self.machine
         machine.answered(assignment)
-        self._unanswered = 0
+        self._patience.answered()
+        self.site.is_apart = assignment.heals or assignment.catches_up
         if self.follower is not None:
             self.follower.answered(assignment)
         self.site.checkers.begun(self, assignment)
@@ -170,17 +181,25 @@ class Rank(ManagerSide):
             self.site.collectives.enter(assignment.quorum_id, self.group_rank, assignment.replica_ids)
         if assignment.revoked or assignment.quorum_id in self._revoked:
             machine.failed("revoked")
+        elif machine.cannot_heal:
+            return self.exit("holds no state, and there is no other group to heal from")
+        elif machine.is_unhealed:
+            machine.failed("torn")
+            self._drop()
         self._serve(assignment)
         this_round = self._next_round()
-        if assignment.heals and not assignment.catches_up and machine.failure is None:
+        if machine.must_install and not machine.heals_first:
+            if assignment.place is not None:
+                return self._fail(this_round, "the peers count on a state that this rank does not hold")
+        elif assignment.heals and not assignment.catches_up and machine.failure is None:
             give_up_at = self.world.now + self.plan.heal_timeout_s
             return self._fetch(this_round, assignment, give_up_at)
         return self._compute(this_round)
 
     def _serve(self, assignment: Assignment) -> None:
         self.served = None
-        if assignment.serve_to:
-            machine = self.machine
+        machine = self.machine
+        if assignment.serve_to and not machine.is_torn:
             snapshot = Snapshot(self.state, machine.step, machine.tag_quorum_id, machine.batches_committed)
             key = assignment.quorum_id, assignment.max_step
             self.served = key, snapshot
@@ -218,7 +237,11 @@ class Rank(ManagerSide):
             return self._fetch(this_round, assignment, give_up_at)
         self._received = snapshot
         self.say(f"has received step {snapshot.step} of quorum {snapshot.tag_quorum_id} from {source.name}")
-        return self._compute(this_round)
+        if snapshot.step != self._max_step:
+            return self._fail(this_round, f"the state received is of step {snapshot.step}")
+        self.machine.installing()
+        self.state = None
+        return self.after(self.world.random.uniform(0, 0.02), self._install, this_round)
 
     def _compute(self, this_round: int) -> None:
         spread = self.plan.step_spread * self.plan.step_s
@@ -255,25 +278,19 @@ class Rank(ManagerSide):
             return None
         if not is_ok:
             return self._fail(this_round, "the all-reduce failed")
-        self._sum = total
+        self._sum, self._transformed_by = total, self.state
         self.machine.reduced()
-        if self._received is None:
-            return self._vote(this_round)
-        if self._received.step != self._max_step:
-            return self._fail(this_round, f"the state received is of step {self._received.step}")
-        self.machine.installing()
-        self.state = None
-        return self.after(self.world.random.uniform(0, 0.02), self._install, this_round)
+        return self._vote(this_round)
 
     def _install(self, this_round: int) -> None:
         received = self._received
         if this_round != self._round or received is None:
             return None
         if self.happens("an install broke", self.plan.breaks):
-            return self.exit("the install of a peer's state broke")
+            return self.exit("the install of a peer's state broke", explained_by="a drawn break")
         self.state = received.state
         self.machine.installed(received.step, received.tag_quorum_id, received.batches)
-        return self._vote(this_round)
+        return self._compute(this_round)
 
     def report_error(self, reason: str) -> None:
         self.machine.failed(reason)
@@ -372,14 +389,18 @@ class Rank(ManagerSide):
     def _apply(self, step: Step) -> None:
         if self.follower is not None and self.follower.follows:
             self.follower.committed(step)
-        else:
+        elif self.happens("a commit was not applied", self.plan.skips):
+            self.machine.tear(DistrustKind.NOT_APPLIED, f"step {step.step} was not applied")
+        elif self._transformed_by == self.state:
             self.state = step.apply(self.state)
+        else:  # the script unscales and clips what was summed by the state that it holds then
+            self.state = hash((self._transformed_by, step.apply(self.state)))
 
     def _count(self, commit: bool, assignment: Assignment, reason: str | None) -> None:
         if commit:
             self.commits += 1
             self.site.checkers.committed(self, assignment)
-            if not self.follows:
+            if not self.follows and not self.machine.is_torn:
                 self.site.checkers.holds(self, Tag(*self.machine.tag))
                 self.site.save(self)
             return
@@ -392,9 +413,11 @@ class Rank(ManagerSide):
 
     # -- its end
 
-    def exit(self, reason: str) -> None:
+    def exit(self, reason: str, *, explained_by: str = "") -> None:
+        """`explained_by`: the fault that makes it right to end."""
         self.say(f"ends: {reason}")
         self.world.counts["ranks that ended by themselves"] += 1
+        self.site.checkers.ended(self, reason, explained_by)
         self.kill()
 
     def _die(self) -> None:
@@ -402,3 +425,8 @@ class Rank(ManagerSide):
         if not self.has_vanished:
             self._drop()
         self.site.rank_died(self)
+
+
+def _as_refusal(error: Exception) -> LighthouseError:
+    """A call that got no answer in time is refused by the client."""
+    return error if isinstance(error, LighthouseError) else DeadlinePassed(str(error))

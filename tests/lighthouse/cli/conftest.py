@@ -99,7 +99,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLighthouse:
 
 @pytest.fixture
 def run(fake: FakeLighthouse) -> Callable[..., Result]:
-    def run(command: click.Command, *args: str, env: dict[str, str] | None = None) -> Result:
-        return CliRunner().invoke(command, args, env=env, catch_exceptions=False)
+    def run(command: click.Command, *args: str, env: dict[str, str] | None = None, typed: str | None = None) -> Result:
+        return CliRunner().invoke(command, args, input=typed, env=env, catch_exceptions=False)
 
     return run

@@ -1,13 +1,16 @@
 import json
+import sys
 
 import pytest
 
 from lighthouse.cli.kill import kill as command
 from protos.refusals import UnknownName
+from protos.status import MemberState
+from tests.lighthouse.statuses import job, member, status
 
 
 def test_kills_and_says_so(fake, run):
-    result = run(command, "a", "--message", "maintenance", "--job", "other")
+    result = run(command, "a", "--force", "--message", "maintenance", "--job", "other")
     assert result.output == "killed replica group a of job other\n"
     assert fake.calls == [
         {
@@ -26,6 +29,31 @@ def test_json(run):
     assert shown == {"job": "default", "replica_id": "a", "message": "", "killed": True}
 
 
+@pytest.mark.parametrize("others", [(), (member("b", MemberState.LAPSED),)])
+def test_the_last_live_group_is_not_killed_without_a_word(fake, run, others):
+    fake.answers = [status(job(member("a"), *others))]
+    result = run(command, "a")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("Error: a is the last live replica group of job default, and training stops with")
+    assert "--force" in result.stderr
+    assert [call for call in fake.calls if "replica_id" in call] == []
+    assert run(command, "a", "--force").exit_code == 0
+
+
+@pytest.mark.parametrize(("typed", "is_killed"), [("y\n", True), ("n\n", False), ("\n", False)])
+def test_a_person_is_asked(fake, run, monkeypatch, typed, is_killed):
+    fake.answers = [status(job(member("a")))]
+    monkeypatch.setattr(sys.modules["lighthouse.cli.kill"], "is_terminal", lambda: True)
+    result = run(command, "a", typed=typed)
+    assert "Kill it? [y/N]" in result.stderr
+    assert any("replica_id" in call for call in fake.calls) is is_killed
+
+
+def test_one_of_several_is_killed_at_once(fake, run):
+    fake.answers = [status(job(member("a"), member("b", MemberState.DOWN)))]
+    assert run(command, "a").output == "killed replica group a of job default\n"
+
+
 def test_a_refusal_is_one_line_on_stderr(fake, run):
     fake.answers = [UnknownName("replica_id: no live replica group 'x'; alive: a, b")]
     result = run(command, "x")
@@ -37,7 +65,7 @@ def test_sends_the_token_of_the_file(fake, run, tmp_path):
     file = tmp_path / "token"
     file.write_text("secret\n")
     run(command, "a", "--control-token-file", str(file))
-    assert fake.calls[0]["token"] == "secret"
+    assert fake.calls[-1]["token"] == "secret"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"two\nlines", b"\xff\xfe"])

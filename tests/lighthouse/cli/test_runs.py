@@ -57,13 +57,23 @@ def test_json(fake, run):
 
 @pytest.mark.parametrize(("command", "done"), [(stop, "stopped"), (resume, "resumed")])
 def test_what_is_asked_and_said(fake, run, tmp_path, command, done):
+    fake.runs = [replace(RUN, stop=Stop("maintenance", "ada", 1)), replace(RUN, run="default", stop=Stop("x", "y", 1))]
     file = tmp_path / "token"
     file.write_text("secret\n")
     result = run(command, "--run", "r1", "--job", "j", "--control-token-file", str(file))
     assert result.output == f"run r1 of job j is {done}\n"
-    (call,) = fake.calls
+    call = fake.calls[-1]
     assert (call["verb"], call["job"], call["run"], call["token"]) == (command.name, "j", "r1", "secret")
     assert json.loads(run(command, "--format", "json").output)[done] is True
+
+
+@pytest.mark.parametrize("runs", [[], [RUN]])
+def test_what_was_not_stopped_is_not_said_to_be_resumed(fake, run, runs):
+    fake.runs = runs
+    assert run(resume, "--run", "r1").output == (
+        "run r1 of job default was not stopped, and excludes no host: nothing was to be resumed\n"
+    )
+    assert json.loads(run(resume, "--run", "r1", "--format", "json").output)["resumed"] is False
 
 
 def test_the_reason_goes_to_all(fake, run):

@@ -4,7 +4,9 @@ import json
 import pytest
 
 from lighthouse.cli.status import status as command
+from protos.generation import Counters, Stop, Terms
 from protos.refusals import Unreachable
+from protos.run_status import RunStatus
 from protos.status import MemberState
 from tests.lighthouse.statuses import job, member, status
 
@@ -69,7 +71,7 @@ def test_a_refusal_is_one_line_on_stderr(fake, run):
 def test_asks_for_the_job_with_the_timeout(fake, run):
     fake.answers = [TWO_JOBS]
     run(command, "--job", "other", "--timeout", "500ms")
-    assert fake.calls == [{"address": "localhost:29510", "job": "other", "timeout_s": 0.5}]
+    assert fake.calls[0] == {"address": "localhost:29510", "job": "other", "timeout_s": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_the_environment_names_the_lighthouse(fake, run):
     run(command, env={"TORCHFT_LIGHTHOUSE": "http://theirs:1"})
     run(command, env={"TORCHFT_LIGHTHOUSE": "http://theirs:1", "LIGHTHOUSE_ADDRESS": "ours:2"})
     run(command, "--lighthouse", "given:3", env={"LIGHTHOUSE_ADDRESS": "ours:2"})
-    assert [call["address"] for call in fake.calls] == ["theirs:1", "ours:2", "given:3"]
+    assert [call["address"] for call in fake.calls if "address" in call] == ["theirs:1", "ours:2", "given:3"]
 
 
 @pytest.mark.parametrize("given", ["https://coordinator:1", "a b:1", "host:port", "host:0", "host:70000", ""])
@@ -117,3 +119,12 @@ def test_who_is_behind_stands_below_the_quorum(fake, run, width):
     lines = run(command, env={"COLUMNS": str(width)}).output.splitlines()
     assert max(map(len, lines[1:])) <= width
     assert f"nothing moves for 1m03s: {verdict}" in " ".join(line.strip() for line in lines)
+
+
+def test_says_which_run_is_stopped_and_by_what(fake, run):
+    fake.answers = [status(job(member("a")))]
+    stop = Stop("no\x1b money", "ada", 1)
+    stopped = RunStatus("default", "r1", "stopped", Counters(), Terms(3), (), False, stop, (), (), (), ())
+    fake.runs = [stopped, dataclasses.replace(stopped, run="r2", stop=None)]
+    *_, last = run(command).output.splitlines()
+    assert last == "run r1 of job default is stopped: no? money (by ada); `lighthouse resume --run r1` lifts it"

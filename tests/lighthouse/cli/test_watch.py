@@ -15,6 +15,7 @@ import pytest
 from lighthouse.cli.watch import watch as command
 from protos.refusals import Unreachable
 from tests.lighthouse.statuses import job, member, status
+from tests.processes import PATIENCE_S
 
 UP = status(job(member("a")))
 GONE = Unreachable("host:1 is unreachable: refused")
@@ -73,7 +74,7 @@ def test_the_status_tells_whether_the_last_answer_came(fake, run):
 def test_asks_every_interval(fake, run):
     began_at = time.monotonic()
     run(command, "--interval", "100ms", "--count", "3")
-    assert 0.2 <= time.monotonic() - began_at < 0.8
+    assert time.monotonic() - began_at >= 0.2
     assert len(fake.calls) == 3
 
 
@@ -115,10 +116,9 @@ class Terminal:
         except OSError:
             pass
         os.close(self._ours)
-        return self.process.wait(10)
+        return self.process.wait(PATIENCE_S)
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_on_a_terminal_it_shows_the_outage_and_leaves_all_in_order(tmp_path, number, status):
     away = tmp_path / "away"
@@ -134,7 +134,6 @@ def test_on_a_terminal_it_shows_the_outage_and_leaves_all_in_order(tmp_path, num
     assert b"Traceback" not in terminal.seen
 
 
-@pytest.mark.timeout(30)
 def test_a_reader_that_has_read_enough_is_no_error(tmp_path):
     child = [sys.executable, "-c", WATCHED.replace('"50ms"', '"10ms", "--format", "json"'), str(tmp_path / "away")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -144,4 +143,4 @@ def test_a_reader_that_has_read_enough_is_no_error(tmp_path):
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0

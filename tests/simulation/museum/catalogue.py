@@ -111,6 +111,22 @@ EXHIBITS: tuple[Exhibit, ...] = (
         manager.CATCHING_UP_CONTRIBUTES,
     ),
     Exhibit(
+        "gradient-of-the-old-state",
+        "a rank that heals applies a gradient that was transformed by its old state",
+        "S3",
+        _storm("kill_group", config=ANY_SIZE, step_s=0.1, groups=3),
+        rank.INSTALLS_BEFORE_ITS_VOTE,
+        range(6),
+    ),
+    Exhibit(
+        "commit-not-applied",
+        "a rank that has committed a step and not applied it goes on under the new tag",
+        "S3",
+        _storm("kill_group", config=ANY_SIZE, groups=3, skips=0.02, step_s=0.1),
+        rank.NOT_APPLIED_UNNOTICED,
+        range(4),
+    ),
+    Exhibit(
         "vote-for-another-quorum",
         "a yes counts for the same step under the next quorum, too (torchft's defect 1)",
         "S4",
@@ -194,5 +210,12 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "S9",
         Recipe("restarts", {"mix": ("pause_lighthouse",)}, {"lease_s": 1.5, "heartbeat_timeout_s": 1.5}),
         lighthouse.OLD_SESSION_ENDS_NEWER,
+    ),
+    Exhibit(
+        "return-refused",
+        "a manager refuses a group that leaves off catching up and asks at the step that it holds",
+        "S11",
+        _storm("kill_group", "kill_lighthouse", config=ANY_SIZE, catch_up=1.0, breaks=0.3, step_s=0.1, groups=3),
+        manager.RETURN_REFUSED,
     ),
 )

@@ -57,4 +57,4 @@ class Exhibit:
         return run_plan(self.recipe.draw(seed))
 
     def is_found(self, seed: int) -> bool:
-        return self.run(seed).violation.startswith(self.rule)
+        return self.run(seed).violation.startswith(f"{self.rule} ")

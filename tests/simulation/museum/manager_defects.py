@@ -14,6 +14,7 @@ from manager.gather import Effect, GatherMachine
 from manager.grants import GrantMachine
 from manager.lighthouse_session import SessionMachine
 from protos.membership import Assignment, Participant
+from protos.refusals import InvalidRequest
 from protos.session import JoinRequest, ToLighthouse
 from tests.simulation.museum.exhibit import Replaced
 
@@ -60,6 +61,14 @@ def _join_with_whoever_has_asked(self: GatherMachine, ask: Ask) -> list[Effect]:
     return effects if self._is_joined or not self._asks else effects + self._join()
 
 
+def _compare_what_ranks_work_at(self: GatherMachine, ask: Ask) -> None:
+    last = self._last.get(ask.group_rank)
+    if last is None or last.worker != ask.worker:
+        return
+    if ask.step < min(last.step, self._max_step if self._max_step is not None else last.step):
+        raise InvalidRequest(f"of rank {ask.group_rank} went from {last.step} back to {ask.step}", field="step")
+
+
 LEASE_NEVER_ENDS = (Replaced(GrantMachine, "renew", _renew_for_ever),)
 VOTE_FOR_ANOTHER_QUORUM = (
     Replaced(CommitMachine, "_open", _open_with_votes_of_the_same_step),
@@ -68,3 +77,4 @@ VOTE_FOR_ANOTHER_QUORUM = (
 HALF_A_GROUP_JOINS = (Replaced(GatherMachine, "_ask", _join_with_whoever_has_asked),)
 CATCHING_UP_CONTRIBUTES = (Replaced(GrantMachine, "assignment", _assign_all_as_contributors),)
 JOIN_LOST = (Replaced(SessionMachine, "opened", _open_without_join),)
+RETURN_REFUSED = (Replaced(GatherMachine, "_check_step", _compare_what_ranks_work_at),)

@@ -1,0 +1,144 @@
+"""What each participant of a quorum is about to do with the others, compared before the first byte of it; and which of
+them is at fault where they differ. Rules only, no I/O.
+
+A process group cannot be asked: gloo ends the process that receives more than it expects, and sums whatever is no
+longer than that. So in the first step under a quorum each collective over the participants is preceded by a sum of
+numbers that say what it is, each participant's in a row of its own: a kind that is the same size for all. The end of
+the step is announced, too, with the number of its collectives. All see the same rows, so all come to the same answer:
+
+1. Those that hold the state of the job and have committed a step of it speak for the job. Where there are none, those
+   that hold its state do; where none does, all do.
+2. Right is what most of these say; then what most of all say; then what the first of these says.
+3. At fault is whatever says anything else.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+WORD_BYTES = 8
+TEXT_WORDS = 8
+NAMES_TOLD = 8
+
+
+class Kind(IntEnum):
+    """NONE is no announcement: a row that nothing was added to."""
+
+    NONE = 0
+    REDUCE = 1
+    END = 2
+    GATHER = 3
+
+
+class Standing(IntEnum):
+    """Of a participant in the job: the lowest speak for it."""
+
+    TRAINED = 0
+    HOLDS_STATE = 1
+    HEALS = 2
+
+
+def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
+    """At step 0 there is no state that counts for more than another."""
+    if heals and max_step > 0:
+        return Standing.HEALS
+    return Standing.TRAINED if has_trained else Standing.HOLDS_STATE
+
+
+class Announced(NamedTuple):
+    """What a participant is about to do. REDUCE: the sum of `size` bytes of `dtype`, the n-th of the step; `name`: of
+    which part of the script, where that is known. END: of the step, after n collectives. GATHER: values that all bring,
+    and no sum of gradients."""
+
+    kind: Kind
+    number: int = 0
+    size: int = 0
+    dtype: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case Kind.REDUCE:
+                part = f" ({self.name})" if self.name else ""
+                return f"reduces {self.size} bytes of {self.dtype}{part} as collective {self.number}"
+            case Kind.END:
+                return f"ends the step after {self.number} collectives"
+            case Kind.GATHER:
+                return f"gathers values ({self.name})"
+            case Kind.NONE:
+                return "says nothing"
+
+
+class Row(NamedTuple):
+    """What a participant says: `words` are its announcement, as they are compared."""
+
+    standing: int
+    words: tuple[int, ...]
+
+    @property
+    def announced(self) -> Announced:
+        kind, number, size, _, *text = self.words
+        told = b"".join(word.to_bytes(WORD_BYTES, "little", signed=True) for word in text).rstrip(b"\0")
+        dtype, _, name = told.decode(errors="replace").partition(" ")
+        return Announced(Kind(kind) if kind in set(Kind) else Kind.NONE, number, size, dtype, name)
+
+
+def to_words(announced: Announced, standing: Standing) -> tuple[int, ...]:
+    """Always equally many. A long text is told in part, and compared by its digest."""
+    text = f"{announced.dtype} {announced.name}".encode()
+    digest = hashlib.sha256(text).digest()[:WORD_BYTES]
+    padded = text[: TEXT_WORDS * WORD_BYTES].ljust(TEXT_WORDS * WORD_BYTES, b"\0")
+    pieces = [digest, *(padded[at : at + WORD_BYTES] for at in range(0, len(padded), WORD_BYTES))]
+    told = [int.from_bytes(piece, "little", signed=True) for piece in pieces]
+    return (standing, announced.kind, announced.number, announced.size, *told)
+
+
+def from_words(words: Sequence[int]) -> Row:
+    standing, *announced = words
+    return Row(standing, tuple(announced))
+
+
+def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
+    """The places of the participants at fault."""
+    if all(row.words == rows[0].words for row in rows):
+        return frozenset()
+    right = _find_right(rows)
+    return frozenset(place for place, row in enumerate(rows) if row.words != right)
+
+
+def _find_right(rows: Sequence[Row]) -> tuple[int, ...]:
+    best = min(row.standing for row in rows)
+    speaking = [row.words for row in rows if row.standing == best]
+    among_speaking, among_all = Counter(speaking), Counter(row.words for row in rows)
+    return max(speaking, key=lambda words: (among_speaking[words], among_all[words], -speaking.index(words)))
+
+
+def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
+    """To the participant at `place`: what it does where others do something else, or which one does."""
+    right = [other for other in range(len(rows)) if other not in faulty]
+    where = f"where {_list([names[other] for other in right])} {_plural(rows[right[0]].announced, len(right))}"
+    if place in faulty:
+        return f"this group ({names[place]}) {rows[place].announced} {where}"
+    said: dict[tuple[int, ...], list[int]] = {}
+    for other in sorted(faulty):
+        said.setdefault(rows[other].words, []).append(other)
+    parties = [
+        f"{_list([names[other] for other in party])} {_plural(rows[party[0]].announced, len(party))}"
+        for party in said.values()
+    ]
+    return f"{'; '.join(parties)}, {where}"
+
+
+def _plural(announced: Announced, count: int) -> str:
+    verb, _, rest = str(announced).partition(" ")
+    return f"{verb[:-1] if count > 1 else verb} {rest}"
+
+
+def _list(names: Sequence[str]) -> str:
+    *others, last = names[:NAMES_TOLD]
+    more = len(names) - NAMES_TOLD
+    if more > 0:
+        return f"{', '.join(names[:NAMES_TOLD])} and {more} more"
+    return f"{', '.join(others)} and {last}" if others else last

@@ -1,0 +1,97 @@
+"""A rank whose steps are told in full: what it reduces, and in which order."""
+
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore
+
+from agent_client.agent import Agent
+from agent_client.errors import EvaluationLost, ScriptMismatch
+from agent_client.process_group.gloo import GlooGroup, connect_store
+from agent_client.train_state import TrainState
+from tests.agent_client.actors import LOOPBACK
+
+
+class ScriptedActor:
+    def build(
+        self, manager: str, *, seed: int = 0, rank: int = 0, ranks: int = 1, meeting: str = "", **options: Any
+    ) -> None:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        self.model = torch.nn.Linear(3, 2)
+        self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        group = None
+        if meeting:
+            store = PrefixStore(manager, connect_store(meeting, 60.0))
+            group = GlooGroup(store, rank, ranks, LOOPBACK, connect_timeout_s=60.0, timeout_s=60.0)
+        self.agent = Agent(
+            manager,
+            state=TrainState(self.model, self.sgd),
+            advertise=LOOPBACK,
+            group_rank=rank,
+            group_world_size=ranks,
+            group=group,
+            **options,
+        )
+
+    def step(self, *reduced: tuple[int, str, str]) -> dict[str, Any]:
+        """Sums of so many elements of a dtype, called so."""
+        agent = self.agent
+        agent.start_quorum()
+        for length, dtype, name in reduced:
+            agent.all_reduce(torch.ones(length, dtype=getattr(torch, dtype)), name=name).result()
+        began_at = time.monotonic()
+        try:
+            is_committed = agent.should_commit()
+        except ScriptMismatch as e:
+            return {"mismatch": str(e), "took_s": time.monotonic() - began_at}
+        return {
+            "committed": is_committed,
+            "step": agent.current_step,
+            "participants": list(agent.participants),
+            "discards": (agent._machine.discards, agent._machine.faults),
+        }
+
+    def steps(self, until: int, *reduced: tuple[int, str, str]) -> list[dict[str, Any]]:
+        tried: list[dict[str, Any]] = []
+        while self.agent.current_step < until:
+            tried.append(self.step(*reduced))
+        return tried
+
+    def check_equal(self) -> str:
+        """Before the first step."""
+        try:
+            self.agent.check_equal("batches per epoch", 7)
+        except (EvaluationLost, ScriptMismatch) as e:
+            return str(e)
+        return ""
+
+    def begin_training(self, *reduced: tuple[int, str, str]) -> None:
+        """Step after step beside what else is asked for, until `end_training`."""
+        self.tried: list[dict[str, Any]] = []
+        self.must_end = threading.Event()
+        self.training = threading.Thread(target=self._train, args=reduced, daemon=True)
+        self.training.start()
+
+    def _train(self, *reduced: tuple[int, str, str]) -> None:
+        while not self.must_end.is_set():
+            self.tried.append(self.step(*reduced))
+            time.sleep(0.01)
+
+    def tried_steps(self) -> list[dict[str, Any]]:
+        return list(self.tried)
+
+    def end_training(self) -> list[dict[str, Any]]:
+        self.must_end.set()
+        self.training.join(60.0)
+        return self.tried
+
+    def end(self) -> None:
+        """As a process does that an exception ends."""
+        os._exit(1)

@@ -1,0 +1,87 @@
+"""A rank whose averaged gradients are transformed by state that heals, before the vote."""
+
+from typing import Any
+
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from tests.agent_client.actors import AgentActor, digest
+
+CLIPS_AT = 0.05
+
+
+class Scaler:
+    """What torch's GradScaler does with its scale, which grows here at each step."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = torch.tensor(scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.scale.copy_(state_dict["scale"])
+
+
+class StateDependentActor(AgentActor):
+    """`transform`: scaler (unscale by a scale that heals), adaptive (clip by the norm of the weights), norm (clip by
+    that of the gradients), ema or swa (averages of the weights), scheduler."""
+
+    def build(self, manager: str, *, transform: str, seed: int = 0, scale: float = 8.0, **options: Any) -> None:
+        super().build(manager, seed=seed, **options)
+        self.transform, self.scaler = transform, Scaler(scale)
+        average = get_ema_multi_avg_fn(0.9) if transform == "ema" else None
+        self.averaged = AveragedModel(self.model, multi_avg_fn=average)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.sgd, 0.9)
+        self.agent.state.others |= {"scaler": self.scaler, "averaged": self.averaged, "scheduler": self.scheduler}
+
+    def step(self, *, error: str = "") -> dict[str, Any]:
+        agent = self.agent
+        agent.start_quorum()
+        self.sgd.zero_grad()
+        place, _ = agent.slot()
+        generator = torch.Generator().manual_seed(1000 * agent.current_step + place)
+        scale = self.scaler.scale if self.transform == "scaler" else torch.ones(())
+        loss = self.model(torch.randn(16, 8, generator=generator)).square().mean()
+        (loss * scale).backward()
+        parameters = list(self.model.parameters())
+        for parameter in parameters:
+            assert parameter.grad is not None
+            agent.all_reduce(parameter.grad).result()
+        self._transform(parameters)
+        if error:
+            agent.report_error(error)
+        is_participating = agent.is_participating
+        is_committed = agent.should_commit()
+        if is_committed:
+            self.sgd.step()
+            self.scaler.scale *= 2
+            self.averaged.update_parameters(self.model)
+            self.scheduler.step()
+        return {
+            "committed": is_committed,
+            "participated": is_participating,
+            "step": agent.current_step,
+            "quorum_id": agent.quorum_id,
+            "participants": list(agent.participants),
+            "hash": self.hash(),
+        }
+
+    def hash(self) -> str:
+        rate = torch.tensor(self.sgd.param_groups[0]["lr"])
+        return super().hash() + digest(self.scaler.scale, rate, *self.averaged.parameters())
+
+    def believe_that_it_is_current(self) -> None:
+        """As a group does whose last step was committed, and whose peers have gone on without it."""
+        self.agent._machine.may_heal = False
+
+    def _transform(self, parameters: list[torch.nn.Parameter]) -> None:
+        if self.transform == "norm":
+            torch.nn.utils.clip_grad_norm_(parameters, CLIPS_AT)
+        for parameter in parameters:
+            assert parameter.grad is not None
+            if self.transform == "scaler":
+                parameter.grad /= self.scaler.scale
+            elif self.transform == "adaptive":
+                limit = CLIPS_AT * parameter.detach().norm().clamp(min=1e-3)
+                parameter.grad *= (limit / parameter.grad.norm().clamp(min=1e-6)).clamp(max=1.0)

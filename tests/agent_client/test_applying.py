@@ -1,0 +1,121 @@
+"""What is known of a commit that was, or was not, applied: what optimizers and scripts do, event by event."""
+
+import pytest
+
+from agent_client.applying import Applying
+
+
+def never() -> bool:
+    return False
+
+
+def step(it: Applying, key: int = 1, *, is_registered: bool = True, ends: bool = True) -> None:
+    it.optimizer_began(key, "SGD", is_registered=is_registered)
+    if ends:
+        it.optimizer_ended(key, "SGD", is_registered=is_registered)
+
+
+def trained(steps: int = 3) -> Applying:
+    """A script that steps its optimizer after each commit."""
+    it = Applying()
+    for number in range(steps):
+        assert it.begins(never) == ""
+        it.committed(number)
+        step(it)
+    return it
+
+
+def test_a_step_that_ends_is_applied() -> None:
+    assert trained().begins(never) == ""
+
+
+def test_one_that_begins_and_does_not_end_is_not() -> None:
+    it = trained()
+    it.begins(never)
+    it.committed(3)
+    step(it, ends=False)
+    assert it.begins(never) == "step 3 was committed, and SGD.step() began and did not end"
+    assert it.begins(never) == "", "once"
+
+
+def test_nor_is_one_that_is_tried_again_after_an_exception() -> None:
+    """The first try may have moved a part of the parameters."""
+    it = trained()
+    it.committed(3)
+    step(it, ends=False)
+    step(it)
+    assert "did not end" in it.begins(never)
+
+
+def test_the_step_of_a_derived_class_may_call_its_parents() -> None:
+    it = Applying()
+    it.committed(0)
+    it.optimizer_began(1, "Mine", is_registered=True)
+    step(it)
+    it.optimizer_ended(1, "Mine", is_registered=True)
+    assert it.begins(never) == ""
+
+
+def test_a_commit_after_which_nothing_steps() -> None:
+    it = trained()
+    it.begins(never)
+    it.committed(3)
+    assert it.begins(never) == "step 3 was committed, and no optimizer has stepped since"
+
+
+def test_a_gradient_scaler_may_skip() -> None:
+    it = trained()
+    it.begins(never)
+    it.committed(3)
+    assert it.begins(lambda: True) == ""
+
+
+def test_that_it_may_is_found_out_once() -> None:
+    it, asked = trained(), list[int]()
+    for number in range(3, 6):
+        it.committed(number)
+        assert it.begins(lambda number=number: not asked.append(number)) == ""
+    assert asked == [3]
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_optimizers_may_take_turns_registered_or_not(is_registered: bool) -> None:
+    it = Applying()
+    for number in range(6):
+        assert it.begins(never) == ""
+        it.committed(number)
+        step(it, number % 2, is_registered=is_registered or number % 2 == 0)
+    assert it.begins(never) == ""
+
+
+def test_updates_by_hand_are_nobodys_business() -> None:
+    it = Applying()
+    for number in range(3):
+        assert it.begins(never) == ""
+        it.committed(number)
+
+
+def test_local_steps_of_a_script_are_its_own() -> None:
+    """Between two averages it steps many times, or not at all; and what it breaks there it averages."""
+    it = Applying()
+    for steps in (3, 2, 0, 0, 1, 0):
+        assert it.begins(never) == ""
+        it.committed(steps)
+        for _ in range(steps):
+            step(it)
+        step(it, ends=False) if steps else None
+    it = Applying()
+    step(it, ends=False)
+    assert it.begins(never) == ""
+
+
+def test_where_the_script_says_when_it_applies_optimizers_are_not_looked_at() -> None:
+    it = trained()
+    it.begins(never)
+    it.committed(3)
+    it.entered()
+    step(it, ends=False)
+    it.left()
+    assert it.begins(never) == ""
+    it.committed(4)
+    assert it.begins(never) == ""

@@ -1,0 +1,108 @@
+"""Loops as people write them: whatever begins a step, the groups agree on every bit that they commit."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.agent_client.jobs import Job
+from tests.agent_client.ranks import Rank, RankError
+
+ACTOR = "tests.agent_client.loop_actor:LoopActor"
+ORDERS = ("zero_first", "zero_last", "zero_model", "zero_before_and_last", "closure")
+
+
+def train(order: str, until: int, *ranks: Rank) -> list[list[dict[str, Any]]]:
+    pending = [rank.begin("train", order, until) for rank in ranks]
+    return [each.result() for each in pending]
+
+
+def check_equal(*histories: list[dict[str, Any]]) -> None:
+    """Those who committed the same step have the same weights, buffers and learning rate after it."""
+    first = {seen["step"]: seen for seen in histories[0]}
+    for history in histories[1:]:
+        assert history == [first[seen["step"]] for seen in history]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_loop_may_zero_its_gradients_where_it_likes(job: Job, order: str) -> None:
+    """Three steps, then a group comes back with nothing, and three more. Between two steps none is under way."""
+    a, b = job.groups("a", "b", actor=ACTOR)
+    check_equal(*train(order, 3, a, b))
+    assert [rank.call("evaluate") for rank in (a, b)] == [False, False]
+    assert a.call("steps_told") == [1, 2, 3]
+    b.kill()
+    again = job.rank("b", seed=7, actor=ACTOR)
+    of_a, of_b = train(order, 7, a, again)
+    check_equal(of_a, of_b)
+    assert [seen["step"] for seen in of_a] == [4, 5, 6, 7]
+    assert of_b[-1]["step"] == 7
+    assert a.call("steps_told") == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("order", ["zero_first", "zero_last", "zero_model"])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}])
+def test_a_step_whose_backward_pass_was_given_up_is_discarded(job: Job, order: str, options: dict[str, Any]) -> None:
+    """The peers' next buckets must not meet those of the pass that came after it."""
+    a, b = job.groups("a", "b", actor=ACTOR, options=options)
+    check_equal(*train(order, 2, a, b))
+    of_a = a.begin("train", order, 4)
+    assert b.call("give_up", order, "late") == "out of memory, says a test"
+    of_b = b.begin("train", order, 4)
+    check_equal(of_a.result(), of_b.result())
+    assert "given up" in job.log("b")
+    assert "step 2 discarded" in job.log("a")
+
+
+def test_a_pass_that_was_given_up_ends_a_rank_of_a_group_of_several(job: Job) -> None:
+    """Its neighbours wait for it in sums of the group's own, which no quorum ends: the group must be restarted."""
+    job.start_managers("a", ranks=2)
+    with ThreadPoolExecutor(2) as pool:  # the ranks of a group are built together
+        first, other = pool.map(lambda rank: job.rank("a", rank=rank, ranks=2, actor=ACTOR), (0, 1))
+    train("zero_first", 2, first, other)
+    other.begin("train", "zero_first", 3)
+    assert first.call("give_up", "zero_first", "late") == "out of memory, says a test"
+    with pytest.raises(RankError, match="AgentError: a backward pass was given up .* its group is restarted"):
+        first.call("train", "zero_first", 3)
+
+
+def test_a_pass_that_was_given_up_before_it_reduced_anything_costs_no_step(job: Job) -> None:
+    a, b = job.groups("a", "b", actor=ACTOR)
+    check_equal(*train("zero_first", 2, a, b))
+    of_a = a.begin("train", "zero_first", 4)
+    assert b.call("give_up", "zero_first", "early") == "out of memory, says a test"
+    of_b = b.begin("train", "zero_first", 4)
+    check_equal(of_a.result(), of_b.result())
+    assert "discarded" not in job.log("a") + job.log("b")
+
+
+def test_a_step_that_a_gradscaler_skips_goes_on_with_the_next_pass(job: Job) -> None:
+    """It skips it in all groups alike: the mean is infinite everywhere. The scheduler does not move."""
+    a, b = job.groups("a", "b", actor=ACTOR)
+    of_a, of_b = train("scaled", 4, a, b)
+    check_equal(of_a, of_b)
+    assert [seen["rate"] for seen in of_a] == pytest.approx([0.1 * 0.9**step for step in (1, 2, 3, 4)])
+    assert "discarded" not in job.log("a") + job.log("b")
+    assert a.call("steps_told") == [1, 2, 3, 4]
+
+
+def test_a_gan_has_two_votes_in_an_iteration(job: Job) -> None:
+    """Its turn is a function of the step, so that a group that comes back is in the same one."""
+    a, b = job.groups("a", "b", actor=ACTOR)
+    check_equal(*train("gan", 6, a, b))
+
+
+def test_the_statistics_of_a_discarded_step_are_as_they_were(job: Job) -> None:
+    """Buffers are those of the last commit, also where the discard was this group's own."""
+    a, b = job.groups("a", "b", actor=ACTOR)
+    [[*_, of_a], _] = train("zero_first", 2, a, b)
+    pending = [rank.begin("discard", "the test says so") for rank in (a, b)]
+    assert [each.result() for each in pending] == [of_a["buffers"]] * 2
+    check_equal(*train("zero_first", 4, a, b))
+
+
+def test_without_broadcast_buffers_each_group_keeps_its_own(job: Job) -> None:
+    a, b = job.groups("a", "b", actor=ACTOR, options={"broadcast_buffers": False})
+    of_a, of_b = train("zero_first", 3, a, b)
+    assert [seen["weights"] for seen in of_a] == [seen["weights"] for seen in of_b]
+    assert of_a[-1]["buffers"] != of_b[-1]["buffers"]

@@ -1,0 +1,53 @@
+"""A group whose state does not fit ends by itself, with the cause; the others lose at most the step in flight."""
+
+import time
+
+import pytest
+
+from tests.agent_client.jobs import Job
+from tests.agent_client.ranks import RankError
+from tests.agent_client.test_agent import Step, check_equal, meet, step_together
+
+TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s")
+ACTOR = "tests.agent_client.misfit_actor:MisfitActor"
+ENDS_WITHIN_S = 5.0
+
+
+def return_often(job: Job, differs_in: str, times: int) -> None:
+    """`c` comes back so often, each time as another process."""
+    a, b = job.groups("a", "b", actor=ACTOR, max_consecutive_discards=2)
+    meet(job, {"a": a, "b": b})
+    job.start_managers("c")
+    for number in range(times):
+        log: list[Step] = []
+        with job.rank("c", 7, actor=ACTOR, differs_in=differs_in, max_consecutive_discards=2) as c:
+            ends = c.begin("step")
+            while not ends.is_done():
+                log += step_together(a, b)
+            with pytest.raises(
+                RankError, match="the state received does not fit the local one: .*start it with theirs"
+            ):
+                ends.result()
+            began_at = time.monotonic()
+        log += step_together(a, b) + step_together(a, b)
+        assert time.monotonic() - began_at < ENDS_WITHIN_S
+        lost = [step for step in log if not step["committed"]]
+        assert len(lost) <= 2, f"one of each of the others, in return {number}"
+        assert all(step["committed"] for step in log[-2:])
+        assert check_equal(log) >= 1
+    assert [rank.call("get_faults") for rank in (a, b)] == [0, 0]
+    told = job.log("a")
+    assert "discarded: lost c (" in told
+    assert "the state received does not fit" in told
+    assert ".cc:" not in told, "no place in a library's source"
+
+
+@pytest.mark.parametrize("differs_in", ["width", "group"])
+def test_one_that_comes_back_with_another_model_ends_and_the_others_go_on(job: Job, differs_in: str) -> None:
+    return_often(job, differs_in, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("differs_in", ["width", "parameters", "dtype", "group"])
+def test_it_may_come_back_forty_times(job: Job, differs_in: str) -> None:
+    return_often(job, differs_in, 40)

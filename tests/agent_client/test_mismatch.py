@@ -1,0 +1,167 @@
+"""A group that does something else than its peers ends by itself, with the cause; the others lose the step in flight.
+
+Real gloo between processes: before the participants compared, a smaller sum ended the process by SIGABRT.
+"""
+
+import contextlib
+import time
+
+import pytest
+
+from tests.agent_client.jobs import TIMES as NOT_STANDING
+from tests.agent_client.jobs import Job
+from tests.agent_client.ranks import Pending, Rank, RankError
+from tests.agent_client.test_agent import build_groups_of_two
+
+SCRIPTED = "tests.agent_client.scripted_actor:ScriptedActor"
+TIMES = NOT_STANDING
+ENDS_WITHIN_S = 5.0
+
+Sums = tuple[tuple[int, str, str], ...]
+
+RIGHT: Sums = ((145, "float32", "generator"), (3, "float32", "generator"))
+OTHERS: dict[str, tuple[Sums, str]] = {
+    "a smaller sum": (((100, "float32", "generator"), RIGHT[1]), "reduces 400 bytes of float32 (generator) as"),
+    "a larger sum": (((204, "float32", "generator"), RIGHT[1]), "reduces 816 bytes of float32 (generator) as"),
+    "another dtype": (((290, "bfloat16", "generator"), RIGHT[1]), "reduces 580 bytes of bfloat16 (generator) as"),
+    "another turn": (((145, "float32", "critic"), RIGHT[1]), "reduces 580 bytes of float32 (critic) as collective 1"),
+    "one sum less": (RIGHT[:1], "ends the step after 1 collectives"),
+    "one sum more": ((*RIGHT, RIGHT[0]), "reduces 580 bytes of float32 (generator) as collective 3"),
+    "no sum": ((), "ends the step after 0 collectives"),
+}
+
+
+def begin(job: Job, ranks: dict[str, Rank], said: dict[str, Sums]) -> list[Pending]:
+    """A step in one quorum: the last one, without which none can form, asks when all others wait."""
+    *others, _ = ranks
+    pending: list[Pending] = []
+    for name, rank in ranks.items():
+        pending.append(rank.begin("step", *said[name]))
+        if name in others:
+            job.wait_joined(name)
+    return pending
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_one_that_returns_with_another_script_ends_and_the_others_lose_one_step(job: Job, case: str) -> None:
+    wrong, told = OTHERS[case]
+    a, b = job.groups("a", "b", actor=SCRIPTED)
+    with_same = {"a": RIGHT, "b": RIGHT, "c": wrong}
+    for each in begin(job, {"a": a, "b": b}, with_same):
+        assert each.result()["committed"]
+    job.start_managers("c")
+    for step in (1, 2):
+        c = job.rank("c", seed=7, actor=SCRIPTED)
+        of_c, of_a, of_b = begin(job, {"c": c, "a": a, "b": b}, with_same)
+        began_at = time.monotonic()
+        ended = of_c.result(ENDS_WITHIN_S)
+        assert told in ended["mismatch"]
+        assert "this group (c)" in ended["mismatch"]
+        assert "where a and b" in ended["mismatch"]
+        assert "agent.quorum_step" in ended["mismatch"]
+        lost = [each.result(ENDS_WITHIN_S) for each in (of_a, of_b)]
+        assert [(each["committed"], each["discards"]) for each in lost] == [(False, (1, 0))] * 2, (
+            "a discard, and no fault"
+        )
+        assert time.monotonic() - began_at < ENDS_WITHIN_S
+        again = [each.result() for each in begin(job, {"a": a, "b": b}, with_same)]
+        assert [(each["committed"], each["step"]) for each in again] == [(True, step + 1)] * 2
+        assert again[0]["participants"] == ["a", "b"]
+        c.begin("end")
+    assert f"c {told}" in job.log("a")
+    assert f"ScriptMismatch: step 2: this group (c) {told}" in job.log("c-manager")
+
+
+def test_the_agent_at_fault_is_of_no_further_use(job: Job) -> None:
+    a, b = job.groups("a", "b", actor=SCRIPTED)
+    _, of_b = begin(job, {"a": a, "b": b}, {"a": RIGHT, "b": RIGHT[:1]})
+    ended = of_b.result()["mismatch"]
+    assert b.call("step", *RIGHT)["mismatch"] == ended
+
+
+def test_it_never_ends_the_others_however_often_it_returns(job: Job) -> None:
+    [a] = job.groups("a", actor=SCRIPTED, max_consecutive_discards=2)
+    assert a.call("step", *RIGHT)["committed"]
+    job.start_managers("c")
+    for _ in range(3):
+        c = job.rank("c", seed=7, actor=SCRIPTED)
+        of_c, of_a = begin(job, {"c": c, "a": a}, {"a": RIGHT, "c": RIGHT[:1]})
+        assert "mismatch" in of_c.result()
+        assert not of_a.result()["committed"]
+        c.begin("end")
+    assert a.call("step", *RIGHT)["committed"]
+
+
+def test_a_mismatch_at_one_rank_ends_its_whole_group(job: Job) -> None:
+    job.start_managers("a", "c", ranks=2)
+    of_a = build_groups_of_two(job, "a", actor=SCRIPTED)
+    assert all(each.result()["committed"] for each in [rank.begin("step", *RIGHT) for rank in of_a])
+    c0, c1 = build_groups_of_two(job, "c", actor=SCRIPTED)
+    pending = [c0.begin("step", *RIGHT), c1.begin("step", *RIGHT[:1])]
+    job.wait_joined("c")
+    lost = [rank.begin("step", *RIGHT) for rank in of_a]
+    assert "mismatch" in pending[1].result(ENDS_WITHIN_S)
+    with contextlib.suppress(RankError):  # it may learn of it in this step, or in the next
+        assert not pending[0].result(ENDS_WITHIN_S)["committed"]
+    with pytest.raises(RankError, match="this replica group is lost: ScriptMismatch: step 1: this group"):
+        c0.begin("step", *RIGHT).result(ENDS_WITHIN_S)
+    assert not any(each.result(ENDS_WITHIN_S)["committed"] for each in lost)
+    assert all(each.result()["committed"] for each in [rank.begin("step", *RIGHT) for rank in of_a])
+
+
+def test_an_error_of_the_script_s_own_is_no_mismatch_and_holds_nobody(job: Job) -> None:
+    """In the first step under a quorum: the others wait for the announcement of its end."""
+    a, b = job.groups("a", "b", actor="tests.agent_client.actors:AgentActor")
+    of_b = b.begin("step", error="the loss is not a number")
+    job.wait_joined("b")
+    of_a = a.begin("step")
+    assert not of_b.result()["committed"]
+    assert not of_a.result(ENDS_WITHIN_S)["committed"]
+    of_b = b.begin("step")
+    assert a.call("step")["committed"]
+    assert of_b.result()["committed"]
+
+
+def test_values_that_only_one_compares_before_the_first_step(job: Job) -> None:
+    """In silence, or with an abort of the process, they would be summed with the other one's gradients."""
+    a, b = job.groups("a", "b", actor=SCRIPTED)
+    of_b = b.begin("check_equal")
+    job.wait_joined("b")
+    [of_a] = begin(job, {"a": a}, {"a": RIGHT})
+    told = of_b.result(ENDS_WITHIN_S)
+    assert "this group (b) gathers values (check_equal) where a reduces 580 bytes" in told
+    assert not of_a.result(ENDS_WITHIN_S)["committed"]
+    assert "mismatch" in b.call("step", *RIGHT)
+    assert a.call("step", *RIGHT)["committed"]
+
+
+class TestTwoOptimizers:
+    """A GAN: each step is the turn of one of two networks. Equal widths would be summed in silence, others not."""
+
+    GAN = "tests.agent_client.gan_actor:GanActor"
+
+    @pytest.mark.parametrize("critic_width", [4, 40])
+    def test_a_turn_by_a_counter_of_the_script_s_own_ends_the_newcomer(self, job: Job, critic_width: int) -> None:
+        options = {"actor": self.GAN, "is_by_quorum": False, "critic_width": critic_width}
+        [a] = job.groups("a", **options)
+        assert a.call("step")["turn"] == 0
+        [c] = job.groups("c", seed=1, **options)
+        of_c, of_a = begin(job, {"c": c, "a": a}, {"a": (), "c": ()})
+        mismatch = of_c.result(ENDS_WITHIN_S)["mismatch"]
+        assert "this group (c) reduces" in mismatch
+        assert (
+            "(critic, bucket 0) as collective 1 where a reduces 144 bytes of float32 (generator, bucket 0)" in mismatch
+        )
+        assert not of_a.result(ENDS_WITHIN_S)["committed"]
+        assert a.call("step")["committed"]
+
+    def test_a_turn_by_the_quorum_s_step_is_the_same_for_all(self, job: Job) -> None:
+        options = {"actor": self.GAN, "is_by_quorum": True, "critic_width": 40}
+        [a] = job.groups("a", **options)
+        assert a.call("step")["turn"] == 0
+        [c] = job.groups("c", seed=1, **options)
+        for turn in (1, 0, 1):
+            of_c, of_a = [each.result() for each in begin(job, {"c": c, "a": a}, {"a": (), "c": ()})]
+            assert of_a["participants"] == ["a", "c"]
+            assert (of_a["committed"], of_a["turn"], of_c["turn"]) == (True, turn, turn)
+            assert of_a["hash"] == of_c["hash"]

@@ -1,0 +1,69 @@
+"""When a rank that gets no quorum ends, when it asks on, and what it says about that."""
+
+import pytest
+
+from agent_client.patience import MAX_BACKOFF_S, SAID_EVERY_S, SAID_FROM, Patience
+from protos.refusals import (
+    DeadlinePassed,
+    DuplicateReplica,
+    InternalError,
+    InvalidRequest,
+    LighthouseError,
+    LimitReached,
+    NotServed,
+    Superseded,
+    Unreachable,
+    Unrecoverable,
+    WrongState,
+)
+
+
+@pytest.mark.parametrize("kind", [InvalidRequest, NotServed, Unrecoverable])
+def test_what_asking_again_cannot_change_ends_the_rank_at_once(kind: type[LighthouseError]):
+    assert Patience(30).refused(kind("the reason"), 0.0) == "the reason"
+
+
+@pytest.mark.parametrize("kind", [WrongState, DuplicateReplica, InternalError])
+def test_a_refusal_that_does_not_pass_ends_the_rank(kind: type[LighthouseError]):
+    patience = Patience(3)
+    assert [patience.refused(kind("it is odd"), now) for now in range(2)] == ["", ""]
+    assert patience.refused(kind("it is odd"), 2) == (
+        "3 requests for a quorum refused in a row (max_consecutive_discards): it is odd"
+    )
+
+
+@pytest.mark.parametrize("between", [None, DeadlinePassed("too few"), Unreachable("it starts again")])
+def test_only_refusals_in_a_row_are_counted(between: LighthouseError | None):
+    patience = Patience(2)
+    for now in range(20):
+        assert patience.refused(WrongState("a quorum was revoked"), 2 * now) == ""
+        if between is None:
+            patience.answered()
+        else:
+            assert patience.refused(between, 2 * now + 1) == ""
+
+
+@pytest.mark.parametrize("kind", [DeadlinePassed, Unreachable, Superseded, LimitReached])
+def test_waiting_never_ends_a_rank_and_is_said_regularly(kind: type[LighthouseError]):
+    patience, said, now = Patience(2), list[tuple[float, str]](), 0.0
+    while now < 1800.0:
+        error = kind("1 of 2 joined")
+        assert patience.refused(error, now) == ""
+        assert patience.backoff_s <= MAX_BACKOFF_S
+        if news := patience.take_news(error, now):
+            said.append((now, news))
+        now += 0.2 + patience.backoff_s
+    assert patience._tries > 1100  # 2**1100 is no float
+    assert said[0][1].startswith(f"no quorum since 1 s, after {SAID_FROM} requests; asking on: 1 of 2 joined")
+    gaps = [later - earlier for (earlier, _), (later, _) in zip(said, said[1:], strict=False)]
+    assert len(said) >= 29
+    assert all(SAID_EVERY_S <= gap < SAID_EVERY_S + 2 for gap in gaps)
+
+
+def test_a_quorum_is_the_end_of_it():
+    patience = Patience(3)
+    for now in range(5):
+        patience.refused(DeadlinePassed("x"), now)
+    patience.answered()
+    assert patience.refused(DeadlinePassed("x"), 9) == patience.take_news(DeadlinePassed("x"), 9) == ""
+    assert patience.backoff_s < 0.1

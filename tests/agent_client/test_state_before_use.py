@@ -1,0 +1,41 @@
+"""What a script does to the averaged gradients by state that heals, it does by the peer's state: no group diverges."""
+
+import pytest
+
+from tests.agent_client.jobs import Job
+from tests.agent_client.test_agent import check_equal, meet
+
+ACTOR = "tests.agent_client.state_dependent_actor:StateDependentActor"
+TRANSFORMS = ("scaler", "adaptive", "norm", "ema", "swa", "scheduler")
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_group_that_heals_transforms_the_gradients_by_its_peer_s_state(job: Job, transform: str) -> None:
+    """From the very first step, and when a group comes late."""
+    options = {"actor": ACTOR, "transform": transform}
+    a, b = job.groups("a", "b", **options)
+    of_a, of_b = meet(job, {"a": a, "b": b}, 3)
+    assert check_equal(of_a, of_b) == 3
+    [late] = job.groups("late", seed=5, scale=512.0, **options)
+    logs = meet(job, {"late": late, "a": a, "b": b}, 6)
+    assert check_equal(*logs) == 6
+    assert len({log[-1]["hash"] for log in logs}) == 1
+    assert all(step["participated"] for step in logs[0])
+
+
+@pytest.mark.parametrize("transform", ["scaler", "adaptive"])
+def test_one_that_is_told_in_the_middle_of_a_step_adds_zeros_and_heals_before_the_next(
+    job: Job, transform: str
+) -> None:
+    a, b = job.groups("a", "b", actor=ACTOR, transform=transform)
+    meet(job, {"a": a, "b": b}, 2)
+    of_a = a.begin("step")
+    assert not b.call("step", error="mine")["committed"]
+    assert of_a.result()["committed"]
+    b.call("believe_that_it_is_current")
+    of_b, of_a = (each.result() for each in [b.begin("step"), a.begin("step")])
+    assert (of_b["committed"], of_b["participated"], of_a["committed"]) == (False, False, True)
+    assert "healing before the next" in job.log("b")
+    of_b, of_a = (each.result() for each in [b.begin("step"), a.begin("step")])
+    assert (of_b["committed"], of_b["participated"]) == (True, True)
+    assert check_equal([of_a], [of_b]) == 1

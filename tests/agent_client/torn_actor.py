@@ -1,0 +1,92 @@
+"""A rank whose optimizer raises in the middle of a step when it is told to, and whose script catches that and goes on;
+and whose parameters change by themselves."""
+
+from typing import Any
+
+import torch
+
+from agent_client.optimizer import FaultTolerantOptimizer
+from tests.agent_client.actors import AgentActor
+
+Event = dict[str, Any]
+
+
+class OutOfMemory(RuntimeError):
+    pass
+
+
+class Tearing(torch.optim.SGD):
+    """Moves the first parameter only, and raises, where that is due."""
+
+    is_due = False
+
+    def step(self, closure: Any = None) -> Any:
+        if not self.is_due:
+            return super().step(closure)
+        self.is_due = False
+        with torch.no_grad():
+            self.param_groups[0]["params"][0].add_(1.0)
+        raise OutOfMemory("the optimizer has no memory left")
+
+
+class TornActor(AgentActor):
+    def build(self, manager: str, *, bare: bool = False, **options: Any) -> None:
+        """`bare`: the script steps its optimizer itself."""
+        super().build(manager, **options)
+        self.sgd = Tearing(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.agent.state.optimizer = self.sgd
+        self.optimizer = FaultTolerantOptimizer(self.sgd, self.agent)
+        self.is_bare = bare
+
+    def train(
+        self, until: int, raises: tuple[int, ...] = (), flips: tuple[int, ...] = (), skips: tuple[int, ...] = ()
+    ) -> list[Event]:
+        """To that step. `raises`, `flips`, `skips`: the steps in which that is done, each once."""
+        left = {"raise": set(raises), "flip": set(flips), "skip": set(skips)}
+        told: list[Event] = []
+        agent = self.agent
+        while agent.current_step < until:
+            step, done = agent.current_step, {name: agent.current_step in steps for name, steps in left.items()}
+            for name, is_now in done.items():
+                if is_now:
+                    left[name].discard(step)
+            if done["flip"]:
+                with torch.no_grad():
+                    self.model[0].weight.view(-1)[step % 32].neg_()  # type: ignore[union-attr, operator]
+            told.append(self.take_step(raises=done["raise"], skips=done["skip"]))
+        return told
+
+    def take_step(self, *, raises: bool, skips: bool) -> Event:
+        agent = self.agent
+        agent.start_quorum()
+        self.sgd.zero_grad()
+        place, _ = agent.last_slot()
+        generator = torch.Generator().manual_seed(1000 * agent.current_step + place)
+        self.model(torch.randn(16, 8, generator=generator)).square().mean().backward()
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            agent.all_reduce(parameter.grad).result()
+        participated, error, is_committed = agent.is_participating, "", False
+        self.sgd.is_due = raises
+        try:
+            is_committed = self._apply(skips=skips)
+        except OutOfMemory as e:
+            error, is_committed = str(e), True
+        self.sgd.is_due = False
+        own = {"quorum_id": agent.quorum_id, "participated": participated, "committed": is_committed}
+        return {"step": agent.current_step, "error": error, "torn": not agent.holds_state, "hash": self.hash(), **own}
+
+    def _apply(self, *, skips: bool) -> bool:
+        if not self.is_bare:
+            return self.optimizer.step()
+        is_committed = self.agent.should_commit()
+        if is_committed and not skips:
+            self.sgd.step()
+        return is_committed
+
+    def keep(self) -> str:
+        """What a checkpoint would hold, or why there is none."""
+        try:
+            return str(self.agent.state_dict())
+        except RuntimeError as e:
+            return str(e)

@@ -1,0 +1,70 @@
+"""Connections that stay open and carry nothing: a lighthouse's host that vanishes and is back, and one group's way."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.daemons.groups import Group, training
+from tests.deaf_proxy import DeafProxy
+from tests.processes import Lighthouse
+
+BACK_AFTER_S = 1.5
+WATCHED_S = 3.5
+ENOUGH_S = 0.6
+WITHIN_S = 5.0  # two and a half beats, a new connection, a change of the quorum
+
+
+def longest_gap_s(groups: tuple[Group, ...], for_s: float) -> float:
+    """Without a further step of some group."""
+    ends_at = time.monotonic() + for_s
+    seen = {group.name: (len(group.commits), time.monotonic()) for group in groups}
+    longest = 0.0
+    while (now := time.monotonic()) < ends_at:
+        for group in groups:
+            count, since = seen[group.name]
+            longest = max(longest, now - since)
+            if len(group.commits) > count:
+                seen[group.name] = len(group.commits), now
+        time.sleep(0.005)
+    return longest
+
+
+@pytest.mark.parametrize(
+    "lease_s", [5.0, pytest.param(10.0, marks=pytest.mark.slow), pytest.param(40.0, marks=pytest.mark.slow)]
+)
+@pytest.mark.timeout(180)
+def test_a_lighthouse_whose_host_vanishes_and_is_back_costs_no_step(tmp_path: Path, lease_s: float) -> None:
+    """Its old connections end nowhere; nothing says so."""
+    options = ("--lease", f"{lease_s:g}s", "--journal", str(tmp_path / "journal"))
+    with Lighthouse(*options) as first, DeafProxy(first.port) as proxy:
+        seen = SimpleNamespace(address=proxy.address)
+        with training(seen, "default", "ab") as groups:  # pyright: ignore[reportArgumentType]
+            discards = [group.discards for group in groups]
+            quorum_id = groups[0].commits[-1][1]
+            proxy.hush()
+            first.kill()
+            began_at = time.monotonic()
+            with Lighthouse(*options) as second:
+                away_s = time.monotonic() - began_at
+                time.sleep(max(0.0, BACK_AFTER_S - away_s))
+                proxy.forward(second.port)
+                gap_s = longest_gap_s(groups, lease_s + WATCHED_S)
+                assert gap_s < ENOUGH_S
+                assert [group.discards for group in groups] == discards
+                assert {group.commits[-1][1] for group in groups} == {quorum_id}
+
+
+@pytest.mark.timeout(120)
+def test_a_group_whose_connection_falls_silent_is_back_within_seconds() -> None:
+    """The lighthouse takes it for lost, as its host may be gone; its manager does not wait out the lease."""
+    with Lighthouse("--lease", "30s") as lighthouse, DeafProxy(lighthouse.port) as proxy:
+        seen = SimpleNamespace(address=proxy.address)
+        with training(seen, "default", "abc") as groups:  # pyright: ignore[reportArgumentType]
+            discards = sum(group.discards for group in groups)
+            proxy.hush_first(1)
+            assert longest_gap_s(groups, 10.0) < WITHIN_S
+            assert sum(group.discards for group in groups) <= discards + len(groups)
+            assert len({group.commits[-1][1] for group in groups}) == 1
+            assert sum("beside this connection" in group.manager.log() for group in groups) == 1

@@ -1,0 +1,169 @@
+"""Lives of one lighthouse on one journal file, driven as the daemon drives it, on a virtual clock.
+
+A manager here is dumb: it sends what the test says, and keeps what it hears.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lighthouse.driver import JobDriver
+from lighthouse.jobs import Jobs
+from lighthouse.journal import Journal
+from lighthouse.memory import NoMemory
+from lighthouse.quorum_config import QuorumConfig
+from protos import lighthouse_pb2, session_wire
+from protos.membership import Participant, Quorum
+from protos.refusals import LighthouseError
+from protos.session import Beat, Handed, Held, Hello, HoldMode, JoinRequest, Levels, Order, Phase, Refused, ToManager
+from tests.lighthouse.sessions import native
+from tests.virtual_loop import VirtualLoop
+
+FIRST_WALL_MS = 1_700_000_000_000
+JOB = "j"
+
+
+class Life:
+    """A lighthouse from its start to its end. `heard` is called with each quorum that leaves it, before it arrives."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        path: Path | None,
+        heard: Callable[[Quorum], None] = lambda quorum: None,
+        wall_ms: int | None = None,
+        **config: object,
+    ) -> None:
+        self.loop, self.heard = loop, heard
+        self.gave_up: list[int] = []
+        self.wall_ms = FIRST_WALL_MS + round(loop.time() * 1000) if wall_ms is None else wall_ms
+        self.began_at = loop.time()
+        self.memory = NoMemory() if path is None else Journal(path)
+        self.jobs = Jobs(
+            lambda first_id: QuorumConfig(**({"first_quorum_id": first_id} | config)),  # pyright: ignore[reportArgumentType]
+            self.memory,
+            self.gave_up.append,
+            wall_ms=lambda: self.wall_ms + round((loop.time() - self.began_at) * 1000),
+        )
+        self.managers: list[Manager] = []
+        if self.memory.claim():
+            self.jobs.remember(self.memory.load())
+
+    @property
+    def driver(self) -> JobDriver:
+        return self.jobs.get(JOB)
+
+    def scrape(self) -> None:
+        """As /metrics and `lighthouse status` do."""
+        self.jobs.forget_quiet()
+
+    def die(self) -> None:
+        """What it would have said in its last moment is not heard."""
+        for manager in self.managers:
+            manager.life = None
+        self.jobs.close("dead")
+        self.memory.release()
+
+
+@dataclass
+class Manager:
+    name: str
+    incarnation: str = "i1"
+    life: Life | None = None
+    session: int = 0
+    joins: int = 0
+    beats: int = 0
+    step: int = 0
+    tag: int | None = 0
+    seen: int = 0
+    held: Held | None = None
+    heard: list[ToManager] = field(default_factory=list)
+    ended: LighthouseError | None = None
+
+    @property
+    def me(self) -> Participant:
+        tags = {"tag_quorum_id": self.tag, "seen_quorum_id": self.seen}
+        return native(self.name, self.step, self.incarnation, **tags)
+
+    def connect(self, life: Life) -> "Manager":
+        self.life, self.ended = life, None
+        life.managers.append(self)
+        self.session = life.driver.open_session(Hello(self.me, Levels(self.held)), self)  # pyright: ignore[reportArgumentType]
+        return self
+
+    def cut(self) -> None:
+        """The connection carries nothing more, and the lighthouse has not noticed."""
+        self.life = None
+
+    def close(self) -> None:
+        """The connection ends."""
+        assert self.life is not None
+        life, self.life = self.life, None
+        life.driver.end_session(self.session)
+
+    def join(self, time_left_s: float = 1e5) -> None:
+        assert self.life is not None
+        self.joins += 1
+        self.life.driver.receive(self.session, JoinRequest(self.joins, self.me, time_left_s))
+
+    def beat(self) -> None:
+        assert self.life is not None
+        self.beats += 1
+        self.life.driver.receive(self.session, Beat(self.beats, Levels(self.held)))
+
+    # -- a Sender
+
+    def send(self, message: bytes) -> None:
+        told = session_wire.session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(message))
+        if self.life is None or told is None:
+            return
+        if isinstance(told, Handed):
+            self.life.heard(told.quorum)
+            self.seen = max(self.seen, told.quorum.quorum_id)
+            self.held = Held(told.quorum.quorum_id, HoldMode.STANDING, self.step) if told.stands else None
+        if isinstance(told, Order) and told.phase is Phase.REVOKED:
+            self.held = None
+        self.heard.append(told)
+
+    def end(self, error: LighthouseError | None) -> None:
+        self.ended = error
+
+    # -- what it was told
+
+    @property
+    def quorum(self) -> Quorum | None:
+        """The newest."""
+        return next((message.quorum for message in reversed(self.heard) if isinstance(message, Handed)), None)
+
+    @property
+    def quorum_id(self) -> int:
+        return self.quorum.quorum_id if self.quorum else 0
+
+    @property
+    def refusal(self) -> LighthouseError | None:
+        """Of its newest join."""
+        refused = [message for message in self.heard if isinstance(message, Refused)]
+        return refused[-1].error if refused else None
+
+
+def beat_for(loop: VirtualLoop, managers: list[Manager], seconds: float) -> None:
+    for _ in range(round(2 * seconds)):
+        loop.go(0.5)
+        for manager in managers:
+            manager.beat()
+
+
+def connected(life: Life, names: str) -> list[Manager]:
+    return [Manager(name).connect(life) for name in names]
+
+
+def formed(life: Life, names: str) -> list[Manager]:
+    """Groups of these names hold a quorum that stands."""
+    managers = connected(life, names)
+    for manager in managers:
+        manager.join()
+    while not managers[0].quorum_id:  # with a journal that is new or was lost, after a lease
+        beat_for(life.loop, managers, 0.5)
+    assert len({manager.quorum_id for manager in managers}) == 1
+    assert managers[0].quorum_id > 0
+    return managers

@@ -1,0 +1,132 @@
+"""A job is forgotten when nothing of it can go on, and not before."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lighthouse.journal import Journal
+from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum_config import QuorumConfig
+from tests.lighthouse.builders import ticked
+from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
+from tests.lighthouse.sessions import asks, ended, opened
+from tests.virtual_loop import VirtualLoop
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> VirtualLoop:
+    loop = VirtualLoop()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    return loop
+
+
+def test_a_machine_is_not_quiet_while_a_lease_of_its_members_may_run() -> None:
+    machine = QuorumMachine(QuorumConfig(lease_s=150.0))
+    for number, name in enumerate("ab", start=1):
+        machine.handle(opened(number, name), 0)
+    for number, name in enumerate("ab", start=1):
+        machine.handle(asks(number, number, name), 0)
+    for number in (1, 2):
+        machine.handle(ended(number), 9)
+    ticked(machine, 9, 149)
+    assert len(machine.roster) == 0
+    assert not machine.is_quiet(149.9)
+    assert machine.is_quiet(150)
+
+
+def test_two_quorums_never_commit_side_by_side_under_a_long_lease(loop: VirtualLoop, tmp_path: Path) -> None:
+    """The review's d4: a and b grant steps until 0.8 x 150 s after their last echo, and c had formed long before."""
+    path = tmp_path / "journal.sqlite"
+    life = Life(loop, path, lease_s=150.0)
+    a, b = formed(life, "ab")
+    beat_for(loop, [a, b], 9)
+    leased_until = loop.now + 150
+    a.cut(), b.cut()  # pyright: ignore[reportUnusedExpression]
+    loop.go(100)
+    life.scrape()
+    assert life.memory.load()[JOB].stands, "the journal has forgotten what may still be held"
+    c = Manager("c").connect(life)
+    c.join()
+    while loop.now < leased_until - 1:
+        loop.go(1)
+        c.beat()
+        life.scrape()
+        assert c.quorum is None
+    beat_for(loop, [c], 2)
+    assert c.quorum_id > a.quorum_id
+    life.die()
+
+
+def test_a_lighthouse_that_starts_again_meanwhile_waits_as_well(loop: VirtualLoop, tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    life = Life(loop, path, lease_s=150.0)
+    a, b = formed(life, "ab")
+    a.cut(), b.cut()  # pyright: ignore[reportUnusedExpression]
+    loop.go(100)
+    life.scrape()
+    life.die()
+    life = Life(loop, path, lease_s=5.0)
+    c = Manager("c").connect(life)
+    c.join()
+    beat_for(loop, [c], 149)
+    assert c.quorum is None
+    beat_for(loop, [c], 2)
+    assert c.quorum_id > a.quorum_id
+    life.die()
+
+
+def test_a_job_that_has_gone_quiet_is_forgotten_but_for_its_last_id(loop: VirtualLoop, tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    life = Life(loop, path)
+    [a] = formed(life, "a")
+    a.close()
+    loop.go(100)
+    life.scrape()
+    assert list(life.jobs) == []
+    life.die()
+    journal = Journal(path)
+    journal.claim()
+    assert (journal.load()[JOB].quorum, journal.last_id(JOB)) == (None, a.quorum_id)
+    journal.release()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lease_s=st.sampled_from([1.0, 5.0, 40.0, 61.0, 90.0, 400.0]),
+    heartbeat_timeout_s=st.sampled_from([1.0, 5.0, 30.0]),
+    worked_s=st.integers(0, 20),
+    away_s=st.floats(0, 500),
+    scrape_every_s=st.sampled_from([1.0, 7.0, 30.0]),
+    says_goodbye=st.booleans(),
+)
+def test_nothing_forms_beside_a_lease_whatever_is_forgotten(
+    loop: VirtualLoop,
+    lease_s: float,
+    heartbeat_timeout_s: float,
+    worked_s: int,
+    away_s: float,
+    scrape_every_s: float,
+    says_goodbye: bool,
+) -> None:
+    life = Life(loop, None, lease_s=lease_s, heartbeat_timeout_s=heartbeat_timeout_s)
+    a, b = formed(life, "ab")
+    beat_for(loop, [a, b], worked_s)
+    leased_until = loop.now + lease_s
+    for manager in (a, b):
+        manager.close() if says_goodbye else manager.cut()
+    ends_at = loop.now + away_s
+    while loop.now < ends_at:
+        loop.go(min(scrape_every_s, ends_at - loop.now))
+        life.scrape()
+    c = Manager("c").connect(life)
+    c.join()
+    while c.quorum is None:
+        life.scrape()
+        loop.go(0.5)
+        c.beat()
+    assert loop.now >= leased_until
+    assert c.quorum_id > a.quorum_id
+    life.die()

@@ -1,0 +1,28 @@
+"""What host 0 refuses from the supervisors of the further hosts."""
+
+import pytest
+
+from manager.nodes import Nodes
+from manager.plan import Plan
+from manager.supervision_events import Event
+from protos.node import NodeEndAsked
+from protos.refusals import InvalidRequest
+
+
+def test_only_a_stop_signal_ends_the_group() -> None:
+    ends: list[tuple[int, int]] = []
+    nodes = Nodes(_no_plan, _no_event, lambda status, host: ends.append((status, host)))
+    for status in (0, 5, 128, 129, 2**31 - 1, -1):
+        with pytest.raises(InvalidRequest, match="status"):
+            nodes.receive(1, NodeEndAsked(status))
+    for status in (143, 130):
+        nodes.receive(2, NodeEndAsked(status))
+    assert ends == [(143, 2), (130, 2)]
+
+
+def _no_plan() -> Plan:
+    raise AssertionError
+
+
+def _no_event(event: Event) -> None:
+    raise AssertionError(event)
