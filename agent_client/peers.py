@@ -16,6 +16,8 @@ from protos.membership import Assignment
 log = logging.getLogger(__name__)
 
 STORE_PREFIX = "lighthouse"
+MEETING_PARTS = 3
+"""A store, a group, and with NCCL a first collective: each has `connect_timeout_s`. gloo takes five times as long."""
 
 
 class Peers:
@@ -42,9 +44,11 @@ class Peers:
         self._meeting: threading.Thread | None = None
 
     def configure(self, assignment: Assignment, why_revoked: Callable[[], str | None]) -> None:
-        """Meet the participants; an unchanged quorum_id costs nothing. Raises RuntimeError if one does not come, and if
-        the quorum is revoked, or was before: `why_revoked` says so."""
+        """Meet the participants, once a quorum: an unchanged quorum_id costs nothing. Raises RuntimeError if one does
+        not come in time, if this quorum's group was given up, and if the quorum is revoked, or was before:
+        `why_revoked` says so."""
         if assignment.quorum_id == self._quorum_id:
+            self._met.result()
             return
         began_at = time.monotonic()
         self.drop()
@@ -57,7 +61,12 @@ class Peers:
         meeting = threading.Thread(target=self._meet, args=(assignment, met), name="lighthouse peers", daemon=True)
         self._meeting = meeting
         meeting.start()
-        met.result()
+        limit_s = MEETING_PARTS * self._connect_timeout_s
+        try:
+            met.result(limit_s)
+        except TimeoutError:
+            names = ", ".join(assignment.replica_ids)
+            raise RuntimeError(f"the participants ({names}) have not met within {limit_s:g} s") from None
         self.last_reconfiguration_s = took_s = time.monotonic() - began_at
         size, kind = assignment.replica_world_size, self._process_group
         log.info("quorum %d: process group (%s) of %d made in %.3f s", assignment.quorum_id, kind, size, took_s)
@@ -65,7 +74,7 @@ class Peers:
     def all_reduce(self, tensor: Tensor, timeout_s: float) -> None:
         """The sum over the participants, in place. Raises RuntimeError when a peer is lost."""
         if self._quorum_id is None:
-            raise RuntimeError("the process group of this quorum was given up")
+            raise RuntimeError("there is no process group before the first quorum")
         if (group := self._met.result()) is not None:
             group.all_reduce(tensor, timeout_s)
 
@@ -83,11 +92,11 @@ class Peers:
                 self._end(f"quorum {self._quorum_id} was revoked: {reason}")
 
     def drop(self) -> None:
-        """End what is under way, for the peers too; the next quorum meets anew."""
+        """End what is under way, for the peers too. Those who have met in this quorum never meet in it again: the peers
+        would not come, who may not know yet that this one has left. The next quorum meets anew."""
         with self._lock:
             if self._quorum_id is not None:
-                self._end("the process group of this quorum was given up")
-                self._quorum_id = None
+                self._end(f"the process group of quorum {self._quorum_id} was given up")
 
     def close(self) -> None:
         """Drop the group; no other can be made. Who still meets peers is waited for: the interpreter may end next."""

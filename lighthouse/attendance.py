@@ -211,31 +211,31 @@ class Attendance:
             is_hello=is_hello,
         )
 
-    def _unheard_of(self, who: Participant | None, levels: Levels | None, now: float) -> LighthouseError | None:
+    def _unheard_of(self, participant: Participant | None, levels: Levels | None, now: float) -> LighthouseError | None:
         """An id that was never given out is not adopted."""
         held = levels.held if levels is not None else None
         try:
-            if who is not None:
-                self._numbering.check(who.seen_quorum_id, "seen_quorum_id", now)
-                self._numbering.check(who.tag_quorum_id or 0, "tag_quorum_id", now)
+            if participant is not None:
+                self._numbering.check(participant.seen_quorum_id, "seen_quorum_id", now)
+                self._numbering.check(participant.tag_quorum_id or 0, "tag_quorum_id", now)
             if held is not None:
                 self._numbering.check(held.quorum_id, "quorum_id", now)
         except InvalidRequest as error:
             return error
         return None
 
-    def _learn(self, who: Participant | Member, seen_id: int, now: float) -> list[Effect]:
+    def _learn(self, member: Participant | Member, seen_id: int, now: float) -> list[Effect]:
         """It was told that id. Where the journal should know it and does not, it is older than what was told."""
         self.seen_id = max(self.seen_id, seen_id)
         if self._holders_until is None or not self._numbering.is_unknown(seen_id):
             return []
         until, self._holders_until = self._holders_until, None
         wait_s = max(0.0, until - now)
-        effects: list[Effect] = [JournalOutdated(who.replica_id, seen_id, self._numbering.quorum_id, wait_s)]
+        effects: list[Effect] = [JournalOutdated(member.replica_id, seen_id, self._numbering.quorum_id, wait_s)]
         if now >= until:
             return effects
         sessions = self._holders()
-        order = self.standing.distrust(until, f"{who.replica_id} was told quorum {seen_id}, which is not remembered")
+        order = self.standing.distrust(until, f"{member.replica_id} was told quorum {seen_id}, which is not remembered")
         return effects if order is None else [*effects, Ordered(order, sessions)]
 
     def _tell(self, order: Order | None) -> list[Effect]:

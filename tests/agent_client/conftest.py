@@ -1,6 +1,6 @@
 """One interpreter with torch for all tests of the Agent: forking a rank from it takes milliseconds."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,6 +11,17 @@ from tests.agent_client.jobs import TIMES, Job
 from tests.agent_client.local_cluster import ForkServer
 from tests.agent_client.ranks import RankServer
 from tests.processes import Lighthouse
+
+HAS_FAILED = pytest.StashKey[bool]()
+LOG_TOLD = 8000
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[HAS_FAILED] = report.failed
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +52,12 @@ def lighthouse(request: pytest.FixtureRequest) -> Iterator[Lighthouse]:
 
 
 @pytest.fixture
-def job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path) -> Iterator[Job]:
+def job(
+    request: pytest.FixtureRequest, lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path
+) -> Iterator[Job]:
+    """When its test has failed, it prints what the processes wrote."""
     with ExitStack() as stack:
         yield Job(lighthouse.address, store, rank_server, tmp_path, stack)
+    if request.node.stash.get(HAS_FAILED, False):
+        for log in sorted(tmp_path.glob("*.log")):
+            print(f"-- the end of {log.name}:\n{log.read_text(errors='replace')[-LOG_TOLD:]}")

@@ -32,6 +32,9 @@ from tests.processes import PATIENCE_S, ROOT, clean_environment, eventually
 # torch's TCPStore asks for the name of each new client's address, and a name server may take its time: 5 s at worst.
 WITHOUT_DNS = {"RES_OPTIONS": "attempts:0"}
 
+STACKS_WITHIN_S = 2.0
+"""A rank that hangs writes where its threads are into its log."""
+
 _PR_SET_PDEATHSIG = 1
 _PRELOADED = ("torch._dynamo", "tests.agent_client.actors")  # torch's optimizers import the first when first used
 _MAX_ORDER_BYTES = 65536
@@ -64,7 +67,9 @@ class Pending:
     def result(self, within_s: float = PATIENCE_S) -> Any:
         """Raises RankError, RankEnded, and AssertionError when the time is over."""
         if not self.is_done(within_s):
-            raise AssertionError(f"{self._what} of rank {self._rank.pid} goes on after {within_s:g} s")
+            self._rank.signal(signal.SIGUSR1)
+            self.is_done(STACKS_WITHIN_S)
+            raise AssertionError(f"{self._what} of rank {self._rank.pid} goes on after {within_s:g} s; see its log")
         is_good, value = self._rank.take(self._number)
         if not is_good:
             raise RankError(*value)

@@ -54,6 +54,16 @@ def test_a_step_whose_backward_pass_was_given_up_is_discarded(job: Job, order: s
     assert "step 2 discarded" in job.log("a")
 
 
+def test_a_pass_may_be_given_up_before_its_quorum_is_known(job: Job) -> None:
+    """The quorum of its step is the one that it has left by then: it does not try to meet the peers there again."""
+    a, b = job.groups("a", "b", actor=ACTOR)
+    check_equal(*train("zero_first", 2, a, b))
+    assert b.call("give_up", "zero_first", "late") == "out of memory, says a test"
+    check_equal(*train("zero_first", 4, a, b))
+    assert "making the process group failed: the process group of quorum" in job.log("b")
+    assert "step 2 discarded" in job.log("a")
+
+
 def test_a_pass_that_was_given_up_ends_a_rank_of_a_group_of_several(job: Job) -> None:
     """Its neighbours wait for it in sums of the group's own, which no quorum ends: the group must be restarted."""
     job.start_managers("a", ranks=2)

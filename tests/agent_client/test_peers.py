@@ -113,6 +113,23 @@ def test_a_quorum_that_was_revoked_before_it_was_met_is_not_met(store: str, star
         a.begin("configure", store, 25, 0, 2).result(ENDS_WITHIN_S)
 
 
+def test_who_has_left_a_quorum_does_not_meet_its_peers_in_it_again(store: str, start: Start) -> None:
+    a, b = start(2)
+    meet(store, 27, a, b)
+    a.call("drop")
+    with pytest.raises(RankError, match="the process group of quorum 27 was given up"):
+        a.begin("configure", store, 27, 0, 2).result(ENDS_WITHIN_S)
+    meet(store, 28, a, b)
+    assert sums(a, b) == [2, 2]
+
+
+def test_a_peer_that_never_comes_is_not_waited_for_longer_than_its_time(store: str, rank_server: RankServer) -> None:
+    with rank_server.start("tests.agent_client.actors:PeersActor") as rank:
+        rank.call("build", 0.5)
+        with pytest.raises(RankError, match=r"(have not met within 1.5 s|[Tt]imeout|[Tt]imed out)"):
+            rank.begin("configure", store, 29, 0, 2).result(ENDS_WITHIN_S)
+
+
 def test_the_revoke_of_another_quorum_ends_nothing(store: str, start: Start) -> None:
     a, b = start(2)
     meeting = a.begin("configure", store, 30, 0, 2)
