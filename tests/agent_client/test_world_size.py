@@ -148,7 +148,7 @@ def lighthouse() -> Iterator[Lighthouse]:
         yield process
 
 
-def plain_run(mode: WorldSizeMode, microbatches: int) -> list[tuple[list[float], float]]:
+def plain_run(microbatches: int) -> list[tuple[list[float], float]]:
     """(the samples' shares, the mean loss) of each step by torch alone, from the weights of the first group."""
     model = batch_training.model_of(0)
     sgd = batch_training.sgd_of(model)
@@ -157,8 +157,6 @@ def plain_run(mode: WorldSizeMode, microbatches: int) -> list[tuple[list[float],
     found: list[tuple[list[float], float]] = []
     for step in range(STEPS):
         batches = [sampler.batch(step, place, microbatches) for place in range(microbatches)]
-        if mode is FIXED and step == 0:  # in the first step all take over the first one's state
-            batches = batches[:1]
         sgd.zero_grad()
         loss = torch.stack([batch_training.loss_of(model, inputs[batch], targets[batch]) for batch in batches]).mean()
         loss.backward()
@@ -222,7 +220,7 @@ def test_the_trajectory_does_not_bend_when_groups_die(
     ranks: int,
 ) -> None:
     """200 steps with two kills, and 200 without: the same samples in each committed step, and the same losses."""
-    expected = plain_run(mode, size * ranks)
+    expected = plain_run(size * ranks)
     options: dict[str, Any] = {"actor": ACTOR, "ranks": ranks, "mode": mode, "world_size": size, "until": STEPS}
     with ExitStack() as stack:
 
