@@ -17,6 +17,7 @@ GIVEN_UP = re.compile(
     r"catching up is given up, this group heals plainly: "
     r"step \d+: the gradients here are not those that the others apply"
 )
+ERRS_FOR_S = 12.0
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -65,3 +66,18 @@ def test_clipping_by_the_gradients_own_norm_does_not_end_catching_up(job: Job) -
     finish(training, "c")
     assert not GIVEN_UP.search(job.log("c"))
     assert "caught up at step" in job.log("c")
+
+
+@pytest.mark.slow
+def test_one_that_fails_while_another_catches_up_holds_nobody_up(job: Job) -> None:
+    """Its peers compare their gradients in each step, and do not wait for those that it never tells."""
+    training = two_and_a_late_one(job, actor=ACTOR, transform="norm")
+    training.wait("c", 5, follows=True)
+    training.ranks["a"].call("err_once", ERRS_FOR_S)
+    eventually(lambda: discards(training.events("b")) > 0, "b knows", ERRS_FOR_S)
+    [discarded] = [event for event in training.events("b") if not event["committed"]]
+    assert discarded["took_s"] < ERRS_FOR_S / 2
+    training.ranks["c"].call("allow_fetch")
+    training.wait("c", 5, participated=True)
+    training.wait("a", 5, participated=True)
+    training.finish()

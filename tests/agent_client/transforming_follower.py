@@ -1,5 +1,6 @@
 """A rank that catches up, or whose peers do, and whose script changes the averaged gradients before the vote."""
 
+import time
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class TransformingFollower(CatchUpActor):
 
     def build(self, manager: str, *, transform: str, from_step: float = 0, **options: Any) -> None:
         self.transform, self.from_step = transform, from_step
+        self.errs_for_s = 0.0
         self.growing = Growing(8.0)
         self.scaler = GrowingScaler("cpu", 8.0, growth_factor=GROWTH, growth_interval=1)
         moved = {"scale": {"growing": self.growing}, "torch": {"scaler": self.scaler}}
@@ -65,6 +67,12 @@ class TransformingFollower(CatchUpActor):
         (loss * self.growing.scale if self.transform == "scale" else loss).backward()
 
     def apply(self) -> bool:
+        errs_for_s, self.errs_for_s = self.errs_for_s, 0.0
+        if errs_for_s:
+            self.agent.report_error("a test says so")
+            self.optimizer.step()
+            time.sleep(errs_for_s)
+            return False
         if self.transform == "torch":
             is_committed = bool(self.scaler.step(self.optimizer))
             if is_committed:
@@ -75,6 +83,10 @@ class TransformingFollower(CatchUpActor):
         if is_committed and self.transform == "scale" and self.agent.current_step >= self.from_step:
             self.growing.replay_step()
         return is_committed
+
+    def err_once(self, for_s: float) -> None:
+        """The next step is discarded here, and the one after it begins so much later."""
+        self.errs_for_s = for_s
 
     def grow_from(self, step: int) -> None:
         self.from_step = step
