@@ -44,6 +44,13 @@ def test_an_up_to_date_member_at_their_head():
     assert names(choose([group("x", 9), group("a", 4), group("b", 5)], set("ab"), 2)) == "ba"
 
 
+def test_a_member_of_another_history_is_not_at_their_head():
+    """It is to heal, however high its step: a quorum of the foreign alone would end the running job's history."""
+    members = [group("a", 9), group("b", 5), group("c", 4)]
+    assert names(choose(members, set("abc"), 1, foreign={"a"})) == "b"
+    assert names(choose(members, set("abc"), 2, foreign={"a", "b"})) == "ca"
+
+
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 3)), unique_by=lambda c: c[0]), st.data())
 def test_never_a_newcomer_before_a_member(drawn: list[tuple[str, int]], data: st.DataObject):
     candidates = [group(name, step) for name, step in drawn]

@@ -6,7 +6,7 @@ import pytest
 
 from manager.ask import Ask
 from manager.grants import LEASE_SHARE, Granted, GrantMachine, Join, Wait
-from protos.membership import PLAIN, CatchUp, Quorum, Tag
+from protos.membership import PLAIN, CatchUp, Distrust, DistrustKind, Quorum, Tag
 from protos.session import Held, HoldMode
 from tests.manager.builders import ask, member
 from tests.manager.groups import formed, held, order
@@ -56,6 +56,13 @@ class TestHolding:
         machine.drop()
         assert machine.held is None
         assert decided(machine, ask(1, 0, 6)) is Join
+
+    def test_one_whose_rank_holds_no_state_any_more_is_over(self):
+        """It has voted for the step before, and that was not applied: the group heals under another quorum."""
+        torn = Distrust(DistrustKind.NOT_APPLIED, "rank 0: step 5 was committed and not applied")
+        machine = past(5)
+        assert machine.decide(ask(1, 0, 6, distrust=torn), 1) == Join(gives_up=True)
+        assert machine.mode is HoldMode.REVOKED
 
     def test_a_new_one_forgets_the_old(self):
         machine = past(5)

@@ -186,6 +186,13 @@ class TestQuorum:
         assert m.ranks.waiting == (0,)
         assert steps_of(m.handle(handed(2, formed(2, names="a")), 20.5)) == ([(2, 0, False)] if what == echo(5) else [])
 
+    def test_an_answer_to_an_older_join_does_not_take_its_place(self):
+        m = joined(1)
+        said(m, ask(2, 0), 0.1)
+        assert steps_of(m.handle(handed(2, formed(2, names="a")), 20)) == []
+        assert m.handle(handed(1, formed(1, names="a")), 20.1) == []
+        assert steps_of(m.handle(echo(m.session._beats), 20.2)) == [(2, 0, False)]
+
     def test_one_that_is_revoked_before_it_is_let_in_is_not_let_in(self):
         """g13: the order came while the quorum waited for the lease; its ranks ask again."""
         m = joined(1)
