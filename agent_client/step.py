@@ -182,7 +182,8 @@ class StepMachine:
     def is_unhealed(self) -> bool:
         """It is torn, and the quorum takes it for up to date: this step cannot commit."""
         assignment = self.assignment
-        return self.is_torn and assignment is not None and not (assignment.heals or assignment.catches_up)
+        is_behind = assignment is not None and (self.must_install or assignment.catches_up)
+        return self.is_torn and assignment is not None and not is_behind
 
     @property
     def cannot_heal(self) -> bool:

@@ -250,10 +250,11 @@ class GatherMachine:
             answers.append(RankAnswered(ask.call, assignment, quorum))
         self.quorum_id = quorum.quorum_id
         odd = self._disagreement(is_alone=len(quorum.participants) == 1)
-        heals = answers[0].assignment.heals or answers[0].assignment.catches_up
-        if odd is not None and not heals:
+        mine = answers[0].assignment
+        is_behind = mine.heals or mine.place is None
+        if odd is not None and not is_behind:
             return self.refuse_all(odd)
-        self._was_healing = heals
+        self._was_healing = is_behind
         self._asks = {}
         self._is_joined = False
         self._max_step = answers[0].assignment.max_step
