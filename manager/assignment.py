@@ -26,7 +26,8 @@ def assign(
     """None if no participant is called `wire_id`.
 
     torchft has each group_rank start from another group's state. Where every participant sends tags, as our Agents do,
-    all ranks start from one group's, so that the ranks of a group hold parts of one and the same model.
+    all ranks start from one group's, so that the ranks of a group hold parts of one and the same model. A group without
+    a tag because its ranks disagree is of that kind, too.
     """
     members = quorum.participants
     mine = next((i for i, member in enumerate(members) if member.wire_id == wire_id), None)
@@ -97,11 +98,16 @@ def _catches_up(member: Participant, max_step: int, *, stands: bool) -> bool:
     return stands and member.catch_up and member.step < max_step
 
 
+def _origin(members: tuple[Participant, ...], at_max: list[int], group_rank: int) -> int:
+    """Whose state all start from. One whose ranks disagree has none, if there is another."""
+    if any(member.tag_quorum_id is None and not member.ranks_disagree for member in members):
+        return at_max[group_rank % len(at_max)]
+    return next((i for i in at_max if not members[i].ranks_disagree), at_max[0])
+
+
 def _behind(members: tuple[Participant, ...], group_rank: int, init_sync: bool) -> list[int]:
     max_step, at_max = _at_max(members)
-    has_tags = all(member.tag_quorum_id is not None for member in members)
-    origin = at_max[0] if has_tags else at_max[group_rank % len(at_max)]
-    only_source = origin if init_sync and max_step == 0 else None
+    only_source = _origin(members, at_max, group_rank) if init_sync and max_step == 0 else None
     return [
         i
         for i, member in enumerate(members)

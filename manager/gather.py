@@ -110,6 +110,7 @@ class GatherMachine:
         self._had_peers = False  # in the last quorum, these same processes
         self.quorum_id = 0
         self.step = 0
+        """Of the state that the group holds, or may have come to hold since it joined: no lower one."""
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -275,7 +276,9 @@ class GatherMachine:
     def _note_lowest(self, max_step: int) -> None:
         for group_rank, ask in self._asks.items():
             held, lowest = self._lowest.get(group_rank, (ask.holds, max_step))
-            self._lowest[group_rank] = ask.holds, min(lowest, max_step) if held == ask.holds else max_step
+            lowest = min(lowest, max_step) if held == ask.holds else max_step
+            self._lowest[group_rank] = ask.holds, lowest
+            self.step = min(self.step, lowest)
 
     def refuse_all(self, error: LighthouseError) -> list[Effect]:
         """Every waiting rank gets `error`."""
