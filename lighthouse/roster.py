@@ -27,8 +27,8 @@ MIN_FORGET_AFTER_S = 60.0
 class Handed:
     """What a member was last told: the tag of a caller that sends none is derived from it.
 
-    `was_at`: it came with that step, which is higher, and was to heal. `held`: the state that it came with; `lowest`: the
-    lowest max_step that it was told since it came with that one first. A group that catches up may come to hold that.
+    `was_at`: it came with that step, which is higher, and was to heal. `held`: the state that it came with; `lowest`:
+    the lowest max_step that it was told since it first came with that one. A group that catches up may come to hold it.
     """
 
     quorum_id: int

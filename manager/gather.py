@@ -186,8 +186,8 @@ class GatherMachine:
         last = self._last.get(ask.group_rank)
         if last is None or last.worker != ask.worker:
             return
-        # What counts is the state that the rank holds: one that catches up works at a later step, and may return. It may
-        # have been told to heal to an older state than its own, and that, where it catches up, some quorums ago.
+        # What counts is the state that the rank holds: one that catches up works at a later step, and may return. It
+        # may have been told to heal to an older state than its own, and that, where it catches up, some quorums ago.
         held, was_held = ask.holds.step, last.holds.step
         since, lowest = self._lowest.get(ask.group_rank, (last.holds, was_held))
         if held < (min(was_held, lowest) if since == last.holds else was_held):

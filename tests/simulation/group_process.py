@@ -197,8 +197,8 @@ class Group:
         return tag if tag is not None and tag.step and tag.quorum_id is not None else None
 
     def why_unrecoverable(self) -> str:
-        """The fault because of which its ranks hold no state that goes together, where no group of its quorum has one;
-        and, if it is alone in that, no living group has what a rank of it did not apply. Empty: there is another way."""
+        """The fault because of which its ranks hold no state that goes together; empty: there is a group to heal from.
+        That is one of its quorum with a whole state; or, where it is alone in that, any with what was not applied."""
         assert isinstance(self.manager, ManagerProcess)
         torn = [rank.machine for rank in self.ranks if rank.machine.is_torn]
         quorum = self.manager.handed
