@@ -104,10 +104,12 @@ class GrantMachine:
         if self._quorum is not None and self._quorum.quorum_id == quorum_id:
             self._committed = max(self._committed, step)
 
-    def voted(self, group_rank: int, quorum_id: int | None, step: int) -> None:
-        """That rank has done its part in the step."""
-        if self._quorum is not None and (quorum_id, step) == (self._quorum.quorum_id, self.granted):
-            self._voted.add(group_rank)
+    def voted(self, group_rank: int, quorum_id: int | None, step: int) -> bool:
+        """That rank has done its part in the step. Whether it is the last one of a group that was told too late."""
+        if self._quorum is None or (quorum_id, step) != (self._quorum.quorum_id, self.granted):
+            return False
+        self._voted.add(group_rank)
+        return self._is_late and len(self._voted) == self._size
 
     def ends_by_discard(self, quorum_id: int) -> bool:
         """Whether a discard under that quorum ends it: a group that was told to heal too late discards its step, while
@@ -159,8 +161,9 @@ class GrantMachine:
         if self.mode is HoldMode.REVOKED:
             return Join()
         if self._is_late and ask.group_rank in self._voted:
-            if len(self._voted) == self._size:
-                self.mode = HoldMode.JOINING
+            if len(self._voted) < self._size:
+                return Wait()
+            self.mode = HoldMode.JOINING
             return Join()
         has_failed = ask.commit_failures > 0 or ask.distrust is not None
         if has_failed or ask.step != self.granted + 1 or self._committed != self.granted:

@@ -96,11 +96,12 @@ class Ranks:
             case VoteCast(voted, wants_next):
                 self.watches.heard((voted.group_rank,), now)
                 self._wants_next[voted.group_rank] = wants_next
-                self.grants.voted(voted.group_rank, voted.quorum_id, voted.step)
+                was_last = self.grants.voted(voted.group_rank, voted.quorum_id, voted.step)
                 effects = self._perform_commit(self.commit.handle(voted), now)
                 for ask in self.gather.asks:
                     effects += self._perform_commit(self.commit.handle(_asked(ask)), now)
-                return effects + self._miss(self.watches.missed)
+                effects += self._miss(self.watches.missed)
+                return effects + (self.decide_again(now) if was_last else [])
             case CallEnded(call):
                 return self._end_call(call)
             case CallExpired(call, error):

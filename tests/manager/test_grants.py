@@ -319,19 +319,19 @@ class TestToldTooLate:
         """Rank 1 is through; rank 0 is still in the step with its peers, which must not be told to end that."""
         machine = self.of("c")
         assert not machine.ends_by_discard(1)
-        machine.voted(1, 1, 5)
-        assert machine.decide(ask(1, 1, 3, commit_failures=1), 1) == Join(gives_up=False)
+        assert not machine.voted(1, 1, 5)
+        assert decided(machine, ask(1, 1, 3, commit_failures=1)) is Wait
         assert (machine.mode, machine.has_done_late_step) == (HoldMode.RESUMED, False)
-        machine.voted(0, 1, 5)
-        assert machine.decide(ask(2, 0, 3, commit_failures=1), 1) == Join(gives_up=False)
+        assert machine.voted(0, 1, 5)
+        for group_rank in (0, 1):
+            assert machine.decide(ask(2, group_rank, 3, commit_failures=1), 1) == Join(gives_up=False)
         assert (machine.mode, machine.has_done_late_step) == (HoldMode.JOINING, True)
 
     def test_also_while_the_quorum_is_recalled(self):
         machine = self.of("c")
         machine.obey(order("recalled"))
-        for group_rank in (0, 1):
-            machine.voted(group_rank, 1, 5)
-            assert machine.decide(ask(1, group_rank, 3, commit_failures=1), 1) == Join(gives_up=False)
+        assert [machine.voted(group_rank, 1, 5) for group_rank in (0, 1)] == [False, True]
+        assert machine.decide(ask(1, 0, 3, commit_failures=1), 1) == Join(gives_up=False)
         assert machine.has_done_late_step
 
     @pytest.mark.parametrize("vote", [(0, 1, 4), (0, 7, 5), (0, None, 3)])

@@ -165,6 +165,17 @@ class TestToldTooLate:
         ]
         assert m.held == held("joining", 5)
 
+    def test_where_it_drains_it_stays_to_the_end_of_that_step(self):
+        m = self.late()
+        m.handle(DrainAsked("enough"), 0.1)
+        m.handle(vote(10, 1, 5, yes=False), 0.1)
+        assert said(m, ask(11, 1, 3, tag_quorum_id=0, commit_failures=1), 0.2) == []
+        assert said(m, vote(12, 0, 5, yes=False), 0.3) == [
+            VoteAnswered(12, False),
+            refused(11, Drained, "enough"),
+            Sent(Leave("enough")),
+        ]
+
     def test_a_rank_of_it_that_is_lost_ends_the_quorum(self):
         m = self.late()
         m.handle(vote(10, 1, 5, yes=False), 0.1)
