@@ -66,11 +66,11 @@ class StepMachine:
     is_torn: bool = False
     is_installing: bool = False
     distrust: Distrust | None = None
+    torn_under: int | None = None
     is_alone: bool = False
     world_size: WorldSize = field(default_factory=WorldSize)
     share: Share = NO_SHARE
     _began_with: Tag | None = None
-    _torn_under: int | None = None
     _history: list[str] = field(default_factory=list)
 
     @property
@@ -172,7 +172,7 @@ class StepMachine:
         self.tag_quorum_id = None
         self.is_torn = True
         self.distrust = self.distrust or Distrust(kind, cut_reason(text))
-        self._torn_under = self.assignment.quorum_id if self.assignment is not None else None
+        self.torn_under = self.assignment.quorum_id if self.assignment is not None else None
         if self.phase is not Phase.IDLE:
             self.failed(text)
         elif self.is_alone:
@@ -182,12 +182,13 @@ class StepMachine:
     def is_unhealed(self) -> bool:
         """It is torn, and the quorum takes it for up to date: this step cannot commit."""
         assignment = self.assignment
-        return self.is_torn and assignment is not None and not (assignment.heals or assignment.catches_up)
+        is_behind = assignment is not None and (self.must_install or assignment.catches_up)
+        return self.is_torn and assignment is not None and not is_behind
 
     @property
     def cannot_heal(self) -> bool:
         """The quorum was formed since it said that it is torn: there is no peer that could give it a state."""
-        return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self._torn_under
+        return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
         """It catches up, or does so no more: the state that it works at is that one, whichever it holds."""

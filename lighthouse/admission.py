@@ -66,8 +66,9 @@ def _backwards(participant: Participant, old: Member | None) -> InvalidRequest |
     if not participant.incarnation or old is None or old.participant is None:
         return None
     before = old.participant
-    # One whose ranks disagreed may have been told to heal to an older state than its own.
-    lowest = min(before.step, old.handed.max_step) if old.handed else before.step
+    # It may have been told to heal to an older state than its own, and that, where it catches up, some quorums ago.
+    told = old.handed
+    lowest = before.step if told is None else min(before.step, told.max_step if told.lowest is None else told.lowest)
     if before.incarnation != participant.incarnation or participant.step >= lowest:
         return None
     return InvalidRequest(

@@ -45,7 +45,7 @@ from lighthouse.roster import Handed, Member
 from lighthouse.selection import choose, size_for
 from lighthouse.standing import Standing, entry_of
 from lighthouse.verdict import Verdict
-from protos.membership import Participant, Quorum
+from protos.membership import Participant, Quorum, Tag
 from protos.session import Phase
 
 
@@ -268,7 +268,9 @@ class QuorumMachine:
             # Who is sent back a step and comes again at max_step may have healed, or not.
             tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None
             was_at = joined.step if joined.step > lineage.max_step else None
-            member.handed = Handed(self._numbering.quorum_id, lineage.max_step, tag_quorum_id, was_at)
+            max_step, held = lineage.max_step, Tag(joined.step, joined.tag_quorum_id)
+            lowest = max_step if member.handed is None else member.handed.lowest_with(held, max_step)
+            member.handed = Handed(self._numbering.quorum_id, max_step, tag_quorum_id, was_at, held, lowest)
             self.roster.see(member, now)
         self.quorum = Quorum(self._numbering.quorum_id, lineage.participants)
         for quorum_id in (lineage.tag_quorum_id, self.quorum.quorum_id):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from lighthouse.reachability import is_loopback
 from lighthouse.timeline import LIMIT, Note
-from protos.membership import Participant, Quorum
+from protos.membership import Participant, Quorum, Tag
 from protos.status import TimelineKind
 
 FORGET_AFTER_TIMEOUTS = 12
@@ -27,13 +27,20 @@ MIN_FORGET_AFTER_S = 60.0
 class Handed:
     """What a member was last told: the tag of a caller that sends none is derived from it.
 
-    `was_at`: it came with that step, which is higher, and was to heal.
+    `was_at`: it came with that step, which is higher, and was to heal. `held`: the state that it came with; `lowest`:
+    the lowest max_step that it was told since it first came with that one. A group that catches up may come to hold it.
     """
 
     quorum_id: int
     max_step: int
     tag_quorum_id: int | None
     was_at: int | None = None
+    held: Tag | None = None
+    lowest: int | None = None
+
+    def lowest_with(self, held: Tag, max_step: int) -> int:
+        """With the quorum that it is told now."""
+        return max_step if self.held != held or self.lowest is None else min(self.lowest, max_step)
 
 
 @dataclass(slots=True, eq=False)
@@ -236,7 +243,7 @@ class Roster:
 
     def expect(self, quorum: Quorum) -> None:
         """It was the quorum before a restart of the lighthouse: whoever of its members comes was handed it."""
-        handed = Handed(quorum.quorum_id, max(member.step for member in quorum.participants), None)
+        handed = Handed(quorum.quorum_id, max(member.step for member in quorum.participants), None, lowest=0)
         self._expected = {(member.replica_id, member.incarnation): handed for member in quorum.participants}
 
     def _add(self, replica_id: str, incarnation: str, now: float) -> Member:

@@ -50,13 +50,19 @@ def steps_differ(ask: Ask, other: Ask) -> Unrecoverable:
     )
 
 
-def states_differ(ask: Ask, other: Ask, *, may_heal: bool) -> LighthouseError:
-    """`may_heal`: a peer that could heal them may come back."""
-    held, other_held = ask.holds, other.holds
-    what = (
-        f"step: rank {ask.group_rank} holds step {held.step} of quorum {held.quorum_id} and rank {other.group_rank} "
-        f"step {other_held.step} of quorum {other_held.quorum_id}, and there is no other group to heal from"
-    )
+def no_state(ask: Ask, other: Ask, *, may_heal: bool) -> LighthouseError:
+    """They hold different states, or `other` holds none. `may_heal`: a peer that could heal them may come back."""
+    torn = other.distrust
+    what = f"{torn.text if torn is not None else _differ(ask, other)}, and there is no other group to heal from"
     if may_heal:
-        return WrongState(f"{what} any more, before all ranks had healed; ask again until one is back")
-    return Unrecoverable(f"{what}: restart the group, or load one checkpoint in all its ranks")
+        return WrongState(f"step: {what} any more; ask again until one is back")
+    what_to_do = "load one checkpoint in all its ranks" if torn is None else "the job from its last checkpoint"
+    return Unrecoverable(f"step: {what}: restart the group, or {what_to_do}")
+
+
+def _differ(ask: Ask, other: Ask) -> str:
+    held, other_held = ask.holds, other.holds
+    return (
+        f"rank {ask.group_rank} holds step {held.step} of quorum {held.quorum_id} and rank {other.group_rank} step "
+        f"{other_held.step} of quorum {other_held.quorum_id}"
+    )

@@ -7,7 +7,7 @@ served by up-to-date participant (i + group_rank) mod their number; the next few
 
 A participant that heals counts in that very step, if every participant says that it knows of such (heals_first), and
 this one takes the state over before it computes anything. One that would do so too late is dealt no source: it adds
-zeros, and heals under the next quorum.
+zeros, and heals under the next quorum, which therefore comes after this one step.
 
 In a quorum that stands, a participant below max_step that says so catches up: it heals beside its steps, contributes
 to none of them until the next quorum, and is dealt no source if it has one already.
@@ -26,19 +26,18 @@ def assign(
     """None if no participant is called `wire_id`.
 
     torchft has each group_rank start from another group's state. Where every participant sends tags, as our Agents do,
-    all ranks start from one group's, so that the ranks of a group hold parts of one and the same model.
+    all ranks start from one group's, so that the ranks of a group hold parts of one and the same model. A group without
+    a tag because its ranks disagree is of that kind, too.
     """
     members = quorum.participants
     mine = next((i for i, member in enumerate(members) if member.wire_id == wire_id), None)
     if mine is None:
         return None
-    max_step = max(member.step for member in members)
-    at_max = [i for i, member in enumerate(members) if member.step == max_step]
+    max_step, at_max = _at_max(members)
     primary = at_max[group_rank % len(at_max)]
-    origin = at_max[0] if all(member.tag_quorum_id is not None for member in members) else primary
-    behind = _behind(members, max_step, origin if init_sync and max_step == 0 else None)
-    catching_up = [i for i in behind if stands and members[i].catch_up and members[i].step < max_step]
-    all_say = all(member.heals_first is not None for member in members)
+    behind = _behind(members, group_rank, init_sync)
+    catching_up = [i for i in behind if _catches_up(members[i], max_step, stands=stands)]
+    all_say = _all_say(members)
     healing = [i for i in behind if i not in catching_up and not (all_say and not members[i].heals_first)]
     served = [i for i in behind if i in healing or (i in catching_up and not members[i].has_source)]
     sources = [i for i in range(len(members)) if i not in behind]
@@ -74,7 +73,41 @@ def assign(
     )
 
 
-def _behind(members: tuple[Participant, ...], max_step: int, only_source: int | None) -> list[int]:
+def is_for_one_step(quorum: Quorum, init_sync: bool, group_world_size: int) -> bool:
+    """Whether a participant of this quorum, which stands, is told to heal too late to do so in its first step. The next
+    one is to come after that. All managers come to the same answer."""
+    members = quorum.participants
+    if not _all_say(members):
+        return False
+    max_step, _ = _at_max(members)
+    ranks = range(group_world_size if max_step == 0 else 1)  # after step 0 they are all dealt with alike
+    behind = {i for group_rank in ranks for i in _behind(members, group_rank, init_sync)}
+    return any(not members[i].heals_first and not _catches_up(members[i], max_step, stands=True) for i in behind)
+
+
+def _at_max(members: tuple[Participant, ...]) -> tuple[int, list[int]]:
+    max_step = max(member.step for member in members)
+    return max_step, [i for i, member in enumerate(members) if member.step == max_step]
+
+
+def _all_say(members: tuple[Participant, ...]) -> bool:
+    return all(member.heals_first is not None for member in members)
+
+
+def _catches_up(member: Participant, max_step: int, *, stands: bool) -> bool:
+    return stands and member.catch_up and member.step < max_step
+
+
+def _origin(members: tuple[Participant, ...], at_max: list[int], group_rank: int) -> int:
+    """Whose state all start from. One whose ranks disagree has none, if there is another."""
+    if any(member.tag_quorum_id is None and not member.ranks_disagree for member in members):
+        return at_max[group_rank % len(at_max)]
+    return next((i for i in at_max if not members[i].ranks_disagree), at_max[0])
+
+
+def _behind(members: tuple[Participant, ...], group_rank: int, init_sync: bool) -> list[int]:
+    max_step, at_max = _at_max(members)
+    only_source = _origin(members, at_max, group_rank) if init_sync and max_step == 0 else None
     return [
         i
         for i, member in enumerate(members)

@@ -2,8 +2,10 @@
 
 A replica group is one member only when all its ranks are there. Ranks that hold different states (an Agent says so by
 its tag) join as a group that disagrees, at their lowest step, and heal. Callers without tags whose steps differ are
-all refused, with both numbers: nobody could tell them to heal. Ranks whose states differ and that no other group can
-heal must end. Only a group that was healing when all its peers went away asks again, for a while.
+all refused, with both numbers: nobody could tell them to heal. Ranks whose states differ, or one that holds none any
+more, and that no group of the quorum can heal, must end. Only a group that is alone in its quorum and had peers in the
+one before asks again, for a while: they may hold the state, and be away for a moment. One that was alone before, too,
+had that state to itself.
 
 A rank that asks again takes the place of its older call; one that withdraws takes the group's join back. An answer
 belongs to the round it was asked in and never reaches another. An error reaches every waiting rank at once.
@@ -14,10 +16,10 @@ A rank whose process is new (`worker` differs) has lost its state: the group tak
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manager.ask import Ask, check_rank, states_differ, steps_differ, superseded
+from manager.ask import Ask, check_rank, no_state, steps_differ, superseded
 from manager.assignment import assign
 from protos.fields import check_count
-from protos.membership import Assignment, Distrust, Quorum
+from protos.membership import Assignment, Distrust, Quorum, Tag
 from protos.refusals import InternalError, InvalidRequest, LighthouseError, WrongState
 
 
@@ -104,9 +106,11 @@ class GatherMachine:
         self._last: dict[int, Ask] = {}
         self.incarnation = 0
         self._max_step: int | None = None
-        self._was_healing = False  # in the last quorum, these same processes
+        self._lowest: dict[int, tuple[Tag, int]] = {}  # of the quorums that a rank was answered with that state
+        self._had_peers = False  # in the last quorum, these same processes
         self.quorum_id = 0
         self.step = 0
+        """Of the state that the group holds, or may have come to hold since it joined: no lower one."""
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -182,10 +186,11 @@ class GatherMachine:
         last = self._last.get(ask.group_rank)
         if last is None or last.worker != ask.worker:
             return
-        # What counts is the state that the rank holds: one that catches up works at a later step, and may return. A
-        # group whose ranks disagreed may have been told to heal to an older state than this rank's own.
+        # What counts is the state that the rank holds: one that catches up works at a later step, and may return. It
+        # may have been told to heal to an older state than its own, and that, where it catches up, some quorums ago.
         held, was_held = ask.holds.step, last.holds.step
-        if held < min(was_held, self._max_step if self._max_step is not None else was_held):
+        since, lowest = self._lowest.get(ask.group_rank, (last.holds, was_held))
+        if held < (min(was_held, lowest) if since == last.holds else was_held):
             raise InvalidRequest(
                 f"of rank {ask.group_rank} went from {was_held} back to {held}; "
                 "a rank that lost its state restarts, and its group with it",
@@ -196,7 +201,7 @@ class GatherMachine:
         last = self._last.get(ask.group_rank)
         if last is not None and last.worker != ask.worker:
             self.incarnation += 1
-            self._was_healing = False
+            self._had_peers = False
 
     def _join(self) -> list[Effect]:
         asks = [self._asks[rank] for rank in sorted(self._asks)]
@@ -249,23 +254,31 @@ class GatherMachine:
                 )
             answers.append(RankAnswered(ask.call, assignment, quorum))
         self.quorum_id = quorum.quorum_id
-        odd = self._disagreement(is_alone=len(quorum.participants) == 1)
-        heals = answers[0].assignment.heals or answers[0].assignment.catches_up
-        if odd is not None and not heals:
-            return self.refuse_all(odd)
-        self._was_healing = heals
+        mine = answers[0].assignment
+        is_behind = mine.heals or mine.place is None
+        is_alone = len(quorum.participants) == 1
+        if not is_behind and (error := self._without_state(may_heal=is_alone and self._had_peers)) is not None:
+            return self.refuse_all(error)
+        self._had_peers = not is_alone
+        self._max_step = mine.max_step
+        self._note_lowest(mine.max_step)
         self._asks = {}
         self._is_joined = False
-        self._max_step = answers[0].assignment.max_step
         return [RoundAnswered(quorum.quorum_id, self._max_step), *answers]
 
-    def _disagreement(self, *, is_alone: bool) -> LighthouseError | None:
-        """Why the waiting ranks cannot train without healing, if they hold different states. Those that were healing
-        when their peers went away wait for them; where others are there that look up to this group, it must end, or
-        these wait for a state that no group has."""
-        first, *others = self._asks.values()
-        odd = next((other for other in others if other.holds != first.holds), None)
-        return states_differ(first, odd, may_heal=is_alone and self._was_healing) if odd is not None else None
+    def _without_state(self, *, may_heal: bool) -> LighthouseError | None:
+        """Why the waiting ranks cannot train without healing, if they hold different states, or one holds none."""
+        asks = tuple(self._asks.values())
+        torn = next((ask for ask in asks if ask.distrust is not None), None)
+        odd = torn or next((other for other in asks[1:] if other.holds != asks[0].holds), None)
+        return no_state(asks[0], odd, may_heal=may_heal) if odd is not None else None
+
+    def _note_lowest(self, max_step: int) -> None:
+        for group_rank, ask in self._asks.items():
+            held, lowest = self._lowest.get(group_rank, (ask.holds, max_step))
+            lowest = min(lowest, max_step) if held == ask.holds else max_step
+            self._lowest[group_rank] = ask.holds, lowest
+            self.step = min(self.step, lowest)
 
     def refuse_all(self, error: LighthouseError) -> list[Effect]:
         """Every waiting rank gets `error`."""

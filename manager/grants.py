@@ -11,12 +11,16 @@ run the step and vote no, so that none waits for another. So does one that holds
 in that step already; else it joins, and heals. While it is recalled, or its lease has run out, ranks wait.
 It joins only when it was resumed and is past the last step, when it was revoked, or when a step failed; and then it
 never grants under that quorum again, whatever becomes of the join.
+
+A quorum in which a group is told to heal too late is for its first step only: it counts as resumed up to that from the
+beginning. That group does the step with zeros and votes no, and no peer loses anything by that: it joins as the others
+do, once all its ranks have voted.
 """
 
 from dataclasses import dataclass, replace
 
 from manager.ask import Ask
-from manager.assignment import assign
+from manager.assignment import assign, is_for_one_step
 from protos.membership import Assignment, CatchUp, Quorum
 from protos.session import Held, HoldMode, Order, Phase
 
@@ -55,6 +59,8 @@ class GrantMachine:
         self._catching_up: dict[int, CatchUp] = {}
         self._wants_next = False
         self._knows_lost = False
+        self._is_late = False
+        self._voted: set[int] = set()
         self.mode = HoldMode.REVOKED
         self.granted = 0
         self.lease_until = 0.0
@@ -72,13 +78,21 @@ class GrantMachine:
         """It may let ranks into a further step by itself."""
         return self._quorum is not None and self.mode in (HoldMode.STANDING, HoldMode.FROZEN, HoldMode.RESUMED)
 
-    def take(self, quorum: Quorum, step: int) -> None:
+    @property
+    def has_done_late_step(self) -> bool:
+        """This group was told to heal too late, has done its part in the step all the same, and asks for the next
+        quorum."""
+        return self._quorum is not None and self._is_late and self.mode is HoldMode.JOINING
+
+    def take(self, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
         """`quorum` was formed for `step`, and stands."""
         self._quorum, self._formed_for, self.granted = quorum, step, step
-        self._committed, self._upto = -1, 0
+        self._committed, self._upto = -1, step
         self._assigned = {}
         self._catching_up, self._wants_next, self._knows_lost = {}, False, False
-        self.mode = HoldMode.STANDING
+        mine, self._voted = self._assign(0, init_sync), set()
+        self._is_late = mine.place is None and not (mine.heals or mine.catches_up)
+        self.mode = HoldMode.RESUMED if is_for_one_step(quorum, init_sync, self._size) else HoldMode.STANDING
         self.lease_until = self.renewed_until  # an earlier lighthouse may have given a longer lease
 
     def drop(self) -> None:
@@ -89,6 +103,18 @@ class GrantMachine:
         """All ranks of the group."""
         if self._quorum is not None and self._quorum.quorum_id == quorum_id:
             self._committed = max(self._committed, step)
+
+    def voted(self, group_rank: int, quorum_id: int | None, step: int) -> bool:
+        """That rank has done its part in the step. Whether it is the last one of a group that was told too late."""
+        if self._quorum is None or (quorum_id, step) != (self._quorum.quorum_id, self.granted):
+            return False
+        self._voted.add(group_rank)
+        return self._is_late and len(self._voted) == self._size
+
+    def ends_by_discard(self, quorum_id: int) -> bool:
+        """Whether a discard under that quorum ends it: a group that was told to heal too late discards its step, while
+        its other ranks may still take part in their peers'."""
+        return self._quorum is not None and self._quorum.quorum_id == quorum_id and not self._is_late
 
     def renew(self, until: float) -> None:
         self.renewed_until = until
@@ -133,6 +159,11 @@ class GrantMachine:
         if is_repeated and (ask.distrust is None or self._size > 1):
             return self._grant(ask, is_first=False)
         if self.mode is HoldMode.REVOKED:
+            return Join()
+        if self._is_late and ask.group_rank in self._voted:
+            if len(self._voted) < self._size:
+                return Wait()
+            self.mode = HoldMode.JOINING
             return Join()
         has_failed = ask.commit_failures > 0 or ask.distrust is not None
         if has_failed or ask.step != self.granted + 1 or self._committed != self.granted:

@@ -10,7 +10,7 @@ gather.py, grants.py, commit.py and watches.py hold the rules; here they meet:
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from manager import commit, gather
 from manager.ask import Ask, superseded
@@ -96,10 +96,12 @@ class Ranks:
             case VoteCast(voted, wants_next):
                 self.watches.heard((voted.group_rank,), now)
                 self._wants_next[voted.group_rank] = wants_next
+                was_last = self.grants.voted(voted.group_rank, voted.quorum_id, voted.step)
                 effects = self._perform_commit(self.commit.handle(voted), now)
                 for ask in self.gather.asks:
                     effects += self._perform_commit(self.commit.handle(_asked(ask)), now)
-                return effects + self._miss(self.watches.missed)
+                effects += self._miss(self.watches.missed)
+                return effects + (self.decide_again(now) if was_last else [])
             case CallEnded(call):
                 return self._end_call(call)
             case CallExpired(call, error):
@@ -136,12 +138,13 @@ class Ranks:
 
     def receive(self, quorum: Quorum, *, stands: bool) -> list[Effect]:
         """The quorum that the group has joined: its ranks are let into the step that it was formed for."""
+        init_sync = all(ask.init_sync for ask in self.gather.asks)
         answered = self.gather.handle(gather.QuorumReceived(self.gather.round, quorum, stands))
         is_taken = any(isinstance(effect, gather.RoundAnswered) for effect in answered)
         if is_taken:
             self.participants = len(quorum.participants)
         if is_taken and stands:
-            self.grants.take(quorum, self.gather.max_step)
+            self.grants.take(quorum, self.gather.max_step, init_sync=init_sync)
         elif is_taken:
             self.grants.drop()
         return self._perform_gather(answered)
@@ -259,6 +262,9 @@ class Ranks:
         performed: list[Effect] = []
         for effect in effects:
             match effect:
+                case gather.GroupJoined() if self.grants.has_done_late_step:
+                    works_at = self.grants.granted + 1
+                    performed.append(replace(effect, works_at=works_at, commit_failures=0))
                 case gather.GroupJoined() | gather.JoinTakenBack():
                     performed.append(effect)
                 case gather.RoundAnswered(quorum_id, step):
@@ -279,7 +285,7 @@ class Ranks:
         if fresh is not None and fresh.commit:
             offers = self._committed(fresh, now)
             performed += self._open_step() if offers else []
-        elif fresh is not None and self.grants.held is not None and self.grants.held.quorum_id == fresh.quorum_id:
+        elif fresh is not None and self.grants.ends_by_discard(fresh.quorum_id):
             performed += self.give_up("a step was discarded", now)
         for effect in decided:
             grant = self.grants.assignment(effect.group_rank, True) if offers else None

@@ -35,7 +35,7 @@ class StateDependentActor(AgentActor):
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.sgd, 0.9)
         self.agent.state.others |= {"scaler": self.scaler, "averaged": self.averaged, "scheduler": self.scheduler}
 
-    def step(self, *, error: str = "") -> dict[str, Any]:
+    def step(self, *, error: str = "", within_group: bool = True) -> dict[str, Any]:
         agent = self.agent
         agent.start_quorum()
         self.sgd.zero_grad()
@@ -47,7 +47,7 @@ class StateDependentActor(AgentActor):
         parameters = list(self.model.parameters())
         for parameter in parameters:
             assert parameter.grad is not None
-            agent.all_reduce(parameter.grad).result()
+            agent.all_reduce(parameter.grad, within_group=within_group).result()
         self._transform(parameters)
         if error:
             agent.report_error(error)
@@ -70,6 +70,10 @@ class StateDependentActor(AgentActor):
     def hash(self) -> str:
         rate = torch.tensor(self.sgd.param_groups[0]["lr"])
         return super().hash() + digest(self.scaler.scale, rate, *self.averaged.parameters())
+
+    def start_quorum(self) -> None:
+        """And no more of the step yet."""
+        self.agent.start_quorum()
 
     def believe_that_it_is_current(self) -> None:
         """As a group does whose last step was committed, and whose peers have gone on without it."""

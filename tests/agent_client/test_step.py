@@ -510,6 +510,19 @@ def test_a_torn_state_never_commits() -> None:
     assert "it broke" in (machine.failure or "")
 
 
+def test_a_torn_state_that_is_told_too_late_heals_in_the_next_step() -> None:
+    """Another rank of its group had begun to compute. There is a peer that can heal it."""
+    machine = StepMachine(step=5, tag_quorum_id=3)
+    machine.tear(DistrustKind.NOT_APPLIED, "it broke")
+    machine.ask(heals_first=True)
+    machine.answered(dataclasses.replace(TRAINING, max_rank=None, place=None))
+    assert (machine.is_unhealed, machine.cannot_heal, machine.contributes) == (False, False, False)
+    machine.reduced()
+    assert machine.vote() is False
+    machine.decided(False)
+    assert machine.may_heal
+
+
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_where_there_are_other_ranks_the_step_that_they_are_in_is_done_first(is_alone: bool) -> None:
     machine = StepMachine(is_alone=is_alone)

@@ -4,7 +4,7 @@ import pytest
 
 from lighthouse.admission import refusal, sent_away
 from lighthouse.roster import Handed, Roster
-from protos.membership import Participant
+from protos.membership import Participant, Tag
 from protos.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
 from tests.lighthouse.builders import group, on_loopback
 
@@ -95,6 +95,17 @@ class TestBackwards:
         assert why(group("a", 5), roster) is None
         assert why(group("a", 6), roster) is None
         assert isinstance(why(group("a", 4), roster), InvalidRequest)
+
+    def test_nor_for_one_that_catches_up_from_what_it_was_told_some_quorums_ago(self):
+        roster = roster_of(group("a", 11))
+        held, handed = Tag(11, 2), None
+        for quorum_id, max_step in ((3, 1), (4, 2), (5, 4)):
+            lowest = max_step if handed is None else handed.lowest_with(held, max_step)
+            handed = roster.get("a").handed = Handed(quorum_id, max_step, None, held=held, lowest=lowest)
+        assert why(group("a", 1), roster) is None
+        assert isinstance(why(group("a", 0), roster), InvalidRequest)
+        assert handed is not None
+        assert handed.lowest_with(Tag(4, 5), 6) == 6, "it has got there"
 
 
 class TestSizes:

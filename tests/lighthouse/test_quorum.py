@@ -115,6 +115,19 @@ class TestMinReplicas:
         assert m.handle(join(2, "b"), now=70) == [formed(1, (1, 2), group("a"), group("b"))]
 
 
+class TestHealing:
+    def test_what_a_member_was_told_to_heal_to_is_known_until_it_comes_with_another_state(self):
+        """It may catch up from there for as long as it takes."""
+        m = training("ab")
+        for call, step, lowest in ((3, 7, 7), (5, 9, 7)):
+            m.handle(join(call, "a", step=3, tag_quorum_id=0), now=call)
+            m.handle(join(call + 1, "b", step=step, tag_quorum_id=0), now=call)
+            assert m.roster.get("a").handed.lowest == lowest
+        m.handle(join(7, "a", step=7, tag_quorum_id=1), now=7)
+        m.handle(join(8, "b", step=11, tag_quorum_id=1), now=7)
+        assert m.roster.get("a").handed.lowest == 11
+
+
 class TestFastPath:
     def test_forms_without_the_newcomer_that_only_beats(self):
         m = training("ab")

@@ -33,7 +33,10 @@ def plan(quorum: Quorum, group_rank: int, init_sync: bool, stands: bool = False)
         max_step = max(max_step, member.step)
     at_max = [member for member in members if member.step == max_step]
     primary = at_max[group_rank % len(at_max)]
-    source = at_max[0] if all(p.tag_quorum_id is not None for p in members) else primary
+    source = primary
+    if not [p for p in members if p.tag_quorum_id is None and not p.ranks_disagree]:
+        whole = [p for p in at_max if not p.ranks_disagree]
+        source = (whole + at_max)[0]
     recovering, up_to_date = [], []
     for member in members:
         is_forced = init_sync and max_step == 0 and member is not source

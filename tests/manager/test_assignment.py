@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manager.assignment import assign
+from manager.assignment import assign, is_for_one_step
 from protos.membership import Assignment, Participant, Quorum
 from tests.manager.builders import member, quorum
 from tests.manager.plain_assignment import plan
@@ -118,6 +118,34 @@ class TestHealsFirst:
         ]
         assert (answers[2].heals, [a.serve_to for a in answers]) == (False, [(), (), ()])
 
+    @pytest.mark.parametrize(
+        ("says", "is_one"),
+        [((False, False, False), True), ((False, False, True), False), ((None, False, False), False)],
+    )
+    def test_after_one_that_is_told_too_late_there_is_another_quorum(self, says: tuple[bool | None, ...], is_one: bool):
+        members = (member("a", 7, heals_first=says[0]), member("b", 7, heals_first=says[1]))
+        q = quorum(*members, member("c", 3, heals_first=says[2]))
+        assert is_for_one_step(q, init_sync=True, group_world_size=2) == is_one
+        assert not is_for_one_step(quorum(*members), init_sync=True, group_world_size=2)
+
+    def test_at_the_first_step_too_where_all_take_one_s_state(self):
+        q = quorum(*(member(name, tag_quorum_id=0, heals_first=False) for name in "ab"))
+        assert [is_for_one_step(q, init_sync, group_world_size=1) for init_sync in (True, False)] == [True, False]
+
+    def test_one_that_catches_up_is_not_late(self):
+        q = quorum(member("a", 7, heals_first=False), member("b", 3, catch_up=True, heals_first=False))
+        assert not is_for_one_step(q, init_sync=True, group_world_size=1)
+
+    def test_at_the_first_step_a_group_whose_ranks_disagree_has_no_state_to_start_from(self):
+        """Its rank 0 has healed, and its rank 1 has not: nobody takes the one's state, and none the other's."""
+        a, b = member("a", ranks_disagree=True, heals_first=True), member("b", tag_quorum_id=0, heals_first=True)
+        for group_rank in (0, 1):
+            answers = [assign(quorum(a, b), name, group_rank, init_sync=True, stands=True) for name in "ab"]
+            assert [answer.heal_from_rank for answer in answers if answer] == [1, None]
+        alone = assign(quorum(a, replace(b, ranks_disagree=True)), "b", 1, init_sync=True)
+        assert alone is not None
+        assert alone.heal_from_rank == 0, "where all disagree one is as good as the other, and it says so"
+
     def test_at_the_first_step_all_contribute_the_primary_s_state(self):
         q = quorum(*(member(name, tag_quorum_id=0, heals_first=True) for name in "abc"))
         answers = [assign(q, name, 1, init_sync=True, stands=True) for name in "abc"]
@@ -181,7 +209,7 @@ def test_is_known_by_the_id_that_it_writes():
 
 quorums = st.lists(
     st.builds(
-        lambda name, step, failures, catch_up, has_source, compares, heals_first: member(
+        lambda name, step, failures, catch_up, has_source, compares, heals_first, ranks_disagree: member(
             name,
             step,
             commit_failures=failures,
@@ -189,6 +217,7 @@ quorums = st.lists(
             has_source=has_source,
             compares=compares,
             heals_first=heals_first,
+            ranks_disagree=ranks_disagree,
         ),
         st.text("abcd", min_size=1, max_size=3),
         st.sampled_from([0, 0, 1, 2, 5]),
@@ -197,6 +226,7 @@ quorums = st.lists(
         st.booleans(),
         st.sampled_from([True, True, True, False]),
         st.sampled_from([False, True, True, True, None]),
+        st.sampled_from([False, False, False, True]),
     ),
     min_size=1,
     max_size=8,
@@ -206,7 +236,10 @@ quorums = st.lists(
 
 def tagged(q: Quorum) -> Quorum:
     """The same, of Agents."""
-    return Quorum(q.quorum_id, tuple(replace(p, tag_quorum_id=p.step and 3) for p in q.participants))
+    tags = (None if p.ranks_disagree else p.step and 3 for p in q.participants)
+    return Quorum(
+        q.quorum_id, tuple(replace(p, tag_quorum_id=tag) for p, tag in zip(q.participants, tags, strict=True))
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -284,10 +317,24 @@ def test_all_managers_of_a_quorum_agree(q: Quorum, group_rank: int, init_sync: b
     assert max(load) - min(load) <= 1, "dealt round-robin"
 
 
+@settings(max_examples=200, deadline=None)
+@given(quorums, st.integers(1, 3), st.booleans(), st.booleans())
+def test_a_quorum_is_for_one_step_where_any_rank_of_a_group_adds_zeros_and_has_no_source(
+    q: Quorum, size: int, init_sync: bool, all_tagged: bool
+):
+    q = tagged(q) if all_tagged else q
+    answers = [
+        assign(q, p.wire_id, group_rank, init_sync, stands=True) for p in q.participants for group_rank in range(size)
+    ]
+    late = [a for a in answers if a is not None and a.place is None and not (a.heals or a.catches_up)]
+    assert is_for_one_step(q, init_sync, size) == bool(late)
+
+
 @given(quorums, st.integers(0, 3))
 def test_nothing_but_steps_and_ids_decides(q: Quorum, group_rank: int):
     """torchft's managers see less of a participant than ours: they must come to the same answer. One is theirs."""
-    q = Quorum(4, (replace(q.participants[0], heals_first=None), *q.participants[1:]))
+    theirs = replace(q.participants[0], heals_first=None, ranks_disagree=False)
+    q = Quorum(4, (theirs, *q.participants[1:]))
     poor = Quorum(4, tuple(Participant(p.wire_id, step=p.step, address=p.address) for p in q.participants))
     for p in q.participants:
         rich, less = (assign(which, p.wire_id, group_rank, init_sync=True) for which in (q, poor))

@@ -33,6 +33,8 @@ from protos.refusals import (
 )
 from tests.manager.builders import ask, gathered, member, quorum, refused
 
+TORN = Distrust(DistrustKind.NOT_APPLIED, "rank 1: step 5 was not applied")
+
 
 def joined(round_number: int = 1, step: int = 0, size: int = 2, **fields: Any) -> GroupJoined:
     defaults: dict[str, Any] = {
@@ -206,6 +208,66 @@ class TestSteps:
         m.handle(ask(4, 1, 5, tag_quorum_id=3, worker="x1"))
         effects = m.handle(QuorumReceived(2, quorum(member("a", 0, ranks_disagree=True), quorum_id=5)))
         assert effects[1:] == [refused(call, Unrecoverable, "0", "5") for call in (3, 4)]
+
+    def test_one_that_is_told_to_heal_too_late_does_its_step_all_the_same(self):
+        """Rank 1 has torn its state, rank 0 has begun to compute: b is there, and heals both in the next quorum."""
+        m = GatherMachine("a", 2)
+        m.handle(ask(1, 0, 6, tag_quorum_id=3, heals_first=False))
+        m.handle(ask(2, 1, 6, distrust=TORN, heals_first=True))
+        ours, theirs = member("a", 5, ranks_disagree=True, heals_first=False), member("b", 6, heals_first=False)
+        q = quorum(ours, theirs, quorum_id=4)
+        effects = m.handle(QuorumReceived(1, q))
+        assert effects == answers(q, 1, 2)
+        assert [(e.assignment.place, e.assignment.heals) for e in effects[1:]] == [(None, False)] * 2
+
+    @pytest.mark.parametrize("size", [1, 2])
+    def test_one_that_has_torn_its_state_waits_for_the_peers_that_it_had(self, size: int):
+        m = gathered(size, 5, tag_quorum_id=3)
+        m.handle(QuorumReceived(1, quorum(member("a", 5), member("b", 5), quorum_id=4)))
+        for number in (2, 3):
+            torn = self.asks_torn(m, 10 * number, size)
+            effects = m.handle(
+                QuorumReceived(number, quorum(member("a", 6, ranks_disagree=True), quorum_id=3 + number))
+            )
+            assert effects[1:] == [refused(call, WrongState, "step 5 was not applied", "ask again") for call in torn]
+        torn = self.asks_torn(m, 40, size)
+        both = quorum(member("a", 5, ranks_disagree=True), member("b", 6), quorum_id=7)
+        assert m.handle(QuorumReceived(4, both)) == answers(both, *torn)
+
+    @pytest.mark.parametrize("size", [1, 2])
+    @pytest.mark.parametrize("others", [(), ("b",)])
+    def test_where_it_was_alone_or_others_look_up_to_it_that_state_is_gone(self, size: int, others: tuple[str, ...]):
+        m = gathered(size, 5, tag_quorum_id=3)
+        before = [member("a", 5), *(member("b", 5) for _ in others)]
+        m.handle(QuorumReceived(1, quorum(*before, quorum_id=4)))
+        torn = self.asks_torn(m, 20, size)
+        q = quorum(member("a", 6, ranks_disagree=True), *(member(name) for name in others), quorum_id=5)
+        effects = m.handle(QuorumReceived(2, q))
+        assert effects[1:] == [refused(call, Unrecoverable, "step 5 was not applied", "checkpoint") for call in torn]
+
+    def asks_torn(self, m: GatherMachine, first_call: int, size: int) -> list[int]:
+        calls = list(range(first_call, first_call + size))
+        for group_rank, call in enumerate(calls):
+            torn = {"distrust": TORN} if group_rank == size - 1 else {"tag_quorum_id": 4}
+            m.handle(ask(call, group_rank, 6, commit_failures=1, **torn))
+        assert m.is_joined
+        return calls
+
+    def test_one_that_catches_up_may_come_to_hold_what_it_was_told_some_quorums_ago(self):
+        """Told to heal from step 11 to step 1, it gets there when the others are at 4."""
+        m, step = GatherMachine("a", 1), 11
+        catches_up = {"catch_up": CatchUp(True, Tag(11, 2), has_source=True), "tag_quorum_id": 2}
+        for number, step in enumerate((1, 2, 4), start=1):
+            m.handle(ask(number, 0, 11, **(catches_up if number > 1 else {"tag_quorum_id": 2})))
+            q = quorum(member("a", 0, catch_up=True), member("b", step), quorum_id=number + 2)
+            assert m.handle(QuorumReceived(number, q, stands=True))[0] == RoundAnswered(number + 2, step)
+            assert m.step == 1
+        held = CatchUp(True, Tag(1, 1), has_source=True)
+        assert m.handle(ask(4, 0, 5, tag_quorum_id=5, catch_up=replace(held, held=Tag(0, 1)))) == [
+            refused(4, InvalidRequest, "step:", "11", "0")
+        ]
+        [joined_again] = m.handle(ask(5, 0, 5, tag_quorum_id=5, catch_up=held))
+        assert (joined_again.step, joined_again.works_at) == (1, 5)
 
     def test_a_rank_that_healed_to_an_older_state_goes_on_from_there(self):
         """Rank 0 was at step 6, took the state of step 5 and its step was discarded: it asks at 5 again."""

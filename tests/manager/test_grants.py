@@ -297,6 +297,70 @@ class TestAssignment:
         assert machine.assignment(0, True).serve_to == ()
 
 
+class TestToldTooLate:
+    """c, of two ranks, is told to heal when they have begun to compute; quorum 1 was formed for step 5."""
+
+    Q = Quorum(
+        1, (member("a", 5, heals_first=False), member("b", 5, heals_first=True), member("c", 3, heals_first=False))
+    )
+
+    def of(self, name: str) -> GrantMachine:
+        machine = GrantMachine(name, 2)
+        machine.take(self.Q, 5)
+        machine.renew(UNTIL)
+        return machine
+
+    @pytest.mark.parametrize("name", ["a", "b", "c"])
+    def test_the_quorum_is_for_its_first_step_only(self, name: str):
+        assert self.of(name).held == held("resumed", 5)
+
+    def test_its_peers_commit_that_and_join(self):
+        machine = self.of("a")
+        machine.committed(1, 5)
+        assert not machine.offer(1)
+        assert [decided(machine, ask(call, call, 6)) for call in (0, 1)] == [Join, Join]
+        assert (machine.mode, machine.has_done_late_step) == (HoldMode.JOINING, False)
+        assert machine.ends_by_discard(1)
+
+    def test_its_own_discard_ends_nothing_and_it_joins_when_all_its_ranks_have_voted(self):
+        """Rank 1 is through; rank 0 is still in the step with its peers, which must not be told to end that."""
+        machine = self.of("c")
+        assert not machine.ends_by_discard(1)
+        assert not machine.voted(1, 1, 5)
+        assert decided(machine, ask(1, 1, 3, commit_failures=1)) is Wait
+        assert (machine.mode, machine.has_done_late_step) == (HoldMode.RESUMED, False)
+        assert machine.voted(0, 1, 5)
+        for group_rank in (0, 1):
+            assert machine.decide(ask(2, group_rank, 3, commit_failures=1), 1) == Join(gives_up=False)
+        assert (machine.mode, machine.has_done_late_step) == (HoldMode.JOINING, True)
+
+    def test_also_while_the_quorum_is_recalled(self):
+        machine = self.of("c")
+        machine.obey(order("recalled"))
+        assert [machine.voted(group_rank, 1, 5) for group_rank in (0, 1)] == [False, True]
+        assert machine.decide(ask(1, 0, 3, commit_failures=1), 1) == Join(gives_up=False)
+        assert machine.has_done_late_step
+
+    @pytest.mark.parametrize("vote", [(0, 1, 4), (0, 7, 5), (0, None, 3)])
+    def test_a_rank_of_it_that_asks_before_it_has_voted_ends_the_quorum(self, vote: tuple[int, int | None, int]):
+        """Its answer was lost: it takes no part in the step, and its peers would wait for it. A vote for anything else
+        is no part in it either."""
+        machine = self.of("c")
+        machine.voted(1, 1, 5)
+        machine.voted(*vote)
+        assert machine.decide(ask(1, 0, 3, commit_failures=1), 1) == Join(gives_up=True)
+        assert (machine.mode, machine.has_done_late_step) == (HoldMode.REVOKED, False)
+
+    def test_the_next_quorum_knows_nothing_of_it(self):
+        machine = self.of("c")
+        machine.voted(0, 1, 5)
+        machine.voted(1, 1, 5)
+        machine.take(formed(2, 6, "abc"), 6)
+        assert machine.held == held("standing", 6, quorum_id=2)
+        assert machine.ends_by_discard(2)
+        assert machine.decide(ask(1, 0, 6, commit_failures=1), 1) == Join(gives_up=True)
+
+
 class TestCatchingUp:
     """a catches up in quorum 4, which was formed for step 5; its group has two ranks."""
 

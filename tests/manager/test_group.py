@@ -16,7 +16,7 @@ from manager.events import (
     WorldChanged,
 )
 from manager.group import GroupMachine
-from protos.membership import Participant, World
+from protos.membership import Participant, Quorum, World
 from protos.refusals import LimitReached, Superseded, WrongState
 from protos.session import (
     STARTING,
@@ -28,7 +28,7 @@ from protos.session import (
     Welcome,
     WithdrawRequest,
 )
-from tests.manager.builders import ask
+from tests.manager.builders import ask, member
 from tests.manager.groups import (
     LEASE_UNTIL,
     beat,
@@ -63,6 +63,15 @@ class TestStarting:
             Participant("a", "life.0", address="a:1", group_world_size=2), levels, gives_evidence=True, takes_world=True
         )
         assert m.handle(SessionOpened(), 0) == [Sent(hello), Sent(Beat(1, levels))]
+
+    def test_the_hello_names_no_state_that_it_has_been_told_to_leave(self):
+        """It joined with step 9 and was told to heal to 5: what it comes with next is lower than what it had."""
+        m = joined(1, 9)
+        q = Quorum(1, (member("a", 4, tag_quorum_id=0), member("b", 5, tag_quorum_id=0)))
+        m.handle(handed(1, q), 0)
+        hello = next(e.message for e in m.handle(SessionOpened(), 1) if isinstance(e, Sent))
+        assert isinstance(hello, Hello)
+        assert hello.participant.step == 5
 
     def test_when_all_are_watched_it_is_up(self):
         m = unwatched()

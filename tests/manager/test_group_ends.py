@@ -22,6 +22,8 @@ from manager.events import (
     WatchEnded,
     WatchOpened,
 )
+from manager.group import GroupMachine
+from protos.membership import Quorum
 from protos.refusals import Drained, InternalError, InvalidRequest, Superseded, Unrecoverable, WrongState
 from protos.session import (
     DrainRequest,
@@ -33,7 +35,7 @@ from protos.session import (
     Welcome,
     WithdrawRequest,
 )
-from tests.manager.builders import ask
+from tests.manager.builders import ask, member
 from tests.manager.groups import (
     beat,
     committed,
@@ -137,6 +139,48 @@ class TestRevoke:
     def test_votes_out_of_range_are_refused(self):
         m = holding(2)
         assert said(m, VoteCast(Voted(10, 2, 0, True, 1)), 0.1) == [refused(10, InvalidRequest, "rank")]
+
+
+class TestToldTooLate:
+    """a, of two ranks, holds step 3; quorum 1 was formed for step 5, and its ranks have begun to compute."""
+
+    Q = Quorum(
+        1, (member("a", 3, tag_quorum_id=0, heals_first=False), member("b", 5, tag_quorum_id=4, heals_first=False))
+    )
+
+    def late(self) -> GroupMachine:
+        m = joined(2, 3, heals_first=False)
+        m.handle(handed(1, self.Q), 0)
+        assert m.held == held("resumed", 5)
+        return m
+
+    def test_its_no_ends_no_peer_s_step_and_the_lighthouse_hears_of_no_failure(self):
+        m = self.late()
+        assert said(m, vote(10, 1, 5, yes=False), 0.1) == [VoteAnswered(10, False)]
+        assert said(m, ask(11, 1, 3, tag_quorum_id=0, commit_failures=1, heals_first=True), 0.2) == []
+        assert m.held == held("resumed", 5)
+        assert said(m, vote(12, 0, 5, yes=False), 0.3) == [VoteAnswered(12, False)]
+        assert said(m, ask(13, 0, 3, tag_quorum_id=0, commit_failures=1, heals_first=True), 0.4) == [
+            request(m, 2, 99.6, step=3, tag_quorum_id=0, works_at=6, seen_quorum_id=1, watched=True, heals_first=True)
+        ]
+        assert m.held == held("joining", 5)
+
+    def test_where_it_drains_it_stays_to_the_end_of_that_step(self):
+        m = self.late()
+        m.handle(DrainAsked("enough"), 0.1)
+        m.handle(vote(10, 1, 5, yes=False), 0.1)
+        assert said(m, ask(11, 1, 3, tag_quorum_id=0, commit_failures=1), 0.2) == []
+        assert said(m, vote(12, 0, 5, yes=False), 0.3) == [
+            VoteAnswered(12, False),
+            refused(11, Drained, "enough"),
+            Sent(Leave("enough")),
+        ]
+
+    def test_a_rank_of_it_that_is_lost_ends_the_quorum(self):
+        m = self.late()
+        m.handle(vote(10, 1, 5, yes=False), 0.1)
+        m.handle(WatchEnded(1), 0.2)
+        assert m.held == held("revoked", 5)
 
 
 class TestLostRank:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agent_client.step import Phase
+from protos.membership import Tag
 from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.rank import Rank, Snapshot
 from tests.simulation.torchft_manager import TorchftManager
@@ -187,6 +188,30 @@ class Group:
 
     # -- what ranks need
 
+    @property
+    def whole_state(self) -> Tag | None:
+        """The state that all its ranks hold: what could heal another group."""
+        held = {rank.held for rank in self.ranks if not rank.machine.is_torn}
+        is_whole = self.is_up and len(held) == 1 and not any(rank.machine.is_torn for rank in self.ranks)
+        tag = held.pop() if is_whole else None
+        return tag if tag is not None and tag.step and tag.quorum_id is not None else None
+
+    def why_unrecoverable(self) -> str:
+        """The fault because of which its ranks hold no state that goes together; empty: there is a group to heal from.
+        That is one of its quorum with a whole state; or, where it is alone in that, any with what was not applied."""
+        assert isinstance(self.manager, ManagerProcess)
+        torn = [rank.machine for rank in self.ranks if rank.machine.is_torn]
+        quorum = self.manager.handed
+        if quorum is None or not (torn or self.is_apart):
+            return ""
+        others = [self._system.find_group(p.address) for p in quorum.participants if p.replica_id != self.replica_id]
+        if any(group is None or group.whole_state is not None for group in others):
+            return ""
+        lost = {machine.torn_under for machine in torn}
+        if not others and any(state.quorum_id in lost for state in self._system.whole_states()):
+            return ""
+        return "a commit was not applied" if torn else "states that do not go together"
+
     def find_rank(self, address: str, group_rank: int) -> Rank | None:
         return self._system.find_rank(address, group_rank)
 
@@ -212,5 +237,12 @@ class System:
     def next_number(self) -> int:
         raise NotImplementedError
 
+    def find_group(self, address: str) -> Group | None:
+        raise NotImplementedError
+
     def find_rank(self, address: str, group_rank: int) -> Rank | None:
+        raise NotImplementedError
+
+    def whole_states(self) -> list[Tag]:
+        """Of all groups that live, wherever they are."""
         raise NotImplementedError

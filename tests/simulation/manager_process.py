@@ -9,7 +9,7 @@ from manager import events
 from manager.ask import Ask
 from manager.commit import Voted
 from manager.group import GroupMachine
-from protos.membership import Participant
+from protos.membership import Participant, Quorum
 from protos.refusals import DeadlinePassed
 from protos.session import Handed, Refused, Revoked, Welcome
 from tests.simulation.network import LOCAL_DELAY_S, End
@@ -44,6 +44,7 @@ class ManagerProcess(Process):
         self.link: End | None = None
         self._left_behind: list[End] = []  # until the next welcome
         self._is_connecting = self._wants_another = False
+        self.handed: Quorum | None = None  # the last one
         self.seen_id = 0
         self.told_id = 0
         self.granted = -1
@@ -105,6 +106,7 @@ class ManagerProcess(Process):
             for older in behind:
                 older.close()
         if isinstance(message, Handed):
+            self.handed = message.quorum
             self.site.checkers.handed(self, message.quorum)
         if not isinstance(message, Refused):
             self._backoff_s = FIRST_BACKOFF_S

@@ -73,7 +73,8 @@ def draw_plan(
     scenario = scenario or r.choices(tuple(SCENARIOS), SCENARIO_WEIGHTS)[0]
     groups = groups or r.choice((2, 3, 3, 4, 5, 6))
     plan = SCENARIOS[scenario](_draw_storm(r, seed, seconds, groups, min_step_s), r)
-    return replace(plan, catch_up=random.Random(f"catch up {seed}").choice((0.0, 0.0, 0.5, 1.0)))
+    skips = random.Random(f"skips {seed}").choice((0.0, 0.0, 0.02)) if scenario == "storm" else 0.0
+    return replace(plan, catch_up=random.Random(f"catch up {seed}").choice((0.0, 0.0, 0.5, 1.0)), skips=skips)
 
 
 def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_step_s: float) -> Plan:

@@ -77,6 +77,11 @@ class Rank(ManagerSide):
         return self.follower is not None and self.follower.follows
 
     @property
+    def held(self) -> Tag:
+        """The state that it holds; without a quorum_id: none."""
+        return (self.follower.catch_up.held if self.follower is not None else None) or Tag(*self.machine.tag)
+
+    @property
     def says_heals_first(self) -> bool | None:
         return self.machine.heals_first
 
@@ -149,8 +154,8 @@ class Rank(ManagerSide):
         reason = self._patience.refused(_as_refusal(error), self.world.now)
         if reason:
             self.site.must_agree = True
-            is_apart = isinstance(error, Unrecoverable) and self.site.is_apart
-            return self.exit(f"refused: {reason}", explained_by="states that do not go together" if is_apart else "")
+            explained_by = self.site.why_unrecoverable() if isinstance(error, Unrecoverable) else ""
+            return self.exit(f"refused: {reason}", explained_by=explained_by)
         self.world.counts["steps without a quorum"] += 1
         self.say(f"has no quorum for step {self.machine.step}: {error}")
         self.machine.unanswered(str(error))
@@ -171,7 +176,8 @@ class Rank(ManagerSide):
         machine = self.machine
         machine.answered(assignment)
         self._patience.answered()
-        self.site.is_apart = assignment.heals or assignment.catches_up
+        is_late = assignment.place is None and not assignment.heals
+        self.site.is_apart = assignment.heals or assignment.catches_up or (is_late and self.site.is_apart)
         if self.follower is not None:
             self.follower.answered(assignment)
         self.site.checkers.begun(self, assignment)
@@ -389,7 +395,7 @@ class Rank(ManagerSide):
     def _apply(self, step: Step) -> None:
         if self.follower is not None and self.follower.follows:
             self.follower.committed(step)
-        elif self.happens("a commit was not applied", self.plan.skips):
+        elif not self.site.is_torchft and self.happens("a commit was not applied", self.plan.skips):
             self.machine.tear(DistrustKind.NOT_APPLIED, f"step {step.step} was not applied")
         elif self._transformed_by == self.state:
             self.state = step.apply(self.state)

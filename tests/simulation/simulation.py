@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lighthouse.selection import size_for
+from protos.membership import Tag
 from tests.simulation.checkers import Checkers
 from tests.simulation.collectives import Collectives
 from tests.simulation.faults import Fault, draw_faults, schedule
@@ -90,6 +91,13 @@ class Simulation(System):
     def next_number(self) -> int:
         self._numbers += 1
         return self._numbers
+
+    def find_group(self, address: str) -> Group | None:
+        return self._by_address.get(address)
+
+    def whole_states(self) -> list[Tag]:
+        states = [group.whole_state for group in self._by_address.values()]
+        return [state for state in states if state is not None]
 
     def find_rank(self, address: str, group_rank: int) -> Rank | None:
         group = self._by_address.get(address)

@@ -25,7 +25,7 @@ PATIENT = {"collective_timeout_s": 12.0, "heal_timeout_s": 12.0}
 
 
 def _storm(*mix: str, config: dict[str, Any], **plan: Any) -> Recipe:
-    native = {"mix": mix, "torchft": 0, "fault_every_s": 1.0, "catch_up": 0.0, **plan}
+    native = {"mix": mix, "torchft": 0, "fault_every_s": 1.0, "catch_up": 0.0, "skips": 0.0, **plan}
     return Recipe("storm", native, {"stands": True, **config})
 
 
@@ -190,6 +190,13 @@ EXHIBITS: tuple[Exhibit, ...] = (
         lighthouse.END_UNNOTICED,
     ),
     Exhibit(
+        "told-late-ends-the-step",
+        "a group that is told to heal when it has begun to compute ends its peers' step by its no",
+        "S7",
+        Recipe("losses", {"mix": ("pause_group",), "group_world_size": 2, "catch_up": 0.0, "step_s": 0.05}),
+        manager.LATE_NO_ENDS_THE_QUORUM,
+    ),
+    Exhibit(
         "nobody-forgotten",
         "ids that have gone are remembered for ever (torchft's defect 12)",
         "S8",
@@ -210,6 +217,20 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "S9",
         Recipe("restarts", {"mix": ("pause_lighthouse",)}, {"lease_s": 1.5, "heartbeat_timeout_s": 1.5}),
         lighthouse.OLD_SESSION_ENDS_NEWER,
+    ),
+    Exhibit(
+        "told-late-is-refused",
+        "a group with a rank without a state, and another that has begun to compute, is refused beside a sound peer",
+        "S11",
+        _storm("kill_group", config=ANY_SIZE, groups=3, skips=0.02, step_s=0.1),
+        manager.LATE_IS_REFUSED,
+    ),
+    Exhibit(
+        "state-of-a-peer-given-up",
+        "a group that has torn its state ends though a peer holds it that is only cut off",
+        "S11",
+        _storm("kill_lighthouse", "cut_lighthouse", config={**ANY_SIZE, **SHORT}, groups=3, skips=0.02, step_s=0.1),
+        manager.PEERS_FORGOTTEN,
     ),
     Exhibit(
         "return-refused",

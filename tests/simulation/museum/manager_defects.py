@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from manager import commit
-from manager.ask import Ask
+from manager.ask import Ask, no_state
 from manager.commit import CommitMachine
-from manager.gather import Effect, GatherMachine
+from manager.gather import Effect, GatherMachine, RankAnswered, RankRefused
 from manager.grants import GrantMachine
 from manager.lighthouse_session import SessionMachine
-from protos.membership import Assignment, Participant
-from protos.refusals import InvalidRequest
-from protos.session import JoinRequest, ToLighthouse
+from protos.membership import Assignment, Participant, Quorum
+from protos.refusals import InvalidRequest, LighthouseError
+from protos.session import HoldMode, JoinRequest, ToLighthouse
 from tests.simulation.museum.exhibit import Replaced
 
 _decide = CommitMachine._decide
@@ -23,6 +23,9 @@ _open = CommitMachine._open
 _opened = SessionMachine.opened
 _ask = GatherMachine._ask
 _assignment = GrantMachine.assignment
+_take = GrantMachine.take
+_receive = GatherMachine._receive
+_without_state = GatherMachine._without_state
 
 
 def _renew_for_ever(self: GrantMachine, until: float) -> None:
@@ -69,6 +72,25 @@ def _compare_what_ranks_work_at(self: GatherMachine, ask: Ask) -> None:
         raise InvalidRequest(f"of rank {ask.group_rank} went from {last.step} back to {ask.step}", field="step")
 
 
+def _take_as_any(self: GrantMachine, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
+    _take(self, quorum, step, init_sync=init_sync)
+    self._is_late, self.mode = False, HoldMode.STANDING
+
+
+def _receive_late_as_up_to_date(self: GatherMachine, quorum: Quorum, stands: bool) -> list[Effect]:
+    effects = _receive(self, quorum, stands)
+    answers = [effect for effect in effects if isinstance(effect, RankAnswered)]
+    if any(answer.assignment.heals or answer.assignment.catches_up for answer in answers):
+        return effects
+    asks = [self._last[group_rank] for group_rank in range(len(answers))]
+    odd = [ask for ask in asks if ask.distrust is not None or ask.holds != asks[0].holds]
+    return [RankRefused(ask.call, no_state(asks[0], odd[0], may_heal=False)) for ask in asks] if odd else effects
+
+
+def _without_state_or_peers(self: GatherMachine, *, may_heal: bool) -> LighthouseError | None:
+    return _without_state(self, may_heal=False)
+
+
 LEASE_NEVER_ENDS = (Replaced(GrantMachine, "renew", _renew_for_ever),)
 VOTE_FOR_ANOTHER_QUORUM = (
     Replaced(CommitMachine, "_open", _open_with_votes_of_the_same_step),
@@ -77,4 +99,7 @@ VOTE_FOR_ANOTHER_QUORUM = (
 HALF_A_GROUP_JOINS = (Replaced(GatherMachine, "_ask", _join_with_whoever_has_asked),)
 CATCHING_UP_CONTRIBUTES = (Replaced(GrantMachine, "assignment", _assign_all_as_contributors),)
 JOIN_LOST = (Replaced(SessionMachine, "opened", _open_without_join),)
+LATE_NO_ENDS_THE_QUORUM = (Replaced(GrantMachine, "take", _take_as_any),)
+LATE_IS_REFUSED = (Replaced(GatherMachine, "_receive", _receive_late_as_up_to_date),)
+PEERS_FORGOTTEN = (Replaced(GatherMachine, "_without_state", _without_state_or_peers),)
 RETURN_REFUSED = (Replaced(GatherMachine, "_check_step", _compare_what_ranks_work_at),)
