@@ -124,6 +124,15 @@ def test_reflection_lists_the_services_and_their_methods(lighthouse: Lighthouse)
         ]
 
 
+def test_the_stacks_of_a_rank_that_its_group_does_not_have_are_refused() -> None:
+    with Lighthouse() as lighthouse, Manager(lighthouse.address, "a", "--group-world-size", "2"):
+        at = ("--lighthouse", lighthouse.address)
+        eventually(lambda: '"a"' in run_cli(LIGHTHOUSE_CODE, "members", "--format", "json", *at).stdout, "a is there")
+        asked = run_cli(LIGHTHOUSE_CODE, "stacks", "--rank", "a/9", *at)
+    said = "Error: rank: there is no a/9; this group has ranks a/0 to a/1\n"
+    assert (asked.returncode, asked.stdout, asked.stderr) == (1, "", said)
+
+
 # -- the HTTP side
 
 
