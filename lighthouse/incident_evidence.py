@@ -122,7 +122,7 @@ def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
 
 
 def check_ranks(replica_id: str, ranks: Sequence[int], group_world_size: int) -> None:
-    """Raises UnknownName for a rank that the group does not have. `group_world_size` 0: nobody knows how many it has."""
+    """Raises UnknownName for a rank that the group does not have. `group_world_size` 0: it has not said how many."""
     unknown = [rank for rank in ranks if rank >= group_world_size > 0]
     if unknown:
         last = group_world_size - 1

@@ -107,6 +107,7 @@ class GatherMachine:
         self._was_healing = False  # in the last quorum, these same processes
         self.quorum_id = 0
         self.step = 0
+        self.answers = 0  # rounds that a quorum was given for
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -257,6 +258,7 @@ class GatherMachine:
         self._asks = {}
         self._is_joined = False
         self._max_step = answers[0].assignment.max_step
+        self.answers += 1
         return [RoundAnswered(quorum.quorum_id, self._max_step), *answers]
 
     def _disagreement(self, *, is_alone: bool) -> LighthouseError | None:
