@@ -13,6 +13,7 @@ from agent_client.ballots import Ballots, Cast, Said
 from agent_client.errors import AgentError, GroupDrained
 from agent_client.progress import Progress
 from agent_client.rank_watch import RankWatch
+from agent_client.wait_log import WaitLog
 from lighthouse_runtime.clients import ManagerClient
 from protos.membership import PLAIN, Assignment, CatchUp, Distrust, Vote, World
 from protos.refusals import DeadlinePassed, Drained, LighthouseError, Unreachable
@@ -54,6 +55,7 @@ class ManagerLink:
         self._ballots = Ballots()
         callbacks = (on_revoked, on_group_lost)
         self._watch = RankWatch(self._client, group_rank, worker, self._ballots, *callbacks, progress)
+        self._waits = WaitLog(group_rank, self._waiting_for)
         self._returns_within_s = returns_within_s
         self._gone_since: float | None = None
         self.asks_ahead = True  # a vote asks for the next step's grant
@@ -68,6 +70,7 @@ class ManagerLink:
         if told is not None and (cast := told[1]) is not None:
             with suppress(LighthouseError):
                 self._ballots.result(cast, COUNTED_BEFORE_CLOSE_S)
+        self._waits.close()
         self._watch.close()
         self._client.close()
 
@@ -110,22 +113,23 @@ class ManagerLink:
         granted, self._granted = self._granted, None
         if granted is not None and granted.max_step == step and commit_failures == 0:
             return granted
-        self._ensure_watched()
         try:
-            answer = self._client.quorum(
-                self.group_rank,
-                step,
-                checkpoint_address,
-                timeout_s=timeout_s,
-                tag_quorum_id=tag_quorum_id,
-                commit_failures=commit_failures,
-                worker=self._worker,
-                catch_up=catch_up,
-                compares=True,
-                distrust=distrust,
-                heals_first=heals_first,
-                wait_for_ready=not self._has_answered,  # once it has answered, a manager that does not is gone
-            )
+            with self._waits.waiting(step):
+                self._ensure_watched()
+                answer = self._client.quorum(
+                    self.group_rank,
+                    step,
+                    checkpoint_address,
+                    timeout_s=timeout_s,
+                    tag_quorum_id=tag_quorum_id,
+                    commit_failures=commit_failures,
+                    worker=self._worker,
+                    catch_up=catch_up,
+                    compares=True,
+                    distrust=distrust,
+                    heals_first=heals_first,
+                    wait_for_ready=not self._has_answered,  # once it has answered, a manager that does not is gone
+                )
         except Drained as e:
             self._watch.is_drained = True
             self._watch.wait_ended(STAYS_AFTER_DRAIN_S)
@@ -220,6 +224,12 @@ class ManagerLink:
         if self._gone_since is None:
             self._gone_since = now
         return now - self._gone_since >= self._returns_within_s
+
+    def _waiting_for(self) -> str:
+        """As the manager has told, or else that it does not."""
+        if self._watch.is_open or not self._watch.is_served:
+            return self._watch.waiting_for or f"the manager at {self.address} to answer"
+        return f"the manager at {self.address}, which does not answer: start it, or mend MANAGER_ADDRESS"
 
     def _ensure_watched(self) -> None:
         self._watch.ensure_open(wait_for_ready=not self._has_answered)

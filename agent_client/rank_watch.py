@@ -29,6 +29,7 @@ from protos.session import (
     RankGone,
     Revoked,
     ToRank,
+    Waiting,
     WatchOpened,
     WatchRequest,
 )
@@ -58,6 +59,7 @@ class RankWatch:
         progress: Progress | None,
     ) -> None:
         self.world: World | None = None  # as it was told last; None: never
+        self.waiting_for = ""  # what requests for a quorum wait for, as it was told last
         self.is_drained = False  # the group has done its last step: the manager ends, and is not lost
         self.is_served = True  # else the manager is an older one
         self.is_closing = False  # its end is no news
@@ -90,6 +92,11 @@ class RankWatch:
         self._ballots.open(self._stream)
         threading.Thread(target=self._follow, args=(self._stream,), name="lighthouse watch", daemon=True).start()
         self._has_opened.wait(OPENED_WITHIN_S)
+
+    @property
+    def is_open(self) -> bool:
+        """The manager has answered, and holds it."""
+        return self._has_opened.is_set() and not self._has_ended.is_set()
 
     def close(self) -> None:
         """Say that this is no failure, where that is understood."""
@@ -141,6 +148,7 @@ class RankWatch:
         except LighthouseError as e:
             reason = str(e)
         self._ballots.end(Unreachable(reason))
+        self.waiting_for = ""
         with self._is_told:
             self._has_ended.set()
             self._is_told.notify_all()
@@ -190,6 +198,8 @@ class RankWatch:
                 self._why_group_lost = reason
                 log.error("this replica group is lost: %s", reason)
                 self._on_group_lost(reason)
+            case Waiting(reason):
+                self.waiting_for = reason
             case EvidenceAsked(number):
                 self._looks.answer(number, stream.send)
             case Killed(reason):

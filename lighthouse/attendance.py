@@ -32,7 +32,7 @@ from lighthouse.silence import Silence
 from lighthouse.standing import HandAgain, Standing
 from protos.membership import Participant
 from protos.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
-from protos.session import STARTING, Levels, Order, Phase, Welcome
+from protos.session import RESTARTING, STARTING, Levels, Order, Phase, Welcome
 from protos.status import TimelineKind
 
 MAX_BEAT_INTERVAL_S = 1.0
@@ -316,6 +316,8 @@ class Attendance:
         if levels.drains and member.call is not None:
             effects.append(JoinRefused(member.call, _drains(name)))
             self._drop_join(member, now)
+        if levels.down or not member.down:  # one that is down starts until it joins
+            member.is_starting = levels.down in (STARTING, RESTARTING)
         is_waited_for = levels.down == STARTING and not self.has_formed
         if levels.down and not member.down and not is_waited_for:
             self._drop_join(member, now)

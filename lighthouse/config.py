@@ -142,7 +142,7 @@ class LighthouseConfig:
         if self.journal == "none" or (self.journal is None and not port):
             return NoMemory()
         path = Path(self.journal) if self.journal else default_path().with_name(f"journal-{port}.sqlite")
-        return Journal(path, f"lighthouse at {self.bind}")
+        return Journal(path, self.bind)
 
     def incident_folder(self, memory: Journal | NoMemory) -> Path | None:
         """None: they are kept for as long as the lighthouse lives."""

@@ -36,7 +36,7 @@ from lighthouse.places import JobPlaces
 from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_log import log_journal_outdated, log_order, log_quorum
 from lighthouse.roster import Member
-from lighthouse.status import explain, job_status
+from lighthouse.status import awaited, explain, job_status
 from lighthouse.verdict import Verdict
 from lighthouse.worlds import JobWorlds
 from lighthouse_runtime.server import Sender
@@ -282,6 +282,7 @@ class JobDriver:
         if self.machine.verdict() in (Verdict.FORMED, Verdict.NOBODY_ASKS):
             self._logged = None
             self._stop_watching()
+            self._worlds.wait("")
         elif self._log_timer is None:
             self._log_timer = asyncio.get_running_loop().call_later(LOG_WAIT_AFTER_S, self._log_verdict)
 
@@ -291,6 +292,7 @@ class JobDriver:
         if verdict is not self._logged:
             self._logged = verdict
             log.info("[%s] no quorum: %s (%s)", self.job, verdict, explain(self.machine, self._clock()))
+        self._worlds.wait(awaited(self.machine))
         self._watch_verdict()
 
     def _stop_watching(self) -> None:

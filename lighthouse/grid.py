@@ -84,7 +84,7 @@ def grid_of(machine: QuorumMachine) -> Grid:
     return Grid(group for member in members if (group := _group_ranks(member)) is not None)
 
 
-def world_of(machine: QuorumMachine, grid: Grid) -> World:
+def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:
     """As any group is told it: without its own size."""
     pending = machine.peers_pending
     return World(
@@ -93,6 +93,7 @@ def world_of(machine: QuorumMachine, grid: Grid) -> World:
         ranks_pending=grid.ranks_pending,
         peers_pending=pending,
         pending=tuple(machine.joins.list_newcomers()[:pending]),
+        waiting_for=waiting_for,
     )
 
 

@@ -78,11 +78,11 @@ class JobIncidents:
             case _:
                 pass
 
-    def killed(self, replica_id: str, why: str) -> None:
-        """A member of the quorum, by a person."""
-        quorum = self._machine.standing.quorum
-        if quorum is not None and any(p.replica_id == replica_id for p in quorum.participants):
-            self._perform(self._incidents.killed(replica_id, quorum.quorum_id, why, self._clock(), time.time()))
+    def killed(self, member: Member, why: str) -> None:
+        """By a person. Of the quorum, whether it stands or not."""
+        quorum = self._machine.quorum
+        if quorum is not None and self._machine.is_participant(member):
+            self._perform(self._incidents.killed(member.replica_id, quorum.quorum_id, why, self._clock(), time.time()))
 
     def look(self, effects: Sequence[Effect]) -> None:
         """What the machine has just done."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from protos.evidence import RankEvidence
 from protos.incident import Gathered, MemberEvidence
-from protos.refusals import InvalidRequest
+from protos.refusals import InvalidRequest, UnknownName
 from protos.stall_words import MAX_LISTED
 
 MAX_ASKED = 64
@@ -119,3 +119,12 @@ def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
         elif chosen.setdefault(group, {int(number)}):  # else all of it are asked for already
             chosen[group].add(int(number))
     return {group: tuple(sorted(ranks)) for group, ranks in chosen.items()} or None
+
+
+def check_ranks(replica_id: str, ranks: Sequence[int], group_world_size: int) -> None:
+    """Raises UnknownName for a rank that the group does not have. `group_world_size` 0: it has not said how many."""
+    unknown = [rank for rank in ranks if rank >= group_world_size > 0]
+    if unknown:
+        last = group_world_size - 1
+        has = f"ranks {replica_id}/0 to {replica_id}/{last}" if last else f"rank {replica_id}/0 only"
+        raise UnknownName(f"rank: there is no {replica_id}/{unknown[0]}; this group has {has}")

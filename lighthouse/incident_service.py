@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lighthouse.incident_desk import Desk
-from lighthouse.incident_evidence import read_ranks
+from lighthouse.incident_evidence import check_ranks, read_ranks
 from lighthouse.jobs import Jobs
 from lighthouse.service import job_of, live_member
 from lighthouse_runtime.server import Call, ControlPolicy, Entry, Method
@@ -38,5 +38,9 @@ class IncidentService:
     async def stacks(self, request: pb.StacksRequest, call: Call) -> pb.StacksResponse:
         self._policy.check(call)
         driver, ranks = self._jobs.find(request.job or job_of(call)), read_ranks(request.ranks)
-        found = {live_member(driver, check_name(name)).replica_id: of for name, of in (ranks or {}).items()}
+        found: dict[str, tuple[int, ...]] = {}
+        for name, of in (ranks or {}).items():
+            member = live_member(driver, check_name(name))
+            check_ranks(member.replica_id, of, member.participant.group_world_size if member.participant else 0)
+            found[member.replica_id] = of
         return incident_wire.gathered_to_wire(await driver.incidents.gather(found or None))

@@ -146,6 +146,8 @@ class Incidents:
             return self._open_stall(verdict, step, now, unix_s)
         if case.is_final or verdict.says_the_same(case.verdict):
             return []  # what follows from a kill is not what it was for
+        if case.incident.summary.suspects and not verdict.behind:
+            return []  # who was behind is still the cause: the others wait, and go on without it
         case.verdict = verdict
         changed = Changed(case.note(text=verdict.text, suspects=_suspects(verdict)))
         return [changed, *self._look(case)]

@@ -50,7 +50,8 @@ class Member:
     `call` is the number of its waiting call, if it waits; `deadline_at` the end of that call's time; `in_quorum` says
     that it is a participant of the present quorum. `session` is the number of its session; `closes_at`: the stream has
     ended, and that counts from then on. `excused_until` moves its lapse. `down` says why it cannot take part, `missing`
-    which of its ranks are not here. `step` is the newest one that it has told.
+    which of its ranks are not here; `is_starting`: they have not come yet, or are started again. `step` is the newest
+    one that it has told.
     """
 
     replica_id: str
@@ -72,6 +73,7 @@ class Member:
     excused_until: float = 0.0
     lease_until: float = 0.0
     down: str = ""
+    is_starting: bool = False
     missing: frozenset[int] = frozenset()
     step: int = 0
 
@@ -131,7 +133,7 @@ class Roster:
             member = self._add(participant.replica_id, participant.incarnation, now)
         if member.down:
             self.note(TimelineKind.JOINED, member, "all its ranks are there")
-        member.has_missed, member.down = False, ""
+        member.has_missed, member.down, member.is_starting = False, "", False
         self.miss_ranks(member, frozenset())
         self._describe(member, participant)
         self.see(member, now)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lighthouse.grid import grid_of
+from lighthouse.grid import Grid, grid_of
 from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member
 from lighthouse.verdict import Verdict
@@ -49,7 +49,50 @@ def explain(machine: QuorumMachine, now: float) -> str:
     held = "most members fell silent together: held for one more timeout" if now < machine.braked_until else ""
     silent = machine.attendance.silent(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
-    return "; ".join(filter(None, (_explain(machine, now), held, overdue, grid_of(machine).explain())))
+    grid = grid_of(machine)
+    return "; ".join(filter(None, (_explain(machine, now), held, overdue, _starting(machine, grid), grid.explain())))
+
+
+def awaited(machine: QuorumMachine) -> str:
+    """What requests for a quorum wait for, without a number that changes by itself; empty: nothing."""
+    if not (what := _awaited(machine)):
+        return ""
+    grid = grid_of(machine)
+    return "; ".join(filter(None, (what, _starting(machine, grid), grid.explain())))
+
+
+def _awaited(machine: QuorumMachine) -> str:
+    joined, config = machine.joins.candidates, machine.config
+    names = _shown(sorted(member.replica_id for member in machine.joins.list_candidates()))
+    match machine.verdict():
+        case Verdict.TOO_FEW_PARTICIPANTS:
+            more = config.min_replicas - joined
+            groups = f"{more} more replica group{'s' if more > 1 else ''}"
+            return f"{groups}: at least {config.min_replicas} are needed (--min-replicas), joined: {names}"
+        case Verdict.NO_ALLOWED_SIZE:
+            sizes = ", ".join(str(size) for size in sorted(config.allowed_sizes)) or f"at most {config.active}"
+            return f"more replica groups: allowed sizes are {sizes}, joined: {names}"
+        case Verdict.WAITING_FOR_MEMBERS:
+            return f"the quorum's members to finish their step: {_names(machine)}"
+        case Verdict.WAITING_FOR_STRAGGLERS:
+            return f"{_names(machine)}, at most {config.join_timeout_s:g} s (--join-timeout)"
+        case Verdict.WAITING_FOR_RECALL:
+            return "the members of the standing quorum to say how far they are"
+        case Verdict.WAITING_FOR_RETURN:
+            return "the quorum of before the lighthouse's restart to come back"
+        case Verdict.WAITING_FOR_LEASES:
+            return "the leases of the last quorum to end: none of it has joined"
+        case Verdict.WAITING_FOR_LAST_CALL:
+            return "a lost member, which may be back before a spare is spent (--last-call)"
+        case Verdict.NOBODY_ASKS | Verdict.FORMED | Verdict.READY:
+            return ""
+
+
+def _starting(machine: QuorumMachine, grid: Grid) -> str:
+    """Groups of which no rank is here yet; of the others the grid says which are missing."""
+    begun = {group.replica_id for group in grid.groups}
+    names = [m.replica_id for m in machine.roster if m.is_alive and m.is_starting and m.replica_id not in begun]
+    return f"starting: {_shown(sorted(names))}" if names else ""
 
 
 def _explain(machine: QuorumMachine, now: float) -> str:
@@ -114,6 +157,8 @@ def _state(member: Member, machine: QuorumMachine) -> MemberState:
         return MemberState.LAPSED
     if member.call is not None:
         return MemberState.JOINED
+    if member.is_starting:
+        return MemberState.STARTING
     if member.down:
         return MemberState.DOWN
     if member.has_missed:

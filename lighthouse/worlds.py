@@ -34,6 +34,7 @@ class JobWorlds:
         self._seen = (0, 0)
         self._grid = Grid(())
         self._world: World | None = None
+        self._waiting_for = ""
         self._held_back = Lasting(self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -46,9 +47,17 @@ class JobWorlds:
         self._takers.discard(session)
         self._untold.discard(session)
 
+    def wait(self, waiting_for: str) -> None:
+        """What requests for a quorum wait for, now that it lasts; empty: nothing."""
+        if waiting_for != self._waiting_for:
+            self._waiting_for = waiting_for
+            self.wake()
+
     def wake(self) -> None:
         """Something may have happened. O(1)."""
-        if self._timer is None and (self._untold or self._changes != self._seen):
+        told = self._world.waiting_for if self._world is not None else ""
+        is_new = self._changes != self._seen or self._waiting_for != told
+        if self._timer is None and (self._untold or is_new):
             after_s = max(TOLD_AFTER_S, len(self._takers) / SESSIONS_PER_S)
             self._timer = asyncio.get_running_loop().call_later(after_s, self._look)
 
@@ -68,7 +77,7 @@ class JobWorlds:
         if before[0] != self._seen[0]:
             self._grid = grid_of(self._machine)
             self._held_back.set(self._grid.explain())
-        world = world_of(self._machine, self._grid)
+        world = world_of(self._machine, self._grid, self._waiting_for)
         if world.pending and (self._world is None or world.pending != self._world.pending):
             log.info("[%s] ask to come in: %s", self._job, ", ".join(world.pending[:NAMES_LOGGED]))
         is_new, self._world = world != self._world, world

@@ -111,6 +111,11 @@ class ManagerDaemon:
     def _client_address(self) -> str:
         return target(self._config.lighthouse, "--lighthouse", LIGHTHOUSE_PORT)
 
+    def ranks_started(self) -> None:
+        """By the supervisor that this is part of."""
+        if self._driver is not None:
+            self._driver.ranks_started()
+
     async def leave(self, reason: str) -> None:
         """In good order: what the others count on is done first."""
         if self._driver is not None:

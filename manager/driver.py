@@ -28,6 +28,7 @@ from manager.events import (
     RankFailed,
     RankGivenUp,
     RankLeaves,
+    RanksStarted,
     Received,
     Sent,
     SessionClosed,
@@ -47,6 +48,7 @@ from manager.group import GroupMachine
 from manager.lighthouse_link import LighthouseLink
 from manager.places import Places
 from manager.progress import Telling
+from manager.waits import Waits
 from manager.watchers import Watchers
 from manager.worlds import Worlds
 from protos import torchft_pb2
@@ -98,7 +100,8 @@ class ManagerDriver:
         self._timer = DeadlineTimer(self._tick)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._watchers = Watchers(self.places, self.worlds, self.evidence)
+        self._waits = Waits(lambda: self.machine.waiting_for(link.error))
+        self._watchers = Watchers(self.places, self.worlds, self._waits, self.evidence)
         self._closed: LighthouseError | None = None
         self._left = asyncio.Event()
 
@@ -182,6 +185,10 @@ class ManagerDriver:
             return
         log.error("rank %d has failed: %s", group_rank, reason)
         self._feed(RankFailed(group_rank, worker, reason, ends_group))
+
+    def ranks_started(self) -> None:
+        """By a supervisor."""
+        self._feed(RanksStarted())
 
     # -- the end
 
@@ -298,6 +305,7 @@ class ManagerDriver:
                     self._left.set()
                     self._end(0)
         self.worlds.look(self.machine.incomplete)
+        self._waits.look(is_waiting=bool(self.machine.ranks.waiting), answers=self.machine.answers)
         self._timer.set(self.machine.deadline())
 
     def _settle(self, call: int, outcome: object) -> None:

@@ -64,6 +64,11 @@ class RankFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksStarted:
+    """A supervisor has started ranks."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionOpened:
     pass
 
@@ -174,7 +179,7 @@ class HasLeft:
     reason: str
 
 
-RankEvent = Ask | VoteCast | CallEnded | CallExpired | WatchOpened | WatchEnded | RankLeaves | RankFailed
+RankEvent = Ask | VoteCast | CallEnded | CallExpired | WatchOpened | WatchEnded | RankLeaves | RankFailed | RanksStarted
 Event = RankEvent | SessionOpened | SessionClosed | Received | DrainAsked
 Effect = (
     QuorumAnswered

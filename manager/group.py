@@ -8,7 +8,7 @@ ranks.py and lighthouse_session.py hold the rules of the two sides; here they me
 4. A group that drains does the steps that it has promised, and leaves where it would join.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from manager import gather, ranks
@@ -33,6 +33,7 @@ from manager.grants import LEASE_SHARE
 from manager.lighthouse_session import SessionMachine
 from manager.progress import Telling
 from protos.membership import Participant, World
+from protos.progress import RankName
 from protos.refusals import Drained, LighthouseError, WrongState
 from protos.session import (
     DrainRequest,
@@ -50,7 +51,7 @@ from protos.session import (
     ToManager,
     Welcome,
 )
-from protos.stall_words import here_and_missing
+from protos.stall_words import here_and_missing, list_names
 
 
 class GroupMachine:
@@ -78,6 +79,7 @@ class GroupMachine:
         self._draining = ""
         self._has_left = self._has_ended = False
         self._let_go = ""
+        self._awaited = ""  # by the lighthouse's words
 
     @property
     def incarnation(self) -> str:
@@ -96,6 +98,28 @@ class GroupMachine:
     @property
     def held(self) -> Held | None:
         return self.ranks.grants.held
+
+    @property
+    def answers(self) -> int:
+        """How often ranks were let into a step."""
+        return self.ranks.gather.answers + self.ranks.grants.given
+
+    def waiting_for(self, lighthouse_error: str) -> str:
+        """What the ranks that have asked for a quorum wait for, in words. `lighthouse_error`: why the lighthouse cannot
+        be asked; empty: it can."""
+        waiting, missing = self.ranks.waiting, self.ranks.watches.missing
+        silent = {rank for rank in range(self.me.group_world_size) if rank not in waiting}
+        has_joined = self.ranks.gather.is_joined or not self.ranks.gather.waiting
+        lighthouse = f"the lighthouse: {lighthouse_error}" if lighthouse_error else ""
+        if has_joined:
+            return lighthouse or self._awaited or "the lighthouse to answer"
+        gone, late = silent & missing, silent - missing
+        parts = (
+            f"{_ranks_of(gone, self.me)}, not here yet" if gone else "",
+            f"{_ranks_of(late, self.me)}, here and not asking" if late else "",
+            lighthouse,
+        )
+        return "; ".join(filter(None, parts))
 
     def handle(self, event: Event, now: float) -> Sequence[Effect]:
         self.ranks.hear(now)
@@ -122,6 +146,7 @@ class GroupMachine:
                 return [] if self._has_left else self._send(self.session.opened(self._participant(), now))
             case SessionClosed():
                 self.session.closed()
+                self._awaited = ""
                 self._unopened = None  # asked for again on the next session
                 if self._has_left:
                     self._let_go = self._let_go or "its session has ended"
@@ -180,6 +205,7 @@ class GroupMachine:
             case KillRequest(reason):
                 return [Killed(reason)]
             case World():
+                self._awaited = message.waiting_for
                 return [WorldChanged(replace(message, group_world_size=self.me.group_world_size))]
             case EvidenceRequest():
                 return [EvidenceWanted(message)]
@@ -280,3 +306,8 @@ class GroupMachine:
 
     def _send(self, messages: Sequence[ToLighthouse]) -> list[Effect]:
         return [Sent(message) for message in messages]
+
+
+def _ranks_of(ranks: Collection[int], me: Participant) -> str:
+    names = list_names(RankName("", rank) for rank in ranks)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {names} of {me.group_world_size} of {me.replica_id}"

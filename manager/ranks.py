@@ -24,6 +24,7 @@ from manager.events import (
     RankFailed,
     RankGivenUp,
     RankLeaves,
+    RanksStarted,
     VoteAnswered,
     VoteCast,
     WatchEnded,
@@ -33,7 +34,7 @@ from manager.grants import GrantMachine, Join, Wait
 from manager.watches import Absence, Watches
 from protos.membership import Quorum
 from protos.refusals import Drained, LighthouseError, WrongState
-from protos.session import STARTING, Order, RankGone, Revoked
+from protos.session import RESTARTING, STARTING, Order, RankGone, Revoked
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ class Ranks:
     @property
     def down(self) -> str:
         """Why the group cannot take part now; empty: its ranks are there."""
+        if self.watches.is_restarting:
+            return RESTARTING
         if self.watches.lost:
             return self.watches.why_lost(self.watches.lost[0])
         return STARTING if self.watches.is_starting else ""
@@ -114,6 +117,9 @@ class Ranks:
                 return [] if rank is None else self._lose(rank, now)
             case RankLeaves(watch):
                 self.watches.leaves(watch)
+                return []
+            case RanksStarted():
+                self.watches.started()
                 return []
             case RankFailed(group_rank, worker, reason, ends_group):
                 if not self.watches.failed(group_rank, worker, reason, now):

@@ -236,6 +236,8 @@ class Supervisor:
             self._local.start(ranks, attempt)
         else:
             self._nodes.send(host, NodeStart(tuple(ranks), attempt))
+        if self._daemon is not None:
+            self._daemon.ranks_started()
 
     def _halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None:
         if host == 0 and self._local is not None:

@@ -5,15 +5,17 @@ from collections.abc import Iterable
 from lighthouse_runtime.server import Sender
 from manager.evidence import EvidenceDesk
 from manager.places import Places
+from manager.waits import Waits
 from manager.worlds import Worlds
 from protos.session import ToRank, WatchOpened, WatchRequest
 from protos.watch_wire import watch_response_to_wire
 
 
 class Watchers:
-    def __init__(self, places: Places, worlds: Worlds, evidence: EvidenceDesk) -> None:
+    def __init__(self, places: Places, worlds: Worlds, waits: Waits, evidence: EvidenceDesk) -> None:
         self._places = places
         self._worlds = worlds
+        self._waits = waits
         self._evidence = evidence
         self._senders: dict[int, Sender] = {}
 
@@ -23,6 +25,7 @@ class Watchers:
         self._evidence.opened(watch, request, sender, is_here=is_here)
         self.push(WatchOpened(takes_progress=True, takes_leave=True), (watch,))
         self._worlds.opened(watch, request, sender)
+        self._waits.opened(watch, sender)
 
     def ended(self, watch: int) -> bool:
         """Whether it was open until now."""
@@ -32,6 +35,7 @@ class Watchers:
             self._places.ended(watch)
             self._evidence.ended(watch)
             self._worlds.ended(watch)
+            self._waits.ended(watch)
         return sender is not None
 
     def push(self, message: ToRank, watches: Iterable[int]) -> None:
@@ -47,3 +51,4 @@ class Watchers:
         self._places.close()
         self._evidence.close()
         self._worlds.close()
+        self._waits.close()

@@ -47,6 +47,7 @@ class Watches:
         self._asked: set[int] = set()
         self._lost: dict[int, str] = {}
         self._absent: dict[int, Absence] = {}  # until they are back, or given up
+        self._started: set[int] = set()  # those of the lost that are started again
         self.missing = frozenset(range(group_world_size))  # those that have not come, or have gone
 
     @property
@@ -73,6 +74,11 @@ class Watches:
     def lost(self) -> list[int]:
         """The ranks that have gone and not come back."""
         return sorted(self._lost)
+
+    @property
+    def is_restarting(self) -> bool:
+        """All ranks that were lost are started again."""
+        return self._lost.keys() <= self._started and bool(self._lost)
 
     @property
     def missed(self) -> list[int]:
@@ -116,6 +122,10 @@ class Watches:
         """Its end is near, and in good order."""
         if (entry := self._open.get(watch)) is not None:
             self._open[watch] = replace(entry, has_left=True)
+
+    def started(self) -> None:
+        """The ranks that were lost are started again."""
+        self._started |= self._lost.keys()
 
     def ended(self, watch: int, now: float) -> int | None:
         """The rank that is lost by that."""
@@ -183,6 +193,7 @@ class Watches:
     def _lose(self, group_rank: int, how: str, now: float, *, has_left: bool = False) -> None:
         self._newest.pop(group_rank, None)
         self._asked.discard(group_rank)
+        self._started.discard(group_rank)
         self._lost[group_rank] = how
         self.missing |= {group_rank}
         mates = frozenset(watch.worker for watch in self._open.values() if watch.group_rank != group_rank)

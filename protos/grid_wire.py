@@ -8,7 +8,7 @@ from collections.abc import Collection
 from protos import lighthouse_pb2
 from protos.fields import check_count
 from protos.identity import check_name
-from protos.limits import MAX_GROUP_WORLD_SIZE
+from protos.limits import MAX_GROUP_WORLD_SIZE, cut_reason
 from protos.membership import World
 from protos.refusals import InvalidRequest
 
@@ -23,6 +23,7 @@ def world_to_wire(world: World) -> lighthouse_pb2.World:
         group_world_size=world.group_world_size,
         peers_pending=world.peers_pending,
         pending=world.pending[:MAX_PENDING_NAMED],
+        waiting_for=cut_reason(world.waiting_for),
     )
 
 
@@ -36,6 +37,7 @@ def world_from_wire(message: lighthouse_pb2.World) -> World:
         group_world_size=check_count(message.group_world_size, "group_world_size"),
         peers_pending=check_count(message.peers_pending, "peers_pending"),
         pending=tuple(check_name(name, "pending") for name in message.pending[:MAX_PENDING_NAMED]),
+        waiting_for=cut_reason(message.waiting_for),
     )
 
 

@@ -557,7 +557,7 @@ class MemberStatus(google.protobuf.message.Message):
     replica_id: builtins.str
     incarnation: builtins.str
     state: builtins.str
-    """participant, joined, straggler, missed, down, idle or lapsed"""
+    """participant, joined, straggler, missed, starting, down, idle or lapsed"""
     is_participant: builtins.bool
     step: builtins.int
     world_size: builtins.int
@@ -1109,6 +1109,7 @@ class World(google.protobuf.message.Message):
     PEERS_PENDING_FIELD_NUMBER: builtins.int
     PENDING_FIELD_NUMBER: builtins.int
     GROUP_WORLD_SIZE_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     global_world_size: builtins.int
     """ranks that are connected"""
     largest_peer_group_world_size: builtins.int
@@ -1119,6 +1120,8 @@ class World(google.protobuf.message.Message):
     """replica groups that ask to come in, and will be in the next quorum"""
     group_world_size: builtins.int
     """of the group that is told; the lighthouse leaves it out"""
+    waiting_for: builtins.str
+    """what requests for a quorum wait for, once that lasts; empty: nothing"""
     @property
     def pending(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """who asks; of many, the first"""
@@ -1132,8 +1135,9 @@ class World(google.protobuf.message.Message):
         peers_pending: builtins.int = ...,
         pending: collections.abc.Iterable[builtins.str] | None = ...,
         group_world_size: builtins.int = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["global_world_size", b"global_world_size", "group_world_size", b"group_world_size", "largest_peer_group_world_size", b"largest_peer_group_world_size", "peers_pending", b"peers_pending", "pending", b"pending", "ranks_pending", b"ranks_pending"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["global_world_size", b"global_world_size", "group_world_size", b"group_world_size", "largest_peer_group_world_size", b"largest_peer_group_world_size", "peers_pending", b"peers_pending", "pending", b"pending", "ranks_pending", b"ranks_pending", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___World = World
 

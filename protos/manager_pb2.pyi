@@ -575,6 +575,7 @@ class WatchResponse(google.protobuf.message.Message):
     WORLD_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
     GONE_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> global___WatchOpened:
         """first: the rank is watched"""
@@ -597,6 +598,10 @@ class WatchResponse(google.protobuf.message.Message):
     def gone(self) -> global___RankGone:
         """an older rank skips it"""
 
+    @property
+    def waiting(self) -> global___Waiting:
+        """an older rank skips it"""
+
     def __init__(
         self,
         *,
@@ -607,10 +612,11 @@ class WatchResponse(google.protobuf.message.Message):
         world: protos.lighthouse_pb2.World | None = ...,
         evidence: global___EvidenceAsked | None = ...,
         gone: global___RankGone | None = ...,
+        waiting: global___Waiting | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked", "world", b"world"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted", "world", "evidence", "gone"] | None: ...
+    def HasField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked", "waiting", b"waiting", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked", "waiting", b"waiting", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted", "world", "evidence", "gone", "waiting"] | None: ...
 
 global___WatchResponse = WatchResponse
 
@@ -681,6 +687,22 @@ class RankGone(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["rank", b"rank", "reason", b"reason"]) -> None: ...
 
 global___RankGone = RankGone
+
+@typing.final
+class Waiting(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """what this group's requests for a quorum wait for; empty: nothing, or not for long"""
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+global___Waiting = Waiting
 
 @typing.final
 class EvidenceAsked(google.protobuf.message.Message):

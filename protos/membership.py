@@ -107,7 +107,8 @@ class World:
     `global_world_size`: ranks that are connected. `largest_peer_group_world_size`: the most of them that hold the same
     shard; a peer group has at most one of each replica group. `ranks_pending`: how many are missing until each group
     that has begun to come is whole. `group_world_size`: of the group that is told. `peers_pending`: replica groups that
-    ask to come in, and will be in the next quorum; `pending` names the first of them.
+    ask to come in, and will be in the next quorum; `pending` names the first of them. `waiting_for`: what requests for
+    a quorum wait for, in words, once that lasts; empty: nothing.
     """
 
     global_world_size: int
@@ -116,6 +117,7 @@ class World:
     group_world_size: int = 0
     peers_pending: int = 0
     pending: tuple[str, ...] = ()
+    waiting_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,10 @@ class Order:
 # -- manager to lighthouse
 
 
-# Why a group is down of which no rank has come yet: the first quorum of a job waits for it.
+# Why a group is down whose ranks have not all come yet: the first quorum of a job waits for it.
 STARTING = "its ranks have not come yet"
+# Why a group is down that has lost ranks, since its supervisor has started them again.
+RESTARTING = "its ranks are started again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,13 @@ class Revoked:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """What the group's requests for a quorum wait for, in words; empty: for nothing, or not for long."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Killed:
     """End the process with status 1."""
 
@@ -300,4 +309,4 @@ class EvidenceAsked:
 
 
 FromRank = WatchRequest | Ballot | Sample | OwnEvidence | Leaving
-ToRank = WatchOpened | Revoked | RankGone | Killed | Counted | EvidenceAsked | World
+ToRank = WatchOpened | Revoked | RankGone | Waiting | Killed | Counted | EvidenceAsked | World

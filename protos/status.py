@@ -11,7 +11,8 @@ class MemberState(StrEnum):
     JOINED = "joined"  # asks for the next quorum
     STRAGGLER = "straggler"  # alive, not joined, and waited for
     MISSED = "missed"  # alive, missed a join_timeout: not waited for until it joins
-    DOWN = "down"  # its manager is alive, its ranks are not all there: not waited for until it joins
+    STARTING = "starting"  # its manager is alive; its ranks have not all come yet, or are started again
+    DOWN = "down"  # its manager is alive, it has lost ranks: not waited for until it joins
     IDLE = "idle"  # alive, never joined
     LAPSED = "lapsed"  # no sign of life for heartbeat_timeout
 

@@ -27,6 +27,7 @@ from protos.session import (
     RankGone,
     Revoked,
     ToRank,
+    Waiting,
     WatchOpened,
     WatchRequest,
 )
@@ -131,6 +132,8 @@ def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
             return manager_pb2.WatchResponse(opened=opened)
         case RankGone(group_rank, reason):
             return manager_pb2.WatchResponse(gone=manager_pb2.RankGone(rank=group_rank, reason=cut_reason(reason)))
+        case Waiting(reason):
+            return manager_pb2.WatchResponse(waiting=manager_pb2.Waiting(reason=cut_reason(reason)))
         case Revoked(quorum_id, reason, lost):
             revoked = manager_pb2.Revoked(quorum_id=quorum_id, reason=cut_reason(reason), lost=cut_reason(lost))
             return manager_pb2.WatchResponse(revoked=revoked)
@@ -150,6 +153,8 @@ def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | Non
             return WatchOpened(message.opened.takes_progress, message.opened.takes_leave)
         case "gone":
             return RankGone(check_count(message.gone.rank, "rank"), cut_reason(message.gone.reason))
+        case "waiting":
+            return Waiting(cut_reason(message.waiting.reason))
         case "world":
             return world_from_wire(message.world)
         case "revoked":

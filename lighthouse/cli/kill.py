@@ -5,6 +5,7 @@ import sys
 import click
 
 from lighthouse.cli.control import Control, control_options
+from protos.identity import split_replica_id
 from protos.status import LighthouseStatus, MemberState
 
 
@@ -22,7 +23,7 @@ def kill(to: Control, force: bool) -> None:
 
 def _is_last(status: LighthouseStatus, replica_id: str) -> bool:
     alive = {m.replica_id for job in status.jobs for m in job.members if m.state is not MemberState.LAPSED}
-    return alive == {replica_id}
+    return alive in ({replica_id}, {split_replica_id(replica_id)[0]})  # torchft writes name:uuid
 
 
 def is_terminal() -> bool:

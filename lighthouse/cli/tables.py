@@ -18,12 +18,20 @@ Row = tuple[str, MemberStatus]
 SHORT_INCARNATION = 8
 LATE_BEAT_S = 2.0
 # A member that needs a look comes first where not all can be shown.
-_STATES = [MemberState.LAPSED, MemberState.DOWN, MemberState.MISSED, MemberState.STRAGGLER, MemberState.IDLE]
+_STATES = [
+    MemberState.LAPSED,
+    MemberState.DOWN,
+    MemberState.MISSED,
+    MemberState.STARTING,
+    MemberState.STRAGGLER,
+    MemberState.IDLE,
+]
 _STATE_STYLES = {
     MemberState.PARTICIPANT: "green",
     MemberState.JOINED: "cyan",
     MemberState.STRAGGLER: "yellow",
     MemberState.MISSED: "yellow",
+    MemberState.STARTING: "cyan",
     MemberState.DOWN: "red",
     MemberState.LAPSED: "red",
 }

@@ -1,12 +1,14 @@
 // Words, tones and small tools. Whatever the lighthouse says is put on the page as text, never as markup.
-const STATES = ['lapsed', 'down', 'missed', 'straggler', 'idle', 'joined', 'participant'];
+const STATES = ['lapsed', 'down', 'missed', 'starting', 'straggler', 'idle', 'joined', 'participant'];
 const STATE_TONES = {
-  lapsed: 'bad', down: 'bad', missed: 'warn', straggler: 'warn', idle: 'idle', joined: 'busy', participant: 'good',
+  lapsed: 'bad', down: 'bad', missed: 'warn', starting: 'busy', straggler: 'warn', idle: 'idle', joined: 'busy',
+  participant: 'good',
 };
 const STATE_HINTS = {
   participant: 'in the quorum, at work on its step', joined: 'asks for the next quorum',
   straggler: 'alive, has not joined, and is waited for', missed: 'alive, but missed a join timeout: not waited for until it joins',
-  down: 'its manager is alive, its ranks are not all there', idle: 'alive, never joined', lapsed: 'lost, or silent',
+  starting: 'its manager is alive; its ranks have not all come yet, or are started again',
+  down: 'its manager is alive, it has lost ranks: not waited for until it joins', idle: 'alive, never joined', lapsed: 'lost, or silent',
 };
 const RANK_STATES = ['behind', 'lost', 'waiting', 'running'];
 const RANK_TONES = {behind: 'bad', lost: 'bad', waiting: 'busy', running: 'good'};

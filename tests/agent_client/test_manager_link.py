@@ -5,15 +5,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from agent_client.errors import GroupDrained
 from agent_client.manager_link import ManagerLink
 from agent_client.progress import Progress
-from agent_client.rank_watch import SAMPLED_EVERY_S
+from agent_client.rank_watch import SAMPLED_EVERY_S, RankWatch
 from lighthouse_runtime.clients import ManagerClient
 from protos.membership import Assignment
 from protos.progress import STEP, Sample
-from protos.refusals import Unreachable
+from protos.refusals import Drained, LighthouseError, Unreachable
 from protos.session import FromRank, ToRank, WatchOpened
-from tests.processes import PATIENCE_S
+from tests.processes import PATIENCE_S, eventually
 
 
 class FakeWatch:
@@ -54,6 +55,38 @@ def watched(monkeypatch: pytest.MonkeyPatch, opened: WatchOpened, progress: Prog
         link.ask(0, "", tag_quorum_id=None, commit_failures=0, timeout_s=PATIENCE_S)
     link.close()
     return watch
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error", "said"),
+    [
+        (Drained("a leaves"), GroupDrained, ("INFO", "the manager has left with its group: cancelled")),
+        (Unreachable("gone"), Unreachable, ("WARNING", "the manager is lost: cancelled")),
+    ],
+)
+def test_the_end_of_a_manager_that_has_left_with_its_group_is_no_loss(
+    refusal: LighthouseError,
+    error: type[Exception],
+    said: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    watch = FakeWatch(WatchOpened())
+
+    def refuse(*_: object, **__: object) -> Assignment:
+        raise refusal
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr(ManagerClient, "watch", lambda *_, **__: watch)
+    monkeypatch.setattr(ManagerClient, "quorum", refuse)
+    monkeypatch.setattr(RankWatch, "wait_ended", lambda *_: watch.cancel())
+    link = ManagerLink("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0)
+    with pytest.raises(error):
+        link.ask(0, "", tag_quorum_id=None, commit_failures=0, timeout_s=PATIENCE_S)
+    watch.cancel()  # the manager ends
+    eventually(lambda: caplog.records, "a line on its end")
+    assert [(record.levelname, record.message) for record in caplog.records] == [said]
+    link.close()
 
 
 def test_a_manager_that_takes_it_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch):

@@ -124,6 +124,15 @@ def test_reflection_lists_the_services_and_their_methods(lighthouse: Lighthouse)
         ]
 
 
+def test_the_stacks_of_a_rank_that_its_group_does_not_have_are_refused() -> None:
+    with Lighthouse() as lighthouse, Manager(lighthouse.address, "a", "--group-world-size", "2"):
+        at = ("--lighthouse", lighthouse.address)
+        eventually(lambda: '"a"' in run_cli(LIGHTHOUSE_CODE, "members", "--format", "json", *at).stdout, "a is there")
+        asked = run_cli(LIGHTHOUSE_CODE, "stacks", "--rank", "a/9", *at)
+    said = "Error: rank: there is no a/9; this group has ranks a/0 to a/1\n"
+    assert (asked.returncode, asked.stdout, asked.stderr) == (1, "", said)
+
+
 # -- the HTTP side
 
 
@@ -297,6 +306,23 @@ def test_kill_ends_a_group_through_its_manager(lighthouse: Lighthouse) -> None:
         assert manager.wait() == 1
         assert re.search(r"killed by .*: bad disk", manager.log())
         assert "bad disk" in lighthouse.log()
+
+
+def test_the_last_group_of_a_job_that_holds_no_session_is_guarded_too_and_its_kill_is_an_incident(
+    lighthouse: Lighthouse,
+) -> None:
+    """As torchft's: it joins by the unary call, is named name:uuid, and no quorum stands. Its manager is called."""
+    torchfts, at = "t:5f0c1d1e-8a9b-4c3d-9e2f-001122334455", ("--lighthouse", lighthouse.address, "--job", "unary")
+    with Manager(lighthouse.address, "t", "--job", "of_the_manager") as manager:
+        with LighthouseClient(lighthouse.address, job="unary") as client:
+            client.quorum(Participant("t", torchfts.partition(":")[2], torchfts, manager.address), timeout_s=30)
+        refused = run_cli(LIGHTHOUSE_CODE, "kill", torchfts, *at)
+        assert (refused.returncode, "t is the last live" in refused.stderr.replace(torchfts, "t")) == (1, True)
+        assert manager.is_alive
+        assert run_cli(LIGHTHOUSE_CODE, "kill", torchfts, "--force", "--message", "it hangs", *at).returncode == 0
+        assert manager.wait() == 1
+    [incident] = json.loads(run_cli(LIGHTHOUSE_CODE, "incidents", "--format", "json", *at).stdout)
+    assert re.fullmatch(r"t: killed by ipv[46]:.*: it hangs", incident["text"])
 
 
 def test_kill_of_a_group_that_shows_no_manager_says_so(lighthouse: Lighthouse) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.clients import LighthouseClient, ManagerClient
 from tests.daemons.supervisors import Supervisor, marked, python, restarted, runs
 from tests.processes import Lighthouse, eventually
 
@@ -144,3 +144,39 @@ def test_a_failed_health_check_excludes_the_host_before_anything_runs(lighthouse
         log = supervisor.log()
     assert "host 0 is excluded: its health check failed: exit code 7: GPU 3 has fallen off the bus" in log
     assert "[a/0] started" not in log
+
+
+# It is there, as its manager sees it, and ends, when a test says so.
+WATCHED = """
+import os, pathlib, sys, time
+from agent_client.manager_link import ManagerLink
+folder, here = pathlib.Path(sys.argv[1]), os.environ["LIGHTHOUSE_ATTEMPT"]
+while not (folder / here).exists():
+    time.sleep(0.02)
+link = ManagerLink(os.environ["MANAGER_ADDRESS"], 0, f"w{here}", lambda *_: None, returns_within_s=60)
+link._ensure_watched()
+while not (folder / f"{here}.end").exists():
+    time.sleep(0.02)
+os._exit(1)
+"""
+
+
+def test_a_group_is_starting_until_its_ranks_are_there(lighthouse: Lighthouse, tmp_path: Path) -> None:
+    def is_told(*states: str) -> None:
+        def state() -> str:
+            with LighthouseClient(lighthouse.address) as client:
+                [job] = client.status().jobs
+            return next((member.state.value for member in job.members if member.replica_id == "slow"), "")
+
+        eventually(lambda: state() in states, f"one of {states}")
+
+    command = [sys.executable, "-c", WATCHED, str(tmp_path)]
+    with Supervisor(lighthouse.address, *QUICK, command=command, replica_id="slow") as supervisor:
+        is_told("starting")
+        (tmp_path / "0").touch()
+        is_told("idle", "straggler")
+        (tmp_path / "0.end").touch()
+        restarted(supervisor, 1)
+        is_told("starting")
+        (tmp_path / "1").touch()
+        (tmp_path / "1.end").touch()

@@ -3,8 +3,8 @@
 import pytest
 
 from lighthouse import incident_evidence
-from lighthouse.incident_evidence import MAX_ASKED, Gathering, Question, Witness, read_ranks
-from protos.refusals import InvalidRequest
+from lighthouse.incident_evidence import MAX_ASKED, Gathering, Question, Witness, check_ranks, read_ranks
+from protos.refusals import InvalidRequest, UnknownName
 from tests.lighthouse.evidence import rank
 
 HERE = [Witness("a", 1, True), Witness("b", 2, True)]
@@ -77,3 +77,23 @@ def test_ranks_as_typed():
     for name in ("b/", "b/x", "b/-1", "b/999999"):
         with pytest.raises(InvalidRequest, match="names no rank; write b/1"):
             read_ranks([name])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "said"),
+    [
+        ((9,), 2, "rank: there is no b/9; this group has ranks b/0 to b/1"),
+        ((0, 2), 2, "rank: there is no b/2; this group has ranks b/0 to b/1"),
+        ((1,), 1, "rank: there is no b/1; this group has rank b/0 only"),
+    ],
+)
+def test_a_rank_that_its_group_does_not_have_is_refused(ranks: tuple[int, ...], size: int, said: str):
+    with pytest.raises(UnknownName) as e:
+        check_ranks("b", ranks, size)
+    assert str(e.value) == said
+
+
+def test_ranks_that_may_be_there_are_taken():
+    check_ranks("b", (0, 1), 2)
+    check_ranks("b", (), 2)
+    check_ranks("b", (7,), 0)

@@ -131,6 +131,17 @@ class TestAStall:
         assert sum(isinstance(effect, EvidenceWanted) for effect in stage.all) == MAX_LOOKS
         assert (len(stage.opened), stage.last.suspects) == (1, ("b/7",))
 
+    def test_who_was_behind_stays_its_suspect_when_the_others_only_wait(self, stage: Stage):
+        """The join timeout has left b out: nobody of the quorum is behind, and all wait for a new one."""
+        [_, wanted] = stage.stalled(behind("b/1"))
+        assert isinstance(wanted, EvidenceWanted)
+        stage.took(wanted.id)
+        stage.now += 60
+        assert stage.stalled(behind()) == []
+        assert (stage.last.suspects, stage.last.text) == (("b/1",), "b/1 behind")
+        stage.stalled(behind("a/0"))
+        assert stage.last.suspects == ("a/0",)
+
     def test_its_first_evidence_is_when_there_was_some_and_the_same_answer_is_said_once(self, stage: Stage):
         [_, wanted] = stage.stalled(behind("b/1", still_s=5.0))
         assert isinstance(wanted, EvidenceWanted)

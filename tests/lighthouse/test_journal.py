@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lighthouse.journal
+from lighthouse.config import LighthouseConfig
 from lighthouse.journal import Journal, default_path
 from lighthouse.memory import Entry, Memory, Record
 from protos.membership import Participant, Quorum
@@ -302,6 +303,17 @@ def test_a_forked_child_that_ends_leaves_the_parents_journal_whole(path: Path) -
         holder.wait()
     with claimed(path) as journal:
         assert journal.load() == {"job": Record(8), "after": Record(8)}
+
+
+def test_its_holder_is_named_by_its_address(path: Path) -> None:
+    config = LighthouseConfig(bind="localhost:29510", journal=str(path))
+    first, second = config.memory(), config.memory()
+    assert isinstance(first, Journal)
+    assert isinstance(second, Journal)
+    first.claim()
+    with pytest.raises(WrongState, match=r"is held by the lighthouse at localhost:29510 \(pid "):
+        second.claim()
+    first.release()
 
 
 def test_a_lock_file_removed_by_hand_lets_the_newer_one_win(path: Path) -> None:

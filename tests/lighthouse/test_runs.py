@@ -1,6 +1,7 @@
 """Every run of a lighthouse, with senders that only listen: quiet ones are dropped and found again, and limits hold."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from lighthouse import runs as module
 from lighthouse.lateness import Lateness
-from lighthouse.run_driver import NOTED_WITHIN_S, RunDriver
+from lighthouse.run_driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
 from lighthouse.run_memory import RunsInProcess
 from lighthouse.runs import Runs
 from protos import generation_pb2 as pb
@@ -175,6 +176,15 @@ async def test_a_lighthouse_that_ends_loses_nobody(runs: Runs):
     assert driver.machine.life.stands
     with pytest.raises(Unreachable, match="it ends"):
         runs.get("j", "r")
+
+
+async def test_keys_are_written_only_so_often(runs: Runs):
+    """Each is a durable write, which everybody waits for."""
+    driver = runs.get("j", "r")
+    with pytest.raises(LimitReached, match="keys written for one run"):
+        for number in range(2 * KEY_WRITES_AT_ONCE):
+            with contextlib.suppress(WrongState):
+                driver.put_key(0, KeyKind.ITERATION, f"k{number}", b"")
 
 
 async def test_a_key_is_fenced(runs: Runs):

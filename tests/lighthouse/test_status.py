@@ -4,11 +4,12 @@ import pytest
 
 from lighthouse.events import Withdrawn
 from lighthouse.quorum import QuorumMachine
-from lighthouse.status import NAMES_SHOWN, explain, job_status
+from lighthouse.status import NAMES_SHOWN, awaited, explain, job_status
 from lighthouse.verdict import Verdict
+from protos.session import RESTARTING, STARTING
 from protos.status import JobStatus, MemberState, MemberStatus
 from tests.lighthouse.builders import beat, beating, group, join, machine, training
-from tests.lighthouse.sessions import held, pulse, standing
+from tests.lighthouse.sessions import asks, connected, ended, held, native, opened, pulse, standing
 
 
 def states(m: QuorumMachine, now: float) -> dict[str, str]:
@@ -59,6 +60,100 @@ def test_a_new_incarnation_is_no_participant():
     m = training("ab")
     m.handle(join(3, "a", incarnation="i2"), now=1)
     assert [member.is_participant for member in job_status("j", m, 1).members] == [False, True]
+
+
+class TestStarting:
+    """A group whose ranks have not come yet, or are started again."""
+
+    def test_it_is_waited_for_by_the_first_quorum_and_named(self):
+        m = connected("a", min_replicas=2)
+        m.handle(opened(2, "b", down=STARTING, missing=frozenset({0})), 0)
+        assert states(m, 0) == {"a": "idle", "b": "starting"}
+        assert explain(m, 0) == "nobody asks for a quorum; 2 alive; starting: b"
+        m.handle(asks(1, 1, "a"), 1)
+        assert states(m, 1) == {"a": "joined", "b": "starting"}
+        assert explain(m, 1) == "1 of at least 2 joined (--min-replicas); starting: b"
+        m.handle(pulse(2), 2)
+        assert states(m, 2) == {"a": "joined", "b": "straggler"}, "its ranks have come"
+
+    def test_one_that_comes_later_is_starting_until_it_joins(self):
+        m = standing("a")
+        m.handle(opened(2, "b", down=STARTING, missing=frozenset({0})), 1)
+        assert states(m, 1) == {"a": "participant", "b": "starting"}
+        assert explain(m, 1) == "1 participants train; 1 alive; starting: b"
+        m.handle(pulse(2), 2)
+        assert states(m, 2)["b"] == "starting"
+        m.handle(asks(9, 2, "b"), 3)
+        assert (states(m, 3)["b"], m.roster.get("b").is_starting) == ("joined", False)
+
+    def test_one_that_has_lost_a_rank_is_down_until_its_supervisor_starts_it_again(self):
+        m = standing("ab")
+        m.handle(pulse(2, 1, down="rank 0 has ended", missing=frozenset({0})), 1)
+        assert states(m, 1) == {"a": "participant", "b": "down"}
+        assert "starting" not in explain(m, 1)
+        m.handle(pulse(2, 2, down=RESTARTING, missing=frozenset({0})), 2)
+        assert states(m, 2)["b"] == "starting"
+        m.handle(pulse(2, 3, down="rank 0 has ended", missing=frozenset({0})), 3)
+        assert states(m, 3)["b"] == "down"
+
+    def test_one_that_is_gone_is_not_starting(self):
+        m = connected("a")
+        m.handle(opened(2, "b", down=STARTING, missing=frozenset({0})), 0)
+        m.handle(ended(2), 1)
+        assert states(m, 1)["b"] == "lapsed"
+        assert explain(m, 1) == "nobody asks for a quorum; 1 alive"
+
+
+class TestAwaited:
+    """What requests for a quorum wait for: the same words for as long as nothing happens."""
+
+    def test_nothing_where_nobody_waits(self):
+        assert [awaited(m) for m in (machine(), training("ab"), connected("ab"))] == ["", "", ""]
+
+    @pytest.mark.parametrize(
+        ("names", "text"),
+        [
+            ("a", "2 more replica groups: at least 3 are needed (--min-replicas), joined: a"),
+            ("ab", "1 more replica group: at least 3 are needed (--min-replicas), joined: a, b"),
+        ],
+    )
+    def test_more_groups(self, names: str, text: str):
+        m = machine(min_replicas=3)
+        for call, name in enumerate(names, start=1):
+            m.handle(join(call, name), now=0)
+        assert awaited(m) == text
+
+    def test_groups_that_start(self):
+        m = machine(min_replicas=2)
+        for session, (name, missing) in enumerate({"a": (), "b": (0, 1), "c": (1,)}.items(), start=1):
+            of, down = native(name, group_world_size=2), STARTING if missing else ""
+            m.handle(opened(session, of, down=down, missing=frozenset(missing)), 0)
+        m.handle(asks(1, 1, native("a", group_world_size=2)), 1)
+        joined = "1 more replica group: at least 2 are needed (--min-replicas), joined: a"
+        assert awaited(m) == f"{joined}; starting: b; c has rank 0 of 2; missing: 1"
+
+    def test_an_allowed_size(self):
+        m = machine(allowed_sizes=frozenset({4, 8}))
+        m.handle(join(1, "a"), now=0)
+        assert awaited(m) == "more replica groups: allowed sizes are 4, 8, joined: a"
+
+    def test_stragglers(self):
+        m = training("abc", join_timeout_s=60)
+        m.handle(join(4, "b"), now=2)
+        assert awaited(m) == "a, c, at most 60 s (--join-timeout)"
+        m.tick(4)
+        assert awaited(m) == "a, c, at most 60 s (--join-timeout)"
+
+    def test_members_at_work(self):
+        m = training("ab")
+        m.handle(join(3, "n"), now=1)
+        assert awaited(m) == "the quorum's members to finish their step: a, b"
+
+    def test_every_verdict_that_is_a_wait_has_words(self):
+        for verdict in Verdict:
+            m = training("ab")
+            m.verdict = lambda verdict=verdict: verdict  # type: ignore[method-assign]
+            assert bool(awaited(m)) == (verdict not in (Verdict.NOBODY_ASKS, Verdict.FORMED, Verdict.READY))
 
 
 class TestExplain:

@@ -117,6 +117,19 @@ def test_a_group_that_stays_incomplete_is_in_the_log_with_its_missing_ranks(job:
     assert caplog.messages[1:] == ["[j] every replica group is whole"]
 
 
+def test_what_is_waited_for_is_told_once_and_its_end(job: Job):
+    heard = job.come(1, "a")
+    job.loop.go(1.0)
+    for waiting_for in ("b", "b", ""):
+        job.worlds.wait(waiting_for)
+        job.loop.go(1.0)
+    assert heard.messages == [World(1, 1), World(1, 1, waiting_for="b"), World(1, 1)]
+    job.worlds.wait("b")
+    job.worlds.wait("")
+    job.loop.go(1.0)
+    assert len(heard.messages) == 3, "it was over before it was told"
+
+
 def test_a_job_that_ends_leaves_no_timer(job: Job):
     job.come(1, "a", size=2, missing=(1,))
     job.loop.go(1)

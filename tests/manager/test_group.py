@@ -5,6 +5,7 @@ import pytest
 from manager.events import (
     CallEnded,
     DrainAsked,
+    RanksStarted,
     Received,
     Sent,
     SessionClosed,
@@ -19,6 +20,7 @@ from manager.group import GroupMachine
 from protos.membership import Participant, Quorum, World
 from protos.refusals import LimitReached, Superseded, WrongState
 from protos.session import (
+    RESTARTING,
     STARTING,
     Beat,
     Hello,
@@ -90,6 +92,16 @@ class TestStarting:
         assert m.incomplete == ""
         assert m.levels == Levels()
 
+    def test_ranks_that_its_supervisor_starts_again_are_said_to_start(self):
+        m = watched()
+        m.handle(RanksStarted(), 0)
+        assert m.levels == Levels()
+        m.handle(WatchEnded(2), 1)
+        assert m.levels.down == "rank 1 has ended"
+        assert m.handle(RanksStarted(), 1) == [beat(4, down=RESTARTING, missing={1})]
+        m.handle(WatchOpened(3, 1, "w1'"), 3)
+        assert m.levels == Levels()
+
     def test_half_of_its_ranks_never_join(self):
         """Also where each of them has asked, and another group's half would fill the count."""
         m = unwatched(size=8)
@@ -119,6 +131,45 @@ class TestStarting:
         m = GroupMachine(Participant("a", address="a:1", store_address="a:2"), "L")
         assert m.handle(ask(1, 0, deadline_at=30), 0) == []
         assert m.handle(SessionOpened(), 4)[2:] == [request(m, 1, 26)]
+
+
+class TestWaitingFor:
+    """What ranks that have asked for a quorum wait for."""
+
+    def test_ranks_that_are_not_here_and_ranks_that_do_not_ask(self):
+        m = unwatched(size=8)
+        for rank in range(6):
+            m.handle(WatchOpened(rank + 1, rank, f"w{rank}"), 0)
+        m.handle(ask(1, 0), 0)
+        m.handle(ask(2, 1), 0)
+        gone, late = "ranks 6-7 of 8 of a, not here yet", "ranks 2-5 of 8 of a, here and not asking"
+        assert m.waiting_for("") == f"{gone}; {late}"
+        assert m.waiting_for("nothing listens there") == f"{gone}; {late}; the lighthouse: nothing listens there"
+
+    def test_what_the_lighthouse_says_until_its_session_ends(self):
+        m = joined()
+        assert m.waiting_for("") == "the lighthouse to answer"
+        m.handle(told(World(2, 1, waiting_for="2 more replica groups")), 1)
+        assert m.waiting_for("") == "2 more replica groups"
+        m.handle(SessionClosed(), 2)
+        assert m.waiting_for("it is unreachable") == "the lighthouse: it is unreachable"
+        assert m.waiting_for("") == "the lighthouse to answer"
+
+    def test_the_lease(self):
+        m = holding()
+        committed(m, 0, LEASE_UNTIL)
+        m.handle(ask(3, 0, 1, tag_quorum_id=1), LEASE_UNTIL)
+        assert m.waiting_for("it is unreachable") == "the lighthouse: it is unreachable"
+
+    def test_each_step_that_ranks_are_let_into_is_an_answer(self):
+        m = joined()
+        before = m.answers
+        m.handle(handed(1, formed(1)), 0)
+        assert m.answers == before + 1
+        committed(m, 0, 1)
+        m.handle(ask(3, 0, 1, tag_quorum_id=1), 1)
+        m.handle(ask(4, 1, 1, tag_quorum_id=1), 1)
+        assert m.answers == before + 2
 
 
 class TestQuorum:

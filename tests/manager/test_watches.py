@@ -35,6 +35,27 @@ def test_the_end_of_its_watch_is_the_loss_of_the_rank():
     assert watches.ended(2, 0.0) is None
 
 
+def test_all_that_are_lost_are_started_again_until_they_are_back_or_lost_anew():
+    watches = watched()
+    watches.started()
+    assert not watches.is_restarting, "none was lost"
+    watches.ended(1, 0.0)
+    assert not watches.is_restarting
+    watches.started()
+    assert watches.is_restarting
+    watches.ended(2, 1.0)
+    assert not watches.is_restarting, "rank 1 is not started yet"
+    watches.started()
+    watches.opened(3, 0, "w0'")
+    assert watches.is_restarting
+    watches.ended(3, 2.0)
+    assert not watches.is_restarting, "it has ended again"
+    watches.started()
+    watches.opened(4, 0, "w0''")
+    watches.opened(5, 1, "w1'")
+    assert (watches.is_restarting, watches.lost) == (False, [])
+
+
 def test_all_that_are_lost_are_named_in_order():
     watches = watched(3)
     for watch in (3, 1):

@@ -47,7 +47,8 @@ torchft_members = st.builds(
     reconfigure_handles=st.lists(st.text(max_size=5), max_size=3),
     **shared,
 )
-worlds = st.builds(World, counts, counts, counts, counts, counts, st.lists(names, max_size=3).map(tuple))
+reasons = st.text(st.characters(codec="utf-8"), max_size=20).map(cut_reason)
+worlds = st.builds(World, counts, counts, counts, counts, counts, st.lists(names, max_size=3).map(tuple), reasons)
 assignments = st.builds(
     Assignment,
     quorum_id=counts,

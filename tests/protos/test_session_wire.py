@@ -18,7 +18,6 @@ from protos.limits import (
     MAX_REASON_CHARS,
     MAX_REQUEST_BYTES,
     MAX_SECONDS,
-    cut_reason,
 )
 from protos.membership import Assignment, Participant, Quorum, Vote
 from protos.progress import GroupView, OpenPhase, RankName, RankView, Sample
@@ -42,7 +41,7 @@ from protos.watch_wire import (
     word_from_wire,
 )
 from protos.wire import vote_from_native, vote_to_native
-from tests.protos.builders import assignments, field, native_participants, worlds
+from tests.protos.builders import assignments, field, native_participants, reasons, worlds
 from tests.protos.test_progress_wire import names, samples
 
 ToLighthouseMessage = lighthouse_pb2.SessionRequest
@@ -51,7 +50,6 @@ ToManagerMessage = lighthouse_pb2.SessionResponse
 counts = st.integers(0, 2**53)
 quorum_ids = st.integers(0, MAX_QUORUM_ID)
 seconds = st.floats(1e-9, MAX_SECONDS)
-reasons = st.text(st.characters(codec="utf-8"), max_size=20).map(cut_reason)
 members = native_participants.filter(lambda p: split_replica_id(p.wire_id)[1] != p.incarnation)
 
 group_views = st.builds(
@@ -107,6 +105,7 @@ to_rank = st.one_of(
     st.builds(said.RankGone, counts, reasons),
     st.builds(said.Revoked, quorum_ids, reasons),
     st.builds(said.Killed, reasons),
+    st.builds(said.Waiting, reasons),
     st.builds(said.EvidenceAsked, counts),
     worlds,
     st.builds(said.Counted, counts, st.builds(Vote, st.booleans(), st.none() | assignments)),

@@ -40,6 +40,13 @@ def test_the_last_live_group_is_not_killed_without_a_word(fake, run, others):
     assert run(command, "a", "--force").exit_code == 0
 
 
+def test_the_last_one_is_known_by_torchfts_name_of_it_too(fake, run):
+    fake.answers = [status(job(member("a")))]
+    result = run(command, "a:5f0c1d1e-8a9b-4c3d-9e2f-001122334455")
+    assert (result.exit_code, "is the last live replica group" in result.stderr) == (1, True)
+    assert [call for call in fake.calls if "replica_id" in call] == []
+
+
 @pytest.mark.parametrize(("typed", "is_killed"), [("y\n", True), ("n\n", False), ("\n", False)])
 def test_a_person_is_asked(fake, run, monkeypatch, typed, is_killed):
     fake.answers = [status(job(member("a")))]

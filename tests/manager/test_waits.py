@@ -1,0 +1,101 @@
+"""Ranks that wait for a quorum are told what for, once that lasts; so is the log."""
+
+import asyncio
+import logging
+
+import pytest
+
+from manager.waits import Waits
+from protos import manager_pb2
+from protos.session import Waiting
+from protos.watch_wire import watch_response_from_wire
+from tests.virtual_loop import VirtualLoop
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.messages: list[object] = []
+
+    def send(self, message: manager_pb2.WatchResponse) -> None:
+        self.messages.append(watch_response_from_wire(message))
+
+
+class Manager:
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop, self.waiting_for, self.answers = loop, "b", 0
+        self.waits = Waits(lambda: self.waiting_for)
+        self.rank = self.watch(1)
+
+    def watch(self, number: int) -> Heard:
+        heard = Heard()
+        self.waits.opened(number, heard)  # type: ignore[arg-type]
+        return heard
+
+    def look(self, is_waiting: bool) -> None:
+        self.waits.look(is_waiting=is_waiting, answers=self.answers)
+
+    def answer(self) -> None:
+        self.answers += 1
+        self.look(False)
+
+
+@pytest.fixture
+def manager(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Manager:
+    caplog.set_level(logging.INFO)
+    loop = VirtualLoop()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    return Manager(loop)
+
+
+def test_rounds_tell_nothing(manager: Manager, caplog: pytest.LogCaptureFixture):
+    for _ in range(100):
+        manager.look(True)
+        manager.loop.go(0.9)
+        manager.answer()
+    assert (manager.rank.messages, caplog.messages, manager.loop.timers) == ([], [], 0)
+
+
+def test_steps_without_a_pause_between_them_are_no_wait(manager: Manager, caplog: pytest.LogCaptureFixture):
+    """One rank asks before the other one has its answer: some request always waits."""
+    for _ in range(100):
+        manager.look(True)
+        manager.loop.go(0.9)
+        manager.answers += 1
+    manager.look(True)
+    assert (manager.rank.messages, caplog.messages) == ([], [])
+
+
+def test_a_wait_is_told_to_the_ranks_and_then_to_the_log(manager: Manager, caplog: pytest.LogCaptureFixture):
+    manager.look(True)
+    manager.loop.go(1)
+    assert manager.rank.messages == [Waiting("b")]
+    assert manager.watch(2).messages == [Waiting("b")], "who comes later is told, too"
+    manager.loop.go(4.5)
+    manager.waiting_for = "c"
+    manager.loop.go(20)
+    manager.answer()
+    assert manager.rank.messages == [Waiting("b"), Waiting("c"), Waiting("")]
+    assert caplog.messages == [
+        "no quorum for 5 s: waiting for b",
+        "no quorum for 15 s: waiting for c",
+        "there is a quorum, after 26 s",
+    ]
+    assert manager.loop.timers == 0
+
+
+def test_a_request_that_is_asked_again_goes_on_waiting(manager: Manager, caplog: pytest.LogCaptureFixture):
+    manager.look(True)
+    manager.loop.go(3)
+    manager.look(False)
+    manager.loop.go(0.5)
+    manager.look(True)
+    manager.loop.go(2)
+    assert caplog.messages == ["no quorum for 6 s: waiting for b"]
+
+
+def test_who_has_gone_is_told_nothing(manager: Manager):
+    manager.waits.ended(1)
+    manager.look(True)
+    manager.loop.go(1)
+    manager.waits.close()
+    assert (manager.rank.messages, manager.loop.timers) == ([], 0)
