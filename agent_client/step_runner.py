@@ -384,7 +384,7 @@ class StepRunner:
             act()
         except DoesNotFit as e:
             raise AgentError(
-                f"the state received does not fit the local one: {first_line(e)}; this group's model or optimizer is "
+                f"the state received does not fit the local one: {e.difference}; this group's model or optimizer is "
                 "not its peers': start it with theirs"
             ) from None
         except Exception as e:  # noqa: BLE001  whatever it was, the next quorum repairs it
