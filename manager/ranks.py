@@ -18,6 +18,7 @@ from manager.events import (
     CallEnded,
     CallExpired,
     CallRefused,
+    GroupGivenUp,
     Pushed,
     QuorumAnswered,
     RankEvent,
@@ -49,6 +50,7 @@ Effect = (
     | CallRefused
     | Pushed
     | RankGivenUp
+    | GroupGivenUp
     | gather.GroupJoined
     | gather.JoinTakenBack
     | EndReached
@@ -118,7 +120,9 @@ class Ranks:
                     return []
                 effects = self._lose(group_rank, now)
                 mates = self.watches.mates_of(group_rank)
-                return effects + (self._end_mates(group_rank, mates, reason) if ends_group else [])
+                if not ends_group:
+                    return effects
+                return [*effects, *self._end_mates(group_rank, mates, reason), GroupGivenUp(reason)]
 
     # -- what the lighthouse says
 
