@@ -24,6 +24,7 @@ from agent_client.errors import (
     EvaluationFailed,
     EvaluationLost,
     GroupDrained,
+    ModelMismatch,
     RanksDiffer,
     ScriptMismatch,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "LighthouseClient",
     "LocalSGD",
     "ManagerClient",
+    "ModelMismatch",
     "RanksDiffer",
     "RestartAbort",
     "ScriptMismatch",

@@ -23,6 +23,10 @@ class ScriptMismatch(AgentError):
     """This group does something else than the other participants of its quorum, in the same step."""
 
 
+class ModelMismatch(AgentError):
+    """This group's model or optimizer is not its peers': the state that it was to take over does not fit."""
+
+
 class EvaluationFailed(RuntimeError):
     """What the evaluating rank has raised, told to the others: the class and the text. Training can go on."""
 

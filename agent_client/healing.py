@@ -18,8 +18,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -61,6 +62,15 @@ class Transport(StrEnum):
 
 class DoesNotFit(StateMismatch):
     """The state is what was asked for, and this rank's model or optimizer is another: no later one will fit either."""
+
+
+@contextmanager
+def _unfit() -> Generator[None]:
+    """A mismatch in here is one that no later state mends."""
+    try:
+        yield
+    except StateMismatch as error:
+        raise DoesNotFit(f"{error}", error.difference) from None
 
 
 class Healing:
@@ -237,6 +247,7 @@ class Healing:
             self._key(assignment),
             self._timeout_s,
             accept=lambda received: self._check(assignment, received),
+            expect=self._check_layout,
             silence_s=self._timeout_s * SILENCE_SHARE,
             max_bytes=available_bytes(),
             gives_way=gives_way,
@@ -262,12 +273,16 @@ class Healing:
                     raise StateMismatch(f"it is of step {step}, not {assignment.max_step}")
                 if assignment.tag_quorum_id not in (None, tag):
                     raise StateMismatch(f"quorum {tag} has committed it, not {assignment.tag_quorum_id}")
-                try:
+                with _unfit():
                     self._state.check(train)
-                except StateMismatch as error:
-                    raise DoesNotFit(f"{error}") from None
             case _:
                 raise StateMismatch("it is not what an Agent serves, or of another quorum's future")
+
+    def _check_layout(self, announced: object) -> None:
+        """Before the first tensor crosses: a state of another model ends this group at once, however large it is."""
+        if isinstance(announced, dict) and isinstance(train := announced.get("train"), dict):
+            with _unfit():
+                self._state.check_layout(train)
 
     def _key(self, assignment: Assignment) -> tuple[int, int, int]:
         return (assignment.quorum_id, assignment.max_step, self._group_rank)

@@ -58,6 +58,7 @@ class ManagerLink:
         self._waits = WaitLog(group_rank, self._waiting_for)
         self._returns_within_s = returns_within_s
         self._gone_since: float | None = None
+        self._has_reported = False
         self.asks_ahead = True  # a vote asks for the next step's grant
         self._told: tuple[Said, Cast | None] | None = None
         self._granted: Assignment | None = None
@@ -201,7 +202,10 @@ class ManagerLink:
         )
 
     def report(self, reason: str, *, ends_group: bool = False) -> None:
-        """This rank is about to end; `ends_group`: and no rank of its group can go on."""
+        """This rank is about to end; `ends_group`: and no rank of its group can go on. The first reason counts."""
+        if self._has_reported:
+            return
+        self._has_reported = True
         try:
             self._client.report(self.group_rank, self._worker, reason, ends_group=ends_group)
         except LighthouseError as e:

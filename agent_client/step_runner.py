@@ -19,7 +19,7 @@ from agent_client import agreement
 from agent_client.agreement import Announced, Kind, standing_of
 from agent_client.comparison import Digest, common_interval, differs, outliers
 from agent_client.digest import PendingDigest
-from agent_client.errors import AgentError, ScriptMismatch, first_line
+from agent_client.errors import AgentError, ModelMismatch, ScriptMismatch, first_line
 from agent_client.follower import Follower
 from agent_client.healing import DoesNotFit, Healing
 from agent_client.manager_link import ManagerLink
@@ -379,14 +379,16 @@ class StepRunner:
     def _guarded(self, what: str, act: Callable[[], object]) -> bool:
         """Whether `act` succeeded. A failure marks the step, and ends it for the peers too.
 
-        Raises AgentError for what no later quorum can repair; the peers are not left before that has been said."""
+        Raises ModelMismatch for what no later quorum can repair; the peers are not left before that has been said."""
         try:
             act()
         except DoesNotFit as e:
-            raise AgentError(
-                f"the state received does not fit the local one: {first_line(e)}; this group's model or optimizer is "
+            mismatch = ModelMismatch(
+                f"the state received does not fit the local one: {e.difference}; this group's model or optimizer is "
                 "not its peers': start it with theirs"
-            ) from None
+            )
+            self._manager.report(f"ModelMismatch: {mismatch}", ends_group=True)
+            raise mismatch from None
         except Exception as e:  # noqa: BLE001  whatever it was, the next quorum repairs it
             log.info("step %d: %s failed: %s", self.machine.step, what, first_line(e))
             self.machine.failed(f"{what}: {first_line(e)}")

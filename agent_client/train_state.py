@@ -90,8 +90,12 @@ class TrainState:
 
     def check(self, received: dict[str, State]) -> None:
         """Raises StateMismatch or CorruptState if `received` cannot be installed here. For any thread."""
-        install_matches(self.in_place(), received)
+        self.check_layout(received)
         self._shards.put_back(received)
+
+    def check_layout(self, received: dict[str, State]) -> None:
+        """Raises StateMismatch where keys, shapes or dtypes differ; values are not looked at. For any thread."""
+        install_matches(self.in_place(), received)
 
     def install(self, received: dict[str, Any]) -> None:
         """Take over a peer's state. Check it first."""

@@ -16,7 +16,7 @@ from lighthouse_runtime.loop import StopRequest
 from lighthouse_runtime.server import ControlPolicy, Entry, GrpcServer
 from manager.config import ManagerConfig
 from manager.driver import ManagerDriver
-from manager.events import RankGivenUp
+from manager.events import GroupGivenUp, RankGivenUp
 from manager.from_outside import Look, look_alone
 from manager.lighthouse_link import LighthouseLink
 from manager.metrics import render
@@ -45,7 +45,7 @@ class ManagerDaemon:
         end: Callable[[int], None],
         more: Mapping[str, Entry] | None = None,
         look: Look = look_alone,
-        on_given_up: Callable[[RankGivenUp], None] = lambda _: None,
+        on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
     ) -> None:
         """`end` ends the process with a status: 0 after it has left, 1 when it was killed, MISCONFIGURED. `more`: calls
         that a supervisor serves beside the manager's. `look` as in EvidenceDesk, `on_given_up` as in ManagerDriver."""

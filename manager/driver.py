@@ -21,6 +21,7 @@ from manager.events import (
     Effect,
     Event,
     EvidenceWanted,
+    GroupGivenUp,
     HasLeft,
     Killed,
     Pushed,
@@ -74,7 +75,7 @@ class ManagerDriver:
     """`me` is this group's participant but for what changes from join to join; `life` names the manager's start.
 
     `end` ends the daemon with a status. `rank_timeout_s` as in GroupMachine. `on_given_up` hears of ranks that were
-    lost and are not back.
+    lost and are not back, and of a group that does not fit its peers.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class ManagerDriver:
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
         look: Look = look_alone,
-        on_given_up: Callable[[RankGivenUp], None] = lambda _: None,
+        on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
     ) -> None:
         """`limits` say when ranks stall. `look` as in EvidenceDesk."""
         self.places = Places(me, limits or Limits(), self._trains_alone, lambda: self.machine.incarnation)
@@ -286,6 +287,8 @@ class ManagerDriver:
                     self._watchers.push(message, watches)
                 case RankGivenUp(rank, reason):
                     log.error("rank %d is given up: %s", rank, reason)
+                    self._on_given_up(effect)
+                case GroupGivenUp():
                     self._on_given_up(effect)
                 case SessionGivenUp(reason):
                     self._link.give_up(reason)

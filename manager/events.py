@@ -135,6 +135,13 @@ class RankGivenUp:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupGivenUp:
+    """It does not fit its peers: no rank of it can go on, and a restart alone does not mend that."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorldChanged:
     """The ranks are to be told."""
 
@@ -188,6 +195,7 @@ Effect = (
     | Sent
     | Pushed
     | RankGivenUp
+    | GroupGivenUp
     | WorldChanged
     | SessionGivenUp
     | SessionSilent

@@ -18,6 +18,7 @@ from manager.events import (
     CallEnded,
     CallExpired,
     CallRefused,
+    GroupGivenUp,
     Pushed,
     QuorumAnswered,
     RankEvent,
@@ -50,6 +51,7 @@ Effect = (
     | CallRefused
     | Pushed
     | RankGivenUp
+    | GroupGivenUp
     | gather.GroupJoined
     | gather.JoinTakenBack
     | EndReached
@@ -126,7 +128,9 @@ class Ranks:
                     return []
                 effects = self._lose(group_rank, now)
                 mates = self.watches.mates_of(group_rank)
-                return effects + (self._end_mates(group_rank, mates, reason) if ends_group else [])
+                if not ends_group:
+                    return effects
+                return [*effects, *self._end_mates(group_rank, mates, reason), GroupGivenUp(reason)]
 
     # -- what the lighthouse says
 

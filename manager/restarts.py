@@ -2,7 +2,8 @@
 
 1. A rank's end means: done (0), stop the run (the abort code, or SIGINT), or a loss (anything else).
 2. A loss is answered by a restart, unless its cause is known to come back: the same host again and again, a crash at
-   every start, more losses in the window than the budget has.
+   every start, more losses in the window than the budget has. The last is the end of the run, for all groups, but not
+   where it takes losses of a group that does not fit its peers: they are no fault of the others.
 3. Each restart waits longer than the one before it, and not as long as others do. Losses leave the window with time.
 """
 
@@ -84,6 +85,7 @@ def described(status: int) -> str:
 class _Loss:
     at: float
     host: int
+    is_misfit: bool
 
 
 @dataclass(slots=True)
@@ -95,16 +97,18 @@ class Budget:
     _losses: list[_Loss] = field(default_factory=list)
     _early: int = 0
 
-    def lose(self, host: int, lived_s: float, now: float) -> Decision:
-        """A loss that began on `host`, so long after the ranks were started."""
+    def lose(self, host: int, lived_s: float, now: float, *, is_misfit: bool = False) -> Decision:
+        """A loss that began on `host`, so long after the ranks were started; `is_misfit`: since the group does not fit
+        its peers."""
         policy = self.policy
         self._early = self._early + 1 if lived_s < policy.startup_s else 0
         self._losses = [loss for loss in self._losses if now - loss.at < policy.window_s]
-        decision = self._refusal([*self._losses, _Loss(now, host)])
+        loss = _Loss(now, host, is_misfit)
+        decision = self._refusal([*self._losses, loss])
         if decision is not None:
             return decision
         delay_s = min(policy.max_delay_s, policy.delay_s * 2.0 ** min(len(self._losses), 60))
-        self._losses.append(_Loss(now, host))
+        self._losses.append(loss)
         return Restart(delay_s * (0.5 + 0.5 * self.draw()))
 
     def _refusal(self, losses: Sequence[_Loss]) -> Exclude | GiveUp | None:
@@ -116,6 +120,9 @@ class Budget:
             what = f"{self._early} deaths in a row within {policy.startup_s:g} s of the start"
             return GiveUp(f"start-up failure: {what}", is_for_all=False)
         if len(losses) > policy.max_restarts:
-            what = f"{policy.max_restarts} restarts within {policy.window_s:g} s"
-            return GiveUp(f"the budget of {what} is exhausted", is_for_all=True)
+            what = f"the budget of {policy.max_restarts} restarts within {policy.window_s:g} s is exhausted"
+            misfits = sum(loss.is_misfit for loss in losses)
+            is_for_all = len(losses) - misfits > policy.max_restarts
+            whose = "" if is_for_all else f", {misfits} of them because this group does not fit its peers"
+            return GiveUp(what + whose, is_for_all=is_for_all)
         return None

@@ -2,7 +2,8 @@
 
 1. Ranks that restart together are a unit: all of the group, or each by itself. A unit starts when all hosts of it are
    there, and starts again when none of its ranks runs any more and its delay is over. restarts.py decides whether.
-2. A rank that ends by the abort code or by SIGINT stops the run for all. So does a budget that is exhausted.
+2. A rank that ends by the abort code or by SIGINT stops the run for all. So does a budget that is exhausted, unless
+   it was used up by a group that does not fit its peers: that is the end of this group only.
 3. A host whose supervisor is lost has lost its ranks; it is waited for. A rank whose process is there and does nothing
    (it is stopped, or frozen) is lost, too.
 4. A group that is asked to end, or is told that the run has stopped, restarts nothing. It is over when no rank runs.
@@ -36,6 +37,7 @@ from manager.supervision_events import (
     HostLost,
     HostReady,
     KillAsked,
+    MisfitHeard,
     Noted,
     Over,
     RankEnded,
@@ -76,7 +78,8 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Unit:
-    """Ranks that restart together. `attempt`: of its last start, -1: none yet."""
+    """Ranks that restart together. `attempt`: of its last start, -1: none yet; `misfit`: why the group does not fit
+    its peers."""
 
     ranks: tuple[int, ...]
     budget: Budget
@@ -85,6 +88,7 @@ class Unit:
     running: set[int] = field(default_factory=set[int])
     started_at: float = 0.0
     starts_at: float = 0.0
+    misfit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,10 @@ class SupervisorMachine:
                 return self._rank_ended(event, now)
             case RankSilent():
                 return self._rank_silent(event, now)
+            case MisfitHeard(reason):
+                for unit in self.units:
+                    unit.misfit = reason if unit.phase is Phase.RUNNING else ""
+                return []
             case CheckFailed(host, reason):
                 return self._exclude(Exclude(host, f"its health check failed: {reason}"), now)
             case StopHeard(reason):
@@ -186,7 +194,8 @@ class SupervisorMachine:
         unit.running.discard(ended.rank)
         if self._ending is not None or unit.phase is not Phase.RUNNING:
             return []
-        why = f"rank {ended.rank} has ended by {described(ended.status)}" + (f": {ended.cause}" if ended.cause else "")
+        cause = ended.cause or unit.misfit
+        why = f"rank {ended.rank} has ended by {described(ended.status)}" + (f": {cause}" if cause else "")
         match outcome(ended.status, self._policy.abort_code):
             case Outcome.DONE:
                 unit.phase = unit.phase if unit.running else Phase.DONE
@@ -217,7 +226,7 @@ class SupervisorMachine:
         return effects
 
     def _lose(self, unit: Unit, host: int, why: str, now: float) -> list[Effect]:
-        match unit.budget.lose(host, now - unit.started_at, now):
+        match unit.budget.lose(host, now - unit.started_at, now, is_misfit=bool(unit.misfit)):
             case Restart(after_s):
                 unit.starts_at = now + after_s
                 who = "the group" if self._policy.scope == GROUP_SCOPE else f"rank {unit.ranks[0]}"
@@ -300,7 +309,7 @@ class SupervisorMachine:
 
     def _start(self, unit: Unit, now: float) -> list[Effect]:
         unit.phase, unit.attempt, unit.started_at = Phase.RUNNING, unit.attempt + 1, now
-        unit.running = set(unit.ranks)
+        unit.running, unit.misfit = set(unit.ranks), ""
         return [Start(host, ranks, unit.attempt) for host, ranks in self._by_host(unit.ranks)]
 
     def _by_host(self, ranks: Iterable[int]) -> list[tuple[int, tuple[int, ...]]]:

@@ -40,6 +40,13 @@ class RankSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class MisfitHeard:
+    """The group does not fit its peers, so its ranks end: another model, another script."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckFailed:
     """The host's health check, before a start."""
 
@@ -73,7 +80,7 @@ class EndAsked:
     is_urgent: bool = False
 
 
-Event = HostReady | HostLost | RankEnded | RankSilent | CheckFailed | StopHeard | KillAsked | EndAsked
+Event = HostReady | HostLost | RankEnded | RankSilent | MisfitHeard | CheckFailed | StopHeard | KillAsked | EndAsked
 
 # -- effects
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from lighthouse_runtime.loop import STOP_SIGNALS
 from lighthouse_runtime.timer import DeadlineTimer
 from manager.daemon import ManagerDaemon
-from manager.events import RankGivenUp
+from manager.events import GroupGivenUp, RankGivenUp
 from manager.from_outside import look_alone
 from manager.group_store import GroupStore
 from manager.launch import Launch
@@ -30,6 +30,7 @@ from manager.supervision_events import (
     HostExcluded,
     HostReady,
     KillAsked,
+    MisfitHeard,
     Noted,
     Over,
     RankSilent,
@@ -177,10 +178,12 @@ class Supervisor:
             case _:
                 self._feed(EndAsked(1, "its manager has no lighthouse, as it says above"))
 
-    def _given_up(self, rank: RankGivenUp) -> None:
+    def _given_up(self, lost: RankGivenUp | GroupGivenUp) -> None:
         """Under torchrun its own agent sees to the ranks."""
-        if self._local is not None and self._local.plan.torchrun is None and not rank.has_left:
-            self._feed(RankSilent(rank.group_rank, rank.lost_at, rank.reason))
+        if isinstance(lost, GroupGivenUp):
+            self._feed(MisfitHeard(lost.reason))
+        elif self._local is not None and self._local.plan.torchrun is None and not lost.has_left:
+            self._feed(RankSilent(lost.group_rank, lost.lost_at, lost.reason))
 
     def _signalled(self, status: int, host: int = 0) -> None:
         """A person's first: leave in good order; the next: without; then at once.

@@ -64,6 +64,7 @@ class Fetch:
         timeout_s: float,
         *,
         accept: Callable[[State], object],
+        expect: Callable[[State], object] | None = None,
         silence_s: float | None = None,
         wait_s: float | None = None,
         max_bytes: int | None = None,
@@ -74,7 +75,7 @@ class Fetch:
         self._key = StateKey(*key)
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
-        self._accept = accept
+        self._accept, self._expect = accept, expect
         self._wait_s = wait_s
         self._max_bytes = max_bytes
         self._max_header_bytes = max_header_bytes
@@ -82,6 +83,7 @@ class Fetch:
         self._pace: Pace | None = None
         self._machine = TransferMachine(list(sources), deadline=self._deadline, silence_s=silence_s or timeout_s)
         self._kinds: list[type[Exception]] = []
+        self._difference = ""
         self._lock = threading.Lock()
         self._cancelled = threading.Event()
         self._why_cancelled = ""
@@ -127,7 +129,7 @@ class Fetch:
         self._source, self._received, self._tag = read.source, 0, ""
         with self._judging():
             self._open(read)
-            state = decode(self, self._length, max_header_bytes=self._max_header_bytes)
+            state = decode(self, self._length, max_header_bytes=self._max_header_bytes, expect=self._expect)
             self._accept(state)
         return state
 
@@ -203,7 +205,10 @@ class Fetch:
             self._tell(Broken(self._received, f"{self._where()}: {error!r}"))
         except (StateUnavailable, LighthouseError) as error:
             self._refuse(f"is not there: {error}", StateUnavailable)
-        except (CorruptState, StateMismatch, ValueError) as error:
+        except StateMismatch as error:
+            self._difference = self._difference or error.difference
+            self._refuse(f"cannot be used, nothing of it was: {error}", type(error))
+        except (CorruptState, ValueError) as error:
             self._refuse(f"cannot be used, nothing of it was: {error}", type(error))
 
     def _where(self) -> str:
@@ -234,7 +239,10 @@ class Fetch:
             )
             return TimeoutError(f"{what} did not arrive within {self._timeout_s:g} s, {where}. {advice}")
         is_one_kind = len(set(self._kinds)) == 1 and len(self._kinds) == len(failed.reasons)
-        return (self._kinds[0] if is_one_kind else StateUnavailable)(f"{what} {reasons}")
+        kind = self._kinds[0] if is_one_kind else StateUnavailable
+        if issubclass(kind, StateMismatch):
+            return kind(f"{what} {reasons}", self._difference)
+        return kind(f"{what} {reasons}")
 
 
 class _Next(Exception):

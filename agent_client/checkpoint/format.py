@@ -11,6 +11,7 @@ Checksums find accidents, not attackers; what stops an attacker is that nothing 
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,15 +41,20 @@ def decode(
     *,
     chunk_bytes: int = CHUNK_BYTES,
     max_header_bytes: int = MAX_HEADER_BYTES,
+    expect: Callable[[State], object] | None = None,
 ) -> State:
     """The state whose encoding `source` yields, its tensors on the CPU; CorruptState for anything else.
 
     `length`: bytes that were announced; exactly so many are read. Without it the source must end with the state.
+    `expect` gets the layout of the state before any blob is read: its tensors on the meta device, its bytes empty. What
+    it raises ends the decoding.
     """
     reader = Reader(source, chunk_bytes)
     header = _read_header(reader, max_header_bytes)
     skeleton, described = _check_header(header)
     _check_length(reader.consumed + sum(encoded_size(blob.bytes) for blob in described), length)
+    if expect is not None:
+        expect(assemble(skeleton, [_lay_out(blob, index) for index, blob in enumerate(described)]))
     blobs = [_read_blob(reader, blob, index) for index, blob in enumerate(described)]
     if length is None:
         reader.expect_end()
@@ -123,6 +129,15 @@ def _dtype(name: str) -> tuple[torch.dtype | None, int]:
 def _check_length(described: int, announced: int | None) -> None:
     if announced is not None and described != announced:
         raise CorruptState(f"the header describes {described} bytes, but {announced} were announced")
+
+
+def _lay_out(blob: _Described, index: int) -> Blob:
+    if blob.dtype is None:
+        return b""
+    try:
+        return torch.empty(blob.shape, dtype=blob.dtype, device="meta")
+    except RuntimeError as error:
+        raise CorruptState(f"blob {index} cannot have the shape {blob.shape}") from error
 
 
 def _read_blob(reader: Reader, blob: _Described, index: int) -> Blob:

@@ -12,7 +12,14 @@ MAX_NAMED = 10
 
 
 class StateMismatch(Exception):
-    """A received state does not fit the local one. Nothing local was touched."""
+    """A received state does not fit the local one. Nothing local was touched.
+
+    `difference`: the first one, in one line; empty where the structure is not what differs.
+    """
+
+    def __init__(self, message: str, difference: str = "") -> None:
+        super().__init__(message)
+        self.difference = difference
 
 
 def snapshot(state: State) -> State:
@@ -38,7 +45,9 @@ def install_matches(expected: State, received: State) -> None:
     """
     differences = [f"{format_path(path)}: {what}" for path, what in _differences(expected, received, ())]
     if differences:
-        raise StateMismatch(_report(differences))
+        unnamed = len(differences) - 1
+        more = f", and {unnamed} more" if unnamed else ""
+        raise StateMismatch(_report(differences), differences[0] + more)
 
 
 def _copy(blob: Blob) -> Blob:

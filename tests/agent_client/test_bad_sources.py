@@ -1,5 +1,6 @@
 """A source whose state cannot be used: the reason is told, nothing of it is taken over, and another source is asked."""
 
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import torch
 from agent_client.checkpoint.format import CorruptState, encode
 from agent_client.checkpoint.response import StateUnavailable
 from agent_client.checkpoint.snapshot import StateMismatch
+from agent_client.healing import DoesNotFit
 from agent_client.step import StepMachine
 from tests.agent_client.checkpoint.sources import answering, ok
 from tests.agent_client.test_healing import TARGETS, Pair
@@ -165,3 +167,13 @@ def test_another_source_is_asked_and_its_state_is_taken_whole(
     assert pair.target_bits() == before, "the script's thread installs it"
     assert pair.install().step == 5
     assert torch.equal(*pair.weights())
+
+
+@pytest.mark.parametrize("change", [have_another_shape, have_another_dtype])
+def test_a_state_of_another_model_is_refused_by_its_header(stack: ExitStack, change: Callable[[State], None]) -> None:
+    """Its tensors never come: a group that is none of its peers' must not wait for all of a large state."""
+    whole = changed(change)
+    pair = BadPair(stack, lambda state: whole(state)[:10_000], has_another=False)
+    with pytest.raises(DoesNotFit, match=MISFITS[change]) as caught:
+        pair.fetch()
+    assert re.fullmatch(rf"state\['model'\]{MISFITS[change]}", caught.value.difference)

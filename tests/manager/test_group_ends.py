@@ -8,6 +8,7 @@ from manager.events import (
     CallRefused,
     DrainAsked,
     Event,
+    GroupGivenUp,
     HasLeft,
     Killed,
     Pushed,
@@ -391,11 +392,13 @@ class TestARankThatEndsItsGroup:
         [refusal] = [e for e in effects if isinstance(e, CallRefused)]
         assert (refusal.call, str(refusal.error)) == (77, "another script")
         assert not [e for e in effects if isinstance(e, RankGivenUp)], "its launcher sees it end"
+        assert effects[-1] == GroupGivenUp("another script"), "and is told that a restart does not mend it"
         assert m.handle(RankFailed(1, "w1", "again", ends_group=True), 2.1) == []
 
     def test_one_that_only_fails_leaves_them_alone(self):
         m = holding(3)
         effects = m.handle(RankFailed(1, "w1", "an exception"), 2.0)
+        assert not [e for e in effects if isinstance(e, GroupGivenUp)]
         assert not [e for e in effects if isinstance(e, Pushed) and isinstance(e.message, RankGone)]
 
 

@@ -95,6 +95,31 @@ class TestBudget:
         assert decisions[-1] == Exclude(1, "it was the first to fail 2 times in a row")
 
 
+class TestAMisfit:
+    """Losses of a group that does not fit its peers."""
+
+    POLICY = RestartPolicy(startup_failures=0, max_restarts=2)
+
+    def lose(self, *misfits: bool) -> Decision:
+        budget = Budget(self.POLICY, lambda: 1.0)
+        return [budget.lose(0, 60.0, at, is_misfit=is_misfit) for at, is_misfit in enumerate(misfits)][-1]
+
+    @pytest.mark.parametrize("misfits", [(True, True, True), (True, False, False), (False, False, True)])
+    def test_it_is_no_fault_of_the_others(self, misfits: tuple[bool, ...]) -> None:
+        why = (
+            f"the budget of 2 restarts within 3600 s is exhausted, {sum(misfits)} of them because this group does not "
+        )
+        assert self.lose(*misfits) == GiveUp(f"{why}fit its peers", is_for_all=False)
+
+    def test_what_does_not_need_it_to_exhaust_the_budget_is(self) -> None:
+        assert self.lose(False, False, False) == GiveUp(
+            "the budget of 2 restarts within 3600 s is exhausted", is_for_all=True
+        )
+
+    def test_it_uses_the_budget_up(self) -> None:
+        assert isinstance(self.lose(True, True), Restart)
+
+
 @given(
     policy=st.builds(
         RestartPolicy,

@@ -16,6 +16,7 @@ from manager.supervision_events import (
     HostLost,
     HostReady,
     KillAsked,
+    MisfitHeard,
     Noted,
     Over,
     RankEnded,
@@ -149,6 +150,27 @@ class TestStop:
         assert isinstance(first, RunStopAsked)
         assert second == Halt(0, (0,), 1.0)
         assert m.handle(RankEnded(0, 0, 0), 50.2)[-1] == Over(130, first.reason)
+
+    def test_a_budget_that_a_misfit_has_used_up_ends_this_group_only(self) -> None:
+        m = running(policy=RestartPolicy(startup_failures=0, max_restarts=0))
+        assert m.handle(MisfitHeard("another model"), 1.0) == []
+        effects = m.handle(RankEnded(0, 0, 1), 2.0)
+        assert plain(effects) == [Halt(0, (1,), 5.0)], "no stop of the run"
+        m.handle(RankEnded(1, 0, -15), 3.0)
+        [noted] = [effect for effect in effects if isinstance(effect, Noted)]
+        assert "because this group does not fit its peers; rank 0 has ended by exit code 1: another model" in noted.text
+        assert m.is_over
+
+    def test_a_misfit_of_the_start_before_this_one_is_over(self) -> None:
+        m = running(policy=RestartPolicy(startup_failures=0, max_restarts=1, delay_s=1.0, window_s=5.0))
+        m.handle(MisfitHeard("another model"), 1.0)
+        m.handle(RankEnded(0, 0, 1), 2.0)
+        m.handle(MisfitHeard("too late"), 2.5)
+        m.handle(RankEnded(1, 0, -15), 3.0)
+        for at, ends in ((10.0, RankEnded(0, 1, 1)), (11.0, RankEnded(1, 1, -15)), (13.0, RankEnded(0, 2, 1))):
+            m.tick(at)
+            effects = m.handle(ends, at)
+        assert any(isinstance(effect, RunStopAsked) for effect in effects)
 
     def test_a_stop_that_is_heard(self) -> None:
         m = running()

@@ -143,6 +143,21 @@ class TestRoundTrip:
         filled: set[int] = set()
         assert decode(Spy(encoded(tensor))).data_ptr() in filled
 
+    def test_the_layout_is_told_before_any_tensor_is_read(self) -> None:
+        state = {"weight": torch.ones(3, 1024), "raw": b"raw", "step": 5}
+        content = encoded(state)
+        source, told = io.BytesIO(content), []
+
+        def expect(layout: Any) -> None:
+            told.append((layout, source.tell()))
+
+        assert same(decode(source, len(content), expect=expect), state)
+        [(layout, read)] = told
+        assert (layout["weight"].shape, layout["weight"].dtype) == ((3, 1024), torch.float32)
+        assert layout["weight"].is_meta
+        assert (layout["raw"], layout["step"]) == (b"", 5)
+        assert read < len(content) - state["weight"].nbytes
+
     def test_chunks_keep_to_their_size(self) -> None:
         sizes = [len(chunk) for chunk in encode([torch.zeros(100, dtype=torch.uint8), bytes(70)], chunk_bytes=64)]
         assert sizes[1:] == [64, 36, 4, 64, 6, 4]
