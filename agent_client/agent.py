@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from agent_client.applying import Applying
+from agent_client.compiling import never_compiled
 from agent_client.digest import Digests
 from agent_client.environment import Environment
 from agent_client.errors import AgentError, ConfigurationError, GroupDrained, first_line
@@ -36,6 +37,7 @@ from agent_client.meeting import meet
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
 from agent_client.process_group.observed import ObservedGroup
+from agent_client.scalers import Scalers
 from agent_client.step import Phase, StepMachine
 from agent_client.step_runner import Limits, StepDigest, StepRunner
 from agent_client.streams import in_stream_order
@@ -137,7 +139,7 @@ class Agent(AgentTogether):
             *parts, limits, manager_process, self._follower, self._progress, check_every=check_state_every
         )
         self._state_digests, self._gradient_digests = Digests(), Digests()
-        self._applying = Applying()
+        self._applying, self._scalers = Applying(), Scalers(state)
         self._hooks = self._watch_optimizers()
         close_at_end(self)
 
@@ -204,6 +206,7 @@ class Agent(AgentTogether):
         self.wait_quorum()
         return self._machine.assignment.max_step if self._machine.assignment else None
 
+    @never_compiled
     def slots(self) -> list[tuple[int, int]]:
         """(place, number of places) of each microbatch that is this rank's in the step under way.
 
@@ -227,6 +230,7 @@ class Agent(AgentTogether):
         [slot] = self.slots()
         return slot
 
+    @never_compiled
     def last_slot(self) -> tuple[int, int]:
         """(place, number of places) of this rank among all ranks of the last quorum; waits for the first one."""
         if self._runner.last is None:
@@ -239,7 +243,9 @@ class Agent(AgentTogether):
         if self._machine.phase is not Phase.IDLE:
             raise AgentError(f"load_state_dict: a step is under way ({self._machine.phase}); call it between two steps")
         self._machine.installed(state_dict["step"], state_dict["tag_quorum_id"], state_dict["batches_committed"])
+        self._scalers.forget()
 
+    @never_compiled
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
         """Over the ranks of this replica group, in place; each of them must call it. Raises RuntimeError."""
         if self._group is not None:
@@ -256,6 +262,7 @@ class Agent(AgentTogether):
 
     # -- one step
 
+    @never_compiled
     def start_quorum(self) -> None:
         """Begin a step: ask for its quorum. Once a step; further calls do nothing.
 
@@ -275,6 +282,7 @@ class Agent(AgentTogether):
         self._manager.asks_ahead = False
         self._asks_late, self._runner.counts_at_once = True, False
 
+    @never_compiled
     def wait_quorum(self) -> None:
         """Until the quorum of this step is known, its process group made and a peer's state received.
 
@@ -283,6 +291,7 @@ class Agent(AgentTogether):
         if self._round is not None:
             self._await("quorum", self._round)
 
+    @never_compiled
     def all_reduce(self, tensor: torch.Tensor, *, within_group: bool = True, name: str = "") -> "Future[torch.Tensor]":
         """The mean over the contributing participants, and over the ranks of the group, in place.
 
@@ -295,11 +304,13 @@ class Agent(AgentTogether):
         entry, runner = self._progress.numbers.over(), self._runner
         return self._thread.submit(in_stream_order(tensor, lambda: runner.reduce(tensor, within_group, entry, name)))
 
+    @never_compiled
     def report_error(self, error: BaseException | str) -> None:
         """This step must not commit."""
         reason = str(error)
         self._thread.submit(lambda: self._machine.erred(reason)).result()
 
+    @never_compiled
     def should_commit(self) -> bool:
         """Vote, and learn the decision of all ranks of the group.
 
@@ -351,6 +362,7 @@ class Agent(AgentTogether):
         """
         self._on_commit.append(callback)
 
+    @never_compiled
     def tell_commit(self) -> None:
         """The last committed step is applied: tell those that wait for it, once. For optimizers."""
         step, self._untold = self._untold, None
@@ -387,15 +399,18 @@ class Agent(AgentTogether):
         """Whether a forward pass will begin the next step."""
         return any(part.begins_steps for part in self._parts)
 
+    @never_compiled
     def computes(self, *, accumulates: bool = False) -> None:
         """Something of a step begins, and so does the step, where none is under way."""
         self.start_quorum()
         self._machine.computes(accumulates=accumulates)
 
+    @never_compiled
     def backward_reduces(self) -> None:
         """A backward pass reduces; `backward_ended` follows, unless it is given up."""
         self._machine.is_in_backward = True
 
+    @never_compiled
     def backward_ended(self) -> None:
         self._machine.is_in_backward = False
 
@@ -410,6 +425,7 @@ class Agent(AgentTogether):
         assignment = self._machine.assignment
         return assignment is not None and assignment.replica_world_size > 1
 
+    @never_compiled
     def take_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
         """The uint8 `packed` of the first participant that counts, in place; its byte 0 is 1 at all that call this."""
         entry = self._progress.numbers.over()
@@ -429,6 +445,8 @@ class Agent(AgentTogether):
         self._check_applied()
         self.tell_commit()
         self._began_late, heals_first = has_computed, self._may_heal and not has_computed
+        if not self._machine.was_committed and not has_computed:  # a loss that is scaled already would not fit
+            self._scalers.take_back()
         self._begin_with_state()
         self._begin_round(heals_first=heals_first)
         if heals_first:
@@ -444,6 +462,7 @@ class Agent(AgentTogether):
         if self._follower is not None:
             self._follower.begin_step()
         self.state.begin_step()
+        self._scalers.begin_step()
         self._runner.digest = self._digest_state()
         self._progress.step(self._machine.step)
         self._machine.begin()

@@ -23,6 +23,7 @@ from torch.distributed import GradBucket
 from torch.nn import parallel
 
 from agent_client.agent import Agent
+from agent_client.compiling import never_compiled, not_itself_compiled
 from agent_client.errors import AgentError
 from agent_client.process_group.observed import ObservedGroup
 from agent_client.salvage import Salvage
@@ -57,14 +58,18 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self.register_comm_hook(self._reduction, _reduce_bucket)
         agent.add_part(self)
 
-    @torch._disable_dynamo(recursive=False)  # pyright: ignore[reportPrivateUsage]
+    @not_itself_compiled
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """As torch's; in training mode, with gradients, it begins a step where none is under way."""
         if self.training and torch.is_grad_enabled():
-            self._agent.computes(accumulates=not self.require_backward_grad_sync)
-            self._shared.begin_step()
-            self._forget_untold_pass()
+            self._begin_pass()
         return super().forward(*inputs, **kwargs)
+
+    @never_compiled
+    def _begin_pass(self) -> None:
+        self._agent.computes(accumulates=not self.require_backward_grad_sync)
+        self._shared.begin_step()
+        self._forget_untold_pass()
 
     # -- a part of each step
 
@@ -137,6 +142,7 @@ class _GroupAmongGroups(ObservedGroup):
         self.salvage: Salvage | None = None
         self.label = ""
 
+    @never_compiled
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Sets the map to 1 where any rank used the parameter, and its gradient counts."""
         [used] = tensors
@@ -159,7 +165,8 @@ class _GroupAmongGroups(ObservedGroup):
 
 
 def _name_in(model: torch.nn.Module, module: torch.nn.Module) -> str:
-    """Where `module` stands in the model that all groups have, or its class."""
+    """Where `module` stands in the model that all groups have, or its class; the same whether it is compiled or not."""
+    module, model = (getattr(each, "_orig_mod", each) for each in (module, model))
     found = next((name for name, part in model.named_modules() if part is module), "")
     return found or type(module).__name__
 
@@ -181,6 +188,7 @@ class _Reduction:
         return self._names[bucket]
 
 
+@never_compiled
 def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     name = reduction.name(bucket.index())
     reduction.agent.backward_reduces()

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from agent_client.catch_up import CatchUpMachine, Kept, Lead, Transfer, Turn
 from agent_client.checkpoint.snapshot import StateMismatch
+from agent_client.compiling import never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError
 from agent_client.healing import Beside, has_room
 from agent_client.moves import Movers, Moves
@@ -38,9 +39,11 @@ class HealMode(StrEnum):
 
 @dataclass(slots=True)
 class _Step:
-    """What one committed step applies: a gradient for each parameter, None where it has none; after the moves."""
+    """What one committed step applies: a gradient for each parameter, None where it has none; after the moves. And the
+    model's buffers as they were then, which a move may read."""
 
     gradients: list[Tensor | None]
+    buffers: list[Tensor]
     moves: Moves
     is_first: bool = False
     """The state that it is applied to is that of its beginning: all before that is in it."""
@@ -62,6 +65,8 @@ class Follower:
         self._transfer: Beside | None = None
         self._snapshot: dict[str, Any] | None = None
         self._batches = 0
+        self._buffers: list[Tensor] = []
+        """The model's, as they were after the kept step that was applied last."""
 
     def attach(self, optimizer: Optimizer) -> None:
         """What applies the gradients."""
@@ -117,20 +122,19 @@ class Follower:
         if catch_up.follows:
             machine.work_at(*catch_up.followed)
 
+    @not_itself_compiled
     def apply(self) -> None:
-        """After a commit: move the optimizer by this step's gradients, or by those whose turn it is."""
+        """After a commit: move the optimizer by this step's gradients, or by those whose turn it is. Where the peers'
+        optimizer is compiled, so is this one, in kept steps, too."""
         assert self._optimizer is not None
         if not self.catch_up.follows:
             self._optimizer.step()
             return
-        self._poll()
-        self._keep()
-        if self.catch_up.transfer is Transfer.ARRIVED:
-            self._install()
-        else:
-            self._catch_up()
-        if self.catch_up.follows:
-            self._movers.save()
+        for kept in self._take_up():
+            self._prepare(kept.content)
+            self._optimizer.step()
+            self._applied(kept)
+        self._end_apply()
 
     def reject(self, reason: str) -> None:
         """What this rank would keep is not what its peers apply: it cannot follow them, and heals plainly."""
@@ -191,11 +195,13 @@ class Follower:
         moves = self._movers.take_back()
         tag = machine.tag
         kept: Kept[_Step] | None = None
-        if catch_up.keeps and has_room(sum(gradient.nbytes for gradient in gradients if gradient is not None)):
+        buffers = list(self._state.model.buffers())
+        if catch_up.keeps and has_room(sum(kept.nbytes for kept in [*gradients, *buffers] if kept is not None)):
             taken = [None if gradient is None else _take(gradient) for gradient in gradients]
+            buffers = [buffer.detach().to("cpu", copy=True) for buffer in buffers]
             for parameter in parameters:
                 parameter.grad = None
-            kept = Kept(tag, machine.share.divisor, _Step(taken, moves, is_first=not catch_up.kept))
+            kept = Kept(tag, machine.share.divisor, _Step(taken, buffers, moves, is_first=not catch_up.kept))
         elif catch_up.keeps:
             log.warning("catching up: no room for the gradients of another step; this group heals plainly")
         catch_up.committed(kept, tag)
@@ -216,31 +222,50 @@ class Follower:
         self.catch_up.installed()
         log.info("catching up: installed step %d, %d more to apply", self.catch_up.begins.step, len(self.catch_up.kept))
 
-    def _catch_up(self) -> None:
-        """Apply the kept steps whose turn it is."""
-        parameters = self._parameters()
-        for kept in self.catch_up.due():
-            self._apply(kept.content, parameters)
-            self._batches += kept.batches
-            self.catch_up.applied()
-        for parameter in parameters:
-            parameter.grad = None
+    @never_compiled
+    def _take_up(self) -> Sequence[Kept[_Step]]:
+        """Keep this step; the kept ones whose turn it is."""
+        self._poll()
+        self._keep()
+        if self.catch_up.transfer is not Transfer.ARRIVED:
+            return self.catch_up.due()
+        self._install()
+        return ()
+
+    @never_compiled
+    def _prepare(self, step: _Step) -> None:
+        self._move_to(step)
+        self._movers.move(step.moves.inside)
+        for parameter, gradient in zip(self._parameters(), step.gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+
+    @never_compiled
+    def _applied(self, kept: Kept[_Step]) -> None:
+        self._buffers = kept.content.buffers
+        self._install_buffers()
+        self._batches += kept.batches
+        self.catch_up.applied()
         if not self.catch_up.follows:
             self._machine.batches_committed = self._batches
             log.info("caught up at step %d", self._machine.step)
 
-    def _apply(self, step: _Step, parameters: list[Tensor]) -> None:
-        assert self._optimizer is not None
-        self._move_to(step)
-        self._movers.move(step.moves.inside)
-        for parameter, gradient in zip(parameters, step.gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
-        self._optimizer.step()
+    @never_compiled
+    def _end_apply(self) -> None:
+        for parameter in self._parameters():
+            parameter.grad = None
+        if self.catch_up.follows:
+            self._movers.save()
 
     def _move_to(self, step: _Step) -> None:
-        """The schedulers, to the beginning of that step."""
+        """What the script moves, to the beginning of that step."""
         if not step.is_first:
+            self._install_buffers()
             self._movers.move(step.moves.between)
+
+    def _install_buffers(self) -> None:
+        """Those of the state that is held: the forward passes since then have moved them."""
+        for buffer, content in zip(self._state.model.buffers(), self._buffers, strict=True):
+            buffer.detach().copy_(content)
 
     def _parameters(self) -> list[Tensor]:
         assert self._optimizer is not None

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from agent_client.agent import Agent
 from agent_client.checkpoint.shards import is_sharded
+from agent_client.compiling import never_compiled
 from agent_client.errors import AgentError
 
 
@@ -44,7 +45,7 @@ def replicate(module: nn.Module, agent: Agent) -> None:
 
     agent.add_part(_ShardedPart(module))
 
-    @torch._disable_dynamo  # pyright: ignore[reportPrivateUsage]
+    @never_compiled
     def begin_step(part: nn.Module, _: object) -> None:
         if part.training and torch.is_grad_enabled():
             agent.computes()
@@ -54,6 +55,7 @@ def replicate(module: nn.Module, agent: Agent) -> None:
         part.set_all_reduce_hook(functools.partial(_average, agent, name or type(module).__name__))
 
 
+@never_compiled
 def _average(agent: Agent, name: str, gradients: Tensor) -> None:
     agent.backward_reduces()
     engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]

@@ -8,6 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from agent_client.agent import Agent
+from agent_client.compiling import not_itself_compiled
 from agent_client.errors import ConfigurationError
 from agent_client.loop_order import ZeroGradOrder
 
@@ -55,6 +56,7 @@ class FaultTolerantOptimizer(Optimizer):
             agent.start_quorum()
         self.wrapped.zero_grad(set_to_none)
 
+    @not_itself_compiled
     def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
         """Vote; apply the gradients if every rank of the group agrees: at once, or where this group catches up when
         their turn comes. Whether the step was committed.

@@ -62,6 +62,11 @@ class TrainState:
         # While FSDP's forward pass runs, state_dict() would take the gathered parameters away from it.
         self._sharded = shards.take_out(dict(self.model.state_dict())) if shards else {}
 
+    @property
+    def others_begun(self) -> dict[str, Any]:
+        """`others`, as they were when the step began."""
+        return self._moving["others"]  # type: ignore[return-value]
+
     def others_were(self, states: dict[str, State]) -> None:
         """When the step began: what the script did to them since the state that is held does not count."""
         self._moving["others"] = snapshot(states)

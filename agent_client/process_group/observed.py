@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from agent_client.compiling import never_compiled
 from agent_client.progress import Progress
 
 _COLLECTIVES = {
@@ -66,11 +67,11 @@ def _shape(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _observed(method: str) -> Callable[..., Any]:
-    return lambda self, *args, **options: self.observe(method, *args, **options)
+    return never_compiled(lambda self, *args, **options: self.observe(method, *args, **options))
 
 
 def _passed_on(method: str) -> Callable[..., Any]:
-    return lambda self, *args, **options: getattr(self.ranks, method)(*args, **options)
+    return never_compiled(lambda self, *args, **options: getattr(self.ranks, method)(*args, **options))
 
 
 for _method in _COLLECTIVES:

@@ -29,10 +29,22 @@ from manager.config import ManagerConfig
 from protos.membership import Assignment
 
 LOOPBACK = "127.0.0.1"
+MEETS_WITHIN_S = 60.0
 
 
 def digest(*tensors: torch.Tensor) -> str:
     return hashlib.sha256(b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
+
+
+def meet_in_group(
+    meeting: str, key: str, rank: int, ranks: int, *, timeout_s: float = MEETS_WITHIN_S
+) -> GlooGroup | None:
+    """What connects the ranks of a replica group of several. `meeting`: the address of the store where they meet, under
+    `key`, which is new for each start of the group."""
+    if ranks == 1:
+        return None
+    store = PrefixStore(key, connect_store(meeting, timeout_s))
+    return GlooGroup(store, rank, ranks, LOOPBACK, connect_timeout_s=timeout_s, timeout_s=timeout_s)
 
 
 class StoreActor:
@@ -229,17 +241,13 @@ class AgentActor:
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)).to(self.device)
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        group = None
-        if meeting:
-            store = PrefixStore(manager, connect_store(meeting, 60.0))
-            group = GlooGroup(store, rank, ranks, LOOPBACK, connect_timeout_s=60.0, timeout_s=60.0)
         self.agent = Agent(
             manager,
             state=TrainState(self.model, self.sgd),
             advertise=LOOPBACK,
             group_rank=rank,
             group_world_size=ranks,
-            group=group,
+            group=meet_in_group(meeting, manager, rank, ranks),
             **options,
         )
         self._gate_fetch()

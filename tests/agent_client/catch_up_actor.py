@@ -13,9 +13,8 @@ from agent_client import follower, healing
 from agent_client.agent import Agent
 from agent_client.ddp import DistributedDataParallel
 from agent_client.optimizer import FaultTolerantOptimizer
-from agent_client.process_group.gloo import GlooGroup, connect_store
 from agent_client.train_state import TrainState
-from tests.agent_client.actors import LOOPBACK, AgentActor, digest
+from tests.agent_client.actors import LOOPBACK, AgentActor, digest, meet_in_group
 from tests.agent_client.ddp_actor import TwoBranches
 
 Event = dict[str, Any]
@@ -51,10 +50,7 @@ class CatchUpActor(AgentActor):
         self.sgd = torch.optim.SGD(self.module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
         self.schedule = SCHEDULES[schedule](self.sgd)
         others = (others or {}) | ({"schedule": self.schedule} if self.schedule is not None else {})
-        group = None
-        if meeting:
-            store = torch.distributed.PrefixStore(manager, connect_store(meeting, 60.0))
-            group = GlooGroup(store, rank, ranks, LOOPBACK, connect_timeout_s=60.0, timeout_s=60.0)
+        group = meet_in_group(meeting, manager, rank, ranks)
         place = {"group_rank": rank, "group_world_size": ranks, "group": group}
         state = TrainState(self.module, self.sgd, **others)
         self.agent = Agent(manager, state=state, advertise=LOOPBACK, heal_mode=heal_mode, **place, **options)

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore
 
 from agent_client.agent import Agent
 from agent_client.ddp import DistributedDataParallel
 from agent_client.optimizer import FaultTolerantOptimizer
-from agent_client.process_group.gloo import GlooGroup, connect_store
 from agent_client.scheduler import FaultTolerantScheduler
 from agent_client.train_state import TrainState
-from tests.agent_client.actors import LOOPBACK, digest
+from tests.agent_client.actors import LOOPBACK, digest, meet_in_group
 
 
 class OutOfMemory(torch.autograd.Function):
@@ -65,10 +63,7 @@ class LoopActor:
         self.sgd = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
         self.inner = torch.optim.lr_scheduler.ExponentialLR(self.sgd, 0.9)
         state = TrainState(self.module, self.sgd, scheduler=self.inner)
-        group = None
-        if meeting:
-            found = PrefixStore(manager, connect_store(meeting, 60.0))
-            group = GlooGroup(found, rank, ranks, LOOPBACK, connect_timeout_s=60.0, timeout_s=60.0)
+        group = meet_in_group(meeting, manager, rank, ranks)
         place: dict[str, Any] = {"group_rank": rank, "group_world_size": ranks, "group": group}
         self.agent = Agent(manager, state=state, advertise=LOOPBACK, **place)
         self.model = DistributedDataParallel(self.module, self.agent, bucket_cap_mb=0.0005, **(options or {}))
@@ -200,6 +195,7 @@ class LoopActor:
         """With a GradScaler, which skips the step where a gradient is infinite: here, the second one that is tried."""
         if not hasattr(self, "scaler"):
             self.scaler, self.tried = torch.amp.GradScaler("cpu", init_scale=4.0), 0
+            self.agent.state.others["scaler"] = self.scaler
         self.tried += 1
         before = self.agent.current_step
         self.scaler.scale(self.loss() * (float("inf") if self.tried == 2 else 1.0)).backward()
@@ -208,6 +204,17 @@ class LoopActor:
         self.scheduler.step()
         self.optimizer.zero_grad()
         return self.agent.current_step > before
+
+    def discard_scaled(self) -> None:
+        """One that the script itself has found bad."""
+        self.scaler.scale(self.loss()).backward()
+        self.agent.report_error("says a test")
+        assert not self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def scaler_state(self) -> dict[str, Any]:
+        return self.scaler.state_dict()
 
     def loss(self) -> torch.Tensor:
         place, _ = self.agent.slot()

@@ -17,11 +17,11 @@ from torch.distributed.fsdp import fully_shard
 from agent_client.agent import Agent
 from agent_client.diloco import DiLoCo
 from agent_client.local_sgd import LocalSGD, OuterSteps
-from agent_client.process_group.gloo import GlooGroup, connect_store
+from agent_client.process_group.gloo import connect_store
 from agent_client.sampler import StepSampler
 from agent_client.train_state import TrainState
 from protos.membership import Assignment
-from tests.agent_client.actors import LOOPBACK, digest
+from tests.agent_client.actors import LOOPBACK, digest, meet_in_group
 from tests.processes import PATIENCE_S
 
 SAMPLES = 64
@@ -62,18 +62,13 @@ def build_agent(
     """`meeting`: the store at which the ranks of the group meet, and under which key."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     torch.set_num_threads(1)
-    group = None
-    if ranks > 1:
-        address, key = meeting
-        store = PrefixStore(key, connect_store(address, PATIENCE_S))
-        group = GlooGroup(store, rank, ranks, LOOPBACK, connect_timeout_s=PATIENCE_S, timeout_s=PATIENCE_S)
     return Agent(
         manager,
         state=state,
         advertise=LOOPBACK,
         group_rank=rank,
         group_world_size=ranks,
-        group=group,
+        group=meet_in_group(*meeting, rank, ranks, timeout_s=PATIENCE_S),
         **options,
     )
 

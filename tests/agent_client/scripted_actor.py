@@ -8,13 +8,11 @@ import time
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore
 
 from agent_client.agent import Agent
 from agent_client.errors import EvaluationLost, ScriptMismatch
-from agent_client.process_group.gloo import GlooGroup, connect_store
 from agent_client.train_state import TrainState
-from tests.agent_client.actors import LOOPBACK
+from tests.agent_client.actors import LOOPBACK, meet_in_group
 
 
 class ScriptedActor:
@@ -26,17 +24,13 @@ class ScriptedActor:
         torch.manual_seed(seed)
         self.model = torch.nn.Linear(3, 2)
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        group = None
-        if meeting:
-            store = PrefixStore(manager, connect_store(meeting, 60.0))
-            group = GlooGroup(store, rank, ranks, LOOPBACK, connect_timeout_s=60.0, timeout_s=60.0)
         self.agent = Agent(
             manager,
             state=TrainState(self.model, self.sgd),
             advertise=LOOPBACK,
             group_rank=rank,
             group_world_size=ranks,
-            group=group,
+            group=meet_in_group(meeting, manager, rank, ranks),
             **options,
         )
 

@@ -16,16 +16,15 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from agent_client.agent import Agent
 from agent_client.hsdp import replicate
 from agent_client.optimizer import FaultTolerantOptimizer
-from agent_client.process_group.gloo import GlooGroup, connect_store
+from agent_client.process_group.gloo import connect_store
 from agent_client.process_group.managed import ManagedGroup, managed_mesh
 from agent_client.train_state import TrainState
-from tests.agent_client.actors import LOOPBACK, AgentActor, digest
+from tests.agent_client.actors import LOOPBACK, MEETS_WITHIN_S, AgentActor, digest, meet_in_group
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank
 from tests.agent_client.test_agent import Step
 
 RANKS = 2
-MEETS_WITHIN_S = 60.0
 
 Log = list[Step]
 
@@ -63,9 +62,7 @@ class ShardedActor(AgentActor):
             advertise=LOOPBACK,
             group_rank=rank,
             group_world_size=RANKS,
-            group=GlooGroup(
-                PrefixStore("group", store), rank, RANKS, LOOPBACK, connect_timeout_s=MEETS_WITHIN_S, timeout_s=60.0
-            ),
+            group=meet_in_group(meeting, f"{key}/group", rank, RANKS),
             **options,
         )
         if self.replicas is None:

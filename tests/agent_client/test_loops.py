@@ -96,6 +96,18 @@ def test_a_step_that_a_gradscaler_skips_goes_on_with_the_next_pass(job: Job) -> 
     assert a.call("steps_told") == [1, 2, 3, 4]
 
 
+def test_a_gradscaler_does_not_move_with_a_discarded_step(job: Job) -> None:
+    """Its update() is called after each step(): torch asks for that."""
+    a, b = job.groups("a", "b", actor=ACTOR)
+    train("scaled", 2, a, b)
+    before = a.call("scaler_state")
+    for pending in [rank.begin("discard_scaled") for rank in (a, b)]:
+        pending.result()
+    check_equal(*train("scaled", 3, a, b))
+    after = [rank.call("scaler_state") for rank in (a, b)]
+    assert after == [before | {"_growth_tracker": before["_growth_tracker"] + 1}] * 2
+
+
 def test_a_gan_has_two_votes_in_an_iteration(job: Job) -> None:
     """Its turn is a function of the step, so that a group that comes back is in the same one."""
     a, b = job.groups("a", "b", actor=ACTOR)

@@ -1,0 +1,480 @@
+"""Ways to train, each an actor of a training_jobs.TrainingJob: what goes into a step beside the averaged gradients."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from agent_client.checkpoint.fetch import Fetch
+from agent_client.ddp import DistributedDataParallel
+from agent_client.hsdp import replicate
+from agent_client.optimizer import FaultTolerantOptimizer
+from agent_client.scheduler import FaultTolerantScheduler
+from agent_client.train_state import TrainState
+from tests.agent_client import outer_training
+from tests.agent_client.actors import digest
+from tests.agent_client.outer_training import build_agent, outer_tensors, shard_layers
+from tests.agent_client.transforming_follower import GrowingScaler
+
+INPUTS, HIDDEN, BATCH = 8, 16, 16
+CLIPS_AT = 0.05
+FETCH_TAKES_S = 0.2
+"""Where it catches up: as long as several steps."""
+
+
+class Ddp:
+    """Trains until it is killed or has committed the step that `finish` names; writes a line for each step."""
+
+    ranks: ClassVar[int] = 1
+    """Of a replica group."""
+    options: ClassVar[dict[str, Any]] = {"bucket_cap_mb": 0.0005}
+    """DistributedDataParallel's: several buckets."""
+
+    def build(
+        self,
+        manager: str,
+        *,
+        heal_mode: str,
+        events: str,
+        seed: int,
+        rank: int,
+        ranks: int,
+        meeting: tuple[str, str],
+    ) -> None:
+        torch.manual_seed(seed)
+        self.heal_mode = heal_mode
+        self.module = self.make_module()
+        self.shard(rank, ranks, meeting)
+        self.inner = torch.optim.AdamW(self.module.parameters(), lr=0.01)
+        self.others = self.make_others()
+        state = TrainState(self.module, self.inner, **self.others)
+        self.agent = build_agent(manager, state, rank, ranks, meeting, heal_mode=heal_mode)
+        self.model = self.wrap()
+        self.optimizer = self.make_optimizer()
+        self.events = Path(events)
+        self.last_step: int | None = None
+        if heal_mode == "catch_up":
+            delay_fetch(FETCH_TAKES_S)
+        self.is_held, self.may_step = threading.Event(), threading.Event()
+        self.may_step.set()
+
+    # -- what is different from way to way
+
+    def make_module(self) -> nn.Module:
+        layers = nn.Linear(INPUTS, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1)
+        return nn.Sequential(*layers)
+
+    def shard(self, rank: int, ranks: int, meeting: tuple[str, str]) -> None:
+        """Inside the group."""
+
+    def make_others(self) -> dict[str, Any]:
+        """What belongs to the state beside the model and the optimizer."""
+        return {}
+
+    def wrap(self) -> nn.Module:
+        """What the loop calls."""
+        return DistributedDataParallel(self.module, self.agent, **self.options)
+
+    def make_optimizer(self) -> FaultTolerantOptimizer:
+        return FaultTolerantOptimizer(self.inner, self.agent)
+
+    def compute(self) -> None:
+        self.backward(self.loss())
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def apply(self) -> bool:
+        """Change the averaged gradients, and vote."""
+        return self.optimizer.step()
+
+    def after_commit(self) -> None:
+        """What the script moves after each committed step."""
+
+    # -- training
+
+    def train(self, pace_s: float) -> dict[str, Any]:
+        """What it wrote last."""
+        agent, event = self.agent, dict[str, Any]()
+        while self.last_step is None or agent.current_step < self.last_step:
+            if not self.may_step.is_set():
+                self.is_held.set()
+                self.may_step.wait()
+                continue
+            self.optimizer.zero_grad()
+            before = agent.current_step
+            self.compute()
+            self.has_participated = agent.is_participating
+            is_kept = self.apply()
+            if agent.current_step > before:
+                self.after_commit()
+            if agent.current_step > before or not is_kept:
+                event = self._write("discarded" if not is_kept else "follows" if agent.catches_up else "step")
+            time.sleep(pace_s)
+        return event
+
+    def loss(self, microbatch: int = 0) -> Tensor:
+        """Over a batch that is a function of the step and of a place in the quorum."""
+        place, _ = self.agent.slot()
+        generator = torch.Generator().manual_seed(10_000 * self.agent.current_step + 100 * microbatch + place)
+        return self.model(torch.randn(BATCH, INPUTS, generator=generator)).square().mean()
+
+    def hold(self) -> int:
+        """Between two steps; its peers wait for it in the next one. The step."""
+        self.is_held.clear()
+        self.may_step.clear()
+        self.is_held.wait()
+        return self.agent.current_step
+
+    def graphs(self) -> int:
+        """How many torch.compile has made."""
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    def finish(self, after_step: int) -> None:
+        self.last_step = after_step
+        self.may_step.set()
+
+    def digests(self) -> dict[str, str]:
+        """Of all that must be the same in all groups, part by part."""
+        return {name: digest(*map(_local, tensors)) for name, tensors in self.parts().items()}
+
+    def parts(self) -> dict[str, list[Tensor]]:
+        moments = [tensor for state in self.inner.state.values() for tensor in state.values()]
+        rates = [torch.tensor([group["lr"] for group in self.inner.param_groups], dtype=torch.float64)]
+        found = {"parameters": [*self.module.parameters()], "optimizer": moments + rates}
+        found["buffers"] = [*self.module.buffers()]
+        return found | {name: list(_tensors_in(other.state_dict())) for name, other in self.others.items()}
+
+    def _write(self, what: str) -> dict[str, Any]:
+        agent = self.agent
+        event = {
+            what: agent.current_step,
+            "time": time.time(),
+            "quorum_id": agent.quorum_id,
+            "participants": agent.num_participants,
+            "participated": self.has_participated,
+            "hash": self.digests(),
+        }
+        with self.events.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+        return event
+
+
+def delay_fetch(by_s: float) -> None:
+    """Every transfer from a peer to this process takes so much longer."""
+
+    def run_late(fetch: Fetch, run: Callable[[Fetch], Any] = Fetch.run) -> Any:
+        time.sleep(by_s)
+        return run(fetch)
+
+    Fetch.run = run_late  # type: ignore[method-assign]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _tensors_in(state: Any) -> Iterator[Tensor]:
+    """Of a state_dict, its numbers among them."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, int | float):
+        yield torch.tensor([state], dtype=torch.float64)
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _tensors_in(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from _tensors_in(value)
+
+
+# -- what changes the gradients, before the vote
+
+
+class Scaled(Ddp):
+    """The scale grows, so that a fresh one is another. One that catches up must be told how."""
+
+    def make_others(self) -> dict[str, Any]:
+        scaler_class = GrowingScaler if self.heal_mode == "catch_up" else torch.amp.GradScaler
+        self.scaler = scaler_class("cpu", 8.0, growth_factor=2.0, growth_interval=4)
+        return {"scaler": self.scaler}
+
+    def backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
+    def apply(self) -> bool:
+        is_committed = bool(self.scaler.step(self.optimizer))
+        self.scaler.update()
+        return is_committed
+
+
+class AdaptivelyClipped(Ddp):
+    """AGC: each gradient by the norm of its weight."""
+
+    def apply(self) -> bool:
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                limit = CLIPS_AT * parameter.detach().norm().clamp(min=1e-3)
+                parameter.grad *= (limit / parameter.grad.norm().clamp(min=1e-6)).clamp(max=1.0)
+        return super().apply()
+
+
+class ClippedByNorm(Ddp):
+    def apply(self) -> bool:
+        nn.utils.clip_grad_norm_(self.module.parameters(), CLIPS_AT)
+        return super().apply()
+
+
+# -- what moves with the committed steps
+
+
+class Averaged(AveragedModel):
+    """torch's, which says how it moves."""
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.of = [model]  # in a list: not a second child module
+
+    def replay_step(self) -> None:
+        self.update_parameters(self.of[0])
+
+
+class Ema(Ddp):
+    def make_others(self) -> dict[str, Any]:
+        self.averaged = Averaged(self.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        return {"averaged": self.averaged}
+
+    def after_commit(self) -> None:
+        self.averaged.replay_step()
+
+
+class EmaOfBuffers(Ema):
+    def make_others(self) -> dict[str, Any]:
+        self.averaged = Averaged(self.module, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+        return {"averaged": self.averaged}
+
+
+class Swa(Ema):
+    def make_others(self) -> dict[str, Any]:
+        self.averaged = Averaged(self.module)
+        return {"averaged": self.averaged}
+
+
+class Scheduled(Ddp):
+    def make_others(self) -> dict[str, Any]:
+        return {"scheduler": ExponentialLR(self.inner, 0.99)}
+
+    def make_optimizer(self) -> FaultTolerantOptimizer:
+        self.scheduler = FaultTolerantScheduler(self.others["scheduler"], self.agent)
+        return super().make_optimizer()
+
+    def after_commit(self) -> None:
+        self.scheduler.step()
+
+
+# -- how the gradients are computed
+
+
+class Bfloat16(Ddp):
+    def loss(self, microbatch: int = 0) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().loss(microbatch)
+
+
+class Accumulating(Ddp):
+    def compute(self) -> None:
+        for microbatch in range(3):
+            with nullcontext() if microbatch == 2 else self.model.no_sync():
+                self.backward(self.loss(microbatch))
+
+
+class Salvaging(Ddp):
+    options: ClassVar[dict[str, Any]] = {"salvage": True, "bucket_cap_mb": 0.0005}
+
+
+class Wide(nn.Module):
+    """torch.compile leaves alone what has no forward pass of its own, as a bare Sequential."""
+
+    def __init__(self, wide: int = 600) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(INPUTS, wide), nn.BatchNorm1d(wide)
+        self.hidden, self.last = nn.Linear(wide, wide), nn.Linear(wide, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = torch.tanh(self.norm(self.first(images)))
+        return self.last(torch.tanh(self.hidden(hidden)))
+
+
+class Compiled(Ddp):
+    """Of several buckets of the least size that torch's splitting of graphs by buckets takes, 1 MiB."""
+
+    options: ClassVar[dict[str, Any]] = {"bucket_cap_mb": 1}
+    backend = "aot_eager"
+
+    def make_module(self) -> nn.Module:
+        return Wide()
+
+
+class CompiledInside(Compiled):
+    """The module is compiled, then wrapped."""
+
+    def wrap(self) -> nn.Module:
+        compiled: Any = torch.compile(self.module, backend=self.backend)
+        return DistributedDataParallel(compiled, self.agent, **self.options)
+
+
+class CompiledAround(Compiled):
+    """What is wrapped is compiled, as the HF Trainer and accelerate do."""
+
+    def wrap(self) -> nn.Module:
+        compiled: Any = torch.compile(super().wrap(), backend=self.backend)
+        return compiled
+
+
+class CompiledInPlace(Compiled):
+    """What is wrapped has its forward pass compiled."""
+
+    def wrap(self) -> nn.Module:
+        model = super().wrap()
+        model.compile(backend=self.backend)
+        return model
+
+
+class CompiledStep(Compiled):
+    """A function that computes the loss and its gradients is compiled, and so is the optimizer's step."""
+
+    def build(self, *args: Any, **options: Any) -> None:
+        super().build(*args, **options)
+        compute, step = super().compute, self.optimizer.step
+        self.compiled_compute: Any = torch.compile(compute, backend=self.backend)
+        self.compiled_step: Any = torch.compile(step, backend=self.backend)
+
+    def compute(self) -> None:
+        self.compiled_compute()
+
+    def apply(self) -> bool:
+        return self.compiled_step()
+
+
+class Inductor(CompiledAround):
+    backend = "inductor"
+
+
+class InductorInside(CompiledInside):
+    backend = "inductor"
+
+
+# -- other ways
+
+
+class Plain(Ddp):
+    """No buffers: what follows keeps none equal."""
+
+    def make_module(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))
+
+
+class Hsdp(Plain):
+    ranks: ClassVar[int] = 2
+
+    def shard(self, rank: int, ranks: int, meeting: tuple[str, str]) -> None:
+        shard_layers(self.module, rank, ranks, meeting)
+
+    def wrap(self) -> nn.Module:
+        replicate(self.module, self.agent)
+        return self.module
+
+
+class Block(nn.Linear):
+    """A layer whose forward pass is the script's own, so that torch.compile takes it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.tanh(super().forward(input))
+
+
+class HsdpCompiled(Hsdp):
+    """Block by block, as large models are compiled."""
+
+    backend = "aot_eager"
+
+    def make_module(self) -> nn.Module:
+        return nn.Sequential(Block(INPUTS, HIDDEN), Block(HIDDEN, HIDDEN), nn.Linear(HIDDEN, 1))
+
+    def shard(self, rank: int, ranks: int, meeting: tuple[str, str]) -> None:
+        for layer in self.module.children():
+            layer.compile(backend=self.backend)
+        super().shard(rank, ranks, meeting)
+
+
+class HsdpCompiledAround(HsdpCompiled):
+    def shard(self, rank: int, ranks: int, meeting: tuple[str, str]) -> None:
+        Hsdp.shard(self, rank, ranks, meeting)
+
+    def wrap(self) -> nn.Module:
+        compiled: Any = torch.compile(super().wrap(), backend=self.backend)
+        return compiled
+
+
+class LocalSgd(Plain):
+    way = "local_sgd"
+
+    def wrap(self) -> nn.Module:
+        return self.module
+
+    def make_optimizer(self) -> FaultTolerantOptimizer:
+        return outer_training.WAYS[self.way](self.module, self.inner, self.agent)
+
+    def parts(self) -> dict[str, list[Tensor]]:
+        """The inner optimizer is each rank's own."""
+        optimizer: Any = self.optimizer
+        return {"parameters": [*self.module.parameters()], "outer": outer_tensors(optimizer)}
+
+
+class Diloco(LocalSgd):
+    way = "diloco"
+
+
+class Streamed(LocalSgd):
+    """Its local parameters are each rank's own, too."""
+
+    way = "streamed"
+
+    def parts(self) -> dict[str, list[Tensor]]:
+        return {"outer": super().parts()["outer"]}
+
+
+KINDS: dict[str, type[Ddp]] = {
+    "ddp": Ddp,
+    "scaler": Scaled,
+    "agc": AdaptivelyClipped,
+    "clip_norm": ClippedByNorm,
+    "ema": Ema,
+    "ema_of_buffers": EmaOfBuffers,
+    "swa": Swa,
+    "scheduler": Scheduled,
+    "bfloat16": Bfloat16,
+    "accumulation": Accumulating,
+    "salvage": Salvaging,
+    "compile_inside": CompiledInside,
+    "compile_around": CompiledAround,
+    "compile_in_place": CompiledInPlace,
+    "compile_step": CompiledStep,
+    "inductor": Inductor,
+    "inductor_inside": InductorInside,
+    "hsdp": Hsdp,
+    "hsdp_compile": HsdpCompiled,
+    "hsdp_compile_around": HsdpCompiledAround,
+    "local_sgd": LocalSgd,
+    "diloco": Diloco,
+    "streamed": Streamed,
+}
