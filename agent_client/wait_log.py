@@ -34,9 +34,12 @@ class WaitLog:
         except BaseException:
             with self._changed:
                 self._wait.leave(time.monotonic())
+                self._changed.notify()
             raise
         with self._changed:
             line = self._wait.answered(time.monotonic())
+            if line:
+                self._changed.notify()  # it looks again late in a wait that it has spoken of
         if line:
             log.info("rank %d, step %d: %s", self._group_rank, step, line)
 

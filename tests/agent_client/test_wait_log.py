@@ -1,7 +1,6 @@
 """A rank's own lines on a wait for a quorum that lasts."""
 
 import itertools
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +12,7 @@ from protos import quorum_wait
 from protos.refusals import DeadlinePassed, LighthouseError
 from protos.session import ToRank, Waiting, WatchOpened
 from tests.agent_client.test_manager_link import FakeWatch
-from tests.processes import LOCALHOST, eventually
+from tests.processes import LOCALHOST, PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -85,10 +84,12 @@ class TestSays:
 
 
 def test_a_round_says_nothing_and_the_thread_ends(caplog: pytest.LogCaptureFixture):
-    before = threading.active_count()
     waits = WaitLog(0, lambda: "b")
     for step in range(100):
         with waits.waiting(step):
             pass
+    thread = waits._thread
     waits.close()
-    assert (caplog.messages, threading.active_count()) == ([], before)
+    assert thread is not None
+    thread.join(PATIENCE_S)
+    assert (caplog.messages, thread.is_alive()) == ([], False)
