@@ -11,7 +11,7 @@ import torch
 from torch.distributed import GradBucket, HashStore
 from torch.nn import parallel
 
-from agent_client.ddp import DistributedDataParallel
+from agent_client.ddp import DistributedDataParallel, _name_in
 from agent_client.loop_order import StepPart
 from agent_client.process_group.gloo import GlooGroup
 from agent_client.process_group.observed import ObservedGroup
@@ -285,3 +285,10 @@ def test_an_error_of_the_agent_ends_the_backward_pass() -> None:
         agent.meet([])  # a peer without buckets: all_reduce fails
         with pytest.raises(RuntimeError, match="list index out of range"):
             backward(model, 0, 0)
+
+
+def test_a_bucket_has_the_same_name_whether_its_module_is_compiled_or_not() -> None:
+    """Groups compare the names: one may come back compiled."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    compiled: Any = torch.compile(model[1])
+    assert _name_in(model, compiled) == _name_in(model, model[1]) == "1"

@@ -24,11 +24,12 @@ from tests.agent_client import outer_training
 from tests.agent_client.actors import digest
 from tests.agent_client.outer_training import build_agent, outer_tensors, shard_layers
 from tests.agent_client.transforming_follower import GrowingScaler
+from tests.processes import PATIENCE_S
 
 INPUTS, HIDDEN, BATCH = 8, 16, 16
 CLIPS_AT = 0.05
-FETCH_TAKES_S = 0.2
-"""Where it catches up: as long as several steps."""
+FOLLOWED_STEPS = 4
+"""Before a transfer that is held begins."""
 
 
 class Ddp:
@@ -38,6 +39,8 @@ class Ddp:
     """Of a replica group."""
     options: ClassVar[dict[str, Any]] = {"bucket_cap_mb": 0.0005}
     """DistributedDataParallel's: several buckets."""
+    gives_up: ClassVar[bool] = False
+    """Catching up: what it would apply depends on its state, which is not the peer's yet; it heals plainly."""
 
     def build(
         self,
@@ -62,8 +65,9 @@ class Ddp:
         self.optimizer = self.make_optimizer()
         self.events = Path(events)
         self.last_step: int | None = None
-        if heal_mode == "catch_up":
-            delay_fetch(FETCH_TAKES_S)
+        self.followed, self.may_fetch = 0, threading.Event()
+        self.may_fetch.set()
+        gate_fetch(self.may_fetch)
         self.is_held, self.may_step = threading.Event(), threading.Event()
         self.may_step.set()
 
@@ -128,6 +132,10 @@ class Ddp:
         generator = torch.Generator().manual_seed(10_000 * self.agent.current_step + 100 * microbatch + place)
         return self.model(torch.randn(BATCH, INPUTS, generator=generator)).square().mean()
 
+    def follow_for_long(self) -> None:
+        """A transfer from a peer waits until FOLLOWED_STEPS are kept."""
+        self.may_fetch.clear()
+
     def hold(self) -> int:
         """Between two steps; its peers wait for it in the next one. The step."""
         self.is_held.clear()
@@ -156,6 +164,9 @@ class Ddp:
 
     def _write(self, what: str) -> dict[str, Any]:
         agent = self.agent
+        self.followed += what == "follows"
+        if self.followed >= FOLLOWED_STEPS:
+            self.may_fetch.set()
         event = {
             what: agent.current_step,
             "time": time.time(),
@@ -169,14 +180,14 @@ class Ddp:
         return event
 
 
-def delay_fetch(by_s: float) -> None:
-    """Every transfer from a peer to this process takes so much longer."""
+def gate_fetch(may_fetch: threading.Event) -> None:
+    """Transfers from a peer to this process wait for it."""
 
-    def run_late(fetch: Fetch, run: Callable[[Fetch], Any] = Fetch.run) -> Any:
-        time.sleep(by_s)
+    def run_when_told(fetch: Fetch, run: Callable[[Fetch], Any] = Fetch.run) -> Any:
+        may_fetch.wait(PATIENCE_S)
         return run(fetch)
 
-    Fetch.run = run_late  # type: ignore[method-assign]
+    Fetch.run = run_when_told  # type: ignore[method-assign]
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -204,6 +215,8 @@ def _tensors_in(state: Any) -> Iterator[Tensor]:
 class Scaled(Ddp):
     """The scale grows, so that a fresh one is another. One that catches up must be told how."""
 
+    gives_up: ClassVar[bool] = True
+
     def make_others(self) -> dict[str, Any]:
         scaler_class = GrowingScaler if self.heal_mode == "catch_up" else torch.amp.GradScaler
         self.scaler = scaler_class("cpu", 8.0, growth_factor=2.0, growth_interval=4)
@@ -220,6 +233,8 @@ class Scaled(Ddp):
 
 class AdaptivelyClipped(Ddp):
     """AGC: each gradient by the norm of its weight."""
+
+    gives_up: ClassVar[bool] = True
 
     def apply(self) -> bool:
         for parameter in self.module.parameters():
