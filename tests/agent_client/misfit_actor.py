@@ -1,10 +1,12 @@
-"""A rank whose script is not its peers'."""
+"""A rank whose script is not its peers', and one that reaches no source of a state."""
 
 from typing import Any
 
 import torch
 
 from tests.agent_client.actors import AgentActor
+
+NOWHERE = "127.0.0.1:1"
 
 
 class MisfitActor(AgentActor):
@@ -27,3 +29,13 @@ class MisfitActor(AgentActor):
 
     def get_faults(self) -> int:
         return self.agent._machine.faults
+
+
+class CutOffActor(MisfitActor):
+    """It asks for its state where nothing listens; the rest of its peers it reaches."""
+
+    def build(self, manager: str, **options: Any) -> None:
+        super().build(manager, **options)
+        healing = self.agent._healing
+        ask = healing._ask
+        healing._ask = lambda _: ask(NOWHERE)

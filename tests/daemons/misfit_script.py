@@ -3,7 +3,8 @@
     misfit_script.py SHAPE EVENTS STOP
 
 SHAPE is JSON, read once; `Shape` has its fields. EVENTS takes a JSON line for each thing that happens, with the time of
-the monotonic clock, which all processes of a host share. The script ends at the step that is in STOP, once it is there.
+the monotonic clock, which all processes of a host share. Once STOP is there, the script notes its state at its step,
+and ends a few steps later.
 """
 
 import hashlib
@@ -21,11 +22,16 @@ from torch import nn
 from agent_client import Agent, AgentError, DistributedDataParallel, FaultTolerantOptimizer, TrainState
 
 STEP_S = 0.03
+STEPS_AFTER = 5  # the first script to end may cut its peers' step short, and they redo it without it
+NOWHERE = "127.0.0.1:1"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`turn`: which of the two networks is trained in the even steps; `sums`: the dtype of the sum of the losses."""
+    """`turn`: which of the two networks is trained in the even steps; `sums`: the dtype of the sum of the losses.
+
+    `discards`: so many that count against this group end it. `is_cut_off`: it asks for its state where nothing listens.
+    """
 
     width: int = 16
     depth: int = 1
@@ -33,6 +39,8 @@ class Shape:
     turn: int = 0
     bucket_mb: float = 25.0
     sums: str = "float32"
+    discards: int = 1
+    is_cut_off: bool = False
 
     def network(self) -> nn.Module:
         deep = [nn.Linear(self.width, self.width) for _ in range(self.depth)]
@@ -70,7 +78,10 @@ def main(shape: Shape, events: Events, stop: Path) -> None:
         torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.9) for part in model.values()
     ]
     state = TrainState(model, optimizers[0], critic=optimizers[1])
-    agent = Agent.from_env(state=state, max_consecutive_discards=1)  # one that counts against this group ends it
+    agent = Agent.from_env(state=state, max_consecutive_discards=shape.discards)
+    if shape.is_cut_off:
+        ask = agent._healing._ask
+        agent._healing._ask = lambda _: ask(NOWHERE)
     parts = [DistributedDataParallel(part, agent, bucket_cap_mb=shape.bucket_mb) for part in model.values()]
     wrapped = [FaultTolerantOptimizer(optimizer, agent) for optimizer in optimizers]
     events.note("asks")
@@ -90,10 +101,12 @@ def main(shape: Shape, events: Events, stop: Path) -> None:
             quorum_id=agent.quorum_id,
             participants=list(agent.participants),
         )
-        if stop.exists() and agent.current_step >= int(stop.read_text()):
+        last = int(stop.read_text()) if stop.exists() else None
+        if is_committed and agent.current_step == last:
+            events.note("ends", step=last, digest=digest(state_of(model, optimizers)))
+        if last is not None and agent.current_step >= last + STEPS_AFTER:
             break
         time.sleep(STEP_S)
-    events.note("ends", step=agent.current_step, digest=digest(state_of(model, optimizers)))
     agent.close()
 
 

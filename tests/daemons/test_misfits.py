@@ -215,3 +215,21 @@ def test_one_that_returns_again_and_again_ends_and_the_others_go_on(
         groups.wait_trained("ab", ended_at)
         groups.check_lost(killed_at, at_most=1 + returns)
         groups.end("ab")
+
+
+def test_one_that_reaches_no_source_of_a_state_ends_and_is_named(lighthouse: Lighthouse, tmp_path: Path) -> None:
+    """After its own discards; the first one that the others counted would end them."""
+    discards = 3
+    cause = rf"AgentError: {discards} steps discarded in a row \(max_consecutive_discards\): healing: .*nothing listens"
+    with three_groups(lighthouse, tmp_path, "cut_off", "--startup-failures", "0") as groups:
+        groups.write_shape("c", is_cut_off=True, discards=discards)
+        groups.kill_rank("c")
+        asked = groups.wait_asked(1)
+        groups.wait_failed(asked)
+        groups.write_shape("c")
+        groups.supervisors["c"].wait_for_log(r"attempt 2")
+        groups.check_incident(cause)
+        back = groups.wait_asked(2)
+        groups.wait_trained("abc", back["at"])
+        groups.check_lost(asked["at"], at_most=discards)
+        groups.end("abc")
