@@ -272,6 +272,51 @@ def test_what_another_group_is_to_blame_for_is_told_apart() -> None:
     assert (machine.discards, machine.faults) == (0, 0)
 
 
+def begun(assignment: Assignment = TRAINING) -> StepMachine:
+    """In its first try of a step; the state is that of step 4, committed under quorum 3."""
+    machine = StepMachine(step=4, tag_quorum_id=3)
+    machine.begin()
+    machine.ask()
+    machine.answered(assignment)
+    return machine
+
+
+def test_the_gradients_of_a_discarded_step_are_reduced_again() -> None:
+    machine = begun()
+    machine.failed("a peer is gone")
+    machine.vote()
+    machine.decided(False)
+    assert machine.is_salvageable
+
+
+def test_what_the_script_calls_wrong_is_not_reduced_again() -> None:
+    machine = begun()
+    machine.erred("the loss is not finite")
+    machine.vote()
+    machine.decided(False)
+    assert not machine.is_salvageable
+
+
+def test_a_backward_pass_that_was_given_up_is_not_reduced_again() -> None:
+    machine = begun()
+    machine.gives_up()
+    assert not machine.is_salvageable
+
+
+def test_gradients_of_another_state_are_not_reduced_again() -> None:
+    """At another step, or at the same one of another quorum, which need not hold the same bits."""
+    machine = begun(HEALING)
+    machine.failed("a peer is gone")
+    machine.vote()
+    machine.decided(False)
+    assert not machine.is_salvageable, "it is still to install the state of its peer"
+    for step, tag in ((9, 3), (4, 6)):
+        machine.installed(step, tag, 40)
+        assert not machine.is_salvageable
+    machine.begin()
+    assert machine.is_salvageable
+
+
 def test_a_new_step_forgets_the_failure_and_the_reductions_of_the_last() -> None:
     machine = computing(HEALING)
     machine.reduced()
