@@ -1,5 +1,7 @@
 """From one standing quorum to the next: when it is recalled, who is taken into the change, and when it may form."""
 
+from dataclasses import replace
+
 import pytest
 
 from lighthouse.events import QuorumFormed, Withdrawn
@@ -84,6 +86,13 @@ class TestNewcomer:
         m.handle(asks(4, 1, native("a", 1, shrink_only=True)), 2)
         assert names_of(m.handle(asks(5, 2, native("b", 1)), 2)) == ["ab"]
 
+    def test_waits_while_a_member_cannot_be_aborted(self):
+        """Its ranks have no watch: nobody could end a collective of theirs, so each step asks for its quorum."""
+        m = connected("ab")
+        m.handle(asks(1, 1, "a", watched=False), 0)
+        [formed] = m.handle(asks(2, 2, "b"), 0)
+        assert not formed.stands
+
     def test_that_goes_again_leaves_the_recall_behind(self):
         """Whoever has stopped granting must be let on; it costs one change and no step."""
         m = recalled("ab")
@@ -93,6 +102,21 @@ class TestNewcomer:
         m.handle(asks(10, 1, past("a")), 2)
         m.handle(ended(9), 2)
         assert names_of(m.handle(asks(11, 2, past("b")), 2)) == ["ab"]
+
+
+class TestLeasesOfTheLost:
+    """Quorum 1 of a and b, whose connections have ended together; they may go on by their leases."""
+
+    def test_a_call_that_would_end_is_not_answered_before_they_are_over(self):
+        m = standing("ab")
+        for session, name in ((3, "x"), (4, "y"), (5, "z")):
+            m.handle(opened(session, name), 0)
+        for session in (1, 2):
+            m.handle(ended(session), 1)
+        for session, name in ((3, "x"), (4, "y")):
+            assert m.handle(replace(asks(session, session, name), deadline_at=3), 1) == []
+        assert ticked(m, 1, 2.5) == []
+        assert m.verdict() is not Verdict.READY
 
 
 class TestLongSteps:
