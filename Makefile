@@ -12,7 +12,7 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 # For two cores: tests wait more than they compute; the long ones train in several processes each.
 TEST_WORKERS ?= 4
-TEST_LONG_WORKERS ?= 2
+TEST_LONG_WORKERS ?= 3
 # Neighbours stay together, for they share daemons; a worker that has nothing left takes from the others.
 DISTRIBUTION := --dist worksteal
 

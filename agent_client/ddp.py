@@ -61,15 +61,19 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     @not_itself_compiled
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """As torch's; in training mode, with gradients, it begins a step where none is under way."""
-        if self.training and torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             self._begin_pass()
         return super().forward(*inputs, **kwargs)
 
     @never_compiled
     def _begin_pass(self) -> None:
-        self._agent.computes(accumulates=not self.require_backward_grad_sync)
-        self._shared.begin_step()
-        self._forget_untold_pass()
+        if self.training:
+            self._agent.computes(accumulates=not self.require_backward_grad_sync)
+            self._shared.begin_step()
+            self._forget_untold_pass()
+            if self._reduction.is_expected and not self.require_backward_grad_sync:
+                self._reset_reducer()  # else torch would reduce this pass in place of the one that never came
+        self._reduction.is_expected |= self.require_backward_grad_sync
 
     # -- a part of each step
 
@@ -106,7 +110,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
                 self._reset_reducer()
 
     def _reset_reducer(self) -> None:
-        self._reduction.buckets = None
+        self._reduction.ended()
         self.reducer._reset_state()
         self._lay_out_buckets()
 
@@ -173,12 +177,16 @@ def _name_in(model: torch.nn.Module, module: torch.nn.Module) -> str:
 
 @dataclass(slots=True)
 class _Reduction:
-    """What the hook works with. `buckets`: so many of the pass under way are reduced; None: all, or no pass is."""
+    """What the hook works with. `buckets`: so many of the pass under way are reduced; None: all, or no pass is.
+
+    `is_expected`: torch reduces in the next backward pass, since a forward pass has told it to: one whose loss may be
+    looked at only, as in an evaluation with gradients enabled."""
 
     agent: Agent
     salvage: Salvage | None
     module: str
     buckets: int | None = None
+    is_expected: bool = False
     _names: dict[int, str] = field(default_factory=dict[int, str])
 
     def name(self, bucket: int) -> str:
@@ -186,6 +194,10 @@ class _Reduction:
         if bucket not in self._names:
             self._names[bucket] = f"{self.module}, bucket {bucket}"
         return self._names[bucket]
+
+    def ended(self) -> None:
+        """The pass under way, or that which was expected."""
+        self.buckets, self.is_expected = None, False
 
 
 @never_compiled
@@ -195,7 +207,7 @@ def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.F
     _at_the_end(reduction.agent.backward_ended)
     reduction.buckets = bucket.index() + 1
     if bucket.is_last():
-        _at_the_end(lambda: setattr(reduction, "buckets", None))
+        _at_the_end(reduction.ended)
     if reduction.salvage is not None:
         reduction.salvage.keep_bucket(bucket, name)
     return _reduce(reduction.agent, bucket.buffer(), name)

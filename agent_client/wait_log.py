@@ -64,6 +64,8 @@ class WaitLog:
     def _run(self) -> None:
         while True:
             with self._changed:
+                if self._is_closed:
+                    return
                 next_at = self._wait.next_at(time.monotonic())
                 self._is_idle = next_at is None
                 self._changed.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))

@@ -33,7 +33,9 @@ def test_a_loop_may_zero_its_gradients_where_it_likes(job: Job, order: str) -> N
     assert a.call("steps_told") == [1, 2, 3]
     b.kill()
     again = job.rank("b", seed=7, actor=ACTOR)
-    of_a, of_b = train(order, 7, a, again)
+    coming = again.begin("train", order, 7)
+    job.wait_joined("b")  # else a goes on without it after the join timeout
+    [of_a], of_b = train(order, 7, a), coming.result()
     check_equal(of_a, of_b)
     assert [seen["step"] for seen in of_a] == [4, 5, 6, 7]
     assert of_b[-1]["step"] == 7

@@ -1,6 +1,7 @@
 """A rank's own lines on a wait for a quorum that lasts."""
 
 import itertools
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -93,3 +94,12 @@ def test_a_round_says_nothing_and_the_thread_ends(caplog: pytest.LogCaptureFixtu
     assert thread is not None
     thread.join(PATIENCE_S)
     assert (caplog.messages, thread.is_alive()) == ([], False)
+
+
+def test_a_thread_that_comes_to_its_wait_after_the_end_does_not_wait():
+    waits = WaitLog(0, lambda: "b")
+    waits.close()
+    thread = threading.Thread(target=waits._run, daemon=True)
+    thread.start()
+    thread.join(10.0)
+    assert not thread.is_alive()
