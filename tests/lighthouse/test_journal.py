@@ -19,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lighthouse.journal
+import lighthouse.journal_file
 from lighthouse.config import LighthouseConfig
 from lighthouse.journal import Journal, default_path
 from lighthouse.memory import Entry, Memory, Record
+from protos.limits import MAX_QUORUM_ID
 from protos.membership import Participant, Quorum
 from protos.refusals import InvalidRequest, LighthouseError, WrongState
 from tests.lighthouse.test_memory import RECORDS, wires
@@ -200,6 +202,41 @@ def test_a_log_and_a_half_made_file_of_an_earlier_journal_are_not_taken_over(pat
     path.with_name("journal.sqlite.new").write_bytes(b"half")
     with claimed(path) as journal:
         assert (journal.term, journal.load()) == (1, {})
+
+
+def test_a_whole_log_of_an_earlier_journal_is_not_replayed_into_a_new_one(path: Path) -> None:
+    log = path.with_name("journal.sqlite-wal")
+    with claimed(path) as journal, closing(sqlite3.connect(path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM job").fetchall()
+        journal.commit("job", record(7))
+        kept = log.read_bytes()
+    assert kept, "somebody reads the file, so the commit stands in the log"
+    path.unlink()
+    log.write_bytes(kept)
+    with claimed(path) as journal:
+        assert (journal.term, journal.load()) == (1, {})
+
+
+def test_a_change_that_fails_in_the_middle_leaves_nothing_of_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with claimed(path) as journal:
+        journal.commit("job", record(7))
+        with monkeypatch.context() as patched:
+            patched.setattr(lighthouse.journal_file, "pop_forgotten", fail)
+            with pytest.raises(WrongState, match="disk I/O error"):
+                journal.forget("job")
+        assert journal.load() == {"job": record(7)}
+    with claimed(path) as journal:
+        assert journal.load() == {"job": record(7)}
+
+
+def test_a_job_that_has_no_id_left_is_refused(path: Path) -> None:
+    with claimed(path) as journal:
+        journal.commit("job", record(MAX_QUORUM_ID))
+    assert "has no id left" in refusal(path)
 
 
 def test_odd_names_and_links(tmp_path: Path) -> None:

@@ -189,6 +189,14 @@ class TestQuorum:
         join = m.handle(ask(11, 1, 1, deadline_at=30, tag_quorum_id=1), 1)
         assert join == [request(m, 2, 29, step=1, tag_quorum_id=1, seen_quorum_id=1, watched=True)]
 
+    def test_one_that_does_not_stand_takes_the_place_of_one_that_stood(self):
+        m = joined(1)
+        m.handle(handed(1, formed(1)), 0.5)
+        m.handle(told(order("revoked", reason="b: gone")), 0.6)
+        m.handle(ask(10, 0, commit_failures=1), 1)
+        m.handle(handed(2, formed(2), stands=False), 1.5)
+        assert m.held is None
+
     def test_an_answer_to_an_older_join_is_nothing(self):
         m = joined(1)
         assert said(m, ask(2, 0), 0.1) == [
