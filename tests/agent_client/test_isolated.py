@@ -50,9 +50,14 @@ def ranks(all_ranks: list[Rank]) -> Iterator[list[Rank]]:
         rank.call("drop")
 
 
+def family_of(rank: Rank) -> list[int]:
+    """Its nursery, and that one's only child: an earlier group's is killed, and then gone in its own time."""
+    eventually(lambda: len(descendants(rank.pid)) == 2, f"rank {rank.pid} has a nursery with one child")
+    return descendants(rank.pid)
+
+
 def child_of(rank: Rank) -> int:
-    """Its nursery's only child."""
-    _, child = descendants(rank.pid)
+    _, child = family_of(rank)
     return child
 
 
@@ -118,7 +123,7 @@ def test_a_child_that_dies_ends_the_wait(store: str, ranks: list[Rank]) -> None:
 def test_a_nursery_that_dies_takes_its_child_along_and_is_started_again(store: str, ranks: list[Rank]) -> None:
     meet(store, ranks, "orphans")
     [waiting] = wait_in_all_reduce(ranks[:1])
-    nursery, _ = descendants(ranks[0].pid)
+    nursery, _ = family_of(ranks[0])
     os.kill(nursery, signal.SIGKILL)
     error, _ = waiting.result(ABORT_WITHIN_S)
     assert "the child of the process group has ended" in error
