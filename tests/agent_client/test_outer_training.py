@@ -168,7 +168,8 @@ def test_one_that_fails_while_the_others_commit_takes_over_their_state(make_job:
         for rank in group.ranks:
             rank.call("fail_once")
     job.wait_steps(a, b, more=3, participants=2)
-    assert all("told to fail" in job.log(group) for group in (a, b))
+    for group in (a, b):  # a rank may have seen its peers leave that step first
+        assert any("told to fail" in job.log(group, rank) for rank in range(len(group.ranks)))
 
 
 @slow
