@@ -171,13 +171,16 @@ class Agent(AgentTogether):
         self.close()
 
     def close(self) -> None:
-        """Leave: end the collectives, the connections and, if this rank started it, the manager. An Agent that nobody
-        closes leaves when the interpreter ends."""
+        """Leave: end the collectives, the connections and, if this rank started it, the manager.
+
+        Peers that are still in this rank's last step are waited for. An Agent that nobody closes leaves when the
+        interpreter ends.
+        """
         was_closed(self)
         for hook in self._hooks:
             hook.remove()
         self._last_words.fall_silent()
-        self._manager.close()
+        self._manager.close(self._machine.next_step)
         self._peers.drop()
         if self._follower is not None:
             self._follower.close()

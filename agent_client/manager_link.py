@@ -64,15 +64,15 @@ class ManagerLink:
         self._granted: Assignment | None = None
         self._has_answered = False
 
-    def close(self) -> None:
-        """A yes that was told is counted before, if the manager answers at once."""
+    def close(self, step: int | None = None) -> None:
+        """Leave; `step` as in Leaving. A yes that was told is counted before, if the manager answers at once."""
         self._watch.is_closing = True
         told, self._told = self._told, None
         if told is not None and (cast := told[1]) is not None:
             with suppress(LighthouseError):
                 self._ballots.result(cast, COUNTED_BEFORE_CLOSE_S)
         self._waits.close()
-        self._watch.close()
+        self._watch.close(step)
         self._client.close()
 
     @property

@@ -27,6 +27,7 @@ from protos.session import (
     Killed,
     Leaving,
     RankGone,
+    Released,
     Revoked,
     ToRank,
     Waiting,
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 
 OPENED_WITHIN_S = 5.0
 LEFT_WITHIN_S = 1.0
+RELEASED_WITHIN_S = 10.0
+"""How long a rank that leaves stays for peers that are still in its last step, and may read what it has sent."""
 REVOKED_KEPT = 64
 SAMPLED_EVERY_S = 0.5
 
@@ -75,6 +78,7 @@ class RankWatch:
         self._has_opened = threading.Event()
         self._has_ended = threading.Event()
         self._takes_leave = False
+        self._is_released = False
         self._revoked: dict[int, Revoked] = {}
         self._is_told = threading.Condition()
         self._why_group_lost: str | None = None
@@ -98,14 +102,17 @@ class RankWatch:
         """The manager has answered, and holds it."""
         return self._has_opened.is_set() and not self._has_ended.is_set()
 
-    def close(self) -> None:
-        """Say that this is no failure, where that is understood."""
+    def close(self, step: int | None) -> None:
+        """Say that this is no failure, where that is understood, and stay until nobody needs this rank any more. `step`
+        as in Leaving."""
         self.is_closing = True
         stream = self._stream
         if stream is None:
             return
         if self._takes_leave and not self._has_ended.is_set():
-            stream.send(Leaving())
+            stream.send(Leaving(step))
+            with self._is_told:
+                self._is_told.wait_for(lambda: self._is_released or self._has_ended.is_set(), RELEASED_WITHIN_S)
             stream.end()
             self._has_ended.wait(LEFT_WITHIN_S)
         stream.cancel()
@@ -200,6 +207,10 @@ class RankWatch:
                 self._on_group_lost(reason)
             case Waiting(reason):
                 self.waiting_for = reason
+            case Released():
+                with self._is_told:
+                    self._is_released = True
+                    self._is_told.notify_all()
             case EvidenceAsked(number):
                 self._looks.answer(number, stream.send)
             case Killed(reason):

@@ -78,6 +78,12 @@ class StepMachine:
         """Of the state that this rank works at."""
         return Tag(self.step, self.tag_quorum_id)
 
+    @property
+    def next_step(self) -> int | None:
+        """The first of which nothing has been computed; None: this rank is in the middle of one."""
+        has_begun = self.phase is not Phase.IDLE and (self.has_computed or self.has_reduced or self.must_install)
+        return None if has_begun or self.phase is Phase.VOTED else self.step
+
     def begin(self) -> None:
         """A step begins, and not only a further try of one."""
         self._began_with = self.tag

@@ -4,7 +4,8 @@
    never touches a newer one of the same group. The same incarnation's new session takes the old one's place.
 2. Who falls silent (a lapse, or a connection that keepalive closed) is lost too, unless the fault is more likely the
    lighthouse's own (silence.py).
-3. A group that is down (its ranks restart) is lost to its quorum, and not waited for until it joins.
+3. A group that is down (its ranks restart) is lost to its quorum, and not waited for until it joins. One whose ranks
+   have ended in good order is not lost: it has left its quorum (standing.py).
 4. A participant is (replica_id, incarnation): a join or a hello of another incarnation is the loss of the old one.
 """
 
@@ -32,7 +33,7 @@ from lighthouse.silence import Silence
 from lighthouse.standing import HandAgain, Standing
 from protos.membership import Participant
 from protos.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
-from protos.session import RESTARTING, STARTING, Levels, Order, Phase, Welcome
+from protos.session import LEFT, RESTARTING, STARTING, Levels, Order, Phase, Welcome
 from protos.status import TimelineKind
 
 MAX_BEAT_INTERVAL_S = 1.0
@@ -321,10 +322,13 @@ class Attendance:
         is_waited_for = levels.down == STARTING and not self.has_formed
         if levels.down and not member.down and not is_waited_for:
             self._drop_join(member, now)
-            if levels.down != STARTING:
+            if levels.down == LEFT:
+                self.roster.note(TimelineKind.LEFT, member)
+            elif levels.down != STARTING:
                 self.roster.note(TimelineKind.LOST, member, levels.down)
             self.roster.go_down(member, levels.down)
-            effects += self._tell(self.standing.lose(name, incarnation, levels.down))
+            if levels.down != LEFT:
+                effects += self._tell(self.standing.lose(name, incarnation, levels.down))
         return effects + self._tell(self.standing.observe(name, incarnation, levels.held))
 
     def _lapse(self, member: Member, now: float) -> list[Effect]:

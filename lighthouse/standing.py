@@ -6,12 +6,15 @@ It is a lease with recall, as file servers delegate files to clients.
    the highest is m, and they are RESUMED up to m: nobody is ahead, nobody is left behind in a collective, and no step
    is lost. Then they join.
 2. A member is lost, joins after a failed commit, or joins below m: REVOKED. They stop, abort, vote, and join.
-3. The next quorum may form at once if a member (replica_id and incarnation) is in it: that one has stopped granting for
+3. A member's script has ended with the step that it committed last: it has left, and is no loss. m is that step at
+   most. A member that was granted a later one cannot do it any more; it is told so once nobody is in an earlier one,
+   whose data may still be on its way between them. When all have done their last step, the quorum is over.
+4. The next quorum may form at once if a member (replica_id and incarnation) is in it: that one has stopped granting for
    good, and without it the others cannot complete a step. If none is, only after the leases of all have run out.
-4. After a restart of the lighthouse the quorum is RETURNING: its members go on, and come back. When all are back it
+5. After a restart of the lighthouse the quorum is RETURNING: its members go on, and come back. When all are back it
    stands again. Who comes back revoked, or not within the lease, revokes it; who comes back frozen, resumed or joining
    makes it a recall. Nothing forms before that is settled.
-5. Who was told of its quorum and did not hear it (its connection broke, the lighthouse died) comes back with the very
+6. Who was told of its quorum and did not hear it (its connection broke, the lighthouse died) comes back with the very
    join that the quorum was formed from: it is handed the quorum again.
 
 All is read from levels (what a member says that it holds), again and again, so that no message must arrive.
@@ -30,13 +33,15 @@ MAX_LOSSES = 1024
 
 @dataclass(slots=True)
 class _Holder:
-    """A member of the standing quorum. `granted`: as it has told since the recall; `is_spent`: it grants no more."""
+    """A member of the standing quorum. `granted`: as it has told since the recall; `is_spent`: it grants no more;
+    `has_left`: and its ranks have ended in good order."""
 
     incarnation: str
     lease_until: float
     entry: Entry
     granted: int | None = None
     is_spent: bool = False
+    has_left: bool = False
     is_back: bool = True
 
 
@@ -109,7 +114,7 @@ class Standing:
         return Order(held.quorum_id, Phase.REVOKED, reason="the lighthouse does not hold this quorum any more")
 
     def may_form(self, chosen: Iterable[Participant], now: float) -> bool:
-        """Rule 3. `chosen` have joined, so they grant nothing more under this quorum."""
+        """Rule 4. `chosen` have joined, so they grant nothing more under this quorum."""
         if self.holds_back:
             return False
         if self.phase is Phase.NONE or any(self.is_holder(p.replica_id, p.incarnation) for p in chosen):
@@ -174,14 +179,25 @@ class Standing:
             return None  # its join will say more
         if held.mode is HoldMode.REVOKED:
             return self.revoke(f"{replica_id} has given it up")
+        if held.mode is HoldMode.LEAVING:
+            return self._leave(holder, replica_id, held.granted)
         if self.phase is Phase.RETURNING:
             return self._come_back(holder, is_odd=held.mode is not HoldMode.STANDING)
         if held.mode is HoldMode.STANDING:
             return self.recall(f"{replica_id} has caught up, or cannot") if held.wants_next else None
         order = self.recall("a member has stopped granting") if self.phase is Phase.STANDING else None
-        if self.phase is Phase.RECALLED and held.mode in (HoldMode.FROZEN, HoldMode.JOINING):
-            return self._told(holder, held.granted, is_spent=held.mode is HoldMode.JOINING) or order
+        is_spent = held.mode is HoldMode.JOINING
+        if is_spent or (self.phase is Phase.RECALLED and held.mode is HoldMode.FROZEN):
+            return self._told(holder, held.granted, is_spent=is_spent) or order
         return order
+
+    def _leave(self, holder: _Holder, replica_id: str, committed: int) -> Order | None:
+        holder.has_left = True
+        if self.phase is Phase.RETURNING:
+            holder.granted, holder.is_spent = committed, True
+            return self._come_back(holder, is_odd=True)
+        order = self.recall(f"{replica_id} has left") if self.phase is Phase.STANDING else None
+        return self._told(holder, committed, is_spent=True) or order
 
     def joined(self, participant: Participant) -> Outcome:
         """A member asks for the next quorum."""
@@ -199,8 +215,9 @@ class Standing:
             holder.granted, holder.is_spent = participant.asks_for - 1, True
             return self._come_back(holder, is_odd=True)
         if self.phase is Phase.RESUMED:
-            is_early = participant.asks_for <= self.upto
-            return self.revoke(f"{name} asks for step {participant.asks_for} already") if is_early else None
+            if participant.asks_for <= self.upto:
+                return self.revoke(f"{name} asks for step {participant.asks_for} already")
+            return self._told(holder, participant.asks_for - 1, is_spent=True)
         order = self.recall(f"{name} asks for a quorum") if self.phase is Phase.STANDING else None
         return self._told(holder, participant.asks_for - 1, is_spent=True) or order
 
@@ -232,7 +249,9 @@ class Standing:
     def _misses(self, replica_id: str, incarnation: str) -> bool:
         """The quorum ends without that one."""
         holder = self._holder(replica_id, incarnation)
-        return holder is not None and (self.phase is not Phase.RETURNING or holder.is_back)
+        if holder is None or holder.has_left:
+            return False
+        return self.phase is not Phase.RETURNING or holder.is_back
 
     def recall(self, reason: str) -> Order | None:
         if self.phase is not Phase.STANDING:
@@ -282,20 +301,34 @@ class Standing:
     def _told(self, holder: _Holder, granted: int, *, is_spent: bool) -> Order | None:
         holder.granted = granted
         holder.is_spent |= is_spent
-        return self._settle()
+        return self._settle() if self.phase is Phase.RECALLED else self._end_when_done()
 
     def _settle(self) -> Order | None:
-        """All have said what they granted: resume up to the highest."""
+        """All have said what they granted: resume up to the highest that all can do."""
         if self.phase is not Phase.RECALLED:
             return None
         told = [holder.granted for holder in self._holders.values() if holder.granted is not None]
         if len(told) < len(self._holders):
             return None
-        self.upto = max(told)
+        last_steps = [holder.granted or 0 for holder in self._holders.values() if holder.has_left]
+        self.upto = min([max(told), *last_steps])
         behind = [n for n, h in self._holders.items() if h.is_spent and (h.granted or 0) < self.upto]
         if behind:
             return self.revoke(f"{behind[0]} cannot do step {self.upto} any more")
         self.phase = Phase.RESUMED
+        return self._end_when_done() or self.order()
+
+    def _end_when_done(self) -> Order | None:
+        """Rule 3."""
+        left = next((name for name, holder in self._holders.items() if holder.has_left), None)
+        if self.phase is not Phase.RESUMED or left is None:
+            return None
+        waiting = [holder for holder in self._holders.values() if not holder.is_spent]
+        if any((holder.granted or 0) <= self.upto for holder in waiting):
+            return None
+        if waiting:
+            return self._revoke_without(left, "has left")
+        self.phase, self.reason = Phase.REVOKED, f"{left} has left, and all have done step {self.upto}"
         return self.order()
 
 

@@ -172,9 +172,9 @@ class ManagerDriver:
         if self._watchers.ended(watch):
             self._feed(WatchEnded(watch))
 
-    def leave_watch(self, watch: int) -> None:
-        """Its rank closes its Agent in good order."""
-        self._feed(RankLeaves(watch))
+    def leave_watch(self, watch: int, step: int | None) -> None:
+        """Its rank closes its Agent in good order; `step` as in Leaving."""
+        self._feed(RankLeaves(watch, step))
 
     def report(self, group_rank: int, worker: str, reason: str, *, ends_group: bool) -> None:
         """A rank is about to end, with `ends_group` its whole group.

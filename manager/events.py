@@ -48,9 +48,10 @@ class WatchEnded:
 
 @dataclass(frozen=True, slots=True)
 class RankLeaves:
-    """The rank of that watch closes its Agent in good order."""
+    """The rank of that watch closes its Agent in good order. `step` as in Leaving."""
 
     watch: int
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

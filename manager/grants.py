@@ -10,7 +10,8 @@ The first rank's request decides; the others get the same answer, flagged if the
 run the step and vote no, so that none waits for another. So does one that holds no state any more, where its group is
 in that step already; else it joins, and heals. While it is recalled, or its lease has run out, ranks wait.
 It joins only when it was resumed and is past the last step, when it was revoked, or when a step failed; and then it
-never grants under that quorum again, whatever becomes of the join.
+never grants under that quorum again, whatever becomes of the join. Where a rank ends in good order, with all that was
+committed and nothing begun, the group leaves: the step that it was granted beyond that is given back.
 
 A quorum in which a group is told to heal too late is for its first step only: it counts as resumed up to that from the
 beginning. That group does the step with zeros and votes no, and no peer loses anything by that: it joins as the others
@@ -79,6 +80,11 @@ class GrantMachine:
         return self._quorum is not None and self.mode in (HoldMode.STANDING, HoldMode.FROZEN, HoldMode.RESUMED)
 
     @property
+    def is_leaving(self) -> bool:
+        """Its ranks have ended in good order, and the quorum is not over yet."""
+        return self._quorum is not None and self.mode is HoldMode.LEAVING
+
+    @property
     def has_done_late_step(self) -> bool:
         """This group was told to heal too late, has done its part in the step all the same, and asks for the next
         quorum."""
@@ -103,6 +109,7 @@ class GrantMachine:
         """All ranks of the group."""
         if self._quorum is not None and self._quorum.quorum_id == quorum_id:
             self._committed = max(self._committed, step)
+            self._end_when_done()
 
     def voted(self, group_rank: int, quorum_id: int | None, step: int) -> bool:
         """That rank has done its part in the step. Whether it is the last one of a group that was told too late."""
@@ -133,15 +140,22 @@ class GrantMachine:
                 self.mode = HoldMode.FROZEN
             case Phase.RESUMED:
                 self.mode, self._upto = HoldMode.RESUMED, order.upto
+                self._end_when_done()
             case Phase.NONE | Phase.RETURNING | Phase.STANDING:
                 pass
         return False
 
+    def _end_when_done(self) -> None:
+        """It has done the last step that it may: no peer waits for it any more."""
+        if self.mode is HoldMode.RESUMED and self._committed == self.granted >= self._upto:
+            self.mode = HoldMode.JOINING
+
     def _end(self, lost: str) -> bool:
         """Whether that is news: the end, or which group was lost."""
-        is_news = self.grants or (bool(lost) and not self._knows_lost)
+        is_over = self.grants or self.is_leaving
+        is_news = is_over or (bool(lost) and not self._knows_lost)
         self._knows_lost |= bool(lost)
-        if self.grants:
+        if is_over:
             self.mode = HoldMode.REVOKED
         return is_news
 
@@ -152,8 +166,14 @@ class GrantMachine:
             self.mode = HoldMode.REVOKED
         return changes
 
+    def leave(self, step: int | None) -> None:
+        """A rank ends in good order, and would have asked for `step` next; None: it is in the middle of one."""
+        may_leave = self.grants or (self._quorum is not None and self.mode is HoldMode.JOINING)
+        if may_leave and self._committed >= self._formed_for and step == self._committed + 1:
+            self.mode, self.granted = HoldMode.LEAVING, self._committed
+
     def decide(self, ask: Ask, now: float) -> Granted | Wait | Join:
-        if self._quorum is None or self.mode is HoldMode.JOINING:
+        if self._quorum is None or self.mode in (HoldMode.JOINING, HoldMode.LEAVING):
             return Join()
         is_repeated = ask.step == self.granted and self._committed < ask.step and ask.commit_failures == 0
         if is_repeated and (ask.distrust is None or self._size > 1):
@@ -171,9 +191,6 @@ class GrantMachine:
             return Join(gives_up=True)
         if self.mode is HoldMode.FROZEN:
             return Wait()
-        if self.mode is HoldMode.RESUMED and ask.step > self._upto:
-            self.mode = HoldMode.JOINING
-            return Join()
         if now >= self.lease_until:
             return Wait()
         self.granted = ask.step

@@ -125,6 +125,7 @@ class GroupMachine:
         self.ranks.hear(now)
         effects = self._dispatch(event, now)
         self.ranks.hear(now)
+        effects += self._perform(self.ranks.release(), now) + self._leave_if_over(now)
         return effects + self._send(self.session.tick(now)) + self._listen(now) + self._end()
 
     def tick(self, now: float) -> Sequence[Effect]:
@@ -284,6 +285,10 @@ class GroupMachine:
         if self.ranks.gather.is_joined and self.session.is_open:
             return []
         return self._leave(now) if self.ranks.gather.waiting or not self.ranks.watches.has_ranks else []
+
+    def _leave_if_over(self, now: float) -> list[Effect]:
+        """While it drained its ranks have ended, and ask for nothing more."""
+        return self._leave(now) if self.ranks.drains and not self.ranks.watches.has_ranks else []
 
     def _leave(self, now: float) -> list[Effect]:
         if self._has_left:

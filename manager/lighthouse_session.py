@@ -33,7 +33,7 @@ from protos.session import (
 FIRST_BEAT_INTERVAL_S = 1.0
 FIRST_LEASE_S = 5.0
 SILENT_AFTER_INTERVALS = 1.5
-_NEWS = (HoldMode.FROZEN, HoldMode.REVOKED)
+_NEWS = (HoldMode.FROZEN, HoldMode.LEAVING, HoldMode.REVOKED)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,8 @@ gather.py, grants.py, commit.py and watches.py hold the rules; here they meet:
    ends the quorum for this group.
 3. A rank that is lost ends it, too: the other ranks are told that the quorum is revoked. If it does not come back, they
    are told that it is gone, and what they ask for is void: inside the group they wait for it in vain.
+4. A rank that leaves in good order, with its last step committed, stays until the quorum is over: its peers may still
+   read what it has sent. Then it is released.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +37,7 @@ from manager.grants import GrantMachine, Join, Wait
 from manager.watches import Absence, Watches
 from protos.membership import Quorum
 from protos.refusals import Drained, LighthouseError, WrongState
-from protos.session import RESTARTING, STARTING, Order, RankGone, Revoked
+from protos.session import LEFT, RESTARTING, STARTING, Order, RankGone, Released, Revoked
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class Ranks:
     @property
     def down(self) -> str:
         """Why the group cannot take part now; empty: its ranks are there."""
+        if self.grants.is_leaving:
+            return LEFT
         if self.watches.is_restarting:
             return RESTARTING
         if self.watches.lost:
@@ -117,8 +121,9 @@ class Ranks:
             case WatchEnded(watch):
                 rank = self.watches.ended(watch, now)
                 return [] if rank is None else self._lose(rank, now)
-            case RankLeaves(watch):
-                self.watches.leaves(watch)
+            case RankLeaves(watch, step):
+                if self.watches.leaves(watch):
+                    self.grants.leave(step)
                 return []
             case RanksStarted():
                 self.watches.started()
@@ -131,6 +136,11 @@ class Ranks:
                 if not ends_group:
                     return effects
                 return [*effects, *self._end_mates(group_rank, mates, reason), GroupGivenUp(reason)]
+
+    def release(self) -> list[Effect]:
+        """Rule 4."""
+        leaving = () if self.grants.is_leaving else self.watches.release()
+        return [Pushed(Released(), leaving)] if leaving else []
 
     # -- what the lighthouse says
 
@@ -316,7 +326,7 @@ class Ranks:
 
     def _push_revoked(self, reason: str, lost: str = "") -> list[Effect]:
         held = self.grants.held
-        return [] if held is None else [Pushed(Revoked(held.quorum_id, reason, lost), self.watches.all())]
+        return [] if held is None else [Pushed(Revoked(held.quorum_id, reason, lost), self.watches.staying())]
 
 
 def _asked(ask: Ask) -> commit.Asked:

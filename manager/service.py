@@ -175,8 +175,8 @@ class ManagerService:
                     match watch_wire.word_from_wire(request):
                         case Ballot() as ballot:
                             self._cast(asked.group_rank, ballot, sender, votes)
-                        case Leaving():
-                            self._driver.leave_watch(number)
+                        case Leaving(step):
+                            self._driver.leave_watch(number, step)
                         case Sample() as sample:
                             self._driver.places.take(number, sample)
                         case OwnEvidence() as own:

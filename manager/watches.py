@@ -19,6 +19,7 @@ class _Watch:
     group_rank: int
     worker: str
     has_left: bool = False
+    is_released: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,9 @@ class Watches:
         """The processes that a lost rank has left behind."""
         return self._absent[group_rank].mates
 
-    def all(self) -> tuple[int, ...]:
-        return tuple(self._open)
+    def staying(self) -> tuple[int, ...]:
+        """All but those of ranks that leave."""
+        return tuple(number for number, watch in self._open.items() if not watch.has_left)
 
     def of(self, workers: Container[str]) -> tuple[int, ...]:
         """The watches of these processes."""
@@ -118,10 +120,20 @@ class Watches:
         self._here(group_rank)
         return old is not None and self._open[old].worker != worker
 
-    def leaves(self, watch: int) -> None:
-        """Its end is near, and in good order."""
-        if (entry := self._open.get(watch)) is not None:
-            self._open[watch] = replace(entry, has_left=True)
+    def leaves(self, watch: int) -> bool:
+        """Its end is near, and in good order. Whether that is the rank's present process."""
+        entry = self._open.get(watch)
+        if entry is None:
+            return False
+        self._open[watch] = replace(entry, has_left=True)
+        return self._newest.get(entry.group_rank) == watch
+
+    def release(self) -> tuple[int, ...]:
+        """The watches of the ranks that leave, each once."""
+        leaving = tuple(number for number, watch in self._open.items() if watch.has_left and not watch.is_released)
+        for number in leaving:
+            self._open[number] = replace(self._open[number], is_released=True)
+        return leaving
 
     def started(self) -> None:
         """The ranks that were lost are started again."""

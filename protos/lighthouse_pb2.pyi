@@ -39,9 +39,11 @@ class _HoldModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     HOLD_MODE_RESUMED: _HoldMode.ValueType  # 3
     """grants up to a step, then joins"""
     HOLD_MODE_JOINING: _HoldMode.ValueType  # 4
-    """has joined since, and never grants under it again"""
+    """has done the last step that it may, and never grants under it again"""
     HOLD_MODE_REVOKED: _HoldMode.ValueType  # 5
     """revoked, or a step failed; never grants under it again"""
+    HOLD_MODE_LEAVING: _HoldMode.ValueType  # 6
+    """its ranks have ended in good order; `granted` is what they have committed"""
 
 class HoldMode(_HoldMode, metaclass=_HoldModeEnumTypeWrapper): ...
 
@@ -53,9 +55,11 @@ HOLD_MODE_FROZEN: HoldMode.ValueType  # 2
 HOLD_MODE_RESUMED: HoldMode.ValueType  # 3
 """grants up to a step, then joins"""
 HOLD_MODE_JOINING: HoldMode.ValueType  # 4
-"""has joined since, and never grants under it again"""
+"""has done the last step that it may, and never grants under it again"""
 HOLD_MODE_REVOKED: HoldMode.ValueType  # 5
 """revoked, or a step failed; never grants under it again"""
+HOLD_MODE_LEAVING: HoldMode.ValueType  # 6
+"""its ranks have ended in good order; `granted` is what they have committed"""
 global___HoldMode = HoldMode
 
 class _Phase:

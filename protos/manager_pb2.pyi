@@ -378,7 +378,7 @@ class ManagerStatusResponse(google.protobuf.message.Message):
     commits: builtins.int
     discards: builtins.int
     mode: builtins.str
-    """how it holds its quorum: standing, frozen, resumed, joining, revoked or none"""
+    """how it holds its quorum: standing, frozen, resumed, joining, leaving, revoked or none"""
     grants: builtins.int
     """steps that it let its ranks into by itself"""
     @property
@@ -424,7 +424,7 @@ class WatchRequest(google.protobuf.message.Message):
     BALLOT_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
     HOSTNAME_FIELD_NUMBER: builtins.int
-    LEAVES_FIELD_NUMBER: builtins.int
+    LEAVING_FIELD_NUMBER: builtins.int
     OFFER_FIELD_NUMBER: builtins.int
     TAKES_WORLD_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
@@ -439,8 +439,6 @@ class WatchRequest(google.protobuf.message.Message):
     """when the process started, as its host counts"""
     hostname: builtins.str
     """for a person to read"""
-    leaves: builtins.bool
-    """last, only to a manager that takes_leave: the Agent closes, the process may go on"""
     takes_world: builtins.bool
     """absent, an older rank: it is not to be told"""
     @property
@@ -448,6 +446,10 @@ class WatchRequest(google.protobuf.message.Message):
     @property
     def progress(self) -> protos.progress_pb2.ProgressSample:
         """only to a manager that takes_progress"""
+
+    @property
+    def leaving(self) -> global___Leaving:
+        """last, only to a manager that takes_leave: the Agent closes, the process may go on"""
 
     @property
     def offer(self) -> global___EvidenceOffer:
@@ -468,15 +470,33 @@ class WatchRequest(google.protobuf.message.Message):
         ballot: global___Ballot | None = ...,
         progress: protos.progress_pb2.ProgressSample | None = ...,
         hostname: builtins.str = ...,
-        leaves: builtins.bool = ...,
+        leaving: global___Leaving | None = ...,
         offer: global___EvidenceOffer | None = ...,
         takes_world: builtins.bool = ...,
         evidence: global___OwnEvidence | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "offer", b"offer", "progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "host", b"host", "hostname", b"hostname", "leaves", b"leaves", "offer", b"offer", "pid", b"pid", "progress", b"progress", "rank", b"rank", "started", b"started", "takes_world", b"takes_world", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "leaving", b"leaving", "offer", b"offer", "progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "host", b"host", "hostname", b"hostname", "leaving", b"leaving", "offer", b"offer", "pid", b"pid", "progress", b"progress", "rank", b"rank", "started", b"started", "takes_world", b"takes_world", "worker", b"worker"]) -> None: ...
 
 global___WatchRequest = WatchRequest
+
+@typing.final
+class Leaving(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """which it would have asked for next; absent: it is in the middle of one"""
+    def __init__(
+        self,
+        *,
+        step: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_step", b"_step", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_step", b"_step", "step", b"step"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
+
+global___Leaving = Leaving
 
 @typing.final
 class EvidenceOffer(google.protobuf.message.Message):
@@ -576,6 +596,7 @@ class WatchResponse(google.protobuf.message.Message):
     EVIDENCE_FIELD_NUMBER: builtins.int
     GONE_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    RELEASED_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> global___WatchOpened:
         """first: the rank is watched"""
@@ -602,6 +623,10 @@ class WatchResponse(google.protobuf.message.Message):
     def waiting(self) -> global___Waiting:
         """an older rank skips it"""
 
+    @property
+    def released(self) -> global___Released:
+        """the answer to leaving"""
+
     def __init__(
         self,
         *,
@@ -613,10 +638,11 @@ class WatchResponse(google.protobuf.message.Message):
         evidence: global___EvidenceAsked | None = ...,
         gone: global___RankGone | None = ...,
         waiting: global___Waiting | None = ...,
+        released: global___Released | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked", "waiting", b"waiting", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "revoked", b"revoked", "waiting", b"waiting", "world", b"world"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted", "world", "evidence", "gone", "waiting"] | None: ...
+    def HasField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "waiting", b"waiting", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "waiting", b"waiting", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted", "world", "evidence", "gone", "waiting", "released"] | None: ...
 
 global___WatchResponse = WatchResponse
 
@@ -703,6 +729,16 @@ class Waiting(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
 
 global___Waiting = Waiting
+
+@typing.final
+class Released(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___Released = Released
 
 @typing.final
 class EvidenceAsked(google.protobuf.message.Message):

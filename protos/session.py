@@ -20,7 +20,8 @@ class HoldMode(StrEnum):
     STANDING = "standing"  # it grants the next step by itself
     FROZEN = "frozen"  # recalled: it grants nothing beyond its highest grant
     RESUMED = "resumed"  # it grants up to a step, then joins
-    JOINING = "joining"  # it has joined since, and never grants under it again
+    JOINING = "joining"  # it has done the last step that it may, and never grants under it again
+    LEAVING = "leaving"  # its ranks have ended in good order; `granted` is what they have committed
     REVOKED = "revoked"  # revoked, or a step failed; it never grants under it again
 
 
@@ -64,6 +65,8 @@ class Order:
 STARTING = "its ranks have not come yet"
 # Why a group is down that has lost ranks, since its supervisor has started them again.
 RESTARTING = "its ranks are started again"
+# Why a group is down whose ranks end in good order: it is no loss to its quorum.
+LEFT = "its ranks have ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +248,15 @@ class WatchOpened:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The rank closes its Agent in good order: the end of its watch is no failure of its process."""
+    """The rank closes its Agent in good order: the end of its watch is no failure of its process. It stays until it is
+    told that it is released. `step`: which it would have asked for next; None: it is in the middle of one."""
+
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """To a rank that leaves: nobody waits for what it has sent any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,4 +320,4 @@ class EvidenceAsked:
 
 
 FromRank = WatchRequest | Ballot | Sample | OwnEvidence | Leaving
-ToRank = WatchOpened | Revoked | RankGone | Waiting | Killed | Counted | EvidenceAsked | World
+ToRank = WatchOpened | Revoked | RankGone | Released | Waiting | Killed | Counted | EvidenceAsked | World

@@ -25,6 +25,7 @@ from protos.session import (
     Killed,
     Leaving,
     RankGone,
+    Released,
     Revoked,
     ToRank,
     Waiting,
@@ -48,7 +49,7 @@ def watch_request_to_wire(request: FromRank) -> manager_pb2.WatchRequest:
     if isinstance(request, Sample):
         return manager_pb2.WatchRequest(progress=sample_to_wire(request))
     if isinstance(request, Leaving):
-        return manager_pb2.WatchRequest(leaves=True)
+        return manager_pb2.WatchRequest(leaving=manager_pb2.Leaving(step=request.step))
     if isinstance(request, OwnEvidence):
         return manager_pb2.WatchRequest(evidence=_evidence(request))
     offer = request.offer
@@ -88,8 +89,8 @@ def _offer_from(message: manager_pb2.EvidenceOffer) -> EvidenceOffer:
 def word_from_wire(message: manager_pb2.WatchRequest) -> Ballot | Sample | OwnEvidence | Leaving | None:
     """What a rank says after its first message. Where it is and what it does is for a person to see: what this version
     cannot read of that is no reason to end the watch."""
-    if message.leaves:
-        return Leaving()
+    if message.HasField("leaving"):
+        return Leaving(check_count(message.leaving.step, "step") if message.leaving.HasField("step") else None)
     if not (message.HasField("progress") or message.HasField("evidence")):
         return ballot_from_wire(message)
     with suppress(InvalidRequest):
@@ -132,6 +133,8 @@ def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
             return manager_pb2.WatchResponse(opened=opened)
         case RankGone(group_rank, reason):
             return manager_pb2.WatchResponse(gone=manager_pb2.RankGone(rank=group_rank, reason=cut_reason(reason)))
+        case Released():
+            return manager_pb2.WatchResponse(released=manager_pb2.Released())
         case Waiting(reason):
             return manager_pb2.WatchResponse(waiting=manager_pb2.Waiting(reason=cut_reason(reason)))
         case Revoked(quorum_id, reason, lost):
@@ -153,6 +156,8 @@ def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | Non
             return WatchOpened(message.opened.takes_progress, message.opened.takes_leave)
         case "gone":
             return RankGone(check_count(message.gone.rank, "rank"), cut_reason(message.gone.reason))
+        case "released":
+            return Released()
         case "waiting":
             return Waiting(cut_reason(message.waiting.reason))
         case "world":

@@ -36,10 +36,16 @@ class ScriptedActor:
 
     def step(self, *reduced: tuple[int, str, str]) -> dict[str, Any]:
         """Sums of so many elements of a dtype, called so."""
-        agent = self.agent
-        agent.start_quorum()
+        self.reduce(*reduced)
+        return self.vote()
+
+    def reduce(self, *reduced: tuple[int, str, str]) -> None:
+        self.agent.start_quorum()
         for length, dtype, name in reduced:
-            agent.all_reduce(torch.ones(length, dtype=getattr(torch, dtype)), name=name).result()
+            self.agent.all_reduce(torch.ones(length, dtype=getattr(torch, dtype)), name=name).result()
+
+    def vote(self) -> dict[str, Any]:
+        agent = self.agent
         began_at = time.monotonic()
         try:
             is_committed = agent.should_commit()
@@ -48,6 +54,7 @@ class ScriptedActor:
         return {
             "committed": is_committed,
             "step": agent.current_step,
+            "quorum_id": agent.quorum_id,
             "participants": list(agent.participants),
             "discards": (agent._machine.discards, agent._machine.faults),
         }
@@ -85,6 +92,10 @@ class ScriptedActor:
         self.must_end.set()
         self.training.join(60.0)
         return self.tried
+
+    def close(self) -> None:
+        """As a script that has come to its end."""
+        self.agent.close()
 
     def end(self) -> None:
         """As a process does that an exception ends."""

@@ -261,6 +261,98 @@ class TestRevoke:
         assert phase_of(standing.left("b", "i1")) is Phase.REVOKED
 
 
+class TestLeaving:
+    """A member's script ends with the step that it has committed."""
+
+    def test_its_peers_do_that_step_and_then_the_quorum_is_over(self):
+        standing = formed()
+        assert says(standing, "c", "leaving", 5) == Order(QUORUM_ID, Phase.RECALLED, reason="c has left")
+        says(standing, "a", "frozen", 5)
+        assert says(standing, "b", "frozen", 5) == Order(QUORUM_ID, Phase.RESUMED, 5, "c has left")
+        assert standing.joined(holds("a", 6)) is None
+        over = says(standing, "b", "leaving", 5)
+        assert over is not None
+        assert (over.phase, over.lost) == (Phase.REVOKED, "")
+        assert "all have done step 5" in over.reason
+        assert (standing.recalls, standing.revokes) == (1, 0)
+
+    def test_alone_it_is_over_at_once(self):
+        assert phase_of(says(formed("a"), "a", "leaving", 5)) is Phase.REVOKED
+
+    def test_one_that_was_granted_a_later_step_is_ended_in_it_when_nobody_is_in_an_earlier_one(self):
+        standing = formed()
+        says(standing, "c", "leaving", 5)
+        says(standing, "a", "frozen", 6)
+        assert says(standing, "b", "frozen", 5) == Order(QUORUM_ID, Phase.RESUMED, 5, "c has left")
+        order = standing.joined(holds("b", 6))
+        assert order == Order(QUORUM_ID, Phase.REVOKED, 5, "c: has left", lost="c")
+
+    def test_all_that_were_granted_a_later_step_are_ended_at_once(self):
+        standing = formed()
+        says(standing, "c", "leaving", 5)
+        says(standing, "a", "frozen", 6)
+        order = says(standing, "b", "frozen", 6)
+        assert order is not None
+        assert (order.phase, order.lost) == (Phase.REVOKED, "c")
+
+    def test_one_that_gives_its_later_grant_back_has_left_too(self):
+        standing = formed()
+        says(standing, "c", "leaving", 5)
+        says(standing, "a", "frozen", 6)
+        says(standing, "b", "frozen", 5)
+        assert says(standing, "a", "leaving", 5) is None
+        assert standing.phase is Phase.RESUMED
+        assert phase_of(says(standing, "b", "leaving", 5)) is Phase.REVOKED
+        assert standing.lost == ""
+
+    @pytest.mark.parametrize("before", ["standing", "recalled", "resumed"])
+    @pytest.mark.parametrize("how", ["lose", "left"])
+    def test_what_becomes_of_it_then_is_nothing_to_the_quorum(self, before: str, how: str):
+        standing = formed()
+        says(standing, "c", "leaving", 5)
+        if before == "resumed":
+            says(standing, "a", "frozen", 5)
+            says(standing, "b", "frozen", 5)
+        order = standing.lose("c", "i1", "its connection has ended") if how == "lose" else standing.left("c", "i1")
+        assert order is None
+        assert not standing.losses
+        for name in "ab":
+            says(standing, name, "frozen", 5)
+        assert standing.phase is Phase.RESUMED
+
+    def test_a_member_that_has_joined_below_the_last_step_cannot_do_it(self):
+        standing = formed()
+        standing.joined(holds("a", 5))
+        says(standing, "c", "leaving", 5)
+        assert phase_of(says(standing, "b", "frozen", 5)) is Phase.REVOKED
+
+    def test_while_it_leaves_a_loss_is_a_loss(self):
+        standing = formed()
+        says(standing, "c", "leaving", 5)
+        assert phase_of(standing.lose("a", "i1", "its connection has ended")) is Phase.REVOKED
+        assert standing.lost == "a"
+
+    def test_it_comes_back_with_it_to_a_lighthouse_that_has_restarted(self):
+        standing = unsettled(Phase.RETURNING)
+        assert says(standing, "c", "leaving", 5) is None
+        assert standing.left("c", "i1") is None
+        says(standing, "a", "standing", 5)
+        assert phase_of(says(standing, "b", "standing", 5)) is Phase.RECALLED
+        says(standing, "a", "frozen", 5)
+        assert phase_of(says(standing, "b", "frozen", 5)) is Phase.RESUMED
+        assert standing.upto == 5
+
+    def test_the_next_quorum_forms_with_one_that_stays(self):
+        standing = formed(lease_until=100)
+        says(standing, "c", "leaving", 5)
+        assert not standing.may_form([holds("a")], now=0)
+        for name in "ab":
+            says(standing, name, "frozen", 5)
+        for name in "ab":
+            standing.joined(holds(name, 6))
+        assert standing.may_form([holds("a"), holds("b")], now=0)
+
+
 class TestLeases:
     """When the next quorum may form."""
 

@@ -32,6 +32,7 @@ class DumbLighthouse:
         self.upto = 0
         self.join: JoinRequest | None = None
         self.drains = False
+        self.has_left = False  # the group has left that quorum
         self._beats: list[tuple[int, Held | None]] = []
         self._frozen_at: int | None = None
         self._stood: set[int] = set()
@@ -63,6 +64,7 @@ class DumbLighthouse:
     def _note(self, held: Held) -> None:
         if held.mode is HoldMode.FROZEN and self.phase is Phase.RECALLED:
             self._frozen_at = held.granted
+        self.has_left = held.mode is HoldMode.LEAVING
         if held.mode is HoldMode.REVOKED and self.phase is not Phase.NONE:
             self.phase = Phase.REVOKED
 

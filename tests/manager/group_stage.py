@@ -16,6 +16,7 @@ from manager.events import (
     Pushed,
     QuorumAnswered,
     RankGivenUp,
+    RankLeaves,
     Received,
     Sent,
     SessionClosed,
@@ -41,6 +42,7 @@ from protos.session import (
     Order,
     Phase,
     RankGone,
+    Released,
     ToLighthouse,
     ToManager,
     Welcome,
@@ -72,6 +74,7 @@ class Stage:
         self.yes: dict[tuple[int, int], set[int]] = {}
         self.decisions: dict[tuple[int, int], bool] = {}
         self.is_behind = False
+        self.leaving: dict[int, bool] = {}  # the watches of ranks that leave, and whether they are released
         self._numbers = 0
 
     def number(self) -> int:
@@ -85,7 +88,7 @@ class Stage:
         effects = list(self.machine.handle(event, self.now))
         after = self.machine.held
         if before is not None and after is not None and self.machine.ranks.grants.mode is HoldMode.REVOKED:
-            was_over = before.mode in (HoldMode.REVOKED, HoldMode.JOINING)
+            was_over = before.mode in (HoldMode.REVOKED, HoldMode.JOINING, HoldMode.LEAVING)
             assert was_over or any(isinstance(effect, Pushed) for effect in effects), "its ranks are not told"
         self.perform(effects)
 
@@ -103,7 +106,10 @@ class Stage:
         assert due is None or due > self.now
         held = self.machine.held
         assert held is None or held.mode not in (HoldMode.REVOKED, HoldMode.JOINING) or not self.machine.ranks._waiting
-        assert not self.watched or bool(self.machine.ranks.down) == any(rank.watch is None for rank in self.ranks)
+        is_leaving = held is not None and held.mode is HoldMode.LEAVING
+        is_down = is_leaving or any(rank.watch is None for rank in self.ranks)
+        assert not self.watched or bool(self.machine.ranks.down) == is_down
+        assert is_leaving or all(self.leaving.values()), "a rank that leaves is not released"
         waiting = tuple(sorted(c.rank.number for n, c in self.calls.items() if c.rank.call == n))
         assert self.machine.ranks.waiting == waiting, "a call waits that nobody will answer"
         if self.is_open and not self.machine._has_left:  # it may have left while it had nobody to tell
@@ -113,7 +119,7 @@ class Stage:
         """What the lighthouse waits for is told at once."""
         assert self.told is not None
         assert (self.told.drains, self.told.down) == (levels.drains, levels.down)
-        if levels.held is not None and levels.held.mode in (HoldMode.FROZEN, HoldMode.REVOKED):
+        if levels.held is not None and levels.held.mode in (HoldMode.FROZEN, HoldMode.LEAVING, HoldMode.REVOKED):
             assert self.told.held == levels.held
 
     def wait(self, seconds: float) -> None:
@@ -186,7 +192,11 @@ class Stage:
         self.feed(VoteCast(voted, self.wants_next[rank.number]))
 
     def do(self, rank: Rank) -> None:
-        """What an Agent does next."""
+        """What an Agent does next, or the script after the one that has ended."""
+        if rank.watch in self.leaving:
+            if not self.leaving[rank.watch]:
+                return
+            self.kill(rank, keeps_state=True)
         self.watch(rank)
         if rank.granted is not None:
             self.cast(rank, not rank.granted.revoked, 60.0)
@@ -211,12 +221,22 @@ class Stage:
         """Its watch ends; its calls' sockets may stay open."""
         watch, step, tag = rank.watch, rank.step, rank.tag
         if watch is not None:
+            self.leaving.pop(watch, None)
             rank.watch = None
             self.feed(WatchEnded(watch))
         for number in [n for n, call in self.calls.items() if call.rank is rank]:
             self.end_call(number, "it has ended")
         restored = (step, tag) if keeps_state else (0, 0)
         rank.__init__(rank.number, rank.life + 1, None, *restored, since=self.now)
+
+    def leave(self, rank: Rank) -> None:
+        """Its script has ended; it stays until it is released, and is started again."""
+        if rank.watch is None or rank.watch in self.leaving or rank.call is not None or rank.vote is not None:
+            return
+        if rank.granted is not None and self.decisions.get((rank.granted.quorum_id, rank.granted.max_step - 1)):
+            rank.granted = None  # it came with the last decision
+        self.leaving[rank.watch] = False
+        self.feed(RankLeaves(rank.watch, rank.step if rank.granted is None else None))
 
     # -- from the machine
 
@@ -242,13 +262,16 @@ class Stage:
                 assert not isinstance(error, InvalidRequest | Unrecoverable), f"an honest rank is sent away: {error}"
             case Sent(message):
                 self.said(message)
+            case Pushed(Released(), watches):
+                assert set(watches) == {watch for watch, is_released in self.leaving.items() if not is_released}
+                self.leaving = dict.fromkeys(self.leaving, True)
             case Pushed(RankGone(gone), watches):
                 self.check_gone(gone, watches)
             case RankGivenUp(gone, _, lost_at):
                 assert self.now >= lost_at + RETURNS_WITHIN_S
                 assert self.ranks[gone].watch is None
             case Pushed(message, watches):
-                assert set(watches) == {rank.watch for rank in self.ranks if rank.watch is not None}
+                assert set(watches) == {rank.watch for rank in self.ranks if rank.watch is not None} - set(self.leaving)
                 for rank in self.ranks:
                     if rank.granted is not None and rank.granted.quorum_id == message.quorum_id and rank.vote is None:
                         rank.vote = False
@@ -274,7 +297,7 @@ class Stage:
         match message:
             case Beat(number, levels):
                 self.lease.sent_at[number] = self.now
-                if levels.held is not None and levels.held.mode is HoldMode.FROZEN:
+                if levels.held is not None and levels.held.mode in (HoldMode.FROZEN, HoldMode.LEAVING):
                     self.stop(levels.held.quorum_id, levels.held.granted)
             case JoinRequest():
                 if self.machine.held is not None:
@@ -386,6 +409,7 @@ class Stage:
         self.open()
         self.say(self.lighthouse.echoes())
         self.say(self.lighthouse.recall() if self.lighthouse.drains else [])
+        self.say(self.lighthouse.revoke() if self.lighthouse.has_left else [])
         self.say(self.lighthouse.resume(2) or self.lighthouse.hand(stands=True, is_behind=False))
         self.say(self.lighthouse.dismiss())
         while self.queue:

@@ -265,6 +265,75 @@ class TestRevoke:
             assert decided(machine, ask(1, 0, 6)) is Join
 
 
+class TestLeaving:
+    """A rank ends in good order."""
+
+    def test_with_all_that_was_committed_the_group_leaves(self):
+        machine = past(5)
+        machine.leave(6)
+        assert (machine.held, machine.is_leaving, machine.grants) == (held("leaving", 5), True, False)
+
+    def test_the_step_that_came_with_the_decision_is_given_back(self):
+        machine = past(5)
+        assert machine.offer(1)
+        machine.leave(6)
+        assert machine.held == held("leaving", 5)
+
+    @pytest.mark.parametrize("phase", ["recalled", "resumed"])
+    def test_in_the_middle_of_a_recall(self, phase: str):
+        machine = past(5)
+        machine.obey(order(phase, upto=5))
+        machine.leave(6)
+        assert machine.is_leaving
+
+    def test_where_it_has_asked_for_the_next_quorum(self):
+        machine = past(5)
+        machine.obey(order("resumed", upto=5))
+        assert decided(machine, ask(1, 0, 6)) is Join
+        machine.leave(6)
+        assert machine.is_leaving
+
+    @pytest.mark.parametrize("step", [None, 5, 7])
+    def test_not_in_the_middle_of_a_step(self, step: int | None):
+        machine = past(5)
+        machine.leave(step)
+        assert machine.held == held("standing", 5)
+
+    def test_not_where_another_rank_has_not_committed_it(self):
+        machine = holds(5)
+        machine.leave(6)
+        assert machine.held == held("standing", 5)
+
+    def test_not_where_nothing_was_committed_under_it(self):
+        machine = GrantMachine("a")
+        machine.take(formed(1, 0), 0)
+        machine.leave(0)
+        assert machine.held == held("standing", 0)
+
+    def test_not_under_one_that_is_over_or_none(self):
+        GrantMachine("a").leave(0)
+        machine = past(5)
+        machine.give_up()
+        machine.leave(6)
+        assert machine.held == held("revoked", 5)
+
+    def test_nothing_is_granted_then(self):
+        machine = past(5)
+        machine.leave(6)
+        assert decided(machine, ask(1, 1, 6)) is Join
+        assert not machine.offer(1)
+        assert not machine.give_up()
+
+    def test_its_end_is_news_once(self):
+        """Other ranks may wait for this one."""
+        machine = past(5)
+        machine.leave(6)
+        assert not machine.obey(order("resumed", upto=5))
+        assert machine.obey(order("revoked"))
+        assert not machine.obey(order("revoked"))
+        assert (machine.held, machine.is_leaving) == (held("revoked", 5), False)
+
+
 class TestAssignment:
     def test_of_the_step_it_was_formed_for_is_the_quorums(self):
         quorum = Quorum(1, (member("a", 4), member("b", 5)))

@@ -27,12 +27,15 @@ from manager.group import GroupMachine
 from protos.membership import Quorum
 from protos.refusals import Drained, InternalError, InvalidRequest, Superseded, Unrecoverable, WrongState
 from protos.session import (
+    LEFT,
     DrainRequest,
     Goodbye,
     KillRequest,
     Leave,
     RankGone,
     Refused,
+    Released,
+    Revoked,
     Welcome,
     WithdrawRequest,
 )
@@ -290,6 +293,75 @@ class TestRestartedManager:
         events = [vote(1, 1, 5, quorum_id=3), ask(2, 0, 5, tag_quorum_id=2, commit_failures=1)]
         effects = [effect for event in (events if is_first else events[::-1]) for effect in said(m, event, 0)]
         assert VoteAnswered(1, False) in effects
+
+
+class TestScriptEnds:
+    """Ranks close their Agents in good order."""
+
+    def ended(self, size: int = 2) -> GroupMachine:
+        """All ranks have committed step 0, and were granted the next one with that."""
+        m = holding(size)
+        for rank in range(size):
+            m.handle(vote(50 + rank, rank, 0, wants=True), 0.1)
+        assert m.held == held("standing", 1)
+        return m
+
+    def test_they_stay_until_the_quorum_is_over(self):
+        m = self.ended()
+        assert m.handle(RankLeaves(1, 1), 0.2) == [beat(4, held("leaving", 0), down=LEFT)]
+        assert m.handle(RankLeaves(2, 1), 0.2) == []
+        assert m.handle(told(order("recalled")), 0.3) == []
+        assert m.handle(told(order("resumed", upto=0)), 0.4) == []
+        released = said(m, told(order("revoked", reason="all have done step 0")), 0.5)
+        assert released == [Pushed(Revoked(1, "all have done step 0"), ()), Pushed(Released(), (1, 2))]
+
+    def test_one_that_stays_behind_is_told_that_the_quorum_is_over(self):
+        m = self.ended()
+        m.handle(RankLeaves(1, 1), 0.2)
+        over = said(m, told(order("revoked", reason="x")), 0.5)
+        assert over == [revoked("x", 2), Pushed(Released(), (1,))]
+        assert said(m, RankLeaves(2, None), 0.6) == [Pushed(Released(), (2,))]
+
+    def test_in_the_middle_of_a_step_nobody_waits_for_anything(self):
+        m = self.ended(1)
+        assert m.handle(RankLeaves(1, None), 0.2) == [Pushed(Released(), (1,))]
+        assert said(m, WatchEnded(1), 0.3) == [revoked("rank 0 has ended")]
+
+    def test_without_a_quorum_neither(self):
+        m = watched(1)
+        assert said(m, RankLeaves(1, 0), 0.2) == [Pushed(Released(), (1,))]
+
+    def test_an_older_process_of_a_rank_says_nothing_of_the_present_one(self):
+        m = self.ended(1)
+        m.handle(WatchOpened(7, 0, "another"), 0.2)
+        m.handle(ask(9, 0, 0), 0.3)
+        m.handle(handed(2, formed(2, 0)), 0.4)
+        m.handle(vote(60, 0, 0, quorum_id=2), 0.5)
+        assert said(m, RankLeaves(1, 1), 0.6) == [Pushed(Released(), (1,))]
+        assert m.held == held("standing", 0, quorum_id=2)
+
+    def test_its_end_is_no_loss(self):
+        m = self.ended(1)
+        m.handle(RankLeaves(1, 1), 0.2)
+        assert said(m, WatchEnded(1), 0.3) == []
+        assert m.held == held("leaving", 0)
+
+    def test_started_again_it_joins(self):
+        m = self.ended(1)
+        m.handle(RankLeaves(1, 1), 0.2)
+        m.handle(WatchEnded(1), 0.3)
+        m.handle(WatchOpened(2, 0, "another"), 0.4)
+        [join] = said(m, ask(9, 0, 0), 0.5)
+        assert isinstance(join, Sent)
+        m.handle(handed(2, formed(2, 0)), 0.6)
+        assert m.held == held("standing", 0, quorum_id=2)
+
+    def test_while_it_drains_it_leaves_with_its_last_rank(self):
+        """They ask for nothing more."""
+        m = self.ended(1)
+        m.handle(DrainAsked("x"), 0.1)
+        m.handle(RankLeaves(1, 1), 0.2)
+        assert said(m, WatchEnded(1), 0.3) == [Sent(Leave("x"))]
 
 
 class TestLeaving:

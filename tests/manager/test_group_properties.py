@@ -51,14 +51,14 @@ class GroupBetweenRanksAndLighthouse(RuleBasedStateMachine):
     @rule(number=ranks, time_left_s=calls_s)
     def ask(self, number: int, time_left_s: float) -> None:
         rank = self.rank(number)
-        if rank.granted is None:
+        if rank.granted is None and rank.watch not in self.stage.leaving:
             self.stage.watch(rank)
             self.stage.ask(rank, time_left_s)
 
     @precondition(lambda self: any(rank.granted for rank in self.stage.ranks))
     @rule(number=ranks, vote=st.sampled_from([True, True, False]), time_left_s=calls_s)
     def vote(self, number: int, vote: bool, time_left_s: float) -> None:
-        if self.rank(number).granted is not None:
+        if self.rank(number).granted is not None and self.rank(number).watch not in self.stage.leaving:
             self.stage.cast(self.rank(number), vote, time_left_s)
 
     @rule(number=ranks, keeps_state=st.booleans())
@@ -66,8 +66,13 @@ class GroupBetweenRanksAndLighthouse(RuleBasedStateMachine):
         self.stage.kill(self.rank(number), keeps_state=keeps_state)
 
     @rule(number=ranks)
+    def leave(self, number: int) -> None:
+        self.stage.leave(self.rank(number))
+
+    @rule(number=ranks)
     def watch_again(self, number: int) -> None:
-        self.stage.watch_again(self.rank(number))
+        if self.rank(number).watch not in self.stage.leaving:
+            self.stage.watch_again(self.rank(number))
 
     # -- the lighthouse
 
@@ -167,6 +172,10 @@ def tells_no_rank(self: Ranks, reason: str, lost: str = "") -> list[object]:
     return []
 
 
+def releases_nobody(self: Ranks) -> list[object]:
+    return []
+
+
 def takes_an_old_watch_for_the_rank(self: Watches, watch: int, now: float) -> int | None:
     entry = self._open.pop(watch, None)
     if entry is None:
@@ -180,6 +189,7 @@ def takes_an_old_watch_for_the_rank(self: Watches, watch: int, now: float) -> in
     [
         (GrantMachine, "renew", never_lets_the_lease_end),
         (Ranks, "_push_revoked", tells_no_rank),
+        (Ranks, "release", releases_nobody),
         (Watches, "ended", takes_an_old_watch_for_the_rank),
     ],
 )

@@ -17,7 +17,7 @@ def test_all_ranks_watched_is_complete_and_started():
     assert (watches.is_complete, watches.is_starting) == (False, True)
     watches.opened(2, 1, "w1")
     assert (watches.is_complete, watches.is_starting, watches.lost) == (True, False, [])
-    assert watches.all() == (1, 2)
+    assert watches.staying() == (1, 2)
 
 
 def test_one_rank_twice_is_one_rank():
@@ -30,7 +30,7 @@ def test_one_rank_twice_is_one_rank():
 def test_the_end_of_its_watch_is_the_loss_of_the_rank():
     watches = watched()
     assert watches.ended(2, 0.0) == 1
-    assert (watches.lost, watches.is_complete, watches.all()) == ([1], False, (1,))
+    assert (watches.lost, watches.is_complete, watches.staying()) == ([1], False, (1,))
     assert not watches.is_starting, "it has been there"
     assert watches.ended(2, 0.0) is None
 
@@ -66,7 +66,7 @@ def test_all_that_are_lost_are_named_in_order():
 def test_the_end_of_an_old_watch_never_touches_the_newer_one():
     watches = watched()
     assert not watches.opened(3, 1, "w1")
-    assert watches.all() == (1, 2, 3), "both are told what is pushed"
+    assert watches.staying() == (1, 2, 3), "both are told what is pushed"
     assert watches.ended(2, 0.0) is None
     assert (watches.lost, watches.is_complete) == ([], True)
     assert watches.ended(3, 0.0) == 1
@@ -91,7 +91,7 @@ def test_a_rank_without_a_watch_is_there_when_it_asks_and_is_not_complete():
     watches.asked(0)
     assert watches.is_starting
     watches.asked(1)
-    assert (watches.is_starting, watches.is_complete, watches.all()) == (False, False, ())
+    assert (watches.is_starting, watches.is_complete, watches.staying()) == (False, False, ())
 
 
 def test_a_lost_rank_that_asks_is_there():

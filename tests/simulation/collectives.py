@@ -13,6 +13,7 @@ from tests.simulation.world import Process, Violation, World
 
 POLL_S = 0.05
 IGNORED_DROP = 0.5
+LATE_SHARE, LATE_S = 0.02, 0.08  # of those that take part, and what it takes them to learn the sum
 
 
 @dataclass(slots=True)
@@ -86,8 +87,11 @@ class Collectives:
         self.completed[quorum_id, collective.step, group_rank] = meeting.participants
         slowest = max(self._network.delay_s() for _ in collective.arrivals)
         for arrival in collective.arrivals.values():
-            arrival.process.after(slowest * self._world.random.uniform(1, 2), self._reduced, arrival, collective.total)
-        self._world.after(3 * slowest, meeting.close, collective.step)
+            takes_s = slowest * self._world.random.uniform(1, 2)
+            if self._world.random.random() < LATE_SHARE:
+                takes_s += LATE_S
+            arrival.process.after(takes_s, self._reduced, arrival, collective.total)
+        self._world.after(3 * slowest + LATE_S, meeting.close, collective.step)
         return None
 
     def _is_connected(self, collective: _Collective) -> bool:

@@ -141,6 +141,32 @@ def _drain(simulation: "Simulation", fault: Fault) -> bool:
     return True
 
 
+def _end_script(simulation: "Simulation", fault: Fault) -> bool:
+    """A group's script ends in good order; later the group is started again, below its old manager or a new one."""
+    group = _pick(simulation, fault, lambda group: group.is_training)
+    if group is None:
+        return False
+    if group.is_torchft:
+        return _drain(simulation, fault)
+    world = simulation.world
+    world.say("FAULT", f"end_script {group.name}")
+    group.end_script(1 + max(rank.machine.step for rank in group.ranks))
+    simulation.begin()
+    give_up_at = world.now + DRAIN_GRACE_S
+
+    def look() -> None:
+        if any(rank.is_up for rank in group.ranks) and world.now < give_up_at:
+            return world.after(RETRY_S, look)
+        return world.after(fault.for_s, back)
+
+    def back() -> None:
+        simulation.end()
+        group.come_back(keeps_manager=world.random.random() < 0.5)
+
+    look()
+    return True
+
+
 def _when_gone(simulation: "Simulation", group: "Group", act: Callable[[], None]) -> None:
     """After its grace a supervisor kills what is left."""
     kill_at = simulation.world.now + DRAIN_GRACE_S
@@ -209,6 +235,7 @@ GROUP_FAULTS: dict[str, Callable[["Simulation", Fault], bool]] = {
     "cancel_call": _of_group(_cancel_call),
     "cancel_vote": _of_group(_cancel_vote),
     "drain": _drain,
+    "end_script": _end_script,
     "stranger": _stranger,
     "stranger_drains": _stranger_drains,
     "twin": _of_group(_twin),

@@ -45,6 +45,7 @@ class Group:
         self.shrinks = False
         self.is_leaving = False
         self.has_gone = False
+        self._script_ends_at: int | None = None
         self.ended_at: float | None = None
         self._lives = 0
         self._restart_at: float | None = None
@@ -167,6 +168,13 @@ class Group:
         self.is_leaving = True
         self.manager.drain("drained")
 
+    def end_script(self, step: int) -> None:
+        """Its ranks do all steps below that one, and end in good order."""
+        self.is_leaving, self._script_ends_at = True, step
+
+    def script_ends(self, step: int) -> bool:
+        return self._script_ends_at is not None and step >= self._script_ends_at
+
     def has_left(self, manager: ManagerProcess | TorchftManager) -> None:
         if manager is self.manager:
             self.end_for_good()
@@ -178,12 +186,13 @@ class Group:
             self.manager.kill()
         self._end_ranks()
 
-    def come_back(self) -> None:
+    def come_back(self, *, keeps_manager: bool = False) -> None:
         """A group that has left is started again."""
-        if self.manager.is_up:
+        if self.manager.is_up and not keeps_manager:
             self.manager.kill()
         self._end_ranks()
         self.is_leaving = self.has_gone = False
+        self._script_ends_at = None
         self.start()
 
     # -- what ranks need

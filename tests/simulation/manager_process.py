@@ -11,7 +11,7 @@ from manager.commit import Voted
 from manager.group import GroupMachine
 from protos.membership import Participant, Quorum
 from protos.refusals import DeadlinePassed
-from protos.session import Handed, Refused, Revoked, Welcome
+from protos.session import Handed, Refused, Released, Revoked, Welcome
 from tests.simulation.network import LOCAL_DELAY_S, End
 from tests.simulation.world import Died, Process, Timer
 
@@ -162,6 +162,11 @@ class ManagerProcess(Process):
         self.feed(events.WatchOpened(watch, rank.group_rank, rank.worker))
         rank.after(LOCAL_DELAY_S, rank.on_watched, self)
 
+    def on_leaving(self, rank: "Rank", step: int | None) -> None:
+        for watch, watched in self._watching.items():
+            if watched is rank:
+                self.feed(events.RankLeaves(watch, step))
+
     def on_watch_end(self, watch: int) -> None:
         if self._watching.pop(watch, None) is not None:
             self.feed(events.WatchEnded(watch))
@@ -249,9 +254,11 @@ class ManagerProcess(Process):
             self.say(f"pushes: {message.quorum_id} is revoked ({message.reason})")
         for watch in watches:
             rank = self._watching.get(watch)
+            delay_s = LOCAL_DELAY_S * self.world.random.uniform(0.3, 3)
             if rank is not None and isinstance(message, Revoked):
-                delay_s = LOCAL_DELAY_S * self.world.random.uniform(0.3, 3)
                 rank.after(delay_s, rank.on_revoked, message.quorum_id)
+            elif rank is not None and isinstance(message, Released):
+                rank.after(delay_s, rank.on_released)
 
     # -- its end
 

@@ -150,6 +150,7 @@ FAULTS = (
     "cancel_call",
     "cancel_vote",
     "drain",
+    "end_script",
     "twin",
     "lose_journal",
     "change_lease",

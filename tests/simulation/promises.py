@@ -6,6 +6,7 @@ One promise a scenario (plan.py). What can be broken in a moment is in checkers.
 import pickle
 from typing import TYPE_CHECKING
 
+from tests.simulation.collectives import LATE_S
 from tests.simulation.faults import Fault
 from tests.simulation.world import Violation
 
@@ -50,7 +51,7 @@ class Promise:
     @property
     def round_s(self) -> float:
         """A step at its slowest, with its messages."""
-        return (1 + self.plan.step_spread) * self.plan.step_s + 0.1 + 60 * self.plan.delay_s
+        return (1 + self.plan.step_spread) * self.plan.step_s + 0.1 + 60 * self.plan.delay_s + 2 * LATE_S
 
 
 class Graceful(Promise):
@@ -99,9 +100,11 @@ class Restarts(Promise):
         self._quorum_id = self._quorum_id or self.simulation.checkers.newest_id
         if fault.what == "restart_lighthouse":
             self.simulation.checkers.longest_gap_s.clear()
+            self.simulation.begin()
             self.world.after(LOOKS_AFTER_RESTART_S, self._look, fault)
 
     def _look(self, fault: Fault) -> None:
+        self.simulation.end()
         for name, gap_s in self.simulation.checkers.longest_gap_s.items():
             if gap_s > self.round_s:
                 raise Violation(f"S9 {name} waited {gap_s:.2f} s for a step of {self.plan.step_s} s after {fault}")

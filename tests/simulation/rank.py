@@ -26,6 +26,8 @@ REFUSALS = 30  # in a row end a rank
 FETCH_RETRY_S = 0.05
 REVOKED_KEPT = 64
 COPIES_KEPT = 4
+RELEASED_WITHIN_S = 10.0
+ENDS_IN_S = (0.0, 0.0, 0.05, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class Rank(ManagerSide):
         while len(self._revoked) > REVOKED_KEPT:
             del self._revoked[next(iter(self._revoked))]
         machine = self.machine
+        if self._is_leaving:
+            return
         if quorum_id == self._entered and machine.phase in (Phase.ASKED, Phase.COMPUTING) and not machine.has_reduced:
             if machine.phase is Phase.COMPUTING:
                 machine.failed("revoked")
@@ -371,10 +375,26 @@ class Rank(ManagerSide):
 
     def _go_on(self, granted: Assignment | None) -> None:
         self._has_told = False
+        if self.machine.was_committed and self.site.script_ends(self.machine.step):
+            return self.after(self.world.random.choice(ENDS_IN_S), self._leave)
         if granted is None:
             self._ask()
         else:
             self._begin(granted)
+        return None
+
+    def _leave(self) -> None:
+        """The script has ended; the process stays until it is released."""
+        self._is_leaving = True
+        self.token += 1
+        self.say(f"its script ends after step {self.machine.step - 1}")
+        manager = self.manager
+        self.world.at(self.world.now + LOCAL_DELAY_S, manager, manager.on_leaving, self, self.machine.next_step)
+        self.after(RELEASED_WITHIN_S, self.on_released)
+
+    def on_released(self) -> None:
+        self.say("is released")
+        self.kill()
 
     def _conclude(self, commit: bool) -> None:
         """The decision is made; then the next step begins."""

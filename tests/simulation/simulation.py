@@ -23,6 +23,7 @@ BOOT_S = 3.0
 LOOK_EVERY_S = 0.5
 STEPS_TOGETHER = 5
 SHOWN_FAULTS = 8
+HELD_UP_S = (0.01, 0.1, 0.5)
 
 
 @dataclass(slots=True)
@@ -120,6 +121,37 @@ class Simulation(System):
         if self.unfired:
             raise Violation(f"faults that did not fire: {', '.join(map(str, self.unfired[:SHOWN_FAULTS]))}")
         self.promise.at_end()
+        self._end_job()
+
+    # -- S12
+
+    def _end_job(self) -> None:
+        """All scripts end after the same step, some of them held up for a moment: all do it, under one quorum."""
+        ranks = self.together()
+        groups = [group for group in self.groups if not group.has_gone]
+        if self.plan.torchft or not self.plan.config.stands or len(ranks) < len(groups) * self.plan.group_world_size:
+            return
+        world = self.world
+        last = max(rank.machine.step for rank in ranks) + world.random.randint(1, 3)
+        for group in groups:
+            group.end_script(last)
+        for group in groups:
+            late = world.random.choice((group.manager, *group.ranks))
+            world.after(world.random.uniform(0, 4 * self.plan.step_s), late.pause, world.random.choice(HELD_UP_S))
+        self.checkers.on_discard = self._discarded_at_the_end
+        ends_at = world.now + self.plan.settle_s
+        while any(rank.is_up for rank in ranks):
+            if world.now >= ends_at:
+                raise Violation(f"S12 {self.plan.settle_s:.0f} s after the end of the job: {self.describe()}")
+            world.run(world.now + LOOK_EVERY_S)
+        ends = {(rank.group_rank, rank.held, rank.state) for rank in ranks}
+        if {rank.machine.step for rank in ranks} != {last} or len(ends) > self.plan.group_world_size:
+            raise Violation(f"S12 all scripts end before step {last}: {self.describe()}")
+
+    def _discarded_at_the_end(self, rank: Rank, quorum_id: int, step: int) -> None:
+        raise Violation(
+            f"S12 {rank.name} discards step {step} of quorum {quorum_id}, and all scripts end in good order"
+        )
 
     # -- S5
 

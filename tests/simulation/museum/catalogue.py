@@ -224,6 +224,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "S11",
         _storm("kill_group", config=ANY_SIZE, groups=3, skips=0.02, step_s=0.1),
         manager.LATE_IS_REFUSED,
+        range(26),
     ),
     Exhibit(
         "state-of-a-peer-given-up",
@@ -231,6 +232,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "S11",
         _storm("kill_lighthouse", "cut_lighthouse", config={**ANY_SIZE, **SHORT}, groups=3, skips=0.02, step_s=0.1),
         manager.PEERS_FORGOTTEN,
+        range(26),
     ),
     Exhibit(
         "return-refused",
@@ -238,5 +240,27 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "S11",
         _storm("kill_group", "kill_lighthouse", config=ANY_SIZE, catch_up=1.0, breaks=0.3, step_s=0.1, groups=3),
         manager.RETURN_REFUSED,
+    ),
+    Exhibit(
+        "end-is-a-loss",
+        "a group whose script has ended counts as lost to those that are still in its last step",
+        "S12",
+        Recipe("graceful"),
+        manager.END_IS_A_LOSS,
+    ),
+    Exhibit(
+        "released-at-once",
+        "a rank whose script has ended does not stay for its peers",
+        "S12",
+        Recipe("graceful"),
+        manager.RELEASED_AT_ONCE,
+    ),
+    Exhibit(
+        "ended-for-a-later-grant",
+        "a member that was granted a step after the last one ends the quorum while others are in that one",
+        "S12",
+        Recipe("graceful", {"groups": 6, "group_world_size": 1, "step_s": 0.5, "delay_s": 0.0005, "wants_next": 1.0}),
+        lighthouse.ENDED_FOR_A_LATER_GRANT,
+        range(26),
     ),
 )

@@ -66,6 +66,17 @@ def _resume_at_lowest(self: Standing) -> Order | None:
     return self.order()
 
 
+def _resume_at_highest(self: Standing) -> Order | None:
+    told = [holder.granted for holder in self._holders.values() if holder.granted is not None]
+    if self.phase is not Phase.RECALLED or len(told) < len(self._holders):
+        return None
+    self.upto = max(told)
+    if any(holder.is_spent and (holder.granted or 0) < self.upto for holder in self._holders.values()):
+        return self.revoke("one of them cannot do that step any more")
+    self.phase = Phase.RESUMED
+    return self._end_when_done() or self.order()
+
+
 def _keep_id(self: Numbering, chosen: list[Member], seen_id: int, *, always: bool) -> bool:
     return _number(self, chosen, seen_id, always=False)
 
@@ -132,6 +143,7 @@ ENDED_CALL_WAITS = (Replaced(Joins, "withdraw", _keep_waiting),)
 FREE_AT_ONCE = (Replaced(Standing, "may_form", _free_at_once),)
 FREE_BY_NAME = (Replaced(Standing, "may_form", _free_by_name),)
 RESUMED_TOO_LOW = (Replaced(Standing, "_settle", _resume_at_lowest),)
+ENDED_FOR_A_LATER_GRANT = (Replaced(Standing, "_settle", _resume_at_highest),)
 SAME_ID_AGAIN = (Replaced(Numbering, "number", _keep_id),)
 WRITTEN_AFTER_TELLING = (Replaced(LighthouseProcess, "_formed", _tell_then_write),)
 ID_REUSED = (

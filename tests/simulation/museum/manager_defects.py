@@ -10,12 +10,15 @@ from typing import Any
 from manager import commit
 from manager.ask import Ask, no_state
 from manager.commit import CommitMachine
+from manager.events import Pushed
 from manager.gather import Effect, GatherMachine, RankAnswered, RankRefused
 from manager.grants import GrantMachine
 from manager.lighthouse_session import SessionMachine
+from manager.ranks import Effect as RanksEffect
+from manager.ranks import Ranks
 from protos.membership import Assignment, Participant, Quorum
 from protos.refusals import InvalidRequest, LighthouseError
-from protos.session import HoldMode, JoinRequest, ToLighthouse
+from protos.session import HoldMode, JoinRequest, Released, ToLighthouse
 from tests.simulation.museum.exhibit import Replaced
 
 _decide = CommitMachine._decide
@@ -87,6 +90,15 @@ def _receive_late_as_up_to_date(self: GatherMachine, quorum: Quorum, stands: boo
     return [RankRefused(ask.call, no_state(asks[0], odd[0], may_heal=False)) for ask in asks] if odd else effects
 
 
+def _give_up_instead(self: GrantMachine, step: int | None) -> None:
+    """Its ranks' ends are losses, then."""
+
+
+def _release_at_once(self: Ranks) -> list[RanksEffect]:
+    leaving = self.watches.release()
+    return [Pushed(Released(), leaving)] if leaving else []
+
+
 def _without_state_or_peers(self: GatherMachine, *, may_heal: bool) -> LighthouseError | None:
     return _without_state(self, may_heal=False)
 
@@ -102,4 +114,6 @@ JOIN_LOST = (Replaced(SessionMachine, "opened", _open_without_join),)
 LATE_NO_ENDS_THE_QUORUM = (Replaced(GrantMachine, "take", _take_as_any),)
 LATE_IS_REFUSED = (Replaced(GatherMachine, "_receive", _receive_late_as_up_to_date),)
 PEERS_FORGOTTEN = (Replaced(GatherMachine, "_without_state", _without_state_or_peers),)
+END_IS_A_LOSS = (Replaced(GrantMachine, "leave", _give_up_instead),)
+RELEASED_AT_ONCE = (Replaced(Ranks, "release", _release_at_once),)
 RETURN_REFUSED = (Replaced(GatherMachine, "_check_step", _compare_what_ranks_work_at),)

@@ -1,0 +1,67 @@
+"""A script that ends with a step costs those nothing that are still in it."""
+
+import time
+from collections.abc import Sequence
+
+from agent_client.rank_watch import RELEASED_WITHIN_S
+from tests.agent_client.jobs import Job
+from tests.agent_client.ranks import Rank
+
+TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s")
+ACTOR = "tests.agent_client.scripted_actor:ScriptedActor"
+SUM = (5, "float32", "sum")
+STAYS_S = 1.0
+
+
+def trained(job: Job, *names: str) -> Sequence[Rank]:
+    """They are in the last step of their scripts: its sum is there, and nobody has voted."""
+    ranks = job.groups(*names, actor=ACTOR)
+    for call in [rank.begin("steps", 3, SUM) for rank in ranks]:
+        call.result(within_s=60.0)
+    for call in [rank.begin("reduce", SUM) for rank in ranks]:
+        call.result(within_s=60.0)
+    return ranks
+
+
+def test_a_rank_stays_for_a_peer_that_has_not_voted_yet(job: Job):
+    first, late = trained(job, "a", "b")
+    done = first.call("vote")
+    closing = first.begin("close")
+    time.sleep(STAYS_S)
+    assert not closing.is_done()
+    same = late.call("vote")
+    assert (done["committed"], same["committed"]) == (True, True)
+    assert (same["step"], same["quorum_id"]) == (done["step"], done["quorum_id"])
+    assert len(same["participants"]) == 2
+    closing.result(within_s=60.0)
+
+
+def test_one_that_was_granted_another_step_does_not_end_it_either(job: Job):
+    """It has come to the end of its script, too, and writes its model down."""
+    first, writes, late = trained(job, "a", "b", "c")
+    writes.call("vote")
+    done = first.call("vote")
+    closing = first.begin("close")
+    time.sleep(STAYS_S)
+    same = late.call("vote")
+    assert (same["committed"], same["quorum_id"]) == (True, done["quorum_id"])
+    closing.result(within_s=60.0)
+
+
+def test_those_who_go_on_lose_no_more_than_the_step_that_it_was_not_in(job: Job):
+    first, late = trained(job, "a", "b")
+    done = first.call("vote")
+    closing = first.begin("close")
+    time.sleep(STAYS_S)
+    assert late.call("vote")["quorum_id"] == done["quorum_id"]
+    alone = late.call("step", SUM)
+    closing.result(within_s=60.0)
+    assert (alone["committed"], alone["participants"]) == (True, ["b"])
+
+
+def test_a_rank_that_is_alone_does_not_stay(job: Job):
+    [rank] = trained(job, "a")
+    rank.call("vote")
+    began_at = time.monotonic()
+    rank.call("close")
+    assert time.monotonic() < began_at + RELEASED_WITHIN_S / 2
