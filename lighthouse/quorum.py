@@ -291,6 +291,9 @@ class QuorumMachine:
     def _foreign(self, candidates: Sequence[Member]) -> list[bool]:
         participants = [member.participant for member in candidates if member.participant]
         tags = [tag_of(member.participant, member.handed) for member in candidates if member.participant]
+        for participant in participants:
+            if self._numbering.is_unknown(participant.seen_quorum_id):
+                self._history.add(participant.seen_quorum_id)
         return foreign(participants, tags, [member.in_quorum for member in candidates], self._history)
 
     def _stand(self, participants: list[Participant], chosen: list[Member], stands: bool) -> None:

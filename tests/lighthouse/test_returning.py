@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse.events import QuorumHandedAgain
+from lighthouse.events import QuorumFormed, QuorumHandedAgain
 from lighthouse.memory import Record
 from lighthouse.standing import Standing
 from lighthouse.status import job_status
@@ -242,6 +242,33 @@ class TestLostJournal:
         fields = {"seen": {"seen_quorum_id": 2000}, "tag": {"tag_quorum_id": 2000}}.get(where, {})
         [formed] = m.handle(asks(1, 1, "a", step=3, **fields), 1)
         assert formed.quorum.quorum_id == 2001
+
+    @pytest.mark.parametrize("knows", ["first", "others"])
+    def test_one_that_comes_first_and_empty_does_not_win_over_those_who_have_trained(self, knows: str):
+        """a has lost its state; it forms a quorum alone, and has done a step when the others are back."""
+        m = restarted(None, until=0, first_quorum_id=5000)
+        m.handle(opened(1, "a"), 1)
+        m.handle(asks(1, 1, "a", seen_quorum_id=2000 if knows == "first" else 0), 1)
+        seen = 2000 if knows == "others" else 0
+        for session, name in enumerate("bc", start=2):
+            m.handle(opened(session, name), 2)
+            m.handle(asks(session, session, native(name, 70, tag_quorum_id=2000, seen_quorum_id=seen)), 2)
+        m.handle(pulse(1, held=held(5000, "frozen", 0)), 3)
+        effects = m.handle(asks(4, 1, native("a", 1, tag_quorum_id=5000, seen_quorum_id=5000)), 3)
+        [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
+        assert [(p.replica_id, p.step) for p in formed.quorum.participants] == [("a", 1), ("b", 70), ("c", 70)]
+
+    def test_a_stranger_that_was_told_nothing_here_heals_all_the_same(self):
+        """Its checkpoint is another job's."""
+        m = restarted(None, until=0, first_quorum_id=5000)
+        m.handle(opened(1, "a"), 1)
+        m.handle(asks(1, 1, "a"), 1)
+        m.handle(opened(2, "b"), 2)
+        m.handle(asks(2, 2, native("b", 70, tag_quorum_id=2000)), 2)
+        m.handle(pulse(1, held=held(5000, "frozen", 0)), 3)
+        effects = m.handle(asks(4, 1, native("a", 1, tag_quorum_id=5000, seen_quorum_id=5000)), 3)
+        [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
+        assert [(p.replica_id, p.step) for p in formed.quorum.participants] == [("a", 1), ("b", 0)]
 
 
 class TestMembersAreKnown:
