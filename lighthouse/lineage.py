@@ -8,8 +8,8 @@ assignment from steps alone.
 A running job's history wins: while a member of the last quorum is a candidate and holds a state of this job's lineage
 (its tag is a quorum that was formed here, or what the members of one held), candidates of a foreign or unknown lineage
 heal, however high their step. Only where none is (a cold start) does the highest step win. What a manager was told by
-an earlier lighthouse of this job, whose journal is lost or older, is of its lineage, too: one that happens to come first
-to a lighthouse that knows nobody does not win over those who have trained for long.
+an earlier lighthouse of this job, whose journal is lost or older, is of its lineage, too: a group that happens to come
+first to a lighthouse that knows nobody does not win over those who have trained for long.
 
 Where nobody at the highest step has a known tag (torchft's members that resumed from disk, or whose past is unknown
 here) they may have come apart: the first is the source, and the others heal. At step 0 there is nothing

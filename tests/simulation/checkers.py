@@ -1,8 +1,8 @@
 """S1 to S4 and S11 of quorum.md, section 1, watched from outside: nothing here looks into a machine.
 
 What the lighthouse forms and tells, what managers are handed and grant, and what ranks commit is noted here, and every
-rule that can be broken in a moment is checked in that moment. S5 and S12 are in simulation.py; S6 to S9 are about a whole run:
-promises.py.
+rule that can be broken in a moment is checked in that moment. S5 and S12 are in simulation.py; S6 to S9 are about a
+whole run: promises.py.
 """
 
 from collections.abc import Callable
