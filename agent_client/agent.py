@@ -57,15 +57,16 @@ APPLY_HINT = (
 
 
 class Agent(AgentTogether):
-    """`timeout_s` bounds each collective and each vote, `connect_timeout_s` meeting the peers of a new quorum,
-    `quorum_timeout_s` each quorum, `heal_timeout_s` a transfer of state. `serve` says how this rank's state is given to
-    a peer: "snapshot" copies it, "hold" delays its next write until it is read, "auto" copies where memory allows.
-    `heal_over`: http or process_group. `heal_mode`: "stall": the others wait while this group heals; "catch_up": nobody
-    waits, it heals beside its steps (follower.py). `manager_returns_within_s` is how long a manager that has ended is
-    waited for, unless this rank has started it. `world_size_mode` says what counts in a step, and `world_size` how much
-    of it (world_size.py). `process_group`: gloo, isolated or nccl (process_group/choice.py). `check_state_every`: so
-    many steps apart ranks compare a part of their parameters with their peers' (comparison.py), 0: never; the same in
-    every replica group, else the largest counts, and nothing is compared where one says 0.
+    """`timeout_s` bounds each collective and each vote, `connect_timeout_s` each of the three parts of meeting the
+    peers of a new quorum (peers.py), `quorum_timeout_s` each quorum, `heal_timeout_s` a transfer of state. `serve` says
+    how this rank's state is given to a peer: "snapshot" copies it, "hold" delays its next write until it is read,
+    "auto" copies where memory allows. `heal_over`: http or process_group. `heal_mode`: "stall": the others wait while
+    this group heals; "catch_up": nobody waits, it heals beside its steps (follower.py). `manager_returns_within_s` is
+    how long a manager that has ended is waited for, unless this rank has started it. `world_size_mode` says what counts
+    in a step, and `world_size` how much of it (world_size.py). `process_group`: gloo, isolated or nccl
+    (process_group/choice.py). `check_state_every`: so many steps apart ranks compare a part of their parameters with
+    their peers' (comparison.py), 0: never; the same in every replica group, else the largest counts, and nothing is
+    compared where one says 0.
 
     Several ranks of one group pass `group`, which connects them. Use `from_env`.
     """

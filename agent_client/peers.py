@@ -92,8 +92,8 @@ class Peers:
                 self._end(f"quorum {self._quorum_id} was revoked: {reason}")
 
     def drop(self) -> None:
-        """End what is under way, for the peers too. Those who have met in this quorum never meet in it again: the peers
-        would not come, who may not know yet that this one has left. The next quorum meets anew."""
+        """End what is under way, for the peers too. A quorum whose group was given up is not met again: its peers may
+        not know yet, and would not come. The next one is met anew."""
         with self._lock:
             if self._quorum_id is not None:
                 self._end(f"the process group of quorum {self._quorum_id} was given up")

@@ -187,9 +187,9 @@ class StepMachine:
     @property
     def is_unhealed(self) -> bool:
         """It is torn, and the quorum takes it for up to date: this step cannot commit."""
-        assignment = self.assignment
-        is_behind = assignment is not None and (self.must_install or assignment.catches_up)
-        return self.is_torn and assignment is not None and not is_behind
+        if self.assignment is None:
+            return False
+        return self.is_torn and not self.must_install and not self.assignment.catches_up
 
     @property
     def cannot_heal(self) -> bool:

@@ -66,11 +66,10 @@ class WaitLog:
             with self._changed:
                 if self._is_closed:
                     return
-                next_at = self._wait.next_at(time.monotonic())
-                self._is_idle = next_at is None
-                self._changed.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))
-                if self._is_closed:
-                    return
                 line, step = self._wait.news(self._waiting_for(), time.monotonic()), self._step
+                if not line:
+                    next_at = self._wait.next_at(time.monotonic())
+                    self._is_idle = next_at is None
+                    self._changed.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))
             if line:
                 log.warning("rank %d, step %d: %s", self._group_rank, step, line)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from lighthouse.grid import Grid, grid_of
 from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum_config import QuorumConfig
 from lighthouse.roster import Member
 from lighthouse.verdict import Verdict
 from protos.incident import IncidentSummary
@@ -70,8 +71,7 @@ def _awaited(machine: QuorumMachine) -> str:
             groups = f"{more} more replica group{'s' if more > 1 else ''}"
             return f"{groups}: at least {config.min_replicas} are needed (--min-replicas), joined: {names}"
         case Verdict.NO_ALLOWED_SIZE:
-            sizes = ", ".join(str(size) for size in sorted(config.allowed_sizes)) or f"at most {config.active}"
-            return f"more replica groups: allowed sizes are {sizes}, joined: {names}"
+            return f"more replica groups: allowed sizes are {_sizes(config)}, joined: {names}"
         case Verdict.WAITING_FOR_MEMBERS:
             return f"the quorum's members to finish their step: {_names(machine)}"
         case Verdict.WAITING_FOR_STRAGGLERS:
@@ -105,8 +105,7 @@ def _explain(machine: QuorumMachine, now: float) -> str:
         case Verdict.TOO_FEW_PARTICIPANTS:
             return f"{joined} of at least {config.min_replicas} joined (--min-replicas)"
         case Verdict.NO_ALLOWED_SIZE:
-            sizes = ", ".join(str(size) for size in sorted(config.allowed_sizes)) or f"at most {config.active}"
-            return f"{joined} joined; allowed sizes are {sizes}"
+            return f"{joined} joined; allowed sizes are {_sizes(config)}"
         case Verdict.WAITING_FOR_MEMBERS:
             return f"{joined} joined; waiting for the quorum's members to finish their step: {_names(machine)}"
         case Verdict.WAITING_FOR_STRAGGLERS:
@@ -125,6 +124,10 @@ def _explain(machine: QuorumMachine, now: float) -> str:
             return f"{joined} joined; a member was lost: it may be back before a spare is spent, for {left:.1f} s more"
         case Verdict.READY:
             return f"{joined} joined; forming"
+
+
+def _sizes(config: QuorumConfig) -> str:
+    return ", ".join(str(size) for size in sorted(config.allowed_sizes)) or f"at most {config.active}"
 
 
 def _names(machine: QuorumMachine) -> str:

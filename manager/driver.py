@@ -273,6 +273,8 @@ class ManagerDriver:
         for effect in effects:
             match effect:
                 case QuorumAnswered(call, assignment, quorum):
+                    if not assignment.revoked:  # its mates may already wait for the next one
+                        self._waits.answered()
                     self._settle(call, (assignment, quorum))
                 case VoteAnswered(call, decision, following):
                     self._settle(call, Vote(decision, following))
@@ -308,7 +310,7 @@ class ManagerDriver:
                     self._left.set()
                     self._end(0)
         self.worlds.look(self.machine.incomplete)
-        self._waits.look(is_waiting=bool(self.machine.ranks.waiting), answers=self.machine.answers)
+        self._waits.look(is_waiting=bool(self.machine.ranks.waiting))
         self._timer.set(self.machine.deadline())
 
     def _settle(self, call: int, outcome: object) -> None:

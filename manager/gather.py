@@ -111,7 +111,6 @@ class GatherMachine:
         self.quorum_id = 0
         self.step = 0
         """Of the state that the group holds, or may have come to hold since it joined: no lower one."""
-        self.answers = 0  # rounds that a quorum was given for
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -265,7 +264,6 @@ class GatherMachine:
         self._note_lowest(mine.max_step)
         self._asks = {}
         self._is_joined = False
-        self.answers += 1
         return [RoundAnswered(quorum.quorum_id, self._max_step), *answers]
 
     def _without_state(self, *, may_heal: bool) -> LighthouseError | None:

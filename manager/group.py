@@ -99,11 +99,6 @@ class GroupMachine:
     def held(self) -> Held | None:
         return self.ranks.grants.held
 
-    @property
-    def answers(self) -> int:
-        """How often ranks were let into a step."""
-        return self.ranks.gather.answers + self.ranks.grants.given
-
     def waiting_for(self, lighthouse_error: str) -> str:
         """What the ranks that have asked for a quorum wait for, in words. `lighthouse_error`: why the lighthouse cannot
         be asked; empty: it can."""

@@ -21,7 +21,6 @@ class Waits:
     def __init__(self, waiting_for: Callable[[], str]) -> None:
         self._waiting_for = waiting_for
         self._wait = QuorumWait()
-        self._answers = 0
         self._told = ""
         self._senders: dict[int, Sender] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -34,13 +33,13 @@ class Waits:
     def ended(self, watch: int) -> None:
         self._senders.pop(watch, None)
 
-    def look(self, *, is_waiting: bool, answers: int) -> None:
-        """`answers`: how often ranks were let into a step."""
+    def answered(self) -> None:
+        """A request was answered with a quorum."""
+        if line := self._wait.answered(asyncio.get_running_loop().time()):
+            log.info("%s", line)
+
+    def look(self, *, is_waiting: bool) -> None:
         loop = asyncio.get_running_loop()
-        if answers != self._answers:
-            self._answers = answers
-            if line := self._wait.answered(loop.time()):
-                log.info("%s", line)
         if not is_waiting:
             self._wait.leave(loop.time())
             self.close()

@@ -257,23 +257,21 @@ class AgentActor:
         self.agent.start_quorum()
         self.agent.wait_quorum()
 
-    def step(self, *, error: str = "", reduces: bool = True) -> dict[str, Any]:
+    def step(self, *, error: str = "", reduces: bool = True, within_group: bool = True) -> dict[str, Any]:
         """One step over a batch that is a function of the step and of the place in the quorum."""
         agent = self.agent
         agent.start_quorum()
         self.sgd.zero_grad()
         place, _ = agent.slot()
         generator = torch.Generator().manual_seed(1000 * agent.current_step + place)
-        self.model(torch.randn(16, 8, generator=generator).to(self.device)).square().mean().backward()
+        self.backward(self.model(torch.randn(16, 8, generator=generator).to(self.device)).square().mean())
         for parameter in self.model.parameters():
             if reduces and parameter.grad is not None:
-                agent.all_reduce(parameter.grad).result()
+                agent.all_reduce(parameter.grad, within_group=within_group).result()
         if error:
             agent.report_error(error)
         is_participating = agent.is_participating
-        is_committed = agent.should_commit()
-        if is_committed:
-            self.sgd.step()
+        is_committed = self.apply()
         return {
             "committed": is_committed,
             "participated": is_participating,
@@ -283,6 +281,16 @@ class AgentActor:
             "batches": agent.batches_committed,
             "hash": self.hash(),
         }
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def apply(self) -> bool:
+        """Vote, and apply the averaged gradients."""
+        is_committed = self.agent.should_commit()
+        if is_committed:
+            self.sgd.step()
+        return is_committed
 
     def steps(self, until: int) -> list[dict[str, Any]]:
         """All that were tried until `until` are committed."""

@@ -35,37 +35,17 @@ class StateDependentActor(AgentActor):
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.sgd, 0.9)
         self.agent.state.others |= {"scaler": self.scaler, "averaged": self.averaged, "scheduler": self.scheduler}
 
-    def step(self, *, error: str = "", within_group: bool = True) -> dict[str, Any]:
-        agent = self.agent
-        agent.start_quorum()
-        self.sgd.zero_grad()
-        place, _ = agent.slot()
-        generator = torch.Generator().manual_seed(1000 * agent.current_step + place)
-        scale = self.scaler.scale if self.transform == "scaler" else torch.ones(())
-        loss = self.model(torch.randn(16, 8, generator=generator)).square().mean()
-        (loss * scale).backward()
-        parameters = list(self.model.parameters())
-        for parameter in parameters:
-            assert parameter.grad is not None
-            agent.all_reduce(parameter.grad, within_group=within_group).result()
-        self._transform(parameters)
-        if error:
-            agent.report_error(error)
-        is_participating = agent.is_participating
-        is_committed = agent.should_commit()
+    def backward(self, loss: torch.Tensor) -> None:
+        (loss * self.scaler.scale if self.transform == "scaler" else loss).backward()
+
+    def apply(self) -> bool:
+        self._transform(list(self.model.parameters()))
+        is_committed = super().apply()
         if is_committed:
-            self.sgd.step()
             self.scaler.scale *= 2
             self.averaged.update_parameters(self.model)
             self.scheduler.step()
-        return {
-            "committed": is_committed,
-            "participated": is_participating,
-            "step": agent.current_step,
-            "quorum_id": agent.quorum_id,
-            "participants": list(agent.participants),
-            "hash": self.hash(),
-        }
+        return is_committed
 
     def hash(self) -> str:
         rate = torch.tensor(self.sgd.param_groups[0]["lr"])

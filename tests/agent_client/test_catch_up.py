@@ -1,16 +1,13 @@
 """A group that catches up, under real daemons: nobody waits for it, and it ends with the same bits."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agent_client.jobs import Job
-from tests.agent_client.ranks import Pending, Rank, RankServer
-from tests.processes import PATIENCE_S, Lighthouse, eventually
+from tests.agent_client.ranks import Pending, Rank
+from tests.processes import PATIENCE_S, eventually
 
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
 ACTOR = "tests.agent_client.catch_up_actor:CatchUpActor"
@@ -19,18 +16,6 @@ PACE_S = 0.02
 pytestmark = pytest.mark.timeout(300)
 
 Event = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def lighthouse() -> Iterator[Lighthouse]:
-    with Lighthouse(*TIMES) as process:
-        yield process
-
-
-@pytest.fixture
-def job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path) -> Iterator[Job]:
-    with ExitStack() as stack:
-        yield Job(lighthouse.address, store, rank_server, tmp_path, stack)
 
 
 class Training:

@@ -7,11 +7,10 @@ import re
 import pytest
 
 from tests.agent_client.jobs import Job
-from tests.agent_client.test_catch_up import Training, discards, job, lighthouse, two_and_a_late_one
+from tests.agent_client.test_catch_up import Training, discards, two_and_a_late_one
 from tests.processes import PATIENCE_S, eventually
 
-__all__ = ["job", "lighthouse"]
-
+TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
 ACTOR = "tests.agent_client.transforming_follower:TransformingFollower"
 GIVEN_UP = re.compile(
     r"catching up is given up, this group heals plainly: "

@@ -113,7 +113,7 @@ def test_a_quorum_that_was_revoked_before_it_was_met_is_not_met(store: str, star
         a.begin("configure", store, 25, 0, 2).result(ENDS_WITHIN_S)
 
 
-def test_who_has_left_a_quorum_does_not_meet_its_peers_in_it_again(store: str, start: Start) -> None:
+def test_a_quorum_that_was_given_up_is_not_met_again(store: str, start: Start) -> None:
     a, b = start(2)
     meet(store, 27, a, b)
     a.call("drop")

@@ -9,6 +9,10 @@ from lighthouse_runtime.clients import AsyncLighthouseClient
 from manager.driver import ManagerDriver
 from manager.lighthouse_link import LighthouseLink
 from protos.membership import Participant
+from protos.session import Echo, Handed, ToManager, Welcome
+from tests.manager.builders import ask
+from tests.manager.groups import formed, vote
+from tests.virtual_loop import VirtualLoop
 
 
 @pytest.fixture
@@ -62,3 +66,65 @@ async def test_a_request_that_is_cancelled_leaves_no_timer(timers: list[asyncio.
     await asyncio.wait((asking,))
     assert [timer.cancelled() for timer in timers[-1:]] == [True]
     assert one_of_two.machine.ranks.waiting == ()
+
+
+class TestWaitForAQuorum:
+    @pytest.fixture
+    def loop(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> VirtualLoop:
+        caplog.set_level("INFO", "manager.waits")
+        loop = VirtualLoop()
+        monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+        return loop
+
+    @pytest.fixture
+    def group(self, loop: VirtualLoop) -> ManagerDriver:
+        """Both ranks have asked, and the wait was logged."""
+        group = driver()
+        group._opened()
+        hear(group, Welcome(1.0, 60.0), Echo(1, 1.0))
+        self.ask(group, 1, 0)
+        self.ask(group, 2, 1)
+        loop.go(6)
+        return group
+
+    def ask(self, group: ManagerDriver, call: int, rank: int, step: int = 0, **fields: Any) -> None:
+        group._feed(ask(call, rank, step, deadline_at=2000.0, tag_quorum_id=step, **fields))
+
+    def commit(self, group: ManagerDriver) -> None:
+        """The step that the quorum was formed for."""
+        hear(group, Handed(1, formed(1), True))
+        for rank in range(2):
+            group._feed(vote(3 + rank, rank, 0))
+
+    def test_one_that_is_formed_ends_it(self, group: ManagerDriver, caplog: pytest.LogCaptureFixture):
+        hear(group, Handed(1, formed(1), True))
+        assert caplog.messages == ["there is a quorum, after 6 s"]
+
+    def test_a_grant_ends_it(self, group: ManagerDriver, loop: VirtualLoop, caplog: pytest.LogCaptureFixture):
+        self.commit(group)
+        loop.go(60)  # the lease has run out
+        caplog.clear()
+        self.ask(group, 5, 0, 1)
+        loop.go(7)
+        hear(group, Echo(group.machine.session._beats, 1.0))
+        assert [line.partition(":")[0] for line in caplog.messages] == [
+            "no quorum for 5 s",
+            "there is a quorum, after 7 s",
+        ]
+
+    def test_a_step_under_a_revoked_one_does_not(
+        self, group: ManagerDriver, loop: VirtualLoop, caplog: pytest.LogCaptureFixture
+    ):
+        """A rank has failed in it and asks again; the other one comes to it only now."""
+        self.commit(group)
+        self.ask(group, 5, 0, 1)
+        self.ask(group, 6, 0, 1, commit_failures=1)
+        caplog.clear()
+        loop.go(6)
+        self.ask(group, 7, 1, 1)
+        assert [line.partition(":")[0] for line in caplog.messages] == ["no quorum for 5 s"]
+
+
+def hear(group: ManagerDriver, *messages: ToManager) -> None:
+    for message in messages:
+        group._received(message)

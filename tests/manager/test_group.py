@@ -161,16 +161,6 @@ class TestWaitingFor:
         m.handle(ask(3, 0, 1, tag_quorum_id=1), LEASE_UNTIL)
         assert m.waiting_for("it is unreachable") == "the lighthouse: it is unreachable"
 
-    def test_each_step_that_ranks_are_let_into_is_an_answer(self):
-        m = joined()
-        before = m.answers
-        m.handle(handed(1, formed(1)), 0)
-        assert m.answers == before + 1
-        committed(m, 0, 1)
-        m.handle(ask(3, 0, 1, tag_quorum_id=1), 1)
-        m.handle(ask(4, 1, 1, tag_quorum_id=1), 1)
-        assert m.answers == before + 2
-
 
 class TestQuorum:
     def test_its_ranks_are_answered_and_it_says_that_it_holds_it(self):

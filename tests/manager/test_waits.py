@@ -22,7 +22,7 @@ class Heard:
 
 class Manager:
     def __init__(self, loop: VirtualLoop) -> None:
-        self.loop, self.waiting_for, self.answers = loop, "b", 0
+        self.loop, self.waiting_for = loop, "b"
         self.waits = Waits(lambda: self.waiting_for)
         self.rank = self.watch(1)
 
@@ -32,10 +32,10 @@ class Manager:
         return heard
 
     def look(self, is_waiting: bool) -> None:
-        self.waits.look(is_waiting=is_waiting, answers=self.answers)
+        self.waits.look(is_waiting=is_waiting)
 
     def answer(self) -> None:
-        self.answers += 1
+        self.waits.answered()
         self.look(False)
 
 
@@ -60,7 +60,7 @@ def test_steps_without_a_pause_between_them_are_no_wait(manager: Manager, caplog
     for _ in range(100):
         manager.look(True)
         manager.loop.go(0.9)
-        manager.answers += 1
+        manager.waits.answered()
     manager.look(True)
     assert (manager.rank.messages, caplog.messages) == ([], [])
 
