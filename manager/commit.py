@@ -71,12 +71,14 @@ class RankMissed:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A rank asks for the quorum of `step`: it will not vote for an earlier one any more."""
+    """A rank asks for the quorum of `step`: it will not vote for an earlier one any more. `stands`: it may be let into
+    the step that was opened; else it waits for another quorum, and will not vote for that one either."""
 
     group_rank: int
     step: int
     tag_quorum_id: int | None
     has_failed: bool
+    stands: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +180,9 @@ class CommitMachine:
             return self._decide(attempt, True)
         if asked.step == attempt.step and asked.has_failed:
             return self._decide(attempt, False)
-        if attempt.is_opened:  # it is let into the same step, where it asks for that
-            return self._decide(attempt, False) if asked.step != attempt.step else []
+        if attempt.is_opened:
+            is_let_in = asked.stands and asked.step == attempt.step
+            return [] if is_let_in else self._decide(attempt, False)
         return self._note_empty(attempt, asked.group_rank)
 
     def _note_empty(self, attempt: _Attempt, group_rank: int) -> list[Effect]:

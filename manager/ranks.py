@@ -101,14 +101,14 @@ class Ranks:
             case Ask():
                 self.watches.asked(event.group_rank)
                 self.watches.heard((event.group_rank,), now)
-                return self._perform_commit(self.commit.handle(_asked(event)), now) + self._ask(event, now)
+                return self._perform_commit(self.commit.handle(self._asked(event)), now) + self._ask(event, now)
             case VoteCast(voted, wants_next):
                 self.watches.heard((voted.group_rank,), now)
                 self._wants_next[voted.group_rank] = wants_next
                 was_last = self.grants.voted(voted.group_rank, voted.quorum_id, voted.step)
                 effects = self._perform_commit(self.commit.handle(voted), now)
                 for ask in self.gather.asks:
-                    effects += self._perform_commit(self.commit.handle(_asked(ask)), now)
+                    effects += self._perform_commit(self.commit.handle(self._asked(ask)), now)
                 effects += self._miss(self.watches.missed)
                 return effects + (self.decide_again(now) if was_last else [])
             case CallEnded(call):
@@ -324,13 +324,13 @@ class Ranks:
             return []
         return self._push_revoked(reason) + self.decide_again(now)
 
+    def _asked(self, ask: Ask) -> commit.Asked:
+        stands = self.grants.held is not None
+        return commit.Asked(ask.group_rank, ask.step, ask.tag_quorum_id, ask.commit_failures > 0, stands)
+
     def _push_revoked(self, reason: str, lost: str = "") -> list[Effect]:
         held = self.grants.held
         return [] if held is None else [Pushed(Revoked(held.quorum_id, reason, lost), self.watches.staying())]
-
-
-def _asked(ask: Ask) -> commit.Asked:
-    return commit.Asked(ask.group_rank, ask.step, ask.tag_quorum_id, ask.commit_failures > 0)
 
 
 def _refusals(effects: Sequence[commit.Effect]) -> list[Effect]:

@@ -164,6 +164,17 @@ def test_a_call_that_expires_in_the_moment_in_which_a_rank_is_given_up() -> None
     drawn.teardown()
 
 
+def test_an_unwatched_rank_that_starts_again_in_the_step_that_its_mate_has_voted_for() -> None:
+    """A drawn run has found it: under a quorum that does not stand it asks for the next one, and votes for no other."""
+    drawn = GroupBetweenRanksAndLighthouse()
+    drawn.begin(size=2, lease_s=2.0, watched=False, wants_next=(False, False, False), trains=True, drains=False)
+    drawn.go_on(rounds=1)
+    drawn.hand(is_behind=False, stands=True)
+    drawn.deliver(many=1)
+    drawn.kill(keeps_state=True, number=0)
+    drawn.teardown()
+
+
 def never_lets_the_lease_end(self: GrantMachine, until: float) -> None:
     self.lease_until = math.inf
 

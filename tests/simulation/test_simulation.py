@@ -19,8 +19,8 @@ from tests.simulation.world import Violation
 # A minute of computing, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(600)
 
-SEEDS = range(24)
-MORE_SEEDS = range(24, 400)
+SEEDS = range(28)
+MORE_SEEDS = range(28, 400)
 LONG = {"seconds": 750.0, "groups": 10, "min_step_s": 0.25}  # 600 s of faults
 LONG_SEEDS = range(100)
 
