@@ -50,11 +50,11 @@ def sharded_reader() -> Reader:
     return model
 
 
-def weights(model: nn.Module, adam: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """All parameters and the optimizer's state, gathered from the ranks of the group."""
+def shards(model: nn.Module, adam: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """What this rank holds of all parameters and of the optimizer's state: the same as its counterparts elsewhere."""
     for parameter in model.parameters():
         for tensor in (parameter.detach(), *adam.state.get(parameter, {}).values()):
-            yield tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            yield tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def main() -> None:
@@ -81,14 +81,14 @@ def main() -> None:
         loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
         loss.backward()
         if optimizer.step():
-            events.committed(agent, loss, bits_of(weights(model, adam)))
+            events.committed(agent, loss, bits_of(shards(model, adam)))
         else:
             events.log(discarded=agent.current_step)
         time.sleep(max(0.0, began_at + args.pace - time.monotonic()))
 
-    reached, bits = accuracy(model, test_images, test_labels), bits_of(weights(model, adam))
+    reached, bits = accuracy(model, test_images, test_labels), bits_of(shards(model, adam))
     events.log(finished=agent.current_step, accuracy=reached, hash=bits)
-    print(f"step {agent.current_step}: test accuracy {reached:.1%}, weights {bits[:16]}", flush=True)
+    print(f"step {agent.current_step}: test accuracy {reached:.1%}, shards {bits[:16]}", flush=True)
     agent.close()
     torch.distributed.destroy_process_group()
 

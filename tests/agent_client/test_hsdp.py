@@ -247,4 +247,5 @@ def test_kills_at_any_moment_leave_no_trace_in_the_weights(tmp_path: Path) -> No
             cluster.wait_steps(stays, more=1, participants=3 - len(victims))
             cluster.start_groups(*victims)
             cluster.wait_steps(*cluster.groups, more=2, participants=3)
-        assert check_all(tmp_path) > 10 * KILLS
+        for rank in "01":
+            assert check_all(tmp_path, rank) > 4 * KILLS
