@@ -160,17 +160,19 @@ class Attendance:
         self.roster.remove(member)
         self._draining.discard(member.replica_id)
         self._leaving.append(event.session)
-        return effects if self._is_needed() else effects + self.dismiss()
+        return effects
 
-    def _is_needed(self) -> bool:
+    def _are_needed(self) -> bool:
         """Members of the quorum still do the steps that were promised, with the peers of those who have left."""
-        if self.standing.phase is not Phase.RESUMED or self.standing.quorum is None:
+        if self.standing.phase is not Phase.RESUMED:
             return False
-        members = (self.roster.get(member.replica_id) for member in self.standing.quorum.participants)
+        members = (self.roster.get(replica_id) for replica_id in self.standing.at_work)
         return any(member is not None and member.is_connected for member in members)
 
     def dismiss(self) -> list[Effect]:
-        """Those who have left are not needed any more."""
+        """Those who have left, once they are not needed any more."""
+        if not self._leaving or self._are_needed():
+            return []
         leaving, self._leaving = self._leaving, []
         return [SessionRefused(session, None, "the group has left") for session in leaving]
 

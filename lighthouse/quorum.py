@@ -232,7 +232,7 @@ class QuorumMachine:
         effects = self._review()
         formed = self._form(now)
         self._working = len(self.roster.working)
-        return effects + formed + (self._review() if formed else [])
+        return effects + formed + (self._review() if formed else []) + self.attendance.dismiss()
 
     # -- a standing quorum
 
@@ -286,7 +286,7 @@ class QuorumMachine:
         self.roster.form(chosen)
         calls = self.joins.take(chosen, self._previous, now)
         record = self._record(stands) if is_new else None
-        return [QuorumFormed(self.quorum, calls, is_new, stands, record), *self.attendance.dismiss()]
+        return [QuorumFormed(self.quorum, calls, is_new, stands, record)]
 
     def _foreign(self, candidates: Sequence[Member]) -> list[bool]:
         participants = [member.participant for member in candidates if member.participant]

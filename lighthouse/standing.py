@@ -96,6 +96,11 @@ class Standing:
     def entries(self) -> Mapping[str, Entry]:
         return {name: holder.entry for name, holder in self._holders.items()}
 
+    @property
+    def at_work(self) -> list[str]:
+        """The members that may still do a step."""
+        return [name for name, holder in self._holders.items() if not holder.is_spent]
+
     def is_member(self, replica_id: str) -> bool:
         return replica_id in self._holders
 

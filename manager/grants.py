@@ -199,8 +199,8 @@ class GrantMachine:
 
     def offer(self, now: float) -> bool:
         """All ranks have committed the highest granted step: whether they may go on to the next at once."""
-        is_free = self.mode is HoldMode.STANDING or (self.mode is HoldMode.RESUMED and self.granted < self._upto)
-        if self._quorum is None or not is_free or self._committed != self.granted or now >= self.lease_until:
+        is_free = self._quorum is not None and self.mode in (HoldMode.STANDING, HoldMode.RESUMED)
+        if not is_free or self._committed != self.granted or now >= self.lease_until:
             return False
         self.granted += 1
         self.given += 1

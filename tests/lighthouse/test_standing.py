@@ -276,6 +276,15 @@ class TestLeaving:
         assert "all have done step 5" in over.reason
         assert (standing.recalls, standing.revokes) == (1, 0)
 
+    def test_one_that_has_done_it_and_asks_for_nothing_is_not_waited_for(self):
+        """It writes its model down, say."""
+        standing = formed("ab")
+        says(standing, "b", "leaving", 5)
+        says(standing, "a", "frozen", 5)
+        assert standing.at_work == ["a"]
+        assert phase_of(says(standing, "a", "joining", 5)) is Phase.REVOKED
+        assert standing.at_work == []
+
     def test_alone_it_is_over_at_once(self):
         assert phase_of(says(formed("a"), "a", "leaving", 5)) is Phase.REVOKED
 

@@ -265,6 +265,28 @@ class TestRevoke:
             assert decided(machine, ask(1, 0, 6)) is Join
 
 
+class TestLastStep:
+    """It has done the last step that it may: it says so, whether or not a rank asks for another."""
+
+    @pytest.mark.parametrize("is_told_first", [True, False])
+    def test_with_its_commit(self, is_told_first: bool):
+        machine = holds(5) if is_told_first else past(5)
+        machine.obey(order("resumed", upto=5))
+        if is_told_first:
+            assert machine.held == held("resumed", 5)
+            machine.committed(1, 5)
+        assert machine.held == held("joining", 5)
+        assert not machine.offer(1)
+
+    def test_not_while_a_rank_is_in_a_later_one(self):
+        """A member that has left cannot do that; the other ranks are let into it all the same."""
+        machine = past(5)
+        assert decided(machine, ask(1, 0, 6)) is True
+        machine.obey(order("resumed", upto=5))
+        assert machine.held == held("resumed", 6)
+        assert decided(machine, ask(2, 1, 6)) is False
+
+
 class TestLeaving:
     """A rank ends in good order."""
 
