@@ -12,7 +12,7 @@ from tests.processes import Lighthouse
 
 BACK_AFTER_S = 1.5
 WATCHED_S = 3.5
-ENOUGH_S = 0.6
+ENOUGH_S = 1.5  # a manager that waits for its lease's end makes its ranks wait a fifth of that
 WITHIN_S = 5.0  # two and a half beats, a new connection, a change of the quorum
 
 
@@ -31,9 +31,7 @@ def longest_gap_s(groups: tuple[Group, ...], for_s: float) -> float:
     return longest
 
 
-@pytest.mark.parametrize(
-    "lease_s", [5.0, pytest.param(10.0, marks=pytest.mark.slow), pytest.param(40.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("lease_s", [10.0, pytest.param(40.0, marks=pytest.mark.slow)])
 @pytest.mark.timeout(180)
 def test_a_lighthouse_whose_host_vanishes_and_is_back_costs_no_step(tmp_path: Path, lease_s: float) -> None:
     """Its old connections end nowhere; nothing says so."""
