@@ -39,7 +39,7 @@ lint: $(VENV)/test.stamp
 
 generate: $(VENV)/test.stamp
 	$(BIN)/pip install --quiet $(PIP_ARGS) --group generate
-	$(BIN)/python -m protos.generate
+	$(BIN)/python -m lighthouse_protocol.generate
 
 clean:
 	rm -rf $(VENV) build dist

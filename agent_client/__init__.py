@@ -7,14 +7,6 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-import protos
-
-if getattr(protos, "LIGHTHOUSE_FT", None) != "lighthouse-ft":
-    raise ImportError(
-        f"agent_client needs lighthouse-ft's own package `protos`, but {getattr(protos, '__file__', None) or protos} "
-        "stands in its place on sys.path; rename that one, or put lighthouse-ft's folder before it"
-    )
-
 # Read by gRPC when it is loaded: a script whose data loader forks would get two lines of it for each fork.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 

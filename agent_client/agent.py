@@ -44,9 +44,9 @@ from agent_client.streams import in_stream_order
 from agent_client.train_state import TrainState
 from agent_client.worker import BackgroundThread
 from agent_client.world_size import WorldSize, WorldSizeMode, slot_among_all
+from lighthouse_protocol.limits import QUORUM_TIMEOUT_S
+from lighthouse_protocol.messages.membership import DistrustKind, Tag
 from lighthouse_runtime.address import advertised_host
-from protos.limits import QUORUM_TIMEOUT_S
-from protos.membership import DistrustKind, Tag
 
 log = logging.getLogger(__name__)
 

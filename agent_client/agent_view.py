@@ -12,7 +12,7 @@ from agent_client.progress import Block, Progress
 from agent_client.step import StepMachine
 from agent_client.step_runner import StepRunner
 from agent_client.world_size import WorldSizeMode
-from protos.membership import World
+from lighthouse_protocol.messages.membership import World
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ import threading
 import time
 from dataclasses import dataclass
 
+from lighthouse_protocol.messages.membership import Vote
+from lighthouse_protocol.messages.session import Ballot, Counted
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError
 from lighthouse_runtime.streams import Watch
-from protos.membership import Vote
-from protos.refusals import DeadlinePassed, LighthouseError
-from protos.session import Ballot, Counted
 
 
 @dataclass(frozen=True, slots=True)

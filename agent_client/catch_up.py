@@ -24,7 +24,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Generic, TypeVar
 
-from protos.membership import Tag
+from lighthouse_protocol.messages.membership import Tag
 
 MAX_TRIES = 3
 MAX_KEPT_STEPS = 1000

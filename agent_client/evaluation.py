@@ -25,8 +25,8 @@ from agent_client.step import Phase
 from agent_client.step_runner import StepRunner
 from agent_client.train_state import TrainState
 from agent_client.worker import BackgroundThread
-from protos.progress import RankName
-from protos.stall_words import list_names
+from lighthouse_protocol.messages.progress import RankName
+from lighthouse_protocol.rules.rank_text import list_names
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from protos.evidence import MAX_FLIGHT_RECORDER_BYTES, STACKS_FILE, OwnEvidence
-from protos.session import EvidenceOffer
+from lighthouse_protocol.messages.evidence import MAX_FLIGHT_RECORDER_BYTES, STACKS_FILE, OwnEvidence
+from lighthouse_protocol.messages.session import EvidenceOffer
 
 log = logging.getLogger(__name__)
 

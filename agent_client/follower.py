@@ -24,7 +24,7 @@ from agent_client.healing import Beside, has_room
 from agent_client.moves import Movers, Moves
 from agent_client.step import StepMachine
 from agent_client.train_state import TrainState
-from protos.membership import Assignment, CatchUp, Tag
+from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
 
 log = logging.getLogger(__name__)
 

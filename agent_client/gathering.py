@@ -15,7 +15,7 @@ from agent_client.checkpoint.tree import CorruptState
 from agent_client.errors import EvaluationLost, first_line
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup
-from protos.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment
 
 Sum = Callable[[torch.Tensor], object]
 """Over all ranks, in place. Raises RuntimeError."""

@@ -33,8 +33,8 @@ from agent_client.checkpoint.process_group import GroupTransport
 from agent_client.checkpoint.snapshot import StateMismatch, size_bytes
 from agent_client.step import StepMachine
 from agent_client.train_state import TrainState
+from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_runtime.clients import ManagerClient
-from protos.membership import Assignment
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from agent_client.errors import AgentError, GroupDrained
 from agent_client.progress import Progress
 from agent_client.rank_watch import RankWatch
 from agent_client.wait_log import WaitLog
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, Vote, World
+from lighthouse_protocol.messages.session import Revoked
+from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Unreachable
 from lighthouse_runtime.clients import ManagerClient
-from protos.membership import PLAIN, Assignment, CatchUp, Distrust, Vote, World
-from protos.refusals import DeadlinePassed, Drained, LighthouseError, Unreachable
-from protos.session import Revoked
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from agent_client.errors import AgentError
 from agent_client.manager_process import ManagerProcess
 from agent_client.process_group.gloo import GlooGroup
 from agent_client.server_process import START_TIMEOUT_S
+from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.address import advertised_host
 from lighthouse_runtime.clients import ManagerClient
-from protos.identity import parse_address
-from protos.refusals import LighthouseError
 
 MANAGER_KEY = "manager_address"
 STORE_TRIED_EVERY_S = 0.1

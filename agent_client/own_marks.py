@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, TypeAlias
 
 from agent_client.numbers import Entry, Number, Numbers
-from protos.progress import MAX_LABEL_CHARS, MAX_NAME_CHARS, Collective
+from lighthouse_protocol.messages.progress import MAX_LABEL_CHARS, MAX_NAME_CHARS, Collective
 
 Shape: TypeAlias = "str | Sequence[int]"
 

@@ -7,7 +7,7 @@
    and is said regularly, with the reason that came with it.
 """
 
-from protos.refusals import (
+from lighthouse_protocol.refusals import (
     DeadlinePassed,
     InvalidRequest,
     LighthouseError,

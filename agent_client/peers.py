@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agent_client.process_group.choice import Place, RankGroup, connector
-from protos.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from agent_client.numbers import Number, Numbers
 from agent_client.own_marks import Act, Inside, OwnMarks, Shape, Torchs
 from agent_client.visits import Name, Visits
-from protos.progress import MAX_NAME_CHARS, MAX_NAMES, OTHER, STEP, Sample
+from lighthouse_protocol.messages.progress import MAX_NAME_CHARS, MAX_NAMES, OTHER, STEP, Sample
 
 MAX_UNREAD = 4096
 

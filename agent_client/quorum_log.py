@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from protos.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment
 
 log = logging.getLogger(__name__)
 

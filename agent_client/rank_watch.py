@@ -15,13 +15,9 @@ from agent_client import evidence
 from agent_client.ballots import Ballots
 from agent_client.errors import AgentError
 from agent_client.progress import Progress
-from lighthouse_runtime.clients import ManagerClient
-from lighthouse_runtime.process import host_id, started_at
-from lighthouse_runtime.streams import Watch
-from protos.membership import World
-from protos.progress import Sample
-from protos.refusals import LighthouseError, NotServed, Unreachable
-from protos.session import (
+from lighthouse_protocol.messages.membership import World
+from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.session import (
     Counted,
     EvidenceAsked,
     Killed,
@@ -34,6 +30,10 @@ from protos.session import (
     WatchOpened,
     WatchRequest,
 )
+from lighthouse_protocol.refusals import LighthouseError, NotServed, Unreachable
+from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.process import host_id, started_at
+from lighthouse_runtime.streams import Watch
 
 log = logging.getLogger(__name__)
 

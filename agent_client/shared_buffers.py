@@ -16,7 +16,7 @@ from torch._utils import _flatten_dense_tensors as flatten  # pyright: ignore[re
 from torch._utils import _unflatten_dense_tensors as unflatten  # pyright: ignore[reportPrivateUsage]
 
 from agent_client.agent import Agent
-from protos.membership import Tag
+from lighthouse_protocol.messages.membership import Tag
 
 MARK = 1
 """One byte that only the first participant sets: the sum tells whether there was exactly one."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agent_client.world_size import NO_SHARE, Share, WorldSize
-from protos.limits import cut_reason
-from protos.membership import Assignment, Distrust, DistrustKind, Tag
+from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.membership import Assignment, Distrust, DistrustKind, Tag
 
 HISTORY_KEPT = 16
 

@@ -32,8 +32,8 @@ from agent_client.process_group.gloo import GlooGroup
 from agent_client.progress import Block, Progress
 from agent_client.quorum_log import log_quorum
 from agent_client.step import StepMachine
-from protos.membership import PLAIN, Assignment, DistrustKind, Tag
-from protos.refusals import LighthouseError
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
+from lighthouse_protocol.refusals import LighthouseError
 
 log = logging.getLogger(__name__)
 

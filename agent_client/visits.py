@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from agent_client.own_marks import Done
-from protos.progress import MAX_DEPTH, STEP, OpenPhase, PhaseTime, Sample
+from lighthouse_protocol.messages.progress import MAX_DEPTH, STEP, OpenPhase, PhaseTime, Sample
 
 WAITING = "(waiting)"
 """Under this name the time of all declared waits is added up."""

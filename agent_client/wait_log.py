@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 
-from protos.quorum_wait import QuorumWait
+from lighthouse_protocol.rules.quorum_wait import QuorumWait
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ count still does one microbatch, because the others wait for it in their collect
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protos.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment
 
 
 class WorldSizeMode(StrEnum):

@@ -20,7 +20,7 @@ from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import prepare_lighthouse
 from benchmarks.support.figures import machine, machine_text, table, write_json
 from benchmarks.support.scrape import is_standing
-from protos.limits import DEFAULT_JOB
+from lighthouse_protocol.limits import DEFAULT_JOB
 
 STEP_S = 0.25
 DOWN_S = 1.0

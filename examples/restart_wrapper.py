@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent_client import CallWrapper, Wrapper
 from examples.ports import free_port
-from protos.refusals import LighthouseError
+from lighthouse_protocol.refusals import LighthouseError
 
 RANKS, ACTIVE, STEPS = 8, 6, 20
 

@@ -5,8 +5,8 @@ A member on a loopback beside a routable one (reachability.py) is refused; if it
 
 from lighthouse.reachability import is_loopback, unreachable
 from lighthouse.roster import Member, Roster
-from protos.membership import Participant
-from protos.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
 
 
 def refusal(

@@ -14,7 +14,7 @@ from lighthouse.generation_events import AdvanceVerdict
 from lighthouse.generation_life import GenerationLife
 from lighthouse.ranks import Rank, Ranks
 from lighthouse.spares import Candidate, assign
-from protos.generation import Counters, RankId, Terms
+from lighthouse_protocol.messages.run import Counters, RankId, Terms
 
 
 class Advance:

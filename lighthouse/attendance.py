@@ -31,10 +31,10 @@ from lighthouse.quorum_config import QuorumConfig
 from lighthouse.roster import Member, Roster, is_reborn
 from lighthouse.silence import Silence
 from lighthouse.standing import HandAgain, Standing
-from protos.membership import Participant
-from protos.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
-from protos.session import LEFT, RESTARTING, STARTING, Levels, Order, Phase, Welcome
-from protos.status import TimelineKind
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, Levels, Order, Phase, Welcome
+from lighthouse_protocol.messages.status import TimelineKind
+from lighthouse_protocol.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
 
 MAX_BEAT_INTERVAL_S = 1.0
 SESSIONS_PER_BEAT_S = 500

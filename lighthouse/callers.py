@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.session import Goodbye, Order, Refused, ToManager
+from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.wire import documented, session_wire
 from lighthouse_runtime.server import Sender
-from protos import session_wire, wire
-from protos.membership import Quorum
-from protos.refusals import LighthouseError
-from protos.session import Goodbye, Order, Refused, ToManager
 
 
 class Answer:
@@ -23,11 +23,11 @@ class Answer:
 
     @functools.cached_property
     def native(self) -> bytes:
-        return wire.quorum_to_native(self.quorum, self._created_at).SerializeToString()
+        return documented.quorum_to_native(self.quorum, self._created_at).SerializeToString()
 
     @functools.cached_property
     def torchft(self) -> bytes:
-        return wire.quorum_to_torchft(self.quorum, self._created_at).SerializeToString()
+        return documented.quorum_to_torchft(self.quorum, self._created_at).SerializeToString()
 
     def handed(self, join: int) -> bytes:
         return session_wire.handed_for(self._handed, join)

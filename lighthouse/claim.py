@@ -15,7 +15,7 @@ import weakref
 from datetime import UTC, datetime
 from pathlib import Path
 
-from protos.refusals import WrongState
+from lighthouse_protocol.refusals import WrongState
 
 # A holder writes its name after it has locked; until then the file is empty, or names a holder that was killed.
 NAME_WAIT_S = 0.5

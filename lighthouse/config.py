@@ -9,12 +9,12 @@ from lighthouse.incident_policy import OnStall
 from lighthouse.journal import Journal, default_path
 from lighthouse.memory import NoMemory
 from lighthouse.quorum_config import QuorumConfig
+from lighthouse_protocol.limits import JOIN_TIMEOUT_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
+from lighthouse_protocol.rules.stall import FLOOR_S
 from lighthouse_runtime.bind import check_bind, split_bind
 from lighthouse_runtime.durations import Duration
 from lighthouse_runtime.logs import FORMATS, LEVELS
 from lighthouse_runtime.settings import setting
-from protos.limits import JOIN_TIMEOUT_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
-from protos.stall import FLOOR_S
 
 ENV_PREFIX = "LIGHTHOUSE"
 

@@ -24,16 +24,17 @@ from lighthouse.run_metrics import RunCollector
 from lighthouse.run_service import RunService
 from lighthouse.runs import Runs
 from lighthouse.service import REFLECTED, LighthouseService
+from lighthouse_protocol import VERSION
+from lighthouse_protocol.identity import Address
+from lighthouse_protocol.messages.incident import to_document
+from lighthouse_protocol.messages.status import LighthouseStatus
+from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_runtime.address import served_host
 from lighthouse_runtime.bind import grpc_bind, split_bind
 from lighthouse_runtime.http import Document, HttpServer, HttpSide
 from lighthouse_runtime.http_control import HttpControl, KillOrder
 from lighthouse_runtime.loop import StopRequest
 from lighthouse_runtime.server import Call, ControlPolicy, GrpcServer
-from protos import VERSION, lighthouse_pb2
-from protos.identity import Address
-from protos.incident import to_document
-from protos.status import LighthouseStatus
 
 log = logging.getLogger(__name__)
 

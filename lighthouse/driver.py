@@ -39,13 +39,10 @@ from lighthouse.roster import Member
 from lighthouse.status import awaited, explain, job_status
 from lighthouse.verdict import Verdict
 from lighthouse.worlds import JobWorlds
-from lighthouse_runtime.server import Sender
-from lighthouse_runtime.timer import DeadlineTimer
-from protos.identity import split_replica_id
-from protos.limits import answer_margin_s
-from protos.membership import Participant
-from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
-from protos.session import (
+from lighthouse_protocol.identity import split_replica_id
+from lighthouse_protocol.limits import answer_margin_s
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import (
     Beat,
     Echo,
     Evidence,
@@ -57,8 +54,11 @@ from protos.session import (
     ToManager,
     WithdrawRequest,
 )
-from protos.stall import FLOOR_S, StallVerdict
-from protos.status import JobStatus, TimelineKind
+from lighthouse_protocol.messages.status import JobStatus, TimelineKind
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
+from lighthouse_runtime.server import Sender
+from lighthouse_runtime.timer import DeadlineTimer
 
 log = logging.getLogger(__name__)
 

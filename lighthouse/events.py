@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from lighthouse.memory import Record
-from protos.membership import Participant, Quorum
-from protos.refusals import LighthouseError
-from protos.session import Beat, Hello, Order, Welcome
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import Beat, Hello, Order, Welcome
+from lighthouse_protocol.refusals import LighthouseError
 
 
 @dataclass(frozen=True, slots=True)

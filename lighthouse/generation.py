@@ -27,7 +27,7 @@ from lighthouse.ledger import Ledger
 from lighthouse.ranks import Rank, Ranks
 from lighthouse.run_record import Incident, RunRecord
 from lighthouse.silence import CLOSINGS_HELD_S
-from protos.generation import Entry, Generation, RankId, Stop
+from lighthouse_protocol.messages.run import Entry, Generation, RankId, Stop
 
 
 class GenerationMachine:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lighthouse.run_record import RunRecord
-from protos.generation import Entry, Generation, RankId, Stop
-from protos.refusals import LighthouseError
-from protos.supervisor import SupervisorEntry, ToSupervisor
+from lighthouse_protocol.messages.run import Entry, Generation, RankId, Stop
+from lighthouse_protocol.messages.supervisor import SupervisorEntry, ToSupervisor
+from lighthouse_protocol.refusals import LighthouseError
 
 # -- events
 

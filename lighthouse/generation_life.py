@@ -6,7 +6,7 @@ says ready by itself: then it is advancing, and the others are waited for.
 
 from collections.abc import Iterable
 
-from protos.generation import Counters, Generation, RankId
+from lighthouse_protocol.messages.run import Counters, Generation, RankId
 
 
 class GenerationLife:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member
-from protos.membership import World
-from protos.stall_words import here_and_missing
+from lighthouse_protocol.messages.membership import World
+from lighthouse_protocol.rules.rank_text import here_and_missing
 
 GROUPS_NAMED = 8
 

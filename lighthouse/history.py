@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from lighthouse.events import Effect, QuorumFormed
 from lighthouse.quorum import QuorumMachine
 from lighthouse.timeline import Timeline
-from protos.membership import Quorum
-from protos.stall import StallVerdict
-from protos.status import TimelineKind
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.status import TimelineKind
+from lighthouse_protocol.rules.stall import StallVerdict
 
 
 @dataclass(frozen=True, slots=True)

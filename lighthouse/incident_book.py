@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from lighthouse.incident_evidence import size_of
-from protos.incident import Incident, IncidentSummary
-from protos.refusals import UnknownName
+from lighthouse_protocol.messages.incident import Incident, IncidentSummary
+from lighthouse_protocol.refusals import UnknownName
 
 LIMIT = 200
 SHOWN = 50

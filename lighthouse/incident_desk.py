@@ -7,7 +7,7 @@ from lighthouse.incident_book import SHOWN, Book
 from lighthouse.incident_files import IncidentFiles
 from lighthouse.incident_metrics import IncidentTimes
 from lighthouse.incident_policy import OnStall
-from protos.incident import Incident, IncidentSummary
+from lighthouse_protocol.messages.incident import Incident, IncidentSummary
 
 
 def _no_runs(job: str, reason: str, who: str) -> Iterable[str]:

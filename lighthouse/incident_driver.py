@@ -15,12 +15,12 @@ from lighthouse.incident_policy import Decision
 from lighthouse.incidents import Incidents
 from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member
-from protos.incident import Gathered, Incident
-from protos.limits import cut_reason
-from protos.refusals import LimitReached
-from protos.session import Evidence, EvidenceDone, EvidenceRequest, KillRequest, ToManager
-from protos.stall import Kind, StallVerdict
-from protos.status import TimelineKind
+from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.incident import Gathered, Incident
+from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest, KillRequest, ToManager
+from lighthouse_protocol.messages.status import TimelineKind
+from lighthouse_protocol.refusals import LimitReached
+from lighthouse_protocol.rules.stall import Kind, StallVerdict
 
 log = logging.getLogger(__name__)
 

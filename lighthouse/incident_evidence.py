@@ -7,10 +7,10 @@ a large job's evidence fits its memory and one message.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from protos.evidence import RankEvidence
-from protos.incident import Gathered, MemberEvidence
-from protos.refusals import InvalidRequest, UnknownName
-from protos.stall_words import MAX_LISTED
+from lighthouse_protocol.messages.evidence import RankEvidence
+from lighthouse_protocol.messages.incident import Gathered, MemberEvidence
+from lighthouse_protocol.refusals import InvalidRequest, UnknownName
+from lighthouse_protocol.rules.rank_text import MAX_LISTED
 
 MAX_ASKED = 64
 MAX_BYTES = 24 * 1024 * 1024

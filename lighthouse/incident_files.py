@@ -13,7 +13,7 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 
 from lighthouse.incident_book import LIMIT
-from protos.incident import Incident, from_document, to_document
+from lighthouse_protocol.messages.incident import Incident, from_document, to_document
 
 log = logging.getLogger(__name__)
 

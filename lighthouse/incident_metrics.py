@@ -6,7 +6,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from lighthouse.histogram import Histogram
-from protos.incident import IncidentKind
+from lighthouse_protocol.messages.incident import IncidentKind
 
 BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0, 600.0)
 MAX_JOBS = 1000

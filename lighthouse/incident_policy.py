@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protos.progress import RankName
+from lighthouse_protocol.messages.progress import RankName
 
 
 class OnStall(StrEnum):

@@ -6,10 +6,10 @@ from lighthouse.incident_desk import Desk
 from lighthouse.incident_evidence import check_ranks, read_ranks
 from lighthouse.jobs import Jobs
 from lighthouse.service import job_of, live_member
+from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.pb.extensions import incident_pb2 as pb
+from lighthouse_protocol.wire import incident_wire
 from lighthouse_runtime.server import Call, ControlPolicy, Entry, Method
-from protos import incident_pb2 as pb
-from protos import incident_wire
-from protos.identity import check_name
 
 
 class IncidentService:

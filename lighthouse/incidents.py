@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 
 from lighthouse.incident_policy import Decision, OnStall, decide
 from lighthouse.standing import Loss
-from protos.incident import Gathered, Incident, IncidentKind, IncidentSummary, suspects_first
-from protos.membership import Distrust, Participant
-from protos.stall import StallVerdict
+from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, suspects_first
+from lighthouse_protocol.messages.membership import Distrust, Participant
+from lighthouse_protocol.rules.stall import StallVerdict
 
 MAX_LOOKS = 3
 MAX_FOLLOWED = 8

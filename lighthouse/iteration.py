@@ -7,7 +7,7 @@
 
 from dataclasses import replace
 
-from protos.generation import Counters
+from lighthouse_protocol.messages.run import Counters
 
 
 def next_number(current: int, stride: int, *, is_process_restart: bool) -> int:

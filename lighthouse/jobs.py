@@ -13,9 +13,9 @@ from lighthouse.memory import Memory, NoMemory, Record
 from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse.quorum_log import NAMES_LOGGED
-from protos.identity import check_name
-from protos.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
-from protos.stall import FLOOR_S
+from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
+from lighthouse_protocol.rules.stall import FLOOR_S
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from lighthouse.keyspace import Row
 from lighthouse.memory import Record
 from lighthouse.run_memory import RunName, SavedRun
 from lighthouse.run_record import RunRecord
-from protos.refusals import InvalidRequest, WrongState
+from lighthouse_protocol.refusals import InvalidRequest, WrongState
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lighthouse.memory import Record, dump, parse
-from protos.limits import MAX_QUORUM_ID
-from protos.refusals import InvalidRequest, WrongState
+from lighthouse_protocol.limits import MAX_QUORUM_ID
+from lighthouse_protocol.refusals import InvalidRequest, WrongState
 
 VERSION = 2
 _WITHOUT_RUNS = 1  # upgraded in place

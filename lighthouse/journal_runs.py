@@ -9,7 +9,7 @@ from lighthouse.journal_file import Damaged, checksum
 from lighthouse.keyspace import Row
 from lighthouse.run_memory import FINISHED_RUNS_KEPT, RUNS_KEPT, RunName, SavedRun
 from lighthouse.run_record import RunRecord, dump, parse
-from protos.generation import KeyKind
+from lighthouse_protocol.messages.run import KeyKind
 
 T = TypeVar("T")
 

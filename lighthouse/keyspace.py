@@ -5,8 +5,8 @@ Old spaces are dropped after a few generations, and each is limited, so memory i
 
 from collections.abc import Iterable, Iterator
 
-from protos.generation import KeyKind
-from protos.refusals import InvalidRequest, LimitReached, UnknownName, WrongState
+from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.refusals import InvalidRequest, LimitReached, UnknownName, WrongState
 
 SPACES_KEPT = 4
 MAX_KEYS = 4096

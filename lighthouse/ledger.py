@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from lighthouse import iteration
 from lighthouse.run_record import Incident, RunRecord
-from protos.generation import Counters, Entry, RankId
-from protos.limits import MAX_LEARNED_GENERATION
-from protos.refusals import InvalidRequest
+from lighthouse_protocol.limits import MAX_LEARNED_GENERATION
+from lighthouse_protocol.messages.run import Counters, Entry, RankId
+from lighthouse_protocol.refusals import InvalidRequest
 
 INCIDENTS_KEPT = 64
 EVIDENCE_OF = 16  # incidents, the newest

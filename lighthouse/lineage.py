@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lighthouse.roster import Handed
-from protos.membership import Participant
+from lighthouse_protocol.messages.membership import Participant
 
 RANGES_KEPT = 64
 

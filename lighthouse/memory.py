@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, Protocol
 
-from protos.membership import Participant, Quorum
+from lighthouse_protocol.messages.membership import Participant, Quorum
 
 
 @dataclass(frozen=True, slots=True)

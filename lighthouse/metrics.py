@@ -19,10 +19,10 @@ from prometheus_client.registry import Collector
 
 from lighthouse.histogram import Histogram
 from lighthouse.verdict import Verdict
-from protos.lighthouse_pb2 import DESCRIPTOR
-from protos.refusals import LighthouseError
-from protos.session import Phase
-from protos.status import JobStatus, LighthouseStatus, MemberState
+from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState
+from lighthouse_protocol.pb.documented.lighthouse_pb2 import DESCRIPTOR
+from lighthouse_protocol.refusals import LighthouseError
 
 METHODS = frozenset(DESCRIPTOR.services_by_name["LighthouseService"].methods_by_name)
 REFUSALS = frozenset(cls.__name__ for cls in LighthouseError.__subclasses__())

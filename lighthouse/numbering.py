@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from lighthouse.memory import Record
 from lighthouse.roster import Member
-from protos.refusals import InvalidRequest
+from lighthouse_protocol.refusals import InvalidRequest
 
 # Clocks of two hosts on which a lighthouse has run may differ, and ids may be used faster than milliseconds pass.
 AHEAD_MS = 24 * 3600 * 1000

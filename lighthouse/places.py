@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from lighthouse.progress_view import JobProgress
 from lighthouse.quorum import QuorumMachine
+from lighthouse_protocol.messages.progress import GroupView
+from lighthouse_protocol.messages.status import RankPlace
+from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
 from lighthouse_runtime.stall_watch import StallWatch
-from protos.progress import GroupView
-from protos.stall import FLOOR_S, StallVerdict
-from protos.status import RankPlace
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ A manager judges its own ranks; only here can be seen who is behind in a collect
 from collections.abc import Collection, Container
 from dataclasses import dataclass
 
-from protos.progress import MAX_NAMES, OTHER, GroupView, RankName, RankView
-from protos.stall import FLOOR_S, StallVerdict, judge, time_left_s
-from protos.status import RankPlace, RankState
+from lighthouse_protocol.messages.progress import MAX_NAMES, OTHER, GroupView, RankName, RankView
+from lighthouse_protocol.messages.status import RankPlace, RankState
+from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict, judge, time_left_s
 
 MAX_KNOWN = 4 * MAX_NAMES
 

@@ -45,8 +45,8 @@ from lighthouse.roster import Handed, Member
 from lighthouse.selection import choose, size_for
 from lighthouse.standing import Standing, entry_of
 from lighthouse.verdict import Verdict
-from protos.membership import Participant, Quorum, Tag
-from protos.session import Phase
+from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
+from lighthouse_protocol.messages.session import Phase
 
 
 class QuorumMachine:

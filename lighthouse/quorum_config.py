@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from protos.limits import JOIN_TIMEOUT_S
+from lighthouse_protocol.limits import JOIN_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)

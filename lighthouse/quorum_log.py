@@ -3,8 +3,8 @@
 import logging
 
 from lighthouse.events import JournalOutdated
-from protos.membership import Quorum
-from protos.session import Order, Phase
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.session import Order, Phase
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lighthouse.run_record import RankRecord
-from protos.generation import Entry, RankId, Terms
-from protos.refusals import DuplicateReplica, InvalidRequest, LighthouseError, Superseded, UnknownName, WrongState
+from lighthouse_protocol.messages.run import Entry, RankId, Terms
+from lighthouse_protocol.refusals import (
+    DuplicateReplica,
+    InvalidRequest,
+    LighthouseError,
+    Superseded,
+    UnknownName,
+    WrongState,
+)
 
 
 @dataclass(slots=True, eq=False)

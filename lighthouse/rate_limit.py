@@ -1,6 +1,6 @@
 """How often something may be done: so many at once, and so many a second after that. No I/O."""
 
-from protos.refusals import LimitReached
+from lighthouse_protocol.refusals import LimitReached
 
 
 class RateLimit:

@@ -4,9 +4,9 @@ The peers of a member on a loopback would connect to themselves. Beside one that
 the one that has no place, whoever came first; among its like it is on one host with them, and welcome.
 """
 
-from protos.identity import parse_address
-from protos.membership import Participant
-from protos.refusals import WrongState
+from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.refusals import WrongState
 
 
 def is_loopback(participant: Participant) -> bool | None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from lighthouse.reachability import is_loopback
 from lighthouse.timeline import LIMIT, Note
-from protos.membership import Participant, Quorum, Tag
-from protos.status import TimelineKind
+from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
+from lighthouse_protocol.messages.status import TimelineKind
 
 FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0

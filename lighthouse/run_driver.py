@@ -16,9 +16,7 @@ from lighthouse.run_machine import RunMachine
 from lighthouse.run_memory import RunMemory, RunName
 from lighthouse.run_record import RunRecord
 from lighthouse.run_status import run_status
-from lighthouse_runtime.server import Sender
-from lighthouse_runtime.timer import DeadlineTimer
-from protos.generation import (
+from lighthouse_protocol.messages.run import (
     Done,
     Entry,
     Failure,
@@ -34,9 +32,8 @@ from protos.generation import (
     Told,
     Welcome,
 )
-from protos.refusals import InvalidRequest, LighthouseError, Unreachable
-from protos.run_status import RunStatus
-from protos.supervisor import (
+from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.supervisor import (
     FromSupervisor,
     HostExcluded,
     StopAsked,
@@ -44,6 +41,9 @@ from protos.supervisor import (
     SupervisorEntry,
     WorkerLost,
 )
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Unreachable
+from lighthouse_runtime.server import Sender
+from lighthouse_runtime.timer import DeadlineTimer
 
 log = logging.getLogger(__name__)
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lighthouse_protocol.messages.run import RankId, Refusal, ToWorker
+from lighthouse_protocol.messages.supervisor import SupervisorEntry, ToSupervisor
+from lighthouse_protocol.refusals import LighthouseError, Superseded
+from lighthouse_protocol.wire.generation_wire import rank_response_to_wire
+from lighthouse_protocol.wire.supervisor_wire import supervisor_response_to_wire
 from lighthouse_runtime.server import Sender
-from protos.generation import RankId, Refusal, ToWorker
-from protos.generation_wire import rank_response_to_wire
-from protos.refusals import LighthouseError, Superseded
-from protos.supervisor import SupervisorEntry, ToSupervisor
-from protos.supervisor_wire import supervisor_response_to_wire
 
 
 @dataclass(frozen=True, slots=True)

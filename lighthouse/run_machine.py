@@ -24,8 +24,8 @@ from lighthouse.ledger import evidence
 from lighthouse.ranks import Ranks
 from lighthouse.run_record import Former, Incident, RunRecord
 from lighthouse.supervisors import Supervisors
-from protos.generation import Done, Entry, RankId, Refusal, Stop
-from protos.supervisor import SupervisorEntry, SupervisorWelcome, ToSupervisor
+from lighthouse_protocol.messages.run import Done, Entry, RankId, Refusal, Stop
+from lighthouse_protocol.messages.supervisor import SupervisorEntry, SupervisorWelcome, ToSupervisor
 
 
 class RunMachine(GenerationMachine):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protos.run_status import RankState, RunStatus
+from lighthouse_protocol.messages.run_status import RankState, RunStatus
 
 _LABELS = ["job", "run"]
 

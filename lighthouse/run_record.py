@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from protos.generation import Counters, Generation, RankId, Stop, Terms
-from protos.run_status import ExcludedHost
+from lighthouse_protocol.messages.run import Counters, Generation, RankId, Stop, Terms
+from lighthouse_protocol.messages.run_status import ExcludedHost
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from lighthouse.runs import Runs
+from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, cut_reason
+from lighthouse_protocol.messages.run import Entry as RankEntry
+from lighthouse_protocol.messages.supervisor import SupervisorEntry
+from lighthouse_protocol.pb.extensions import generation_pb2 as pb
+from lighthouse_protocol.refusals import InvalidRequest, WrongState
+from lighthouse_protocol.wire import generation_wire, run_status_wire, supervisor_wire
 from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
-from protos import generation_pb2 as pb
-from protos import generation_wire, run_status_wire, supervisor_wire
-from protos.generation import Entry as RankEntry
-from protos.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, cut_reason
-from protos.refusals import InvalidRequest, WrongState
-from protos.supervisor import SupervisorEntry
 
 
 class RunService:

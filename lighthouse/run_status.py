@@ -4,7 +4,7 @@ from lighthouse.ranks import Rank
 from lighthouse.run_machine import RunMachine
 from lighthouse.run_memory import RunName, SavedRun
 from lighthouse.run_record import Incident
-from protos.run_status import IncidentStatus, RankState, RankStatus, RunStatus, SupervisorStatus
+from lighthouse_protocol.messages.run_status import IncidentStatus, RankState, RankStatus, RunStatus, SupervisorStatus
 
 
 def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:

@@ -13,9 +13,9 @@ from lighthouse.run_machine import RunMachine
 from lighthouse.run_memory import RunMemory, RunName, SavedRun
 from lighthouse.run_record import RunRecord
 from lighthouse.run_status import saved_run_status
-from protos.identity import check_name
-from protos.refusals import LimitReached, UnknownName, Unreachable
-from protos.run_status import RunStatus
+from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.refusals import LimitReached, UnknownName, Unreachable
 
 log = logging.getLogger(__name__)
 

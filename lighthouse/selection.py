@@ -5,7 +5,7 @@ Members of the previous quorum first, an up-to-date one at their head, then thos
 
 from collections.abc import Sequence, Set
 
-from protos.membership import Participant
+from lighthouse_protocol.messages.membership import Participant
 
 
 def size_for(candidates: int, allowed_sizes: Set[int], active: int | None) -> int:

@@ -10,15 +10,26 @@ from lighthouse.driver import JobDriver
 from lighthouse.jobs import Jobs
 from lighthouse.metrics import Counters
 from lighthouse.roster import Member
+from lighthouse_protocol import VERSION
+from lighthouse_protocol.identity import check_name, split_replica_id
+from lighthouse_protocol.limits import DEFAULT_JOB, JOB_METADATA_KEY, cut_reason
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import DrainRequest, Hello, KillRequest
+from lighthouse_protocol.messages.status import LighthouseStatus, TimelineKind
+from lighthouse_protocol.pb.documented import lighthouse_pb2
+from lighthouse_protocol.pb.torchft import torchft_pb2
+from lighthouse_protocol.refusals import (
+    InvalidRequest,
+    LighthouseError,
+    NotServed,
+    UnknownName,
+    Unreachable,
+    WrongState,
+)
+from lighthouse_protocol.wire import documented as wire
+from lighthouse_protocol.wire import session_wire, status_wire
 from lighthouse_runtime.clients import AsyncManagerClient
 from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
-from protos import VERSION, lighthouse_pb2, session_wire, status_wire, torchft_pb2, wire
-from protos.identity import check_name, split_replica_id
-from protos.limits import DEFAULT_JOB, JOB_METADATA_KEY, cut_reason
-from protos.membership import Participant
-from protos.refusals import InvalidRequest, LighthouseError, NotServed, UnknownName, Unreachable, WrongState
-from protos.session import DrainRequest, Hello, KillRequest
-from protos.status import LighthouseStatus, TimelineKind
 
 log = logging.getLogger(__name__)
 

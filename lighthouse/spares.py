@@ -10,7 +10,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from protos.generation import RankId, Terms
+from lighthouse_protocol.messages.run import RankId, Terms
 
 
 @dataclass(frozen=True, slots=True)

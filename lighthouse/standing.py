@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lighthouse.memory import Entry, Record
-from protos.membership import Participant, Quorum
-from protos.session import Held, HoldMode, Order, Phase
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import Held, HoldMode, Order, Phase
 
 MAX_LOSSES = 1024
 

@@ -7,9 +7,9 @@ from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse.roster import Member
 from lighthouse.verdict import Verdict
-from protos.incident import IncidentSummary
-from protos.stall import StallVerdict
-from protos.status import JobStatus, MemberState, MemberStatus, RankPlace, TimelineEntry
+from lighthouse_protocol.messages.incident import IncidentSummary
+from lighthouse_protocol.messages.status import JobStatus, MemberState, MemberStatus, RankPlace, TimelineEntry
+from lighthouse_protocol.rules.stall import StallVerdict
 
 NAMES_SHOWN = 8
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lighthouse.run_record import SupervisorRecord
-from protos.refusals import LighthouseError, LimitReached, Superseded, WrongState
-from protos.run_status import ExcludedHost
-from protos.supervisor import SupervisorEntry
+from lighthouse_protocol.messages.run_status import ExcludedHost
+from lighthouse_protocol.messages.supervisor import SupervisorEntry
+from lighthouse_protocol.refusals import LighthouseError, LimitReached, Superseded, WrongState
 
 MAX_SUPERVISORS = 4096
 FORMER_KEPT = 16  # incarnations of one name

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from protos.status import TimelineEntry, TimelineKind
+from lighthouse_protocol.messages.status import TimelineEntry, TimelineKind
 
 LIMIT = 500
 NAMES = 16

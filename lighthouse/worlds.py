@@ -11,10 +11,10 @@ from lighthouse.callers import OpenSessions
 from lighthouse.grid import Grid, grid_of, world_of
 from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_log import NAMES_LOGGED
+from lighthouse_protocol.messages.membership import World
+from lighthouse_protocol.messages.session import Hello
+from lighthouse_protocol.wire.session_wire import world_bytes
 from lighthouse_runtime.lasting import Lasting
-from protos.membership import World
-from protos.session import Hello
-from protos.session_wire import world_bytes
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from protos.identity import Address, parse_address
-from protos.refusals import InvalidRequest
+from lighthouse_protocol.identity import Address, parse_address
+from lighthouse_protocol.refusals import InvalidRequest
 
 _SIOCGIFFLAGS = 0x8913
 _SIOCGIFADDR = 0x8915

@@ -2,8 +2,8 @@
 
 import socket
 
-from protos.identity import parse_address
-from protos.refusals import InvalidRequest
+from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.refusals import InvalidRequest
 
 
 def split_bind(text: str, option: str) -> tuple[str, int]:

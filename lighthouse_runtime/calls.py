@@ -7,22 +7,15 @@ from typing import Any, Generic, Literal, TypeVar
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from protos import (
-    generation_pb2,
-    incident_pb2,
-    incident_wire,
-    lighthouse_pb2,
-    manager_pb2,
-    run_status_wire,
-    status_wire,
-    torchft_pb2,
-    wire,
-)
-from protos.generation import KeyKind
-from protos.incident import Gathered, Incident, IncidentSummary
-from protos.membership import Assignment, CatchUp, Distrust, Participant, Quorum, Vote
-from protos.run_status import RunStatus
-from protos.status import LighthouseStatus, ManagerStatus
+from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary
+from lighthouse_protocol.messages.membership import Assignment, CatchUp, Distrust, Participant, Quorum, Vote
+from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.status import LighthouseStatus, ManagerStatus
+from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
+from lighthouse_protocol.pb.extensions import generation_pb2, incident_pb2
+from lighthouse_protocol.pb.torchft import torchft_pb2
+from lighthouse_protocol.wire import documented, incident_wire, run_status_wire, status_wire
 
 T = TypeVar("T")
 
@@ -53,12 +46,12 @@ def health() -> Rpc[None]:
 
 
 def join(participant: Participant) -> Rpc[Quorum]:
-    request = lighthouse_pb2.LighthouseQuorumRequest(requester=wire.participant_to_native(participant))
+    request = lighthouse_pb2.LighthouseQuorumRequest(requester=documented.participant_to_native(participant))
     return Rpc(
         LIGHTHOUSE + "Quorum",
         request,
         lighthouse_pb2.LighthouseQuorumResponse,
-        lambda answer: wire.quorum_from_native(answer.quorum),
+        lambda answer: documented.quorum_from_native(answer.quorum),
     )
 
 
@@ -155,10 +148,10 @@ def quorum(
         held_quorum_id=held.quorum_id if held else None,
         has_source=catch_up.has_source,
         compares=compares,
-        distrust=wire.distrust_to_native(distrust),
+        distrust=documented.distrust_to_native(distrust),
         heals_first=heals_first,
     )
-    return Rpc(MANAGER + "Quorum", request, manager_pb2.ManagerQuorumResponse, wire.assignment_from_native)
+    return Rpc(MANAGER + "Quorum", request, manager_pb2.ManagerQuorumResponse, documented.assignment_from_native)
 
 
 def checkpoint_address(group_rank: int, step: int | None) -> Rpc[str]:
@@ -175,7 +168,7 @@ def vote(group_rank: int, step: int, vote: bool, quorum_id: int | None, wants_ne
     request = manager_pb2.ShouldCommitRequest(
         rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id, wants_next=wants_next
     )
-    return Rpc(MANAGER + "ShouldCommit", request, manager_pb2.ShouldCommitResponse, wire.vote_from_native)
+    return Rpc(MANAGER + "ShouldCommit", request, manager_pb2.ShouldCommitResponse, documented.vote_from_native)
 
 
 def report(group_rank: int, worker: str, reason: str, ends_group: bool) -> Rpc[None]:

@@ -3,16 +3,23 @@
 import grpc
 import grpc.aio
 
-from protos.errors import error_of
-from protos.identity import parse_address
-from protos.limits import (
+from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.limits import (
     LIGHTHOUSE_HTTP_PORT,
     LIGHTHOUSE_PORT,
     MAX_REQUEST_BYTES,
     MAX_RESPONSE_BYTES,
     REFUSAL_METADATA_KEY,
 )
-from protos.refusals import DeadlinePassed, InvalidRequest, LighthouseError, NotServed, Unreachable, WrongProtocol
+from lighthouse_protocol.refusals import (
+    DeadlinePassed,
+    InvalidRequest,
+    LighthouseError,
+    NotServed,
+    Unreachable,
+    WrongProtocol,
+)
+from lighthouse_protocol.wire.status_codes import error_of
 
 # Never lower grpc.min_reconnect_backoff_ms: it is the connect timeout too, and a thousand clients that join at once
 # live-lock. A proxy of the environment never stands between the parts of one training job.

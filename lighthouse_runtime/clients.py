@@ -1,21 +1,21 @@
 """Typed clients of both daemons, synchronous and asyncio, one method per RPC. No torch.
 
-Every method takes `timeout_s` and raises a refusal of protos/refusals.py.
+Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py.
 """
 
 import functools
 from collections.abc import Sequence
 
+from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
+from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, Participant, Quorum, Vote
+from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.messages.status import LighthouseStatus, ManagerStatus
 from lighthouse_runtime import calls
 from lighthouse_runtime.connection import AsyncClient, SyncClient, metadata_of
 from lighthouse_runtime.run_clients import AsyncRunClient, RunClient
 from lighthouse_runtime.streams import AsyncWatch, NodeStream, Session, Watch
-from protos.identity import parse_address
-from protos.incident import Gathered, Incident, IncidentSummary
-from protos.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
-from protos.membership import PLAIN, Assignment, CatchUp, Distrust, Participant, Quorum, Vote
-from protos.session import WatchRequest
-from protos.status import LighthouseStatus, ManagerStatus
 
 
 def _lighthouse(address: str) -> str:

@@ -11,11 +11,11 @@ from typing import Self, TypeVar
 
 import grpc
 
+from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, TOKEN_METADATA_KEY
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime import calls
 from lighthouse_runtime.calls import Rpc
 from lighthouse_runtime.channel import async_channel, refusal, sync_channel
-from protos.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, TOKEN_METADATA_KEY
-from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
 
 T = TypeVar("T")
 

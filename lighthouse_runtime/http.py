@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, UnknownName
 from lighthouse_runtime.bind import listening_socket, split_bind
 from lighthouse_runtime.http_control import HttpControl, refused
 from lighthouse_runtime.http_events import StatusFeed, to_json
-from protos.refusals import InvalidRequest, LighthouseError, UnknownName
 
 MAX_BODY_BYTES = 16 * 1024
 COMPRESSED_ABOVE_BYTES = 4 * 1024

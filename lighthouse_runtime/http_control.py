@@ -23,11 +23,11 @@ from urllib.parse import urlsplit
 import grpc
 from aiohttp import hdrs, web
 
+from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.limits import TOKEN_METADATA_KEY
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted
+from lighthouse_protocol.wire.status_codes import status_of
 from lighthouse_runtime.server import Call, ControlPolicy
-from protos.errors import status_of
-from protos.identity import parse_address
-from protos.limits import TOKEN_METADATA_KEY
-from protos.refusals import InvalidRequest, LighthouseError, NotPermitted
 
 CSRF_HEADER = "X-CSRF-Token"
 ACTS_WITHIN_S = 10.0

@@ -6,11 +6,11 @@ Which run is the client's own; it goes as metadata.
 import functools
 from typing import Literal
 
+from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_runtime import calls
 from lighthouse_runtime.connection import AsyncClient, SyncClient
 from lighthouse_runtime.streams import AsyncRankStream, RankStream, SupervisorStream
-from protos.generation import KeyKind
-from protos.run_status import RunStatus
 
 
 class RunClient(SyncClient):

@@ -9,12 +9,12 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from lighthouse_protocol.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, TOKEN_METADATA_KEY
+from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_runtime.address import resolves
 from lighthouse_runtime.bind import split_bind
 from lighthouse_runtime.server_streams import FIRST_WITHIN_S, Ending, Requests, Sender
 from lighthouse_runtime.serving import Call, Entry, Method, Observer, Serving, Stream
-from protos.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, TOKEN_METADATA_KEY
-from protos.refusals import InvalidRequest, NotPermitted
 
 __all__ = [
     "FIRST_WITHIN_S",

@@ -18,12 +18,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.limits import REFUSAL_METADATA_KEY, cut_reason
+from lighthouse_protocol.refusals import InternalError, InvalidRequest, LighthouseError, Unreachable
+from lighthouse_protocol.wire.status_codes import status_of
 from lighthouse_runtime.address import is_own_address
 from lighthouse_runtime.server_streams import Requests, Sender
-from protos.errors import status_of
-from protos.identity import parse_address
-from protos.limits import REFUSAL_METADATA_KEY, cut_reason
-from protos.refusals import InternalError, InvalidRequest, LighthouseError, Unreachable
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from protos.stall import StallVerdict
+from lighthouse_protocol.rules.stall import StallVerdict
 
 LOOKED_AGAIN_S = 1.0  # while nothing moves
 SOON_S = 0.05

@@ -18,20 +18,21 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from lighthouse_protocol.limits import MAX_REQUEST_BYTES
+from lighthouse_protocol.messages.hosts import FromNode, ToNode
+from lighthouse_protocol.messages.run import FromWorker, ToWorker
+from lighthouse_protocol.messages.session import FromRank, ToLighthouse, ToManager, ToRank, WatchRequest
+from lighthouse_protocol.messages.supervisor import FromSupervisor, ToSupervisor
+from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
+from lighthouse_protocol.pb.extensions import generation_pb2, node_pb2
+from lighthouse_protocol.refusals import InternalError, LighthouseError, LimitReached, Unreachable
+from lighthouse_protocol.wire.generation_wire import rank_request_to_wire, rank_response_from_wire
+from lighthouse_protocol.wire.node_wire import node_request_to_wire, node_response_from_wire
+from lighthouse_protocol.wire.session_wire import session_request_to_wire, session_response_from_wire
+from lighthouse_protocol.wire.supervisor_wire import supervisor_request_to_wire, supervisor_response_from_wire
+from lighthouse_protocol.wire.watch_wire import watch_request_to_wire, watch_response_from_wire
 from lighthouse_runtime.channel import refusal
 from lighthouse_runtime.outbox import Outbox
-from protos import generation_pb2, lighthouse_pb2, manager_pb2, node_pb2
-from protos.generation import FromWorker, ToWorker
-from protos.generation_wire import rank_request_to_wire, rank_response_from_wire
-from protos.limits import MAX_REQUEST_BYTES
-from protos.node import FromNode, ToNode
-from protos.node_wire import node_request_to_wire, node_response_from_wire
-from protos.refusals import InternalError, LighthouseError, LimitReached, Unreachable
-from protos.session import FromRank, ToLighthouse, ToManager, ToRank, WatchRequest
-from protos.session_wire import session_request_to_wire, session_response_from_wire
-from protos.supervisor import FromSupervisor, ToSupervisor
-from protos.supervisor_wire import supervisor_request_to_wire, supervisor_response_from_wire
-from protos.watch_wire import watch_request_to_wire, watch_response_from_wire
 
 M = TypeVar("M")
 S = TypeVar("S")

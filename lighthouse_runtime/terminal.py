@@ -8,7 +8,7 @@ from typing import ParamSpec
 
 import click
 
-from protos.refusals import LighthouseError
+from lighthouse_protocol.refusals import LighthouseError
 
 P = ParamSpec("P")
 

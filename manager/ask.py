@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from protos.membership import PLAIN, CatchUp, Distrust, Tag
-from protos.refusals import InvalidRequest, LighthouseError, Superseded, Unrecoverable, WrongState
+from lighthouse_protocol.messages.membership import PLAIN, CatchUp, Distrust, Tag
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Superseded, Unrecoverable, WrongState
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ to none of them until the next quorum, and is dealt no source if it has one alre
 
 from dataclasses import replace
 
-from protos.membership import Assignment, Participant, Quorum
+from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
 
 MAX_OTHER_SOURCES = 4
 

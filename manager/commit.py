@@ -23,9 +23,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lighthouse_protocol.refusals import LighthouseError, Superseded, Unrecoverable, WrongState
+from lighthouse_protocol.wire.fields import check_count
 from manager.ask import check_rank
-from protos.fields import check_count
-from protos.refusals import LighthouseError, Superseded, Unrecoverable, WrongState
 
 DECISIONS_KEPT = 16
 

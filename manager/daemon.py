@@ -7,6 +7,13 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 
+from lighthouse_protocol import VERSION
+from lighthouse_protocol.identity import Address, parse_address
+from lighthouse_protocol.limits import LIGHTHOUSE_PORT
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.status import ManagerStatus
+from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.address import resolves_to_loopback
 from lighthouse_runtime.bind import grpc_bind
 from lighthouse_runtime.channel import target
@@ -22,13 +29,6 @@ from manager.lighthouse_link import LighthouseLink
 from manager.metrics import render
 from manager.service import REFLECTED, ManagerService
 from manager.store_process import StoreProcess
-from protos import VERSION
-from protos.identity import Address, parse_address
-from protos.limits import LIGHTHOUSE_PORT
-from protos.membership import Participant
-from protos.refusals import LighthouseError
-from protos.stall import Limits
-from protos.status import ManagerStatus
 
 log = logging.getLogger(__name__)
 

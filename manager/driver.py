@@ -9,6 +9,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum, Vote
+from lighthouse_protocol.messages.session import Killed as KilledMessage
+from lighthouse_protocol.messages.session import ToManager, WatchRequest
+from lighthouse_protocol.pb.torchft import torchft_pb2
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable, Unrecoverable
+from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.server import Sender
 from lighthouse_runtime.timer import DeadlineTimer
 from manager import commit, gather
@@ -52,12 +58,6 @@ from manager.progress import Telling
 from manager.waits import Waits
 from manager.watchers import Watchers
 from manager.worlds import Worlds
-from protos import torchft_pb2
-from protos.membership import Assignment, Participant, Quorum, Vote
-from protos.refusals import DeadlinePassed, LighthouseError, Unreachable, Unrecoverable
-from protos.session import Killed as KilledMessage
-from protos.session import ToManager, WatchRequest
-from protos.stall import Limits
 
 log = logging.getLogger(__name__)
 

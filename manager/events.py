@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from lighthouse_protocol.messages.membership import Assignment, Quorum, World
+from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToManager, ToRank
+from lighthouse_protocol.refusals import LighthouseError
 from manager import commit
 from manager.ask import Ask
-from protos.membership import Assignment, Quorum, World
-from protos.refusals import LighthouseError
-from protos.session import EvidenceRequest, ToLighthouse, ToManager, ToRank
 
 
 @dataclass(frozen=True, slots=True)

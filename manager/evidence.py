@@ -14,11 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from lighthouse_runtime.server import Sender
-from manager.from_outside import Look, look_alone
-from protos import watch_wire
-from protos.evidence import GATHERED_WITHIN_S, Outside, OwnEvidence, RankEvidence, fitting
-from protos.session import (
+from lighthouse_protocol.messages.evidence import GATHERED_WITHIN_S, Outside, OwnEvidence, RankEvidence, fitting
+from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceAsked,
     EvidenceDone,
@@ -26,6 +23,9 @@ from protos.session import (
     ToLighthouse,
     WatchRequest,
 )
+from lighthouse_protocol.wire import watch_wire
+from lighthouse_runtime.server import Sender
+from manager.from_outside import Look, look_alone
 
 log = logging.getLogger(__name__)
 

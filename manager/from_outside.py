@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
 from lighthouse_runtime.process import process_descriptor
 from manager.process_state import read_process
 from manager.stacks import NoStacksError, take_stacks
-from protos.evidence import Outside
-from protos.session import EvidenceOffer, WatchRequest
 
 T = TypeVar("T")
 

@@ -4,6 +4,10 @@ import asyncio
 import logging
 import signal
 
+from lighthouse_protocol.limits import MANAGER_PORT
+from lighthouse_protocol.messages.hosts import NodeEntry, NodeOver, NodeWelcome
+from lighthouse_protocol.messages.run import Done, Refusal, Stop
+from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
 from lighthouse_runtime.channel import target
 from lighthouse_runtime.clients import AsyncManagerClient
 from lighthouse_runtime.loop import STOP_SIGNALS
@@ -12,10 +16,6 @@ from manager.local_host import LocalHost
 from manager.node_supervisor import NodeLink
 from manager.supervision import STOP_GRACE_S, STOPPED_STATUS
 from manager.workers import Guard
-from protos.generation import Done, Refusal, Stop
-from protos.limits import MANAGER_PORT
-from protos.node import NodeEntry, NodeOver, NodeWelcome
-from protos.supervisor import SupervisorWelcome, ToSupervisor
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ A rank whose process is new (`worker` differs) has lost its state: the group tak
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lighthouse_protocol.messages.membership import Assignment, Distrust, Quorum, Tag
+from lighthouse_protocol.refusals import InternalError, InvalidRequest, LighthouseError, WrongState
+from lighthouse_protocol.wire.fields import check_count
 from manager.ask import Ask, check_rank, no_state, steps_differ, superseded
 from manager.assignment import assign
-from protos.fields import check_count
-from protos.membership import Assignment, Distrust, Quorum, Tag
-from protos.refusals import InternalError, InvalidRequest, LighthouseError, WrongState
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ do, once all its ranks have voted.
 
 from dataclasses import dataclass, replace
 
+from lighthouse_protocol.messages.membership import Assignment, CatchUp, Quorum
+from lighthouse_protocol.messages.session import Held, HoldMode, Order, Phase
 from manager.ask import Ask
 from manager.assignment import assign, is_for_one_step
-from protos.membership import Assignment, CatchUp, Quorum
-from protos.session import Held, HoldMode, Order, Phase
 
 # The lighthouse counts the whole lease from a beat's arrival, so clocks may differ in rate by a tenth.
 LEASE_SHARE = 0.8

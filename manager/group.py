@@ -11,6 +11,26 @@ ranks.py and lighthouse_session.py hold the rules of the two sides; here they me
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from lighthouse_protocol.messages.membership import Participant, World
+from lighthouse_protocol.messages.progress import RankName
+from lighthouse_protocol.messages.session import (
+    DrainRequest,
+    Echo,
+    EvidenceRequest,
+    Goodbye,
+    Handed,
+    Held,
+    KillRequest,
+    Levels,
+    Order,
+    Phase,
+    Refused,
+    ToLighthouse,
+    ToManager,
+    Welcome,
+)
+from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
+from lighthouse_protocol.rules.rank_text import here_and_missing, list_names
 from manager import gather, ranks
 from manager.events import (
     CallRefused,
@@ -32,26 +52,6 @@ from manager.events import (
 from manager.grants import LEASE_SHARE
 from manager.lighthouse_session import SessionMachine
 from manager.progress import Telling
-from protos.membership import Participant, World
-from protos.progress import RankName
-from protos.refusals import Drained, LighthouseError, WrongState
-from protos.session import (
-    DrainRequest,
-    Echo,
-    EvidenceRequest,
-    Goodbye,
-    Handed,
-    Held,
-    KillRequest,
-    Levels,
-    Order,
-    Phase,
-    Refused,
-    ToLighthouse,
-    ToManager,
-    Welcome,
-)
-from protos.stall_words import here_and_missing, list_names
 
 
 class GroupMachine:

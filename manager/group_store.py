@@ -6,11 +6,11 @@ import logging
 import socket
 from collections.abc import Callable
 
+from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.process import who_listens
 from manager.restarts import described
 from manager.store_process import SCRIPT, check_torch
 from manager.workers import Command, Ended, Guard, shown
-from protos.refusals import InvalidRequest
 
 log = logging.getLogger(__name__)
 

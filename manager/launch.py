@@ -6,6 +6,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lighthouse_protocol.identity import Address
+from lighthouse_protocol.limits import LIGHTHOUSE_PORT
+from lighthouse_protocol.messages.supervisor import SupervisorEntry, ToSupervisor, WorkerLost
 from lighthouse_runtime.channel import target
 from lighthouse_runtime.clients import AsyncLighthouseClient
 from manager.config import ManagerConfig
@@ -16,9 +19,6 @@ from manager.run_config import RunConfig
 from manager.supervision_events import CheckFailed, RankEnded
 from manager.torchrun import Torchrun
 from manager.workers import Guard
-from protos.identity import Address
-from protos.limits import LIGHTHOUSE_PORT
-from protos.supervisor import SupervisorEntry, ToSupervisor, WorkerLost
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import logging
 import random
 from collections.abc import Callable
 
+from lighthouse_protocol.messages.session import Leave, Refused, ToLighthouse, ToManager, Welcome
+from lighthouse_protocol.refusals import LighthouseError, NotServed, Superseded, Unreachable, WrongProtocol
 from lighthouse_runtime.clients import AsyncLighthouseClient
-from protos.refusals import LighthouseError, NotServed, Superseded, Unreachable, WrongProtocol
-from protos.session import Leave, Refused, ToLighthouse, ToManager, Welcome
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from lighthouse_runtime.clients import AsyncLighthouseClient
-from lighthouse_runtime.streams import SupervisorStream
-from manager.lighthouse_link import Absence, Backoff
-from protos.generation import Done, Refusal, Stop
-from protos.refusals import DeadlinePassed, LighthouseError, NotServed, Unreachable, WrongProtocol
-from protos.supervisor import (
+from lighthouse_protocol.messages.run import Done, Refusal, Stop
+from lighthouse_protocol.messages.supervisor import (
     HostExcluded,
     StopAsked,
     SupervisorBeat,
@@ -24,6 +20,10 @@ from protos.supervisor import (
     ToSupervisor,
     WorkerLost,
 )
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, NotServed, Unreachable, WrongProtocol
+from lighthouse_runtime.clients import AsyncLighthouseClient
+from lighthouse_runtime.streams import SupervisorStream
+from manager.lighthouse_link import Absence, Backoff
 
 log = logging.getLogger(__name__)
 

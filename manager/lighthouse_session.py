@@ -14,9 +14,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from manager.progress import Telling
-from protos.membership import Participant
-from protos.session import (
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import (
     Beat,
     Echo,
     Held,
@@ -29,6 +28,7 @@ from protos.session import (
     Welcome,
     WithdrawRequest,
 )
+from manager.progress import Telling
 
 FIRST_BEAT_INTERVAL_S = 1.0
 FIRST_LEASE_S = 5.0

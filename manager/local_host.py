@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.run import RankId
+from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.messages.supervisor import WorkerLost
 from manager.from_outside import look_with_output
 from manager.plan import Plan
 from manager.restarts import described
 from manager.supervision_events import CheckFailed, RankEnded
 from manager.torchrun import exit_behind
 from manager.workers import Command, Ended, Guard, shown
-from protos.evidence import Outside
-from protos.generation import RankId
-from protos.session import WatchRequest
-from protos.supervisor import WorkerLost
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protos.session import HoldMode
-from protos.status import ManagerStatus
+from lighthouse_protocol.messages.session import HoldMode
+from lighthouse_protocol.messages.status import ManagerStatus
 
 _GAUGES: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
     "uptime_seconds": ("Since the manager started.", lambda s: s.uptime_s),

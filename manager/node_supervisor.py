@@ -4,14 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from lighthouse_runtime.clients import AsyncManagerClient
-from lighthouse_runtime.process import host_id
-from lighthouse_runtime.streams import NodeStream
-from manager.lighthouse_link import Backoff
-from manager.local_host import LocalHost
-from manager.nodes import BEAT_S, SILENCE_S
-from manager.supervision_events import CheckFailed, RankEnded
-from protos.node import (
+from lighthouse_protocol.messages.hosts import (
     NodeBeat,
     NodeCheckFailed,
     NodeEndAsked,
@@ -25,8 +18,15 @@ from protos.node import (
     NodeWelcome,
     ToNode,
 )
-from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
-from protos.session import WatchRequest
+from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_runtime.clients import AsyncManagerClient
+from lighthouse_runtime.process import host_id
+from lighthouse_runtime.streams import NodeStream
+from manager.lighthouse_link import Backoff
+from manager.local_host import LocalHost
+from manager.nodes import BEAT_S, SILENCE_S
+from manager.supervision_events import CheckFailed, RankEnded
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,8 @@ import itertools
 import logging
 from collections.abc import Callable
 
-from lighthouse_runtime.loop import STOP_SIGNALS
-from lighthouse_runtime.server import FIRST_WITHIN_S, Call, Requests, Sender, Stream
-from manager.from_outside import ELSEWHERE, LOOK_WITHIN_S
-from manager.plan import Plan
-from manager.supervision_events import CheckFailed, Event, HostLost, HostReady, RankEnded
-from protos import node_pb2
-from protos.evidence import Outside
-from protos.node import (
+from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.hosts import (
     FromNode,
     NodeBeat,
     NodeCheckFailed,
@@ -25,9 +19,15 @@ from protos.node import (
     NodeWelcome,
     ToNode,
 )
-from protos.node_wire import node_request_from_wire, node_response_to_wire
-from protos.refusals import InvalidRequest, Superseded, Unreachable, WrongState
-from protos.session import EvidenceOffer, WatchRequest
+from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
+from lighthouse_protocol.pb.extensions import node_pb2
+from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
+from lighthouse_protocol.wire.node_wire import node_request_from_wire, node_response_to_wire
+from lighthouse_runtime.loop import STOP_SIGNALS
+from lighthouse_runtime.server import FIRST_WITHIN_S, Call, Requests, Sender, Stream
+from manager.from_outside import ELSEWHERE, LOOK_WITHIN_S
+from manager.plan import Plan
+from manager.supervision_events import CheckFailed, Event, HostLost, HostReady, RankEnded
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.progress import GroupView, Sample
+from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.rules.stall import Limits, StallVerdict
 from lighthouse_runtime.stall_watch import StallWatch
 from manager.progress import GroupProgress, Process
-from protos.membership import Participant
-from protos.progress import GroupView, Sample
-from protos.session import WatchRequest
-from protos.stall import Limits, StallVerdict
 
 log = logging.getLogger(__name__)
 

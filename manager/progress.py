@@ -8,8 +8,8 @@ neither does a time that was over its limit. A rank that is lost is dropped with
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from protos.progress import MAX_NAMES, OTHER, GroupView, PhaseTime, RankName, RankView, Sample
-from protos.stall import Limits, StallVerdict, judge, time_left_s
+from lighthouse_protocol.messages.progress import MAX_NAMES, OTHER, GroupView, PhaseTime, RankName, RankView, Sample
+from lighthouse_protocol.rules.stall import Limits, StallVerdict, judge, time_left_s
 
 MAX_KNOWN = 4 * MAX_NAMES
 SOON_S = 0.001

@@ -14,6 +14,9 @@ gather.py, grants.py, commit.py and watches.py hold the rules; here they meet:
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, Order, RankGone, Released, Revoked
+from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
 from manager import commit, gather
 from manager.ask import Ask, superseded
 from manager.events import (
@@ -35,9 +38,6 @@ from manager.events import (
 )
 from manager.grants import GrantMachine, Join, Wait
 from manager.watches import Absence, Watches
-from protos.membership import Quorum
-from protos.refusals import Drained, LighthouseError, WrongState
-from protos.session import LEFT, RESTARTING, STARTING, Order, RankGone, Released, Revoked
 
 
 @dataclass(frozen=True, slots=True)

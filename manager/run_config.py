@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
+from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.limits import DEFAULT_RUN, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
+from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.channel import target
 from lighthouse_runtime.durations import Duration
 from lighthouse_runtime.settings import setting
 from manager.restarts import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
 from manager.supervision import Layout
-from protos.identity import check_name
-from protos.limits import DEFAULT_RUN, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
-from protos.refusals import InvalidRequest
 
 STORE_PORT_OFFSET = 2
 

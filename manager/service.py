@@ -6,18 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from lighthouse_protocol.limits import answer_margin_s, cut_reason
+from lighthouse_protocol.messages.evidence import OwnEvidence
+from lighthouse_protocol.messages.membership import Assignment, CatchUp, Quorum, Tag, Vote
+from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.session import Ballot, Counted, Leaving
+from lighthouse_protocol.messages.status import ManagerStatus
+from lighthouse_protocol.pb.documented import manager_pb2
+from lighthouse_protocol.pb.torchft import torchft_pb2
+from lighthouse_protocol.refusals import LighthouseError, Unrecoverable, WrongState
+from lighthouse_protocol.wire import documented as wire
+from lighthouse_protocol.wire import status_wire, watch_wire
+from lighthouse_protocol.wire.fields import check_count, check_quorum_id, check_short
 from lighthouse_runtime.process import ended_process, host_id
 from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
 from manager.driver import ManagerDriver
-from protos import manager_pb2, status_wire, torchft_pb2, watch_wire, wire
-from protos.evidence import OwnEvidence
-from protos.fields import check_count, check_quorum_id, check_short
-from protos.limits import answer_margin_s, cut_reason
-from protos.membership import Assignment, CatchUp, Quorum, Tag, Vote
-from protos.progress import Sample
-from protos.refusals import LighthouseError, Unrecoverable, WrongState
-from protos.session import Ballot, Counted, Leaving
-from protos.status import ManagerStatus
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import signal
 import time
 from collections.abc import Generator
 
+from lighthouse_protocol.messages.evidence import STACKS_FILE
+from lighthouse_protocol.messages.session import EvidenceOffer
 from manager.process_state import ProcessState
-from protos.evidence import STACKS_FILE
-from protos.session import EvidenceOffer
 
 _FILE = f"/memfd:{STACKS_FILE}"
 _POLL_S = 0.01

@@ -6,7 +6,7 @@ import logging
 import sys
 from pathlib import Path
 
-from protos.refusals import InvalidRequest
+from lighthouse_protocol.refusals import InvalidRequest
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,13 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 
+from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.hosts import NodeHalt, NodeOver, NodeStart
+from lighthouse_protocol.messages.run import Done, Refusal, Stop
+from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
+from lighthouse_protocol.refusals import Unreachable
 from lighthouse_runtime.loop import STOP_SIGNALS
 from lighthouse_runtime.timer import DeadlineTimer
 from manager.daemon import ManagerDaemon
@@ -39,13 +46,6 @@ from manager.supervision_events import (
     StopHeard,
 )
 from manager.workers import Guard
-from protos.evidence import Outside
-from protos.generation import Done, Refusal, Stop
-from protos.identity import parse_address
-from protos.node import NodeHalt, NodeOver, NodeStart
-from protos.refusals import Unreachable
-from protos.session import WatchRequest
-from protos.supervisor import SupervisorWelcome, ToSupervisor
 
 log = logging.getLogger(__name__)
 

@@ -3,11 +3,11 @@ are told; which of the group's own are missing goes to the log."""
 
 import logging
 
+from lighthouse_protocol.messages.membership import World
+from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.wire.watch_wire import watch_response_to_wire
 from lighthouse_runtime.lasting import Lasting
 from lighthouse_runtime.server import Sender
-from protos.membership import World
-from protos.session import WatchRequest
-from protos.watch_wire import watch_response_to_wire
 
 log = logging.getLogger(__name__)
 

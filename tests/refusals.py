@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from protos.refusals import LighthouseError
+from lighthouse_protocol.refusals import LighthouseError
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from agent_client.checkpoint.shelf import StateKey
 from agent_client.checkpoint.snapshot import StateMismatch
 from agent_client.checkpoint.transfer import Broken, Failed, Read, Refused, TransferMachine
 from agent_client.checkpoint.tree import State
-from protos.refusals import LighthouseError
+from lighthouse_protocol.refusals import LighthouseError
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from agent_client.agent import Agent
 from agent_client.checkpoint.files import read_state, write_state
 from agent_client.checkpoint.snapshot import StateMismatch
 from agent_client.checkpoint.tree import CorruptState, State
-from protos.membership import Tag
+from lighthouse_protocol.messages.membership import Tag
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from agent_client.checkpoint.encoding import Encoding
 from agent_client.checkpoint.format import CorruptState, decode
 from agent_client.checkpoint.tree import State
 from agent_client.process_group.gloo import GlooGroup, connect_store
-from protos.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment
 
 log = logging.getLogger(__name__)
 

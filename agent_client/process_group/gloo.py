@@ -20,7 +20,7 @@ from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, Proce
 
 from agent_client.process_group import gloo_wait
 from agent_client.process_group.living import enlist
-from protos.identity import parse_address
+from lighthouse_protocol.identity import parse_address
 
 
 class GlooGroup:

@@ -3,7 +3,7 @@
 from typing import Protocol, Self
 
 from agent_client.restart.rank_events import Ended, Run
-from protos.generation import Counters, Done, Stop
+from lighthouse_protocol.messages.run import Counters, Done, Stop
 
 
 class Attempts(Protocol):

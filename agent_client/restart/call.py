@@ -16,7 +16,7 @@ from agent_client.restart.ranks_place import RanksPlace
 from agent_client.restart.run_link import RunLink
 from agent_client.restart.state import RestartAbort, State
 from agent_client.restart.store import StoreMixin
-from protos.generation import Done, Stop
+from lighthouse_protocol.messages.run import Done, Stop
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent_client.errors import ConfigurationError
-from protos.generation import Entry, RankId, Terms
-from protos.limits import DEFAULT_JOB, DEFAULT_RUN
+from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN
+from lighthouse_protocol.messages.run import Entry, RankId, Terms
 
 
 @dataclass(frozen=True, slots=True)

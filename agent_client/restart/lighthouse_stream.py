@@ -10,7 +10,7 @@
 
 from dataclasses import dataclass
 
-from protos.refusals import (
+from lighthouse_protocol.refusals import (
     DuplicateReplica,
     InvalidRequest,
     LighthouseError,

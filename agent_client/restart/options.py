@@ -10,7 +10,7 @@ from agent_client.errors import ConfigurationError
 from agent_client.restart.launch import Launch
 from agent_client.restart.rank_config import RankConfig
 from agent_client.restart.state import State
-from protos.generation import Terms
+from lighthouse_protocol.messages.run import Terms
 
 Hook = Callable[[State], object]
 Duration = timedelta | float

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from protos.generation import Counters, Done, FromWorker, Stop, ToWorker
-from protos.refusals import LighthouseError
+from lighthouse_protocol.messages.run import Counters, Done, FromWorker, Stop, ToWorker
+from lighthouse_protocol.refusals import LighthouseError
 
 # -- events: of the stream. `session` is the number that Connect gave it; what an older one says is nothing any more.
 

@@ -21,7 +21,7 @@ from agent_client.restart import rank_events as events
 from agent_client.restart.leaving import Leaving
 from agent_client.restart.lighthouse_stream import LighthouseStream
 from agent_client.restart.rank_config import RankConfig, RankPhase
-from protos.generation import (
+from lighthouse_protocol.messages.run import (
     Done,
     Entry,
     Failure,
@@ -36,7 +36,7 @@ from protos.generation import (
     ToWorker,
     Welcome,
 )
-from protos.refusals import LighthouseError, Unreachable
+from lighthouse_protocol.refusals import LighthouseError, Unreachable
 
 _WAITS = (RankPhase.READY, RankPhase.SPARE)
 

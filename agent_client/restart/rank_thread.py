@@ -14,8 +14,8 @@ from typing import Protocol, Self
 
 from agent_client.restart import rank_events as events
 from agent_client.restart.rank_machine import RankMachine
-from protos.generation import FromWorker, ToWorker
-from protos.refusals import InternalError, LighthouseError
+from lighthouse_protocol.messages.run import FromWorker, ToWorker
+from lighthouse_protocol.refusals import InternalError, LighthouseError
 
 log = logging.getLogger(__name__)
 

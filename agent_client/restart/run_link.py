@@ -15,9 +15,9 @@ from agent_client.restart.rank_thread import RankThread
 from agent_client.restart.ranks_place import RanksPlace
 from agent_client.restart.state import RestartAbort
 from agent_client.restart.store import enter_run, last_generation, leave_run
+from lighthouse_protocol.messages.run import Done
+from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.clients import LighthouseClient
-from protos.generation import Done
-from protos.refusals import LighthouseError
 
 log = logging.getLogger(__name__)
 

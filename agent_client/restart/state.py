@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from agent_client.errors import ConfigurationError
-from protos.generation import Counters
+from lighthouse_protocol.messages.run import Counters
 
 
 class RestartAbort(SystemExit):

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Protocol
 
 from agent_client.errors import ConfigurationError
+from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.refusals import UnknownName
 from lighthouse_runtime.clients import LighthouseClient
-from protos.generation import KeyKind
-from protos.refusals import UnknownName
 
 
 class PresentRun(Protocol):

@@ -15,10 +15,10 @@ from google.protobuf.message import Message
 
 from agent_client.torchft import results
 from agent_client.torchft.results import Quorum, QuorumResult
+from lighthouse_protocol.pb.torchft import torchft_pb2
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime import clients
 from lighthouse_runtime.calls import Rpc
-from protos import torchft_pb2
-from protos.refusals import DeadlinePassed, LighthouseError, Unreachable
 
 T = TypeVar("T")
 

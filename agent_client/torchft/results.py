@@ -4,7 +4,7 @@ import json
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from protos import torchft_pb2
+from lighthouse_protocol.pb.torchft import torchft_pb2
 
 
 @dataclass(slots=True)

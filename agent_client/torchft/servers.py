@@ -11,10 +11,10 @@ from datetime import timedelta
 
 from agent_client.server_process import ServerProcess
 from agent_client.torchft.clients import Channel
+from lighthouse_protocol.identity import Address, split_replica_id
 from lighthouse_runtime import calls
 from lighthouse_runtime.address import served_host
 from lighthouse_runtime.bind import split_bind
-from protos.identity import Address, split_replica_id
 
 log = logging.getLogger(__name__)
 

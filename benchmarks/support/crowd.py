@@ -16,8 +16,9 @@ import grpc.aio
 import uvloop
 
 from benchmarks.support.line_protocol import answer_orders
-from protos import lighthouse_pb2, torchft_pb2
-from protos.limits import MAX_RESPONSE_BYTES
+from lighthouse_protocol.limits import MAX_RESPONSE_BYTES
+from lighthouse_protocol.pb.documented import lighthouse_pb2
+from lighthouse_protocol.pb.torchft import torchft_pb2
 
 CONNECTS_AT_ONCE = 50
 TIMEOUT_S = 60.0

@@ -6,13 +6,24 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import (
+    Beat,
+    Echo,
+    Handed,
+    Levels,
+    Order,
+    Phase,
+    Refused,
+    ToLighthouse,
+    ToManager,
+    Welcome,
+)
 from lighthouse_runtime.timer import DeadlineTimer
 from manager.ask import Ask
 from manager.grants import LEASE_SHARE, GrantMachine, Join, Wait
 from manager.lighthouse_link import LighthouseLink
 from manager.lighthouse_session import SessionMachine
-from protos.membership import Participant, Quorum
-from protos.session import Beat, Echo, Handed, Levels, Order, Phase, Refused, ToLighthouse, ToManager, Welcome
 
 if TYPE_CHECKING:
     from benchmarks.support.session_crowd import Crowd

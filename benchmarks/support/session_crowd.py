@@ -15,7 +15,7 @@ from benchmarks.support.children import allow_many_connections
 from benchmarks.support.light_manager import LightManager
 from benchmarks.support.line_protocol import answer_orders_async
 from benchmarks.support.shared_session import SharedReader, SharingClient
-from protos.membership import Quorum
+from lighthouse_protocol.messages.membership import Quorum
 
 CONNECTS_AT_ONCE = 50
 CONNECTS_EVERY_S = 0.05

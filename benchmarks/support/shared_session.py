@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+from lighthouse_protocol.messages.session import Handed, ToManager
+from lighthouse_protocol.pb.documented import lighthouse_pb2
+from lighthouse_protocol.wire.session_wire import handed_for, session_response_from_wire
 from lighthouse_runtime import calls
 from lighthouse_runtime.clients import AsyncLighthouseClient
 from lighthouse_runtime.streams import Session
-from protos import lighthouse_pb2
-from protos.session import Handed, ToManager
-from protos.session_wire import handed_for, session_response_from_wire
 
 
 class SharedReader:

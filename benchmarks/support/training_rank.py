@@ -19,8 +19,8 @@ from agent_client.manager_link import ManagerLink
 from agent_client.step import StepMachine
 from benchmarks.support.all_reduce import AllReduce, Place
 from benchmarks.support.torchft_native import native
-from protos.membership import Assignment
-from protos.refusals import LighthouseError
+from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.refusals import LighthouseError
 
 TIMEOUT_S = 90.0
 

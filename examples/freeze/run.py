@@ -19,8 +19,8 @@ from typing import Self
 from examples.daemons import Daemon, command, lighthouse, python_path
 from examples.freeze.train import MODES
 from examples.ports import LOOPBACK, free_port
+from lighthouse_protocol.messages.status import JobStatus
 from lighthouse_runtime.clients import LighthouseClient
-from protos.status import JobStatus
 
 HERE = Path(__file__).parent
 RANKS = 8

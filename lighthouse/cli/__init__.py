@@ -18,7 +18,7 @@ from lighthouse.cli.status import status
 from lighthouse.cli.stop import resume, stop
 from lighthouse.cli.watch import watch
 from lighthouse_runtime.settings import CONTEXT_SETTINGS
-from protos import VERSION
+from lighthouse_protocol import VERSION
 
 
 @click.group(context_settings=CONTEXT_SETTINGS)

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from lighthouse.cli.options import client_options, connect, token_option
+from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_runtime.clients import LighthouseClient
 from lighthouse_runtime.settings import read_token
 from lighthouse_runtime.terminal import reports_errors
-from protos.limits import DEFAULT_JOB
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.text import Text
 
+from lighthouse_protocol.messages.incident import Gathered, MemberEvidence
 from lighthouse_runtime.terminal import printable
-from protos.incident import Gathered, MemberEvidence
 
 ENTRIES_SHOWN = 5
 

@@ -11,9 +11,9 @@ from rich.text import Text
 from lighthouse.cli.layout import Column, table
 from lighthouse.cli.options import client_options, connect
 from lighthouse.cli.output import make_console, print_lines
+from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
 from lighthouse_runtime.durations import format_duration
 from lighthouse_runtime.terminal import reports_errors
-from protos.incident import IncidentKind, IncidentSummary
 
 
 @click.command()

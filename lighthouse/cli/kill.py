@@ -5,8 +5,8 @@ import sys
 import click
 
 from lighthouse.cli.control import Control, control_options
-from protos.identity import split_replica_id
-from protos.status import LighthouseStatus, MemberState
+from lighthouse_protocol.identity import split_replica_id
+from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 
 
 @click.command()

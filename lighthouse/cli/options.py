@@ -7,12 +7,12 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
+from lighthouse_protocol.identity import Address, parse_address
+from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
+from lighthouse_protocol.messages.status import LighthouseStatus
+from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from lighthouse_runtime.clients import LighthouseClient
 from lighthouse_runtime.durations import Duration
-from protos.identity import Address, parse_address
-from protos.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
-from protos.refusals import InvalidRequest, UnknownName
-from protos.status import LighthouseStatus
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])

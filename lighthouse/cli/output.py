@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from protos.status import LighthouseStatus
+from lighthouse_protocol.messages.status import LighthouseStatus
 
 UNBOUNDED = 100_000
 

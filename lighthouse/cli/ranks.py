@@ -9,10 +9,10 @@ from lighthouse.cli.layout import Column, table
 from lighthouse.cli.options import ask, client_options
 from lighthouse.cli.output import make_console, print_json, print_lines
 from lighthouse.cli.tables import stall, wrapped
+from lighthouse_protocol.messages.progress import STEP
+from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, RankPlace, RankState
 from lighthouse_runtime.durations import format_duration
 from lighthouse_runtime.terminal import reports_errors
-from protos.progress import STEP
-from protos.status import JobStatus, LighthouseStatus, RankPlace, RankState
 
 Row = tuple[str, RankPlace]
 

@@ -6,8 +6,8 @@ from rich.text import Text
 from lighthouse.cli.options import ask, client_options, connect
 from lighthouse.cli.output import make_console, print_json, print_lines
 from lighthouse.cli.tables import greeting, job_lines
+from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_runtime.terminal import printable, reports_errors
-from protos.limits import DEFAULT_JOB
 
 
 @click.command()

@@ -8,10 +8,10 @@ from rich.text import Text
 
 from lighthouse.cli.layout import Column, table
 from lighthouse.verdict import Verdict
+from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 from lighthouse_runtime.durations import format_duration
 from lighthouse_runtime.terminal import printable
-from protos.session import Phase
-from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 
 Row = tuple[str, MemberStatus]
 

@@ -8,7 +8,7 @@ from lighthouse_runtime.settings import CONTEXT_SETTINGS
 from manager.cli.run import run
 from manager.cli.serve import serve
 from manager.cli.status import status
-from protos import VERSION
+from lighthouse_protocol import VERSION
 
 
 @click.group(context_settings=CONTEXT_SETTINGS)

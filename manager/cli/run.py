@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.logs import set_up_logging
 from lighthouse_runtime.loop import StopRequest, run_daemon
 from lighthouse_runtime.process import die_with_parent
@@ -20,7 +21,6 @@ from manager.run_config import RunConfig
 from manager.supervisor import Supervisor
 from manager.torchrun import Torchrun, read_torchrun
 from manager.workers import Guard, Preload
-from protos.refusals import LighthouseError
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

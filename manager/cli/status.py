@@ -5,13 +5,13 @@ import json
 
 import click
 
+from lighthouse_protocol.limits import MANAGER_PORT
+from lighthouse_protocol.messages.status import ManagerStatus
+from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.channel import target
 from lighthouse_runtime.clients import ManagerClient
 from lighthouse_runtime.durations import Duration, format_duration
 from lighthouse_runtime.terminal import printable, reports_errors
-from protos.limits import MANAGER_PORT
-from protos.refusals import InvalidRequest
-from protos.status import ManagerStatus
 
 
 @click.command()

@@ -23,10 +23,10 @@ from agent_client.checkpoint.format import encode
 from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup, connect_store
 from agent_client.train_state import TrainState
+from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_runtime.loop import StopRequest
 from manager import daemon
 from manager.config import ManagerConfig
-from protos.membership import Assignment
 
 LOOPBACK = "127.0.0.1"
 MEETS_WITHIN_S = 60.0

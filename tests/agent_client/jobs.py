@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_runtime.clients import ManagerClient
-from protos.status import ManagerStatus
 from tests.agent_client.ranks import Rank, RankServer
 from tests.processes import PATIENCE_S, eventually
 

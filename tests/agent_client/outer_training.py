@@ -20,7 +20,7 @@ from agent_client.local_sgd import LocalSGD, OuterSteps
 from agent_client.process_group.gloo import connect_store
 from agent_client.sampler import StepSampler
 from agent_client.train_state import TrainState
-from protos.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment
 from tests.agent_client.actors import LOOPBACK, digest, meet_in_group
 from tests.processes import PATIENCE_S
 

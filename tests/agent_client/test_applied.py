@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from lighthouse_protocol.messages.incident import IncidentSummary
 from lighthouse_runtime.clients import LighthouseClient
-from protos.incident import IncidentSummary
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank, RankError
 from tests.processes import Lighthouse

@@ -15,7 +15,7 @@ from agent_client.errors import ConfigurationError
 from agent_client.hsdp import replicate
 from agent_client.local_sgd import LocalSGD
 from agent_client.train_state import TrainState
-from protos.membership import Tag
+from lighthouse_protocol.messages.membership import Tag
 
 
 class Counter:

@@ -17,7 +17,7 @@ from agent_client.catch_up import (
     Transfer,
     Turn,
 )
-from protos.membership import Tag
+from lighthouse_protocol.messages.membership import Tag
 
 HOLDS = Tag(0, 0)
 BEGINS = Tag(10, 3)

@@ -12,7 +12,7 @@ import pytest
 
 from agent_client import evidence
 from agent_client.evidence import NEWEST_ENTRIES, Looks, flight_recorder, shortened
-from protos.evidence import MAX_FLIGHT_RECORDER_BYTES, OwnEvidence
+from lighthouse_protocol.messages.evidence import MAX_FLIGHT_RECORDER_BYTES, OwnEvidence
 from tests.processes import PATIENCE_S, Process, eventually
 
 NOW = 1_700_000_000.0

@@ -11,7 +11,7 @@ import torch
 
 from agent_client.errors import EvaluationLost
 from agent_client.gathering import MAX_BYTES, Gathering, gather
-from protos.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment
 from tests.processes import PATIENCE_S
 
 

@@ -19,7 +19,7 @@ from agent_client.healing import Healing, ServeMode
 from agent_client.step import StepMachine
 from agent_client.train_state import TrainState
 from examples.ports import free_port
-from protos.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank, RankServer
 from tests.processes import LOCALHOST, Lighthouse, eventually

@@ -1,4 +1,4 @@
-"""`import agent_client`: light, sure of its own `protos`, and with every name that it promises."""
+"""`import agent_client`: light, and with every name that it promises."""
 
 import subprocess
 import sys
@@ -48,33 +48,8 @@ def test_an_unknown_name_is_an_attribute_error_that_names_both() -> None:
         _ = agent_client.Agnet  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [("protos/__init__.py", ""), ("protos.py", ""), ("protos/__init__.py", "LIGHTHOUSE_FT = 'another'\n")],
-    ids=["package", "module", "marked differently"],
-)
-def test_a_foreign_protos_in_front_is_an_error_that_names_its_file(tmp_path: Path, file: str, content: str) -> None:
-    foreign = tmp_path / file
-    foreign.parent.mkdir(exist_ok=True)
-    foreign.write_text(content)
-    done = python("import agent_client", tmp_path, ROOT)
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: agent_client needs lighthouse-ft's own package `protos`, but ")
-    assert str(foreign) in last
-    assert "rename" in last
-
-
-def test_a_foreign_folder_without_code_does_not_stand_in_the_way(tmp_path: Path) -> None:
-    """A namespace package gives way to ours, wherever it stands."""
-    (tmp_path / "protos").mkdir()
-    (tmp_path / "protos" / "training.proto").write_text("")
-    done = python("import agent_client", tmp_path, ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_naming_the_agent_loads_torch_and_nothing_generic(tmp_path: Path) -> None:
-    for name in ("manager", "lighthouse"):
+    for name in ("manager", "lighthouse", "protos"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported what is not ours')\n")
     code = "import sys; from agent_client import Agent; print(Agent.__module__, 'torch' in sys.modules)"
     done = python(code, tmp_path, ROOT)

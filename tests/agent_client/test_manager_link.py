@@ -9,11 +9,11 @@ from agent_client.errors import GroupDrained
 from agent_client.manager_link import ManagerLink
 from agent_client.progress import Progress
 from agent_client.rank_watch import SAMPLED_EVERY_S, RankWatch
+from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.messages.progress import STEP, Sample
+from lighthouse_protocol.messages.session import FromRank, ToRank, WatchOpened
+from lighthouse_protocol.refusals import Drained, LighthouseError, Unreachable
 from lighthouse_runtime.clients import ManagerClient
-from protos.membership import Assignment
-from protos.progress import STEP, Sample
-from protos.refusals import Drained, LighthouseError, Unreachable
-from protos.session import FromRank, ToRank, WatchOpened
 from tests.processes import PATIENCE_S, eventually
 
 

@@ -1,7 +1,7 @@
 """The numbers of collectives are the same at all ranks, however many a group has of its own."""
 
 from agent_client.numbers import Entry, Numbers
-from protos.progress import Collective
+from lighthouse_protocol.messages.progress import Collective
 
 
 def order(numbers: Numbers, entry: Entry, *, within_group: bool) -> tuple[int, int, int]:

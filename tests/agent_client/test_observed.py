@@ -13,7 +13,7 @@ from torch.nn import parallel
 from agent_client.process_group.gloo import GlooGroup
 from agent_client.process_group.observed import ObservedGroup
 from agent_client.progress import Progress
-from protos.progress import Collective
+from lighthouse_protocol.messages.progress import Collective
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
 
 

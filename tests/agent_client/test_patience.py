@@ -3,7 +3,7 @@
 import pytest
 
 from agent_client.patience import MAX_BACKOFF_S, SAID_EVERY_S, SAID_FROM, Patience
-from protos.refusals import (
+from lighthouse_protocol.refusals import (
     DeadlinePassed,
     DuplicateReplica,
     InternalError,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent_client.progress import MAX_UNREAD, Progress
 from agent_client.visits import WAITING
-from protos.progress import (
+from lighthouse_protocol.messages.progress import (
     MAX_DEPTH,
     MAX_LABEL_CHARS,
     MAX_NAME_CHARS,

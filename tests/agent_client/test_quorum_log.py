@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from agent_client.quorum_log import log_quorum
+from lighthouse_protocol.messages.membership import Assignment
 from manager.assignment import assign
-from protos.membership import Assignment
 from tests.manager.builders import member, quorum
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from agent_client.shared_buffers import SharedBuffers
-from protos.membership import Tag
+from lighthouse_protocol.messages.membership import Tag
 
 
 class Peer:

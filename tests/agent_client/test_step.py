@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from agent_client.step import HISTORY_KEPT, InvalidTransition, Phase, StepMachine
-from protos.membership import Assignment, Distrust, DistrustKind
+from lighthouse_protocol.messages.membership import Assignment, Distrust, DistrustKind
 
 TRAINING = Assignment(
     quorum_id=7,

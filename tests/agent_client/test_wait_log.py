@@ -8,10 +8,10 @@ import pytest
 
 from agent_client.manager_link import ManagerLink
 from agent_client.wait_log import WaitLog
+from lighthouse_protocol.messages.session import ToRank, Waiting, WatchOpened
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError
+from lighthouse_protocol.rules import quorum_wait
 from lighthouse_runtime.clients import ManagerClient
-from protos import quorum_wait
-from protos.refusals import DeadlinePassed, LighthouseError
-from protos.session import ToRank, Waiting, WatchOpened
 from tests.agent_client.test_manager_link import FakeWatch
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from agent_client import Agent, ConfigurationError, StepSampler, TrainState
 from agent_client.step import StepMachine
 from agent_client.world_size import NO_SHARE, Share, WorldSize, WorldSizeMode
+from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
 from manager.assignment import assign
-from protos.membership import Assignment, Participant, Quorum
 from tests.agent_client import batch_training
 from tests.agent_client.clusters import all_events, check_all
 from tests.agent_client.ranks import RankServer

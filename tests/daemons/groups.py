@@ -10,7 +10,7 @@ from typing import Self
 
 from agent_client.errors import GroupDrained
 from agent_client.manager_link import ManagerLink
-from protos.refusals import LighthouseError
+from lighthouse_protocol.refusals import LighthouseError
 from tests.processes import PATIENCE_S, Lighthouse, Manager, eventually, together
 
 VOTE_S = 10.0

@@ -9,10 +9,11 @@ import grpc
 import pytest
 from grpc import StatusCode
 
+from lighthouse_protocol.limits import MAX_REQUEST_BYTES
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
+from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
-from protos import lighthouse_pb2, manager_pb2, torchft_pb2
-from protos.limits import MAX_REQUEST_BYTES
-from protos.membership import Participant
 from tests.daemons.wire import call, member, rank, refused, snapshot
 from tests.processes import LOCALHOST, Lighthouse, Manager, Process, eventually
 

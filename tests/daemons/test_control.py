@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lighthouse_protocol.refusals import Drained, NotPermitted, UnknownName
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
 from lighthouse_runtime.server import Call, ControlPolicy
-from protos.refusals import Drained, NotPermitted, UnknownName
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.processes import LIGHTHOUSE_CODE, Lighthouse, Manager, Process, run_cli
 

@@ -2,8 +2,8 @@
 
 import json
 
+from lighthouse_protocol.messages.membership import Participant
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
-from protos.membership import Participant
 from tests.daemons.groups import training
 from tests.processes import LIGHTHOUSE_CODE, LOCALHOST, Lighthouse, Manager, eventually, run_cli
 

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from lighthouse_protocol.messages.evidence import RankEvidence
+from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest, Hello
+from lighthouse_protocol.wire.session_wire import session_response_to_wire
 from manager.from_outside import NO_OUTPUT
-from protos.evidence import RankEvidence
-from protos.session import Evidence, EvidenceDone, EvidenceRequest, Hello
-from protos.session_wire import session_response_to_wire
 from tests.lighthouse_runtime.stream_server import StreamServer
 from tests.processes import LOCALHOST, Manager, Process, eventually
 

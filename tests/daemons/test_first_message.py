@@ -14,16 +14,16 @@ from lighthouse.memory import NoMemory
 from lighthouse.metrics import Counters
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse.service import LighthouseService
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import Hello
+from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
+from lighthouse_protocol.wire.session_wire import session_request_to_wire
 from lighthouse_runtime.calls import SESSION, WATCH
 from lighthouse_runtime.clients import AsyncLighthouseClient
 from lighthouse_runtime.server import ControlPolicy, GrpcServer
 from manager.driver import ManagerDriver
 from manager.lighthouse_link import LighthouseLink
 from manager.service import ManagerService
-from protos import lighthouse_pb2, manager_pb2
-from protos.membership import Participant
-from protos.session import Hello
-from protos.session_wire import session_request_to_wire
 from tests.processes import LOCALHOST, PATIENCE_S
 
 SOON_S = 0.05

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lighthouse.service import LighthouseService
+from lighthouse_protocol.messages.membership import Participant
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
 from lighthouse_runtime.server import ControlPolicy, Method
 from manager.service import ManagerService
-from protos.membership import Participant
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, http_get
 
 CALL_S = 0.05

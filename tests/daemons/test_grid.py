@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent_client.manager_link import ManagerLink
+from lighthouse_protocol.messages.membership import Assignment, World
+from lighthouse_protocol.refusals import DeadlinePassed
 from lighthouse_runtime.clients import LighthouseClient
-from protos.membership import Assignment, World
-from protos.refusals import DeadlinePassed
 from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, Manager, eventually, run_cli, together
 
 pytestmark = pytest.mark.slow

@@ -15,10 +15,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from prometheus_client.parser import text_string_to_metric_families
 
+from lighthouse_protocol import VERSION
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.pb.torchft import torchft_pb2
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, UnknownName, Unreachable
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
-from protos import VERSION, torchft_pb2
-from protos.membership import Participant
-from protos.refusals import DeadlinePassed, LighthouseError, UnknownName, Unreachable
 from tests.daemons import document
 from tests.daemons.wire import call, member, refused
 from tests.processes import (

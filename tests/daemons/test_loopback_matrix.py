@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from agent_client.manager_link import ManagerLink
+from lighthouse_protocol.identity import Address
+from lighthouse_protocol.messages.membership import Assignment, Participant
+from lighthouse_protocol.refusals import InvalidRequest, WrongState
 from lighthouse_runtime import address
 from lighthouse_runtime.clients import AsyncLighthouseClient, LighthouseClient
 from manager.config import ManagerConfig
 from manager.daemon import ManagerDaemon
-from protos.identity import Address
-from protos.membership import Assignment, Participant
-from protos.refusals import InvalidRequest, WrongState
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually
 
 pytestmark = pytest.mark.slow

@@ -18,8 +18,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from prometheus_client.parser import text_string_to_metric_families
 
 from examples.ports import free_port
+from lighthouse_protocol import VERSION
+from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
-from protos import VERSION, torchft_pb2
 from tests.daemons import document
 from tests.daemons.wire import call
 from tests.processes import (

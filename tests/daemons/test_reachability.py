@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from lighthouse_protocol.refusals import WrongState
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
-from protos.refusals import WrongState
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.processes import MANAGER_CODE, PATIENCE_S, ROOT, Lighthouse, Manager, eventually
 

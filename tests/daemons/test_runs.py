@@ -11,10 +11,7 @@ import grpc
 import pytest
 
 from examples.ports import free_port
-from lighthouse_runtime.calls import RANK, SUPERVISE
-from lighthouse_runtime.clients import AsyncLighthouseClient, LighthouseClient
-from lighthouse_runtime.streams import AsyncRankStream, SupervisorStream
-from protos.generation import (
+from lighthouse_protocol.messages.run import (
     Counters,
     Done,
     Entry,
@@ -31,9 +28,18 @@ from protos.generation import (
     Told,
     Welcome,
 )
-from protos.refusals import InvalidRequest, Superseded, Unreachable, WrongState
-from protos.run_status import RunStatus
-from protos.supervisor import HostExcluded, StopAsked, SupervisorEntry, SupervisorWelcome, WorkerLost
+from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.supervisor import (
+    HostExcluded,
+    StopAsked,
+    SupervisorEntry,
+    SupervisorWelcome,
+    WorkerLost,
+)
+from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
+from lighthouse_runtime.calls import RANK, SUPERVISE
+from lighthouse_runtime.clients import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.streams import AsyncRankStream, SupervisorStream
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse
 
 TERMS = Terms(world_size=2, stride=100)

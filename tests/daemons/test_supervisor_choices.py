@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lighthouse_protocol.limits import DEFAULT_JOB
+from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
-from protos.limits import DEFAULT_JOB
-from protos.run_status import RunStatus
 from tests.daemons.supervisors import Supervisor, restarted, runs
 from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, run_cli, together
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from examples.ports import free_port
+from lighthouse_protocol.messages.hosts import NodeEntry, NodeStart, NodeWelcome, ToNode
+from lighthouse_protocol.refusals import LighthouseError, Unreachable
 from lighthouse_runtime.clients import AsyncManagerClient, LighthouseClient
-from protos.node import NodeEntry, NodeStart, NodeWelcome, ToNode
-from protos.refusals import LighthouseError, Unreachable
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.daemons.supervisors import Supervisor, restarted, runs
 from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, eventually, run_cli

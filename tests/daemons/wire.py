@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from protos import lighthouse_pb2, manager_pb2
+from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from tests.processes import http_json
 
 _MOMENTS = {"now_unix_s", "uptime_s", "quorum_age_s", "heartbeat_age_s", "explanation"}

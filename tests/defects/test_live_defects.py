@@ -11,9 +11,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lighthouse_runtime.clients import LighthouseClient, ManagerClient
-from protos.membership import Participant, Quorum
-from protos.refusals import (
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.refusals import (
     DeadlinePassed,
     Drained,
     DuplicateReplica,
@@ -23,7 +23,7 @@ from protos.refusals import (
     Unreachable,
     WrongState,
 )
-from protos.session import WatchRequest
+from lighthouse_runtime.clients import LighthouseClient, ManagerClient
 from tests.processes import Lighthouse, Manager, Process, eventually, together
 
 pytestmark = pytest.mark.slow
@@ -148,7 +148,7 @@ def test_defect_2_an_answer_never_reaches_another_round(pool: ThreadPoolExecutor
 CALLER = f"""
 import sys
 from lighthouse_runtime.clients import LighthouseClient
-from protos.membership import Participant
+from lighthouse_protocol.messages.membership import Participant
 LighthouseClient(sys.argv[1]).quorum(Participant(sys.argv[2]), timeout_s={LONG_S})
 """
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from lighthouse_protocol.messages.membership import Assignment, Participant
+from lighthouse_protocol.messages.session import Revoked, WatchOpened, WatchRequest
+from lighthouse_protocol.messages.status import MemberState
 from lighthouse_runtime.clients import LighthouseClient, ManagerClient
 from lighthouse_runtime.streams import Watch
-from protos.membership import Assignment, Participant
-from protos.session import Revoked, WatchOpened, WatchRequest
-from protos.status import MemberState
 from tests.processes import Lighthouse, Manager, eventually, together
 
 pytestmark = pytest.mark.slow

@@ -20,14 +20,14 @@ from lighthouse.phase_metrics import PhaseCollector
 from lighthouse.run_machine import RunMachine
 from lighthouse.run_metrics import RunCollector
 from lighthouse.run_status import run_status
+from lighthouse_protocol.messages.incident import IncidentKind
+from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_runtime.durations import Duration
 from lighthouse_runtime.settings import option_name, variables
 from manager.config import ENV_PREFIX as MANAGER_PREFIX
 from manager.config import ManagerConfig
 from manager.metrics import render as render_manager
 from manager.run_config import RunConfig
-from protos.incident import IncidentKind
-from protos.status import ManagerStatus
 from tests.lighthouse.statuses import job, member, status
 
 PROGRAMS = {"lighthouse": lighthouse.cli.main, "lighthouse-manager": manager.cli.main}

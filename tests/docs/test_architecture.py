@@ -4,7 +4,7 @@ import re
 
 from tests.docs.pages import REPOSITORY
 
-FLOORS = ("protos", "lighthouse_runtime", "lighthouse", "manager", "agent_client")
+FLOORS = ("protos", "lighthouse_protocol", "lighthouse_runtime", "lighthouse", "manager", "agent_client")
 TEXT = (REPOSITORY / "docs" / "architecture.md").read_text()
 
 

@@ -15,7 +15,7 @@ from lighthouse.verdict import Verdict
 from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose
 from tests.docs.tables import PROGRAMS
 
-# Of torchrun, of pip, of the example, of protos.generate.
+# Of torchrun, of pip, of the example, of lighthouse_protocol.generate.
 OTHERS = {"--nproc-per-node", "--master-port", "--max-restarts", "--extra-index-url", "--steps", "--pace", "--check"}
 TORCHFTS = {"TORCHFT_LIGHTHOUSE", "TORCHFT_QUORUM_TIMEOUT_SEC"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from examples.freeze.run import RANKS, STALL_AFTER_S, FreezeRun
-from protos.status import JobStatus
+from lighthouse_protocol.messages.status import JobStatus
 
 WITHIN_S = 240.0
 LATE_S = 15.0  # on a machine that does much else; a second on a quiet one

@@ -5,8 +5,8 @@ from dataclasses import replace
 from lighthouse.events import HeartbeatReceived, Joined, JoinRefused, QuorumFormed
 from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
-from protos.membership import Participant, Quorum
-from protos.refusals import LighthouseError
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.refusals import LighthouseError
 from tests.refusals import Refused
 
 FAR = 1e6

@@ -10,8 +10,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from protos.incident import IncidentKind, IncidentSummary
-from protos.status import JobStatus, MemberState, MemberStatus, RankPlace, RankState, TimelineEntry, TimelineKind
+from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
+from lighthouse_protocol.messages.status import (
+    JobStatus,
+    MemberState,
+    MemberStatus,
+    RankPlace,
+    RankState,
+    TimelineEntry,
+    TimelineKind,
+)
 from tests.chromium import Chromium
 from tests.lighthouse.fake_lighthouse import FakeLighthouse
 from tests.lighthouse.statuses import job, member, place, status

@@ -7,9 +7,21 @@ import copy
 from dataclasses import dataclass, field, replace
 
 from lighthouse.events import BeatReceived, Event, Joined, Left, SessionEnded, SessionOpened, Withdrawn
-from protos.membership import Participant, Quorum
-from protos.refusals import LighthouseError
-from protos.session import Beat, Echo, Handed, Held, Hello, HoldMode, Levels, Order, Phase, Refused, Welcome
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import (
+    Beat,
+    Echo,
+    Handed,
+    Held,
+    Hello,
+    HoldMode,
+    Levels,
+    Order,
+    Phase,
+    Refused,
+    Welcome,
+)
+from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.sessions import native
 
 GRANTING = (HoldMode.STANDING, HoldMode.FROZEN, HoldMode.RESUMED)

@@ -8,12 +8,12 @@ from typing import Any, Self
 from examples.ports import free_port
 from lighthouse import dashboard
 from lighthouse.daemon import PAGE_HEADERS
+from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.status import LighthouseStatus
+from lighthouse_protocol.refusals import UnknownName
 from lighthouse_runtime.http import Document, HttpServer, HttpSide
 from lighthouse_runtime.http_control import HttpControl, KillOrder
 from lighthouse_runtime.server import Call, ControlPolicy
-from protos.refusals import UnknownName
-from protos.run_status import RunStatus
-from protos.status import LighthouseStatus
 from tests.lighthouse.statuses import status
 
 

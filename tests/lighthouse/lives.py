@@ -12,10 +12,23 @@ from lighthouse.jobs import Jobs
 from lighthouse.journal import Journal
 from lighthouse.memory import NoMemory
 from lighthouse.quorum_config import QuorumConfig
-from protos import lighthouse_pb2, session_wire
-from protos.membership import Participant, Quorum
-from protos.refusals import LighthouseError
-from protos.session import Beat, Handed, Held, Hello, HoldMode, JoinRequest, Levels, Order, Phase, Refused, ToManager
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import (
+    Beat,
+    Handed,
+    Held,
+    Hello,
+    HoldMode,
+    JoinRequest,
+    Levels,
+    Order,
+    Phase,
+    Refused,
+    ToManager,
+)
+from lighthouse_protocol.pb.documented import lighthouse_pb2
+from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.wire import session_wire
 from tests.lighthouse.sessions import native
 from tests.virtual_loop import VirtualLoop
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from lighthouse.events import Effect, Event, HeartbeatReceived, Joined, JoinRefused, QuorumFormed
 from lighthouse.events import Withdrawn as WithdrawnEvent
 from lighthouse.quorum import QuorumMachine
-from protos.membership import Participant
+from lighthouse_protocol.messages.membership import Participant
 
 NEVER = float("inf")
 

@@ -2,7 +2,7 @@
 
 from lighthouse.quorum import QuorumMachine
 from lighthouse.reachability import is_loopback
-from protos.session import Phase
+from lighthouse_protocol.messages.session import Phase
 
 
 def recount(machine: QuorumMachine, now: float) -> None:

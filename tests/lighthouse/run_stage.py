@@ -25,8 +25,8 @@ from lighthouse.generation_events import (
 )
 from lighthouse.run_machine import RunMachine
 from lighthouse.run_record import RunRecord, dump, parse
-from protos.generation import Counters, Entry, Generation, RankId, Stop, Terms
-from protos.refusals import LighthouseError
+from lighthouse_protocol.messages.run import Counters, Entry, Generation, RankId, Stop, Terms
+from lighthouse_protocol.refusals import LighthouseError
 
 
 @dataclass(eq=False)

@@ -21,8 +21,8 @@ from lighthouse.events import (
 from lighthouse.memory import Record
 from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
-from protos.membership import Quorum
-from protos.session import Echo, Handed, HoldMode, Order, Phase, Refused
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.session import Echo, Handed, HoldMode, Order, Phase, Refused
 from tests.lighthouse.dumb_manager import Closed, DumbManager
 from tests.lighthouse.recount import recount
 

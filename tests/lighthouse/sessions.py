@@ -18,9 +18,9 @@ from lighthouse.events import (
 from lighthouse.memory import Record
 from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
-from protos.membership import Participant, Quorum
-from protos.refusals import LighthouseError
-from protos.session import Beat, Held, Hello, HoldMode, Levels, Order, Phase, Welcome
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import Beat, Held, Hello, HoldMode, Levels, Order, Phase, Welcome
+from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.builders import FAR, group, ticked
 
 

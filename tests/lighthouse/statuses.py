@@ -2,7 +2,14 @@
 
 import dataclasses
 
-from protos.status import JobStatus, LighthouseStatus, MemberState, MemberStatus, RankPlace, RankState
+from lighthouse_protocol.messages.status import (
+    JobStatus,
+    LighthouseStatus,
+    MemberState,
+    MemberStatus,
+    RankPlace,
+    RankState,
+)
 
 
 def member(

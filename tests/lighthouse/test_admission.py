@@ -4,8 +4,8 @@ import pytest
 
 from lighthouse.admission import refusal, sent_away
 from lighthouse.roster import Handed, Roster
-from protos.membership import Participant, Tag
-from protos.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
+from lighthouse_protocol.messages.membership import Participant, Tag
+from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
 from tests.lighthouse.builders import group, on_loopback
 
 

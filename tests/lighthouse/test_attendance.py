@@ -5,8 +5,8 @@ import pytest
 from lighthouse.events import WasLate
 from lighthouse.quorum import QuorumMachine
 from lighthouse.verdict import Verdict
-from protos.refusals import Drained, DuplicateReplica, LimitReached, Superseded, WrongState
-from protos.session import STARTING, Order, Phase
+from lighthouse_protocol.messages.session import STARTING, Order, Phase
+from lighthouse_protocol.refusals import Drained, DuplicateReplica, LimitReached, Superseded, WrongState
 from tests.lighthouse.builders import join, refused
 from tests.lighthouse.sessions import (
     asks,

@@ -13,7 +13,7 @@ import pytest
 
 from lighthouse import claim
 from lighthouse.claim import Claim
-from protos.refusals import WrongState
+from lighthouse_protocol.refusals import WrongState
 
 
 def name(pid: int) -> str:

@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 from lighthouse import dashboard
 from lighthouse.verdict import Verdict
-from protos.incident import IncidentKind, IncidentSummary
-from protos.session import Phase
-from protos.status import (
+from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
+from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.status import (
     JobStatus,
     LighthouseStatus,
     MemberState,

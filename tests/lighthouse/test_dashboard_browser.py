@@ -12,13 +12,13 @@ import pytest_asyncio
 from lighthouse.run_machine import RunMachine
 from lighthouse.run_record import RunRecord
 from lighthouse.run_status import run_status
+from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
+from lighthouse_protocol.messages.run import Stop
+from lighthouse_protocol.messages.status import JobStatus, MemberState, RankState, TimelineEntry, TimelineKind
+from lighthouse_protocol.refusals import Unreachable
 from lighthouse_runtime import serving
 from lighthouse_runtime.http_control import KillOrder
 from lighthouse_runtime.server import ControlPolicy
-from protos.generation import Stop
-from protos.incident import IncidentKind, IncidentSummary
-from protos.refusals import Unreachable
-from protos.status import JobStatus, MemberState, RankState, TimelineEntry, TimelineKind
 from tests.chromium import Chromium, Page, needs_browser, pictures
 from tests.lighthouse.fake_lighthouse import FakeLighthouse
 from tests.lighthouse.statuses import job, many, member, place, status

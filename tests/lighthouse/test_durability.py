@@ -17,8 +17,8 @@ import pytest
 
 import lighthouse.journal_file
 from lighthouse.journal_file import beside
-from protos.membership import Quorum
-from protos.session import Held, HoldMode, Order, Phase, Welcome
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.session import Held, HoldMode, Order, Phase, Welcome
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
 from tests.virtual_loop import VirtualLoop
 

@@ -15,7 +15,7 @@ from lighthouse.generation_events import (
     SessionEnded,
     WasLate,
 )
-from protos.generation import Counters, Entry, Generation, RankId, Terms
+from lighthouse_protocol.messages.run import Counters, Entry, Generation, RankId, Terms
 from tests.lighthouse.run_stage import RunStage, running
 
 SUPERVISED = {"stride": 100}

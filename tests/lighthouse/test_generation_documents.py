@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from protos.generation import KeyKind
-from protos.refusals import LighthouseError
+from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.document_run import DocumentRun
 from tests.lighthouse.run_stage import RunStage
 

@@ -17,7 +17,7 @@ from lighthouse.generation_events import AdvanceVerdict, Finished, Readied, Resu
 from lighthouse.generation_life import GenerationLife
 from lighthouse.keyspace import SPACES_KEPT
 from lighthouse.ledger import INCIDENTS_KEPT
-from protos.generation import RankId, Stop
+from lighthouse_protocol.messages.run import RankId, Stop
 from tests.lighthouse.run_stage import RunStage, Worker
 
 WORLD = 5

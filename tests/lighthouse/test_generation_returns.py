@@ -12,8 +12,8 @@ from lighthouse.generation_events import (
     Readied,
     SessionEnded,
 )
-from protos.generation import Entry, RankId, Terms
-from protos.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, WrongState
+from lighthouse_protocol.messages.run import Entry, RankId, Terms
+from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, WrongState
 from tests.lighthouse.run_stage import RunStage, running
 
 SUPERVISED = {"stride": 100}

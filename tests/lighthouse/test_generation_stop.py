@@ -15,7 +15,7 @@ from lighthouse.generation_events import (
     StopAsked,
     Stopped,
 )
-from protos.generation import Entry, RankId, Stop
+from lighthouse_protocol.messages.run import Entry, RankId, Stop
 from tests.lighthouse.run_stage import RunStage, running
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from lighthouse.grid import GROUPS_NAMED, Grid, GroupRanks, grid_of, world_of
 from lighthouse.quorum import QuorumMachine
 from lighthouse.status import explain
-from protos.membership import World
-from protos.session import STARTING
+from lighthouse_protocol.messages.membership import World
+from lighthouse_protocol.messages.session import STARTING
 from tests.lighthouse.builders import join, machine, training
 from tests.lighthouse.sessions import asks, connected, ended, native, opened, pulse, recalled, resumed, standing
 

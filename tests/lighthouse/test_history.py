@@ -4,9 +4,9 @@ from lighthouse.events import Event
 from lighthouse.history import History
 from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
-from protos.progress import RankName
-from protos.session import STARTING
-from protos.stall import Kind, StallVerdict
+from lighthouse_protocol.messages.progress import RankName
+from lighthouse_protocol.messages.session import STARTING
+from lighthouse_protocol.rules.stall import Kind, StallVerdict
 from tests.lighthouse.builders import beat, join
 from tests.lighthouse.sessions import asks, ended, held, left, native, opened, pulse
 

@@ -12,7 +12,7 @@ from lighthouse.config import LighthouseConfig
 from lighthouse.incident_book import DROPPED, LIMIT, Book
 from lighthouse.incident_desk import Desk
 from lighthouse.incident_files import IncidentFiles
-from protos.refusals import UnknownName
+from lighthouse_protocol.refusals import UnknownName
 from tests.lighthouse.evidence import incident, member
 
 UNIX_S = 1_763_806_501.0

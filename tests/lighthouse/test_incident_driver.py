@@ -13,11 +13,9 @@ from lighthouse.incident_desk import Desk
 from lighthouse.incident_policy import OnStall
 from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
-from protos import lighthouse_pb2, session_wire
-from protos.incident import Incident, IncidentKind, IncidentSummary
-from protos.progress import GroupView
-from protos.refusals import LighthouseError
-from protos.session import (
+from lighthouse_protocol.messages.incident import Incident, IncidentKind, IncidentSummary
+from lighthouse_protocol.messages.progress import GroupView
+from lighthouse_protocol.messages.session import (
     Beat,
     Evidence,
     EvidenceDone,
@@ -29,10 +27,13 @@ from protos.session import (
     Levels,
     ToManager,
 )
-from protos.status import TimelineKind
+from lighthouse_protocol.messages.status import TimelineKind
+from lighthouse_protocol.pb.documented import lighthouse_pb2
+from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.wire import session_wire
 from tests.lighthouse.evidence import rank as evidence_of
 from tests.lighthouse.sessions import held, native
-from tests.protos.views import after, all_reduce, rank
+from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop
 
 INSIDE = all_reduce(9)

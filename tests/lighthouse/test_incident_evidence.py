@@ -4,7 +4,7 @@ import pytest
 
 from lighthouse import incident_evidence
 from lighthouse.incident_evidence import MAX_ASKED, Gathering, Question, Witness, check_ranks, read_ranks
-from protos.refusals import InvalidRequest, UnknownName
+from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from tests.lighthouse.evidence import rank
 
 HERE = [Witness("a", 1, True), Witness("b", 2, True)]

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 
 from lighthouse.incident_metrics import BOUNDS_S, IncidentCollector, IncidentTimes
 from lighthouse.metrics import render
-from protos.incident import IncidentKind
+from lighthouse_protocol.messages.incident import IncidentKind
 from tests.lighthouse.test_metrics import samples
 
 

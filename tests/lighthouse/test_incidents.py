@@ -22,11 +22,11 @@ from lighthouse.incidents import (
     Recovered,
 )
 from lighthouse.standing import Loss
-from protos.evidence import RankEvidence
-from protos.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence
-from protos.membership import Distrust, DistrustKind
-from protos.progress import RankName
-from protos.stall import Kind, StallVerdict
+from lighthouse_protocol.messages.evidence import RankEvidence
+from lighthouse_protocol.messages.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence
+from lighthouse_protocol.messages.membership import Distrust, DistrustKind
+from lighthouse_protocol.messages.progress import RankName
+from lighthouse_protocol.rules.stall import Kind, StallVerdict
 
 MEMBERS = {"a": 2, "b": 2, "c": 2}
 UNIX_S = 1_763_806_501.0

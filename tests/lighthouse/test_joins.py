@@ -11,7 +11,7 @@ from lighthouse.events import QuorumFormed
 from lighthouse.joins import JoinClock, Joins
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse.roster import Member
-from protos.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
+from lighthouse_protocol.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
 from tests.lighthouse.builders import beat, beating, group, join, machine
 
 

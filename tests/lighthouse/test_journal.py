@@ -23,9 +23,9 @@ import lighthouse.journal_file
 from lighthouse.config import LighthouseConfig
 from lighthouse.journal import Journal, default_path
 from lighthouse.memory import Entry, Memory, Record
-from protos.limits import MAX_QUORUM_ID
-from protos.membership import Participant, Quorum
-from protos.refusals import InvalidRequest, LighthouseError, WrongState
+from lighthouse_protocol.limits import MAX_QUORUM_ID
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, WrongState
 from tests.lighthouse.test_memory import RECORDS, wires
 
 REPOSITORY = Path(__file__).parents[2]
@@ -65,7 +65,8 @@ def child(code: str, path: Path, **env: str) -> Generator[subprocess.Popen[str],
     head = (
         "import os, random, signal, sys, time\nfrom pathlib import Path\n"
         "from lighthouse.journal import Journal\nfrom lighthouse.memory import Record\n"
-        "from protos.membership import Participant, Quorum\nfrom protos.refusals import LighthouseError\n"
+        "from lighthouse_protocol.messages.membership import Participant, Quorum\n"
+        "from lighthouse_protocol.refusals import LighthouseError\n"
         f"journal = Journal(Path({str(path)!r}), '[::]:29510')\n"
         "def say(*words): os.write(1, (' '.join(map(str, words)) + chr(10)).encode())\n"
     )

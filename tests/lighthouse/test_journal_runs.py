@@ -11,9 +11,9 @@ from lighthouse import journal_file, journal_runs
 from lighthouse.journal import Journal
 from lighthouse.run_memory import RunMemory, RunsInProcess, SavedRun
 from lighthouse.run_record import Former, Incident, RunRecord, SupervisorRecord
-from protos.generation import Counters, Generation, KeyKind, RankId, Stop, Terms
-from protos.refusals import WrongState
-from protos.run_status import ExcludedHost
+from lighthouse_protocol.messages.run import Counters, Generation, KeyKind, RankId, Stop, Terms
+from lighthouse_protocol.messages.run_status import ExcludedHost
+from lighthouse_protocol.refusals import WrongState
 
 A, B = RankId(0, "a"), RankId(1, "b")
 FULL = RunRecord(

@@ -4,8 +4,8 @@ import pytest
 
 from lighthouse import keyspace
 from lighthouse.keyspace import KeySpaces
-from protos.generation import KeyKind
-from protos.refusals import InvalidRequest, LimitReached, UnknownName, WrongState
+from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.refusals import InvalidRequest, LimitReached, UnknownName, WrongState
 
 KIND = KeyKind.ITERATION
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lighthouse.lineage import RANGES_KEPT, History, foreign, hand_out, tag_of
 from lighthouse.roster import Handed
-from protos.membership import Participant
+from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import group
 
 

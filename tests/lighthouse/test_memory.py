@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lighthouse.memory import Entry, Memory, NoMemory, Record, dump, parse
-from protos.membership import Participant, Quorum
+from lighthouse_protocol.messages.membership import Participant, Quorum
 
 # Every field by its type: one that is added is drawn from then on. `distrust` ends with its join, and is not kept.
 KEPT = {name: kind for name, kind in get_type_hints(Participant).items() if name != "distrust"}

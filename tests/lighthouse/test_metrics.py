@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lighthouse.metrics import MAX_JOBS, METHODS, OTHER, REFUSALS, Counters, LighthouseCollector, render
 from lighthouse.verdict import Verdict
-from protos.session import Phase
-from protos.status import LighthouseStatus, MemberState
+from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 from tests.lighthouse.statuses import job, member, status
 
 BUSY = status(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from lighthouse.places import JobPlaces
-from protos.progress import GroupView
-from tests.protos.views import after, all_reduce, rank
+from lighthouse_protocol.messages.progress import GroupView
+from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop
 
 

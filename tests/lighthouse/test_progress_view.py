@@ -3,10 +3,10 @@
 import pytest
 
 from lighthouse.progress_view import MAX_KNOWN, JobProgress
-from protos.progress import OTHER, GroupView, OpenPhase, RankName, RankView
-from protos.stall import Kind
-from protos.status import RankState
-from tests.protos.views import after, all_reduce, rank
+from lighthouse_protocol.messages.progress import OTHER, GroupView, OpenPhase, RankName, RankView
+from lighthouse_protocol.messages.status import RankState
+from lighthouse_protocol.rules.stall import Kind
+from tests.lighthouse_protocol.views import after, all_reduce, rank
 
 COLLECTIVE = all_reduce(9)
 

@@ -4,7 +4,7 @@ import pytest
 
 from lighthouse.events import Withdrawn
 from lighthouse.verdict import Verdict
-from protos.refusals import DuplicateReplica, InvalidRequest, LimitReached, Superseded, WrongState
+from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LimitReached, Superseded, WrongState
 from tests.lighthouse.builders import (
     FAR,
     beat,

@@ -24,7 +24,7 @@ from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse.roster import Roster
 from lighthouse.verdict import Verdict
-from protos.membership import Participant
+from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import beat, group
 from tests.lighthouse.plain_quorum import PlainQuorum
 from tests.lighthouse.recount import recount

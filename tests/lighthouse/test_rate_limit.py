@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lighthouse.rate_limit import RateLimit
-from protos.refusals import LimitReached
+from lighthouse_protocol.refusals import LimitReached
 
 
 def taken(limit: RateLimit, now: float) -> bool:

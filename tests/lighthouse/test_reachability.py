@@ -7,8 +7,8 @@ import pytest
 from lighthouse.events import JoinRefused
 from lighthouse.quorum import QuorumMachine
 from lighthouse.reachability import is_loopback, unreachable
-from protos.membership import Participant
-from protos.refusals import WrongState
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.refusals import WrongState
 from tests.lighthouse.builders import group, join, machine
 
 LITERAL = ["127.0.0.1:29512", "127.0.1.1:29512", "[::1]:29512", "[::ffff:127.0.0.1]:29512", "localhost:29512"]

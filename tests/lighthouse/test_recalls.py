@@ -6,7 +6,7 @@ import pytest
 
 from lighthouse.events import QuorumFormed, Withdrawn
 from lighthouse.verdict import Verdict
-from protos.session import Order, Phase
+from lighthouse_protocol.messages.session import Order, Phase
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.sessions import (
     asks,

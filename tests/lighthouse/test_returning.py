@@ -7,8 +7,8 @@ from lighthouse.memory import Record
 from lighthouse.standing import Standing
 from lighthouse.status import job_status
 from lighthouse.verdict import Verdict
-from protos.membership import Quorum
-from protos.session import STARTING, Order, Phase
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.session import STARTING, Order, Phase
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.sessions import (
     asks,

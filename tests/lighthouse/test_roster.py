@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lighthouse.reachability import is_loopback
 from lighthouse.roster import Member, Roster, is_reborn
-from protos.membership import Participant
+from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import group, on_loopback
 
 

@@ -28,9 +28,9 @@ from lighthouse.ledger import EVIDENCE_OF, LINES_KEPT, LOST_KEPT
 from lighthouse.run_machine import RunMachine
 from lighthouse.run_record import RunRecord, dump, parse
 from lighthouse.supervisors import MAX_SUPERVISORS, Supervisors
-from protos.generation import Done, Entry, RankId, Refusal, Stop, Terms
-from protos.refusals import LighthouseError, Superseded, WrongState
-from protos.supervisor import SupervisorEntry, SupervisorWelcome
+from lighthouse_protocol.messages.run import Done, Entry, RankId, Refusal, Stop, Terms
+from lighthouse_protocol.messages.supervisor import SupervisorEntry, SupervisorWelcome
+from lighthouse_protocol.refusals import LighthouseError, Superseded, WrongState
 from tests.lighthouse.run_stage import RunStage, running
 
 WELCOME = SupervisorWelcome(1.0)

@@ -12,8 +12,7 @@ from lighthouse.lateness import Lateness
 from lighthouse.run_driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
 from lighthouse.run_memory import RunsInProcess
 from lighthouse.runs import Runs
-from protos import generation_pb2 as pb
-from protos.generation import (
+from lighthouse_protocol.messages.run import (
     Counters,
     Done,
     Entry,
@@ -27,9 +26,17 @@ from protos.generation import (
     Terms,
     Told,
 )
-from protos.generation_wire import rank_response_from_wire
-from protos.refusals import InvalidRequest, LighthouseError, LimitReached, UnknownName, Unreachable, WrongState
-from protos.supervisor import SupervisorEntry
+from lighthouse_protocol.messages.supervisor import SupervisorEntry
+from lighthouse_protocol.pb.extensions import generation_pb2 as pb
+from lighthouse_protocol.refusals import (
+    InvalidRequest,
+    LighthouseError,
+    LimitReached,
+    UnknownName,
+    Unreachable,
+    WrongState,
+)
+from lighthouse_protocol.wire.generation_wire import rank_response_from_wire
 
 TERMS = Terms(world_size=2)
 

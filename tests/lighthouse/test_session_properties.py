@@ -16,7 +16,7 @@ from lighthouse.events import (
 )
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse.standing import Standing
-from protos.session import Order, Phase
+from lighthouse_protocol.messages.session import Order, Phase
 from tests.lighthouse.builders import FAR, group
 from tests.lighthouse.dumb_manager import DumbManager
 from tests.lighthouse.session_stage import NAMES, Stage

@@ -4,8 +4,8 @@ import pytest
 
 from lighthouse.events import HeartbeatReceived, WasLate
 from lighthouse.quorum import QuorumMachine
-from protos.refusals import Unreachable
-from protos.session import Order, Phase
+from lighthouse_protocol.messages.session import Order, Phase
+from lighthouse_protocol.refusals import Unreachable
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.sessions import (
     asks,

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lighthouse.spares import Candidate, assign
-from protos.generation import RankId, Terms
+from lighthouse_protocol.messages.run import RankId, Terms
 
 WORLD = 10
 

@@ -14,8 +14,8 @@ import pytest
 
 import lighthouse.journal_file
 from lighthouse.journal_file import beside
-from protos.membership import Quorum
-from protos.refusals import LighthouseError
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.lives import FIRST_WALL_MS, JOB, Life, Manager, beat_for
 from tests.virtual_loop import VirtualLoop
 

@@ -6,8 +6,8 @@ import pytest
 
 from lighthouse.memory import Entry, Record
 from lighthouse.standing import Standing, entry_of
-from protos.membership import Participant, Quorum
-from protos.session import Held, Order, Phase
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import Held, Order, Phase
 from tests.lighthouse.sessions import held, native
 
 QUORUM_ID = 7

@@ -6,8 +6,8 @@ from lighthouse.events import Withdrawn
 from lighthouse.quorum import QuorumMachine
 from lighthouse.status import NAMES_SHOWN, awaited, explain, job_status
 from lighthouse.verdict import Verdict
-from protos.session import RESTARTING, STARTING
-from protos.status import JobStatus, MemberState, MemberStatus
+from lighthouse_protocol.messages.session import RESTARTING, STARTING
+from lighthouse_protocol.messages.status import JobStatus, MemberState, MemberStatus
 from tests.lighthouse.builders import beat, beating, group, join, machine, training
 from tests.lighthouse.sessions import asks, connected, ended, held, native, opened, pulse, standing
 

@@ -1,7 +1,7 @@
 """What happened to a job: what is one entry, what is kept."""
 
 from lighthouse.timeline import NAMES, Timeline
-from protos.status import TimelineEntry, TimelineKind
+from lighthouse_protocol.messages.status import TimelineEntry, TimelineKind
 
 JOINED, LOST = TimelineKind.JOINED, TimelineKind.LOST
 

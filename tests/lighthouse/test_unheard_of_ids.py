@@ -14,10 +14,10 @@ from lighthouse.numbering import AHEAD_MS
 from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse.run_machine import RunMachine
-from protos.generation import Entry, RankId, Terms
-from protos.limits import MAX_COUNT, MAX_LEARNED_GENERATION, MAX_QUORUM_ID
-from protos.refusals import InvalidRequest
-from protos.session import Held, HoldMode
+from lighthouse_protocol.limits import MAX_COUNT, MAX_LEARNED_GENERATION, MAX_QUORUM_ID
+from lighthouse_protocol.messages.run import Entry, RankId, Terms
+from lighthouse_protocol.messages.session import Held, HoldMode
+from lighthouse_protocol.refusals import InvalidRequest
 from tests.lighthouse.lives import FIRST_WALL_MS, JOB, Life, Manager, beat_for, formed
 from tests.lighthouse.sessions import asks, held, opened, pulse
 from tests.virtual_loop import VirtualLoop

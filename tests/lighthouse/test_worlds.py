@@ -7,10 +7,10 @@ import pytest
 
 from lighthouse.callers import OpenSessions
 from lighthouse.worlds import HELD_BACK_LOGGED_AFTER_S, JobWorlds
-from protos import lighthouse_pb2
-from protos.membership import World
-from protos.session import STARTING, Hello, Levels
-from protos.session_wire import session_response_from_wire
+from lighthouse_protocol.messages.membership import World
+from lighthouse_protocol.messages.session import STARTING, Hello, Levels
+from lighthouse_protocol.pb.documented import lighthouse_pb2
+from lighthouse_protocol.wire.session_wire import session_response_from_wire
 from tests.lighthouse.builders import machine
 from tests.lighthouse.sessions import asks, ended, native, opened, pulse
 from tests.virtual_loop import VirtualLoop

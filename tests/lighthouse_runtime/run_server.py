@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 
+from lighthouse_protocol.limits import JOB_METADATA_KEY, RUN_METADATA_KEY
+from lighthouse_protocol.messages.run import Counters, Done, KeyKind, Stop, Terms
+from lighthouse_protocol.messages.run import Entry as RankEntry
+from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.supervisor import SupervisorEntry, SupervisorWelcome
+from lighthouse_protocol.pb.extensions import generation_pb2 as pb
+from lighthouse_protocol.refusals import Superseded, WrongState
+from lighthouse_protocol.wire.generation_wire import rank_request_from_wire, rank_response_to_wire
+from lighthouse_protocol.wire.run_status_wire import keys_to_wire, runs_to_wire
+from lighthouse_protocol.wire.supervisor_wire import supervisor_request_from_wire, supervisor_response_to_wire
 from lighthouse_runtime.server import Call, Entry, GrpcServer, Method, Requests, Sender, Stream
-from protos import generation_pb2 as pb
-from protos.generation import Counters, Done, KeyKind, Stop, Terms
-from protos.generation import Entry as RankEntry
-from protos.generation_wire import rank_request_from_wire, rank_response_to_wire
-from protos.limits import JOB_METADATA_KEY, RUN_METADATA_KEY
-from protos.refusals import Superseded, WrongState
-from protos.run_status import RunStatus
-from protos.run_status_wire import keys_to_wire, runs_to_wire
-from protos.supervisor import SupervisorEntry, SupervisorWelcome
-from protos.supervisor_wire import supervisor_request_from_wire, supervisor_response_to_wire
 
 RUN = RunStatus("j", "r", "stands", Counters(3), Terms(8), (0,), False, None, (), (), (), ())
 

@@ -5,11 +5,8 @@ from collections.abc import AsyncIterator, Callable
 
 import uvloop
 
-from lighthouse_runtime.server import Call, Ending, GrpcServer, Method, Sender, Stream
-from protos import lighthouse_pb2, manager_pb2, wire
-from protos.membership import Assignment, Vote
-from protos.refusals import Drained, Superseded, UnknownName, WrongState
-from protos.session import (
+from lighthouse_protocol.messages.membership import Assignment, Vote
+from lighthouse_protocol.messages.session import (
     Beat,
     Counted,
     Echo,
@@ -22,8 +19,12 @@ from protos.session import (
     WatchOpened,
     Welcome,
 )
-from protos.session_wire import session_request_from_wire, session_response_to_wire
-from protos.watch_wire import ballot_from_wire, watch_request_from_wire, watch_response_to_wire
+from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
+from lighthouse_protocol.refusals import Drained, Superseded, UnknownName, WrongState
+from lighthouse_protocol.wire import documented
+from lighthouse_protocol.wire.session_wire import session_request_from_wire, session_response_to_wire
+from lighthouse_protocol.wire.watch_wire import ballot_from_wire, watch_request_from_wire, watch_response_to_wire
+from lighthouse_runtime.server import Call, Ending, GrpcServer, Method, Sender, Stream
 
 LIGHTHOUSE = "lighthouse.v1.LighthouseService"
 MANAGER = "manager.v1.ManagerService"
@@ -110,7 +111,7 @@ class StreamServer:
         if request.rank == 9:
             raise Drained("this was the last step")
         next_ = NEXT if request.wants_next else None
-        return wire.vote_to_native(request.should_commit, next_).SerializeToString()
+        return documented.vote_to_native(request.should_commit, next_).SerializeToString()
 
 
 async def serve() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from lighthouse_protocol.identity import Address
+from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime import address
 from lighthouse_runtime.address import advertised_host, own_name, resolves_to_loopback, served_host
-from protos.identity import Address
-from protos.refusals import InvalidRequest
 
 
 @pytest.mark.parametrize("wanted", ["10.0.0.5", "node7.cluster", "fd00::5", "[fd00::5]", "http://10.0.0.5"])

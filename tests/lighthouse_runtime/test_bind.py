@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.bind import grpc_bind, listening_socket, split_bind
-from protos.refusals import InvalidRequest
 
 
 @pytest.mark.parametrize(

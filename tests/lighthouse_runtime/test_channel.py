@@ -4,9 +4,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from lighthouse_runtime.channel import refusal
-from protos.limits import REFUSAL_METADATA_KEY
-from protos.refusals import (
+from lighthouse_protocol.limits import REFUSAL_METADATA_KEY
+from lighthouse_protocol.refusals import (
     DeadlinePassed,
     InternalError,
     LighthouseError,
@@ -15,6 +14,7 @@ from protos.refusals import (
     WrongProtocol,
     WrongState,
 )
+from lighthouse_runtime.channel import refusal
 
 S = grpc.StatusCode
 

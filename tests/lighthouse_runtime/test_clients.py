@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from examples.ports import free_port
-from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
-from protos.limits import LIGHTHOUSE_PORT, MAX_REQUEST_BYTES
-from protos.membership import Participant, Quorum
-from protos.refusals import (
+from lighthouse_protocol.limits import LIGHTHOUSE_PORT, MAX_REQUEST_BYTES
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.refusals import (
     DeadlinePassed,
     InvalidRequest,
     LighthouseError,
@@ -21,6 +20,7 @@ from protos.refusals import (
     UnknownName,
     Unreachable,
 )
+from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
 from tests.processes import LOCALHOST, Lighthouse, Manager, Process
 
 NOWHERE = f"{LOCALHOST}:1"

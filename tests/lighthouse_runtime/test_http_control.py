@@ -7,12 +7,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from lighthouse_protocol.limits import TOKEN_METADATA_KEY
+from lighthouse_protocol.refusals import UnknownName, Unreachable
 from lighthouse_runtime import server, serving
 from lighthouse_runtime.http import HttpServer, HttpSide
 from lighthouse_runtime.http_control import CSRF_HEADER, HttpControl, KillOrder
 from lighthouse_runtime.server import Call, ControlPolicy
-from protos.limits import TOKEN_METADATA_KEY
-from protos.refusals import UnknownName, Unreachable
 
 A = {"job": "default", "replica_id": "a", "reason": "tried"}
 

@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from lighthouse_protocol.messages.status import MemberState, TimelineEntry, TimelineKind
 from lighthouse_runtime import http_events
 from lighthouse_runtime.http import Document, HttpServer, HttpSide
 from lighthouse_runtime.http_events import StatusFeed, to_json
-from protos.status import MemberState, TimelineEntry, TimelineKind
 from tests.lighthouse.statuses import job, member, status
 
 PATIENCE_S = 30.0

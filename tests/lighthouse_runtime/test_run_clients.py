@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from lighthouse_protocol.messages.run import Done, Entry, KeyKind, RankId, StepReport, Stop, Terms
+from lighthouse_protocol.messages.supervisor import StopAsked, SupervisorEntry, SupervisorWelcome
+from lighthouse_protocol.refusals import Superseded, Unreachable, WrongState
 from lighthouse_runtime.clients import AsyncLighthouseClient, LighthouseClient
-from protos.generation import Done, Entry, KeyKind, RankId, StepReport, Stop, Terms
-from protos.refusals import Superseded, Unreachable, WrongState
-from protos.supervisor import StopAsked, SupervisorEntry, SupervisorWelcome
 from tests.lighthouse_runtime.run_server import RUN, RunServer
 from tests.processes import LOCALHOST
 

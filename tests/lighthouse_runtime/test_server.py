@@ -9,11 +9,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from lighthouse_protocol.pb.documented import lighthouse_pb2
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted
+from lighthouse_protocol.wire.status_codes import _STATUS, error_of, status_of
 from lighthouse_runtime import channel, server, serving
 from lighthouse_runtime.server import Call, ControlPolicy, GrpcServer, Method
-from protos import lighthouse_pb2
-from protos.errors import _STATUS, error_of, status_of
-from protos.refusals import InvalidRequest, LighthouseError, NotPermitted
 
 Request = lighthouse_pb2.LighthouseHeartbeatRequest
 

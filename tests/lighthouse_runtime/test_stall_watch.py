@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
+from lighthouse_protocol.rules.stall import Kind, StallVerdict
 from lighthouse_runtime.stall_watch import StallWatch
-from protos.stall import Kind, StallVerdict
 from tests.virtual_loop import VirtualLoop
 
 LOG = logging.getLogger("stalls")

@@ -16,27 +16,10 @@ import grpc.aio
 import pytest
 
 from examples.ports import free_port
-from lighthouse_runtime import serving
-from lighthouse_runtime.calls import SESSION
-from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
-from lighthouse_runtime.server import Ending, Sender
-from lighthouse_runtime.streams import Session, Watch
-from protos import lighthouse_pb2, manager_pb2
-from protos.limits import MAX_REQUEST_BYTES
-from protos.membership import Participant, Vote
-from protos.progress import Sample
-from protos.refusals import (
-    Drained,
-    InternalError,
-    InvalidRequest,
-    LighthouseError,
-    LimitReached,
-    Superseded,
-    UnknownName,
-    Unreachable,
-    WrongState,
-)
-from protos.session import (
+from lighthouse_protocol.limits import MAX_REQUEST_BYTES
+from lighthouse_protocol.messages.membership import Participant, Vote
+from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.session import (
     Ballot,
     Beat,
     Counted,
@@ -49,8 +32,25 @@ from protos.session import (
     WatchOpened,
     WatchRequest,
 )
-from protos.session_wire import session_response_to_wire
-from protos.watch_wire import watch_request_from_wire, word_from_wire
+from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
+from lighthouse_protocol.refusals import (
+    Drained,
+    InternalError,
+    InvalidRequest,
+    LighthouseError,
+    LimitReached,
+    Superseded,
+    UnknownName,
+    Unreachable,
+    WrongState,
+)
+from lighthouse_protocol.wire.session_wire import session_response_to_wire
+from lighthouse_protocol.wire.watch_wire import watch_request_from_wire, word_from_wire
+from lighthouse_runtime import serving
+from lighthouse_runtime.calls import SESSION
+from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
+from lighthouse_runtime.server import Ending, Sender
+from lighthouse_runtime.streams import Session, Watch
 from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, StreamServer
 from tests.processes import LOCALHOST, PATIENCE_S, Process, eventually
 
@@ -281,8 +281,8 @@ class TestLimits:
 SESSION_CLIENT = """
 import asyncio, sys
 from lighthouse_runtime.clients import AsyncLighthouseClient
-from protos.membership import Participant
-from protos.session import Hello
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import Hello
 
 async def main():
     async with AsyncLighthouseClient(sys.argv[1]) as client, client.session() as session:
@@ -514,7 +514,7 @@ class TestWatch:
 FORKING = """
 import gc, os, sys, threading, time
 from lighthouse_runtime.clients import ManagerClient
-from protos.session import WatchRequest
+from lighthouse_protocol.messages.session import WatchRequest
 
 client = ManagerClient(sys.argv[1])
 watch = client.watch(WatchRequest(1, "w"))

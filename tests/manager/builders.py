@@ -1,9 +1,9 @@
 """Short words for what goes into the manager's machines."""
 
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.refusals import LighthouseError
 from manager.commit import VoteRefused
 from manager.gather import Ask, GatherMachine, RankRefused
-from protos.membership import Participant, Quorum
-from protos.refusals import LighthouseError
 from tests.refusals import Refused
 
 

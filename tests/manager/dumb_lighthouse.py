@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from protos.membership import Participant, Quorum
-from protos.refusals import Drained
-from protos.session import (
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import (
     Beat,
     Echo,
     Goodbye,
@@ -20,6 +19,7 @@ from protos.session import (
     ToManager,
     WithdrawRequest,
 )
+from lighthouse_protocol.refusals import Drained
 from tests.manager.builders import member
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from protos.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment
 
 
 @dataclass

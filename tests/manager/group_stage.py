@@ -3,6 +3,24 @@
 Nothing here shares a rule with manager/: leases, grants and decisions are counted once more, from what is said.
 """
 
+from lighthouse_protocol.messages.membership import Assignment, Participant
+from lighthouse_protocol.messages.session import (
+    Beat,
+    Echo,
+    Hello,
+    HoldMode,
+    JoinRequest,
+    Leave,
+    Levels,
+    Order,
+    Phase,
+    RankGone,
+    Released,
+    ToLighthouse,
+    ToManager,
+    Welcome,
+)
+from lighthouse_protocol.refusals import DeadlinePassed, Drained, InvalidRequest, Superseded, Unrecoverable
 from manager import commit
 from manager.ask import Ask
 from manager.events import (
@@ -29,24 +47,6 @@ from manager.events import (
 )
 from manager.group import GroupMachine
 from manager.watches import RETURNS_WITHIN_S
-from protos.membership import Assignment, Participant
-from protos.refusals import DeadlinePassed, Drained, InvalidRequest, Superseded, Unrecoverable
-from protos.session import (
-    Beat,
-    Echo,
-    Hello,
-    HoldMode,
-    JoinRequest,
-    Leave,
-    Levels,
-    Order,
-    Phase,
-    RankGone,
-    Released,
-    ToLighthouse,
-    ToManager,
-    Welcome,
-)
 from tests.manager.dumb_lighthouse import DumbLighthouse
 from tests.manager.dumb_rank import Call, Lease, Rank
 

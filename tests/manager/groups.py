@@ -3,6 +3,22 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
+from lighthouse_protocol.messages.session import (
+    Beat,
+    Echo,
+    Handed,
+    Held,
+    HoldMode,
+    JoinRequest,
+    Levels,
+    Order,
+    Phase,
+    Revoked,
+    ToManager,
+    Welcome,
+)
+from lighthouse_protocol.refusals import LighthouseError
 from manager.commit import Voted
 from manager.events import (
     CallRefused,
@@ -19,22 +35,6 @@ from manager.events import (
     WatchOpened,
 )
 from manager.group import GroupMachine
-from protos.membership import Assignment, Participant, Quorum
-from protos.refusals import LighthouseError
-from protos.session import (
-    Beat,
-    Echo,
-    Handed,
-    Held,
-    HoldMode,
-    JoinRequest,
-    Levels,
-    Order,
-    Phase,
-    Revoked,
-    ToManager,
-    Welcome,
-)
 from tests.manager.builders import ask, member
 from tests.refusals import Refused
 

@@ -1,9 +1,9 @@
 """Ranks of one group that mark where they are, on one virtual clock, and the manager that hears of it."""
 
 from agent_client.progress import Progress
+from lighthouse_protocol.messages.progress import RankView
+from lighthouse_protocol.rules.stall import StallVerdict
 from manager.progress import GroupProgress, Process
-from protos.progress import RankView
-from protos.stall import StallVerdict
 
 
 class MarkingRanks:

@@ -5,7 +5,7 @@ Computed for the whole quorum at once: everybody's answer is read off one list o
 
 from dataclasses import dataclass
 
-from protos.membership import Participant, Quorum
+from lighthouse_protocol.messages.membership import Participant, Quorum
 
 
 @dataclass

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
 from manager.assignment import assign, is_for_one_step
-from protos.membership import Assignment, Participant, Quorum
 from tests.manager.builders import member, quorum
 from tests.manager.plain_assignment import plan
 

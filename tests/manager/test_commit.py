@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unrecoverable, WrongState
 from manager.commit import (
     DECISIONS_KEPT,
     Asked,
@@ -20,7 +21,6 @@ from manager.commit import (
     VoteRefused,
     Withdrawn,
 )
-from protos.refusals import InvalidRequest, Superseded, Unrecoverable, WrongState
 from tests.manager.builders import refused
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import Echo, Handed, ToManager, Welcome
 from lighthouse_runtime.clients import AsyncLighthouseClient
 from manager.driver import ManagerDriver
 from manager.lighthouse_link import LighthouseLink
-from protos.membership import Participant
-from protos.session import Echo, Handed, ToManager, Welcome
 from tests.manager.builders import ask
 from tests.manager.groups import formed, vote
 from tests.virtual_loop import VirtualLoop

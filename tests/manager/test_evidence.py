@@ -7,13 +7,8 @@ from typing import cast
 
 import pytest
 
-from lighthouse_runtime.server import Sender
-from manager import evidence
-from manager.evidence import EvidenceDesk
-from manager.from_outside import ELSEWHERE, NO_OUTPUT, look_alone
-from protos import manager_pb2
-from protos.evidence import Outside, OwnEvidence, RankEvidence
-from protos.session import (
+from lighthouse_protocol.messages.evidence import Outside, OwnEvidence, RankEvidence
+from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceAsked,
     EvidenceDone,
@@ -23,7 +18,12 @@ from protos.session import (
     ToRank,
     WatchRequest,
 )
-from protos.watch_wire import watch_response_from_wire
+from lighthouse_protocol.pb.documented import manager_pb2
+from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
+from lighthouse_runtime.server import Sender
+from manager import evidence
+from manager.evidence import EvidenceDesk
+from manager.from_outside import ELSEWHERE, NO_OUTPUT, look_alone
 from tests.processes import PATIENCE_S
 
 SEEN = Outside("from outside", "pid 71: S (sleeping)", ("its last line",))

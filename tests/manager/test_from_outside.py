@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
 from lighthouse_runtime.process import host_id, started_at
 from manager import from_outside
 from manager.from_outside import ELSEWHERE, NO_OUTPUT, look, look_alone, look_with_output
-from protos.evidence import Outside
-from protos.session import EvidenceOffer, WatchRequest
 from tests.processes import PATIENCE_S
 
 SEEN = Outside("stacks", "pid 71: S (sleeping)", missing=("other: why",))

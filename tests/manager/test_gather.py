@@ -7,6 +7,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lighthouse_protocol.messages.membership import CatchUp, Distrust, DistrustKind, Quorum, Tag
+from lighthouse_protocol.refusals import (
+    InternalError,
+    InvalidRequest,
+    LimitReached,
+    Superseded,
+    Unreachable,
+    Unrecoverable,
+    WrongState,
+)
 from manager.assignment import assign
 from manager.gather import (
     Ask,
@@ -20,16 +30,6 @@ from manager.gather import (
     RankRefused,
     RoundAnswered,
     Withdrawn,
-)
-from protos.membership import CatchUp, Distrust, DistrustKind, Quorum, Tag
-from protos.refusals import (
-    InternalError,
-    InvalidRequest,
-    LimitReached,
-    Superseded,
-    Unreachable,
-    Unrecoverable,
-    WrongState,
 )
 from tests.manager.builders import ask, gathered, member, quorum, refused
 

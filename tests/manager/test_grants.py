@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from lighthouse_protocol.messages.membership import PLAIN, CatchUp, Distrust, DistrustKind, Quorum, Tag
+from lighthouse_protocol.messages.session import Held, HoldMode
 from manager.ask import Ask
 from manager.grants import LEASE_SHARE, Granted, GrantMachine, Join, Wait
-from protos.membership import PLAIN, CatchUp, Distrust, DistrustKind, Quorum, Tag
-from protos.session import Held, HoldMode
 from tests.manager.builders import ask, member
 from tests.manager.groups import formed, held, order
 

@@ -2,6 +2,19 @@
 
 import pytest
 
+from lighthouse_protocol.messages.membership import Participant, Quorum, World
+from lighthouse_protocol.messages.session import (
+    RESTARTING,
+    STARTING,
+    Beat,
+    Hello,
+    JoinRequest,
+    Levels,
+    Refused,
+    Welcome,
+    WithdrawRequest,
+)
+from lighthouse_protocol.refusals import LimitReached, Superseded, WrongState
 from manager.events import (
     CallEnded,
     DrainAsked,
@@ -17,19 +30,6 @@ from manager.events import (
     WorldChanged,
 )
 from manager.group import GroupMachine
-from protos.membership import Participant, Quorum, World
-from protos.refusals import LimitReached, Superseded, WrongState
-from protos.session import (
-    RESTARTING,
-    STARTING,
-    Beat,
-    Hello,
-    JoinRequest,
-    Levels,
-    Refused,
-    Welcome,
-    WithdrawRequest,
-)
 from tests.manager.builders import ask, member
 from tests.manager.groups import (
     LEASE_UNTIL,

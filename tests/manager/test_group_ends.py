@@ -2,6 +2,21 @@
 
 import pytest
 
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.session import (
+    LEFT,
+    DrainRequest,
+    Goodbye,
+    KillRequest,
+    Leave,
+    RankGone,
+    Refused,
+    Released,
+    Revoked,
+    Welcome,
+    WithdrawRequest,
+)
+from lighthouse_protocol.refusals import Drained, InternalError, InvalidRequest, Superseded, Unrecoverable, WrongState
 from manager.commit import Voted
 from manager.events import (
     CallEnded,
@@ -24,21 +39,6 @@ from manager.events import (
     WatchOpened,
 )
 from manager.group import GroupMachine
-from protos.membership import Quorum
-from protos.refusals import Drained, InternalError, InvalidRequest, Superseded, Unrecoverable, WrongState
-from protos.session import (
-    LEFT,
-    DrainRequest,
-    Goodbye,
-    KillRequest,
-    Leave,
-    RankGone,
-    Refused,
-    Released,
-    Revoked,
-    Welcome,
-    WithdrawRequest,
-)
 from tests.manager.builders import ask, member
 from tests.manager.groups import (
     beat,

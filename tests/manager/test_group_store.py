@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from examples.ports import free_port
+from lighthouse_protocol.refusals import InvalidRequest
 from manager.group_store import check_port
-from protos.refusals import InvalidRequest
 
 
 def test_a_free_port_is_fine() -> None:

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import Goodbye, Hello, Leave, ToManager, Welcome
+from lighthouse_protocol.refusals import WrongProtocol
 from lighthouse_runtime.clients import AsyncLighthouseClient
 from manager import lighthouse_link
 from manager.lighthouse_link import Absence, LighthouseLink
-from protos.membership import Participant
-from protos.refusals import WrongProtocol
-from protos.session import Goodbye, Hello, Leave, ToManager, Welcome
 from tests.lighthouse_runtime.stream_server import StreamServer
 from tests.processes import LOCALHOST, PATIENCE_S
 

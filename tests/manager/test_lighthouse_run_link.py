@@ -5,11 +5,11 @@ from typing import Any, Self
 
 import pytest
 
+from lighthouse_protocol.messages.run import RankId
+from lighthouse_protocol.messages.supervisor import SupervisorBeat, SupervisorEntry, SupervisorWelcome, WorkerLost
+from lighthouse_protocol.refusals import Unreachable
 from manager import lighthouse_run_link
 from manager.lighthouse_run_link import RunLink
-from protos.generation import RankId
-from protos.refusals import Unreachable
-from protos.supervisor import SupervisorBeat, SupervisorEntry, SupervisorWelcome, WorkerLost
 
 ENTRY = SupervisorEntry("g", "s", "h", (0, 1))
 WELCOME = SupervisorWelcome(60.0)

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from manager.lighthouse_session import FIRST_LEASE_S, SessionMachine
-from protos.session import (
+from lighthouse_protocol.messages.session import (
     Beat,
     Echo,
     Held,
@@ -17,6 +16,7 @@ from protos.session import (
     Welcome,
     WithdrawRequest,
 )
+from manager.lighthouse_session import FIRST_LEASE_S, SessionMachine
 from tests.manager.builders import member
 
 ME = member("a")

@@ -2,11 +2,11 @@
 
 import pytest
 
+from lighthouse_protocol.messages.hosts import NodeEndAsked
+from lighthouse_protocol.refusals import InvalidRequest
 from manager.nodes import Nodes
 from manager.plan import Plan
 from manager.supervision_events import Event
-from protos.node import NodeEndAsked
-from protos.refusals import InvalidRequest
 
 
 def test_only_a_stop_signal_ends_the_group() -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from lighthouse_protocol.messages.progress import OTHER, STEP, Collective, OpenPhase, PhaseTime, RankName, Sample
+from lighthouse_protocol.rules.stall import Limits
 from manager.progress import MAX_KNOWN, REPEATED_S, SOON_S, TOLD_S, GroupProgress, Process, Telling
-from protos.progress import OTHER, STEP, Collective, OpenPhase, PhaseTime, RankName, Sample
-from protos.stall import Limits
 
 W = Process("w", "host", 77)
 

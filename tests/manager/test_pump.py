@@ -9,11 +9,11 @@ from lighthouse.events import BeatReceived, Echoed, Joined, Ordered, QuorumForme
 from lighthouse.grid import grid_of, world_of
 from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import Beat, Echo, Handed, Hello, JoinRequest, ToLighthouse, ToManager
 from manager.events import QuorumAnswered, Received, Sent, WatchOpened
 from manager.events import SessionOpened as Connected
 from manager.group import GroupMachine
-from protos.membership import Participant
-from protos.session import Beat, Echo, Handed, Hello, JoinRequest, ToLighthouse, ToManager
 from tests.manager.builders import ask
 from tests.manager.groups import vote
 

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from lighthouse_protocol.messages.session import EvidenceOffer
 from lighthouse_runtime.process import process_descriptor, started_at
 from manager.process_state import read_process
 from manager.stacks import NoStacksError, take_stacks
-from protos.session import EvidenceOffer
 from tests.processes import PATIENCE_S, Process, eventually
 
 NUMBER = signal.SIGRTMIN + 12
 # On SIGUSR1 it does what its argument says.
 STAND_IN = f"""
 import faulthandler, fcntl, os, signal, sys, time
-import protos.evidence
-file = os.memfd_create(protos.evidence.STACKS_FILE)
+import lighthouse_protocol.messages.evidence
+file = os.memfd_create(lighthouse_protocol.messages.evidence.STACKS_FILE)
 fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
 faulthandler.register({NUMBER}, file=file)
 def change(*_):

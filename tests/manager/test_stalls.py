@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.stall import Kind
+from lighthouse_protocol.rules.stall import Kind
 from tests.manager.marking_ranks import MarkingRanks
 
 VALIDATION = 25

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from lighthouse_protocol.refusals import DeadlinePassed, Unrecoverable
 from manager.commit import Voted
 from manager.events import (
     CallExpired,
@@ -28,7 +29,6 @@ from manager.events import (
 from manager.ranks import Effect as GroupEffect
 from manager.ranks import Ranks
 from manager.watches import RETURNS_WITHIN_S
-from protos.refusals import DeadlinePassed, Unrecoverable
 from tests.manager.builders import ask
 from tests.manager.groups import formed
 

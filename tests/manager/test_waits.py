@@ -5,10 +5,10 @@ import logging
 
 import pytest
 
+from lighthouse_protocol.messages.session import Waiting
+from lighthouse_protocol.pb.documented import manager_pb2
+from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
 from manager.waits import Waits
-from protos import manager_pb2
-from protos.session import Waiting
-from protos.watch_wire import watch_response_from_wire
 from tests.virtual_loop import VirtualLoop
 
 

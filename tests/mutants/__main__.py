@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.mutants.catalogue import ROOT, Mutant, load
 
 COPIED = (
-    "lighthouse", "manager", "agent_client", "protos", "lighthouse_runtime",
+    "lighthouse", "manager", "agent_client", "protos", "lighthouse_protocol", "lighthouse_runtime",
     "tests", "examples", "benchmarks", "deploy", "docs", "pyproject.toml", "README.md",
 )  # fmt: skip
 TIMEOUT_S = 600.0

@@ -16,8 +16,8 @@ from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse.status import explain
 from lighthouse.verdict import Verdict
-from protos.membership import Participant, Quorum
-from protos.session import HoldMode
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import HoldMode
 from tests.lighthouse.builders import FAR, beat, group, join
 
 NAMES_SHOWN = 8

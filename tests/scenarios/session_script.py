@@ -26,8 +26,8 @@ from lighthouse.events import (
 )
 from lighthouse.memory import Record
 from lighthouse.quorum import QuorumMachine
-from protos.membership import Participant, Quorum
-from protos.session import Held, Hello, HoldMode, Levels, Order
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import Held, Hello, HoldMode, Levels, Order
 from tests.lighthouse.builders import FAR
 from tests.lighthouse.sessions import native, pulse
 from tests.scenarios.lighthouse_script import LighthouseScript

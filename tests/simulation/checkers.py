@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lighthouse.memory import Record
-from protos.membership import Assignment, Quorum, Tag
+from lighthouse_protocol.messages.membership import Assignment, Quorum, Tag
 from tests.simulation.world import Violation, World
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent_client.catch_up import CatchUpMachine, Kept, Lead, Transfer, Turn
-from protos.membership import Assignment, CatchUp, Tag
+from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
 
 if TYPE_CHECKING:
     from tests.simulation.rank import Rank, Snapshot

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agent_client.step import Phase
-from protos.membership import Tag
+from lighthouse_protocol.messages.membership import Tag
 from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.rank import Rank, Snapshot
 from tests.simulation.torchft_manager import TorchftManager

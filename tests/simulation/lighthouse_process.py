@@ -29,9 +29,8 @@ from lighthouse.events import (
 )
 from lighthouse.memory import Record
 from lighthouse.quorum import QuorumMachine
-from protos.membership import Quorum
-from protos.refusals import DeadlinePassed, LighthouseError
-from protos.session import (
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.session import (
     Beat,
     Echo,
     Goodbye,
@@ -43,6 +42,7 @@ from protos.session import (
     ToLighthouse,
     WithdrawRequest,
 )
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError
 from tests.simulation.network import End
 from tests.simulation.torchft_manager import UnaryAnswer, UnaryCancel, UnaryHeartbeat, UnaryQuorum
 from tests.simulation.world import Died, Process, Timer

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import Handed, Refused, Released, Revoked, Welcome
+from lighthouse_protocol.refusals import DeadlinePassed
 from manager import events
 from manager.ask import Ask
 from manager.commit import Voted
 from manager.group import GroupMachine
-from protos.membership import Participant, Quorum
-from protos.refusals import DeadlinePassed
-from protos.session import Handed, Refused, Released, Revoked, Welcome
 from tests.simulation.network import LOCAL_DELAY_S, End
 from tests.simulation.world import Died, Process, Timer
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent_client.patience import Patience
 from agent_client.step import Phase, StepMachine
-from protos.membership import PLAIN, Assignment, DistrustKind, Tag
-from protos.refusals import DeadlinePassed, Drained, LighthouseError, Superseded, Unrecoverable
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
+from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Superseded, Unrecoverable
 from tests.simulation.collectives import Arrival
 from tests.simulation.follower import Follower, Step
 from tests.simulation.manager_side import ManagerSide

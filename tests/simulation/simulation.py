@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lighthouse.selection import size_for
-from protos.membership import Tag
+from lighthouse_protocol.messages.membership import Tag
 from tests.simulation.checkers import Checkers
 from tests.simulation.collectives import Collectives
 from tests.simulation.faults import Fault, draw_faults, schedule

@@ -6,9 +6,9 @@ It stands in the place of a ManagerProcess: its one rank is the same Rank.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.refusals import Unreachable
 from manager.assignment import assign
-from protos.membership import Participant, Quorum
-from protos.refusals import Unreachable
 from tests.simulation.network import LOCAL_DELAY_S, End
 from tests.simulation.world import Process
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import torchft_pb2, torchft_pb2_grpc
+from lighthouse_protocol.pb.torchft import torchft_pb2, torchft_pb2_grpc
 from tests.processes import Lighthouse, Manager, eventually, http_json, together
 from tests.torchft.rounds import quorum_of, round_of, wait_for_state
 from tests.torchft.stock import Stock, StockError, StockTorchft

@@ -14,7 +14,7 @@ from agent_client.checkpoint import process_group
 from agent_client.checkpoint.encoding import Encoding, encode
 from agent_client.checkpoint.format import CorruptState
 from agent_client.checkpoint.process_group import MESSAGE_BYTES, GroupTransport, messages
-from protos.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment
 from tests.agent_client.checkpoint.sources import took
 from tests.agent_client.checkpoint.trees import same
 

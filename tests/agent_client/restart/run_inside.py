@@ -9,7 +9,7 @@ from typing import Any
 
 from lighthouse import generation_events as events
 from lighthouse.generation import GenerationMachine
-from protos.generation import (
+from lighthouse_protocol.messages.run import (
     Done,
     Entry,
     Failure,
@@ -24,7 +24,7 @@ from protos.generation import (
     ToWorker,
     Welcome,
 )
-from protos.refusals import LighthouseError, Unreachable
+from lighthouse_protocol.refusals import LighthouseError, Unreachable
 
 
 def event_of(rank: RankId, message: FromWorker, session: int) -> events.GenerationEvent:

@@ -5,7 +5,7 @@ import pytest
 from agent_client.errors import ConfigurationError
 from agent_client.restart.launch import Launch
 from agent_client.restart.options import Options
-from protos.generation import Terms
+from lighthouse_protocol.messages.run import Terms
 
 
 def test_under_a_supervisor() -> None:

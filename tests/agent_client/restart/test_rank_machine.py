@@ -24,7 +24,7 @@ from agent_client.restart.rank_events import (
     Waiting,
 )
 from agent_client.restart.rank_machine import RankMachine
-from protos.generation import (
+from lighthouse_protocol.messages.run import (
     Counters,
     Done,
     Entry,
@@ -42,7 +42,7 @@ from protos.generation import (
     ToWorker,
     Welcome,
 )
-from protos.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, Unreachable
+from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, Unreachable
 
 ENTRY = Entry(RankId(1, "i"), Terms(3), attempt=2, host="h", pid=7)
 CONFIG = RankConfig(

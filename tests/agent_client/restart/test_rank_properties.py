@@ -11,8 +11,8 @@ from agent_client.restart.rank_config import RankPhase
 from agent_client.restart.rank_machine import RankMachine
 from lighthouse import generation_events
 from lighthouse.generation import GenerationMachine
-from protos.generation import Done, Entry, FromWorker, RankId, Terms, ToWorker, Welcome
-from protos.refusals import Unreachable
+from lighthouse_protocol.messages.run import Done, Entry, FromWorker, RankId, Terms, ToWorker, Welcome
+from lighthouse_protocol.refusals import Unreachable
 from tests.agent_client.restart.run_inside import event_of, told_by
 
 SIZE = 4

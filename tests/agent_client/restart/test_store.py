@@ -8,7 +8,7 @@ from tests.processes import Lighthouse, Process
 
 SCRIPT = """
 from agent_client import CallWrapper, StoreMixin, Wrapper
-from protos.generation import KeyKind
+from lighthouse_protocol.messages.run import KeyKind
 
 @Wrapper(use_global_iteration=True)
 def train(call_wrapper: CallWrapper):

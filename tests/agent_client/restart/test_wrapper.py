@@ -12,7 +12,7 @@ from agent_client.restart import run_link
 from agent_client.restart.call import CallWrapper
 from agent_client.restart.state import RestartAbort, State
 from agent_client.restart.wrapper import Wrapper
-from protos.refusals import InvalidRequest
+from lighthouse_protocol.refusals import InvalidRequest
 from tests.agent_client.restart.run_inside import RunInside
 from tests.processes import eventually
 

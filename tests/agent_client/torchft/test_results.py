@@ -3,7 +3,7 @@
 from google.protobuf.timestamp_pb2 import Timestamp as WireTimestamp
 
 from agent_client.torchft import Quorum, QuorumMember, QuorumResult, Timestamp, results
-from protos import torchft_pb2
+from lighthouse_protocol.pb.torchft import torchft_pb2
 
 
 def test_every_field_of_a_result() -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from agent_client.torchft import LighthouseClient, LighthouseServer, ManagerClient, ManagerServer
 from examples.ports import free_port
+from lighthouse_protocol.identity import Address
+from lighthouse_protocol.messages.status import MemberState
 from lighthouse_runtime import clients
 from lighthouse_runtime.address import own_name
-from protos.identity import Address
-from protos.status import MemberState
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Process, eventually
 from tests.torchft.stock import StockTorchft, require
 

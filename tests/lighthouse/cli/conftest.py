@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lighthouse.cli import options
-from protos.generation import KeyKind
-from protos.incident import Gathered, Incident, IncidentSummary
-from protos.run_status import RunStatus
-from protos.status import LighthouseStatus
+from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary
+from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.status import LighthouseStatus
 from tests.lighthouse.statuses import status
 
 Answer = LighthouseStatus | BaseException

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from lighthouse.cli.drain import drain as command
-from protos.refusals import UnknownName, WrongState
+from lighthouse_protocol.refusals import UnknownName, WrongState
 
 
 def test_asks_and_says_so(fake, run):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from lighthouse.cli.frame import View
-from protos.status import MemberState
+from lighthouse_protocol.messages.status import MemberState
 from tests.lighthouse.statuses import job, many, member, status
 
 SMALL = status(job(member("a"), member("b", MemberState.LAPSED)))

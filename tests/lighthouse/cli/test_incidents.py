@@ -8,8 +8,8 @@ from lighthouse.cli.incident import incident as incident_command
 from lighthouse.cli.incidents import clock
 from lighthouse.cli.incidents import incidents as incidents_command
 from lighthouse.cli.stacks import stacks as stacks_command
-from protos.incident import Gathered, Incident, IncidentKind, from_document
-from protos.refusals import UnknownName
+from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, from_document
+from lighthouse_protocol.refusals import UnknownName
 from tests.lighthouse.evidence import STACKS, incident, member, summary
 
 RECORDED = [

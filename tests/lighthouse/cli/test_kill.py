@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from lighthouse.cli.kill import kill as command
-from protos.refusals import UnknownName
-from protos.status import MemberState
+from lighthouse_protocol.messages.status import MemberState
+from lighthouse_protocol.refusals import UnknownName
 from tests.lighthouse.statuses import job, member, status
 
 

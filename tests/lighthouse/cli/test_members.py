@@ -3,7 +3,7 @@ import json
 import pytest
 
 from lighthouse.cli.members import members as command
-from protos.status import MemberState
+from lighthouse_protocol.messages.status import MemberState
 from tests.lighthouse.statuses import job, many, member, status
 
 FEW = job(

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from lighthouse.cli.ranks import ranks as command
-from protos.status import JobStatus, RankPlace, RankState
+from lighthouse_protocol.messages.status import JobStatus, RankPlace, RankState
 from tests.lighthouse.statuses import job, member, place, status
 
 

@@ -6,9 +6,9 @@ import pytest
 from lighthouse.cli.keys import keys
 from lighthouse.cli.restarts import restarts
 from lighthouse.cli.stop import resume, stop
-from protos.generation import Counters, KeyKind, Stop, Terms
-from protos.refusals import UnknownName, WrongState
-from protos.run_status import IncidentStatus, RunStatus
+from lighthouse_protocol.messages.run import Counters, KeyKind, Stop, Terms
+from lighthouse_protocol.messages.run_status import IncidentStatus, RunStatus
+from lighthouse_protocol.refusals import UnknownName, WrongState
 
 INCIDENTS = (
     IncidentStatus(0, "slot 1 (a1): SIGSEGV", True, ("slot 1 (a1)",), 1e9, 1, 1e9 + 0.25, 1e9 + 1.5, ("last words",)),

@@ -4,10 +4,10 @@ import json
 import pytest
 
 from lighthouse.cli.status import status as command
-from protos.generation import Counters, Stop, Terms
-from protos.refusals import Unreachable
-from protos.run_status import RunStatus
-from protos.status import MemberState
+from lighthouse_protocol.messages.run import Counters, Stop, Terms
+from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.status import MemberState
+from lighthouse_protocol.refusals import Unreachable
 from tests.lighthouse.statuses import job, member, status
 
 TWO_JOBS = status(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lighthouse.cli.watch import watch as command
-from protos.refusals import Unreachable
+from lighthouse_protocol.refusals import Unreachable
 from tests.lighthouse.statuses import job, member, status
 from tests.processes import PATIENCE_S
 

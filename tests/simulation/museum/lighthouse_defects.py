@@ -11,8 +11,8 @@ from lighthouse.numbering import Numbering
 from lighthouse.quorum import QuorumMachine
 from lighthouse.roster import Member, Roster
 from lighthouse.standing import Standing
-from protos.membership import Participant, Quorum
-from protos.session import Order, Phase
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import Order, Phase
 from tests.simulation.lighthouse_process import LighthouseProcess
 from tests.simulation.lighthouse_site import FIRST_WALL_MS, Lighthouse
 from tests.simulation.museum.exhibit import Replaced

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
+from lighthouse_protocol.messages.session import HoldMode, JoinRequest, Released, ToLighthouse
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from manager import commit
 from manager.ask import Ask, no_state
 from manager.commit import CommitMachine
@@ -16,9 +19,6 @@ from manager.grants import GrantMachine
 from manager.lighthouse_session import SessionMachine
 from manager.ranks import Effect as RanksEffect
 from manager.ranks import Ranks
-from protos.membership import Assignment, Participant, Quorum
-from protos.refusals import InvalidRequest, LighthouseError
-from protos.session import HoldMode, JoinRequest, Released, ToLighthouse
 from tests.simulation.museum.exhibit import Replaced
 
 _decide = CommitMachine._decide

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from agent_client.step import Phase, StepMachine
-from protos.membership import Assignment, DistrustKind
+from lighthouse_protocol.messages.membership import Assignment, DistrustKind
 from tests.simulation.museum.exhibit import Replaced
 from tests.simulation.rank import Rank
 

@@ -11,8 +11,8 @@ from lighthouse import generation_events as events
 from lighthouse.generation import GenerationMachine
 from lighthouse.run_machine import RunMachine
 from lighthouse.run_record import RunRecord
-from protos.generation import Entry, Generation, RankId, Stop, Told
-from protos.refusals import LighthouseError, WrongState
+from lighthouse_protocol.messages.run import Entry, Generation, RankId, Stop, Told
+from lighthouse_protocol.refusals import LighthouseError, WrongState
 from tests.simulation.runs.counters import Recount
 from tests.simulation.runs.keys import KeyRequest
 from tests.simulation.world import Violation

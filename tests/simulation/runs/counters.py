@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 
 from lighthouse import generation_events as events
 from lighthouse.run_machine import RunMachine
-from protos.generation import Counters, Entry, Generation, RankId, Terms
+from lighthouse_protocol.messages.run import Counters, Entry, Generation, RankId, Terms
 
 
 class Recount:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from protos.generation import KeyKind
-from protos.refusals import LighthouseError
+from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.refusals import LighthouseError
 
 
 @dataclass(frozen=True, slots=True)

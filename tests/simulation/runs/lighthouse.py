@@ -11,9 +11,21 @@ from lighthouse.generation_config import GenerationConfig
 from lighthouse.keyspace import KeySpaces
 from lighthouse.run_machine import RunMachine
 from lighthouse.run_record import RunRecord, dump, parse
-from protos.generation import Done, Entry, Failure, Finish, Over, RankId, Ready, Refusal, StepReport, Told, Welcome
-from protos.refusals import LighthouseError
-from protos.supervisor import HostExcluded, StopAsked, SupervisorEntry, WorkerLost
+from lighthouse_protocol.messages.run import (
+    Done,
+    Entry,
+    Failure,
+    Finish,
+    Over,
+    RankId,
+    Ready,
+    Refusal,
+    StepReport,
+    Told,
+    Welcome,
+)
+from lighthouse_protocol.messages.supervisor import HostExcluded, StopAsked, SupervisorEntry, WorkerLost
+from lighthouse_protocol.refusals import LighthouseError
 from tests.simulation.network import End
 from tests.simulation.runs.keys import KeyAnswer, KeyRequest
 from tests.simulation.runs.links import PULSE_S, Keepalive

@@ -17,7 +17,7 @@ from lighthouse.generation_life import GenerationLife
 from lighthouse.keyspace import KeySpaces
 from lighthouse.ledger import Ledger
 from lighthouse.run_machine import RunMachine
-from protos.generation import Entry, Over, RankId, Stop
+from lighthouse_protocol.messages.run import Entry, Over, RankId, Stop
 from tests.simulation.runs.plan import RunPlan, draw_plan
 from tests.simulation.runs.rank import RankProcess
 from tests.simulation.runs.simulation import Result, run_plan

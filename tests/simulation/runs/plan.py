@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from protos.generation import Terms
+from lighthouse_protocol.messages.run import Terms
 
 STRIDE = 100
 

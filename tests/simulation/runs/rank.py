@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from agent_client.restart import rank_events as events
 from agent_client.restart.rank_config import RankConfig, RankPhase
 from agent_client.restart.rank_machine import RankMachine
-from protos.generation import Done, Entry, KeyKind, RankId, Stop, Told
+from lighthouse_protocol.messages.run import Done, Entry, KeyKind, RankId, Stop, Told
 from tests.simulation.runs.keys import KeyAnswer, KeyRequest
 from tests.simulation.runs.links import Link
 from tests.simulation.world import Process, Timer

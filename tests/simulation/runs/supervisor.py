@@ -3,11 +3,17 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lighthouse_protocol.messages.run import Done, RankId, Refusal, Stop
+from lighthouse_protocol.messages.supervisor import (
+    StopAsked,
+    SupervisorBeat,
+    SupervisorEntry,
+    SupervisorWelcome,
+    WorkerLost,
+)
 from manager import supervision_events as events
 from manager.restarts import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
 from manager.supervision import Layout, SupervisorMachine
-from protos.generation import Done, RankId, Refusal, Stop
-from protos.supervisor import StopAsked, SupervisorBeat, SupervisorEntry, SupervisorWelcome, WorkerLost
 from tests.simulation.runs.links import Link
 from tests.simulation.runs.rank import EXIT_STOPPED, RankProcess
 from tests.simulation.world import Process, Timer

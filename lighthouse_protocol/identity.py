@@ -1,0 +1,112 @@
+"""Who and where: replica ids, incarnations and addresses as text. No look-ups, no I/O.
+
+A torchft replica id is `name:uuid`, new at every start; it is read as name and incarnation. Any other colon belongs
+to the name.
+"""
+
+import functools
+import ipaddress
+import re
+import string
+from dataclasses import dataclass
+
+from lighthouse_protocol.limits import MAX_ADDRESS_CHARS, MAX_REPLICA_ID_CHARS
+from lighthouse_protocol.refusals import InvalidRequest
+
+REPLICA_ID_ALPHABET = "A-Z a-z 0-9 . _ : / @ + = -"
+_ALLOWED = frozenset(string.ascii_letters + string.digits + "._:/@+=-")
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_BRACKETED = re.compile(r"\[([^\[\]]*)\](?::(.*))?")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
+
+
+def check_name(value: str, field: str = "replica_id") -> str:
+    """`value`, if it is a usable id. Raises InvalidRequest that names `field`."""
+    if not value:
+        raise InvalidRequest("is empty; give the replica group a name that is its own", field=field)
+    if len(value) > MAX_REPLICA_ID_CHARS:
+        raise InvalidRequest(f"has {len(value)} characters; at most {MAX_REPLICA_ID_CHARS} are allowed", field=field)
+    odd = sorted(set(value) - _ALLOWED)
+    if odd:
+        raise InvalidRequest(f"{value!r} has {odd[0]!r}; allowed are {REPLICA_ID_ALPHABET}", field=field)
+    return value
+
+
+@functools.lru_cache(maxsize=32768)
+def read_identity(wire_id: str, incarnation: str = "") -> tuple[str, str]:
+    """(replica_id, incarnation) of a caller that may tell its incarnation apart. Raises InvalidRequest."""
+    name, implied = split_replica_id(check_name(wire_id))
+    if incarnation and check_name(incarnation, "incarnation") != implied:
+        return wire_id, incarnation
+    return name, implied
+
+
+def split_replica_id(wire_id: str) -> tuple[str, str]:
+    """(replica_id, incarnation) of an id as it came; incarnation is empty unless the id is torchft's name:uuid."""
+    name, colon, tail = wire_id.rpartition(":")
+    return (name, tail) if colon and name and _UUID.fullmatch(tail) else (wire_id, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Host and port; `port` is None where none was given."""
+
+    host: str
+    port: int | None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """As far as the text tells; a name that resolves to a loopback is for the one who can resolve it."""
+        name = self.host.lower().removesuffix(".")
+        if name == "localhost" or name.endswith(".localhost"):
+            return True
+        ip = _ip(self.host)
+        return ip is not None and ip.is_loopback
+
+    @property
+    def is_ip(self) -> bool:
+        return _ip(self.host) is not None
+
+    @property
+    def is_unspecified(self) -> bool:
+        ip = _ip(self.host)
+        return ip is not None and ip.is_unspecified
+
+
+@functools.lru_cache(maxsize=32768)
+def parse_address(text: str, field: str) -> Address:
+    """`host`, `host:port`, `[v6]:port`, with or without http://. Raises InvalidRequest that names `field`."""
+    rest = text.removeprefix("http://").removeprefix("https://").rstrip("/")
+    if len(text) > MAX_ADDRESS_CHARS:
+        raise InvalidRequest(f"has {len(text)} characters; at most {MAX_ADDRESS_CHARS} are allowed", field=field)
+    host, port = _split_port(rest)
+    if "%" in host or not rest.isprintable():
+        raise InvalidRequest(f"{text!r} has a zone or an odd character; write host:port", field=field)
+    if _ip(host) is None and not (_HOST.fullmatch(host) and len(host) <= 253):
+        raise InvalidRequest(f"{text!r} is not an address; write host:port, or [v6-address]:port", field=field)
+    if port is not None and not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
+        raise InvalidRequest(f"{text!r} has no valid port; a port is a number from 0 to 65535", field=field)
+    return Address(host, None if port is None else int(port))
+
+
+def _split_port(text: str) -> tuple[str, str | None]:
+    if text.startswith("["):
+        bracketed = _BRACKETED.fullmatch(text)
+        return (bracketed[1], bracketed[2]) if bracketed else ("", None)
+    if text.count(":") > 1:
+        return text, None
+    host, colon, port = text.partition(":")
+    return host, port if colon else None
+
+
+@functools.lru_cache(maxsize=32768)
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found

@@ -1,0 +1,1 @@
+"""What is told: one frozen dataclass per message."""

@@ -1,0 +1,191 @@
+"""What a rank and the lighthouse say about generations: who a rank is, which generation it is in. No protobuf.
+
+A generation is one attempt to run a job's function: a number that is never given out twice, and one list of ranks.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lighthouse_protocol.refusals import LighthouseError
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RankId:
+    """`slot` is the supervisor's, 0 to world_size - 1; `incarnation` is new at each start of the process.
+
+    It begins with that of the supervisor that started the process, and a dot; without one, with nobody's.
+    """
+
+    slot: int
+    incarnation: str
+
+    @property
+    def supervisor(self) -> str:
+        """The incarnation of the one that started it; its own, if nobody did."""
+        return self.incarnation.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"slot {self.slot} ({self.incarnation})"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all ranks of a run agree on.
+
+    `active`: so many train and the others are spares; None: all. `stride`: a restarted process begins at the next
+    multiple of it; 1 without a supervisor. `max_iterations`: so many generations, then the run is stopped.
+    """
+
+    world_size: int = 1
+    active: int | None = None
+    min_active: int = 1
+    divisible_by: int = 1
+    hosts_together: bool = False
+    stride: int = 1
+    join_timeout_s: float = 60.0
+    return_timeout_s: float = 60.0
+    max_iterations: int | None = None
+
+    @property
+    def target(self) -> int:
+        """How many train when all are there."""
+        return self.world_size if self.active is None else min(self.active, self.world_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The documents' counters. `number` is that of the generation, -1 before the first.
+
+    `global_iteration` is the number of the last generation that a restarted process began. `job_restarts` counts
+    incidents, `ranks_restarts` those that were recovered in the process since.
+    """
+
+    number: int = -1
+    global_iteration: int = 0
+    job_restarts: int = 0
+    ranks_restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """`active[i]` is rank i. It never changes; another list is another generation."""
+
+    active: tuple[RankId, ...]
+    counters: Counters
+
+    @property
+    def number(self) -> int:
+        return self.counters.number
+
+    def place(self, rank: RankId) -> int | None:
+        """What is RANK for it; None: it is a spare."""
+        return self.active.index(rank) if rank in self.active else None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How a rank comes, and comes back. What it holds is repeated, so that no message must arrive.
+
+    `attempt` counts the starts by its supervisor, from 0. `generation`: the last one in which this process was active.
+    `is_ready`: it runs nothing and waits for the next. `seen`: the highest number that it or its supervisor was told.
+    """
+
+    rank: RankId
+    terms: Terms
+    attempt: int = 0
+    host: str = ""
+    pid: int = 0
+    generation: int | None = None
+    is_ready: bool = False
+    seen: int | None = None
+    step: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """A supervisor's first process of this slot, that knows of no generation."""
+        return self.attempt == 0 and self.seen is None and self.generation is None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The run is over and restarts nothing. `generation`: the number at that time, -1 before the first."""
+
+    reason: str
+    who: str
+    generation: int
+
+
+class KeyKind(StrEnum):
+    """The documents' key spaces."""
+
+    ITERATION = "iteration"
+    JOB_RESTART = "job_restart"
+    RANKS_RESTART = "ranks_restart"
+
+
+# -- on a rank's stream, after its entry
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """A sign of life. `phase` is for people."""
+
+    step: int = 0
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """It runs nothing, and waits. `generation`: the one that it leaves, the last in which it was active."""
+
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    generation: int
+
+
+FromWorker = Entry | StepReport | Ready | Failure | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """`slots[i]` is rank i; who is not in it is a spare. The same for all, so that it is serialised once."""
+
+    counters: Counters
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Generation `number` is over: stop what runs, and say ready."""
+
+    number: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All have finished generation `number`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The entry was taken; who runs is told nothing else for long. All else may come before it."""
+
+
+ToWorker = Welcome | Told | Over | Stop | Done | Refusal

@@ -1,0 +1,83 @@
+"""What the lighthouse says of a run, for people and programs. Moments are wall-clock seconds. No protobuf."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lighthouse_protocol.messages.run import Counters, Stop, Terms
+
+
+class RankState(StrEnum):
+    ACTIVE = "active"
+    READY = "ready"  # waits for the next generation
+    SPARE = "spare"  # of the present one
+    STARTING = "starting"  # is here, and not ready
+    FINISHED = "finished"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """`state`: a RankState, or one that only a newer lighthouse knows. `rank`: in the last generation; None: none."""
+
+    slot: int
+    incarnation: str
+    state: str
+    rank: int | None
+    generation: int | None
+    step: int
+    phase: str
+    beat_age_s: float
+    attempt: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentStatus:
+    """Why generation `generation` ended (-1: none had formed), and `formed`, the next one; None: not yet.
+
+    `stepped_at`: the first step after it. `evidence`: the last lines of who died.
+    """
+
+    generation: int
+    cause: str
+    is_fault: bool
+    lost: tuple[str, ...]
+    noticed_at: float
+    formed: int | None
+    formed_at: float | None
+    stepped_at: float | None
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStatus:
+    name: str
+    host: str
+    slots: tuple[int, ...]
+    is_connected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedHost:
+    host: str
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """`verdict`: why the next generation forms, or does not. `slots[i]` is rank i of the last one."""
+
+    job: str
+    run: str
+    verdict: str
+    counters: Counters
+    terms: Terms
+    slots: tuple[int, ...]
+    is_complete: bool
+    stop: Stop | None
+    ranks: tuple[RankStatus, ...]
+    incidents: tuple[IncidentStatus, ...]
+    supervisors: tuple[SupervisorStatus, ...]
+    excluded: tuple[ExcludedHost, ...]

@@ -1,0 +1,139 @@
+"""The snapshots that logs, CLI, page and metrics all show. The field names are those of the wire messages."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lighthouse_protocol.messages.incident import IncidentSummary
+
+
+class MemberState(StrEnum):
+    PARTICIPANT = "participant"  # in the quorum, at work on its step
+    JOINED = "joined"  # asks for the next quorum
+    STRAGGLER = "straggler"  # alive, not joined, and waited for
+    MISSED = "missed"  # alive, missed a join_timeout: not waited for until it joins
+    STARTING = "starting"  # its manager is alive; its ranks have not all come yet, or are started again
+    DOWN = "down"  # its manager is alive, it has lost ranks: not waited for until it joins
+    IDLE = "idle"  # alive, never joined
+    LAPSED = "lapsed"  # no sign of life for heartbeat_timeout
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    replica_id: str
+    incarnation: str
+    state: MemberState
+    is_participant: bool
+    step: int
+    world_size: int
+    heartbeat_age_s: float
+    commit_failures: int
+    address: str
+    store_address: str
+
+
+class RankState(StrEnum):
+    """The worst first."""
+
+    BEHIND = "behind"  # furthest behind, while nothing moves
+    LOST = "lost"  # its replica group is not alive
+    WAITING = "waiting"  # in a collective, or for what its script has declared
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a rank is. `phase` is the innermost, with `done` of `total` ticks (None: not told); `collective` the newest
+    that it has entered. It may be `limit_s` without a move there."""
+
+    replica_id: str
+    group_rank: int
+    state: RankState
+    step: int
+    phase: str
+    done: int
+    total: int | None
+    phase_s: float
+    collective: str
+    is_inside: bool
+    waits_for: str
+    beat_age_s: float
+    progress_age_s: float
+    limit_s: float
+    host: str
+    pid: int
+
+
+class TimelineKind(StrEnum):
+    JOINED = "joined"
+    LEFT = "left"
+    LOST = "lost"
+    KILLED = "killed"
+    DRAINED = "drained"
+    HEALING = "healing"
+    HEALED = "healed"
+    QUORUM = "quorum"
+    STALL = "stall"
+    MOVES = "moves"  # again, after a stall
+    INCIDENT = "incident"
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """What happened to `replica_ids` and `more` others."""
+
+    at_unix_s: float
+    kind: TimelineKind
+    replica_ids: tuple[str, ...]
+    more: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    job: str
+    quorum_id: int
+    quorum_age_s: float
+    verdict: str
+    explanation: str
+    quorums_formed: int
+    rounds: int
+    members: tuple[MemberStatus, ...]
+    phase: str = "none"
+    sessions: int = 0
+    recalls: int = 0
+    revokes: int = 0
+    ranks: tuple[RankPlace, ...] = ()
+    stall: str = ""
+    stall_s: float = 0.0
+    timeline: tuple[TimelineEntry, ...] = ()
+    incidents: tuple[IncidentSummary, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LighthouseStatus:
+    version: str
+    uptime_s: float
+    jobs: tuple[JobStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerStatus:
+    version: str
+    uptime_s: float
+    replica_id: str
+    incarnation: str
+    job: str
+    group_world_size: int
+    address: str
+    store_address: str
+    lighthouse: str
+    lighthouse_reachable: bool
+    lighthouse_error: str
+    quorum_id: int
+    step: int
+    phase: str
+    ranks_waiting: tuple[int, ...]
+    commits: int
+    discards: int
+    mode: str = "none"
+    grants: int = 0

@@ -1,0 +1,59 @@
+"""What a supervisor, who starts and restarts the ranks of one host, and the lighthouse say to each other. No protobuf.
+
+Not only runs of wrapped functions have supervisors: the stop of a run holds for all who share its run id.
+"""
+
+from dataclasses import dataclass
+
+from lighthouse_protocol.messages.run import Done, RankId, Refusal, Stop
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorEntry:
+    """`name`: in its run: the replica group's id, with /K for host K of several. `slots`: of the ranks it starts."""
+
+    name: str
+    incarnation: str
+    host: str = ""
+    slots: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorBeat:
+    """It lives; for a connection that has died without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A rank's process has ended. `output`: the last lines that it wrote."""
+
+    rank: RankId
+    reason: str
+    output: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The run shall stop for all: an exit by 130, an exhausted budget."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostExcluded:
+    """This host's hardware has failed its check, or its ranks too often in a row: none of it comes back."""
+
+    reason: str
+
+
+FromSupervisor = SupervisorEntry | SupervisorBeat | WorkerLost | StopAsked | HostExcluded
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorWelcome:
+    """The run is not stopped, and this host is not excluded: start."""
+
+    beat_interval_s: float
+
+
+ToSupervisor = SupervisorWelcome | Stop | Done | Refusal

@@ -1,0 +1,204 @@
+"""Does nothing move, and who is behind? One rule for a manager (its ranks) and the lighthouse (all groups'). No I/O.
+
+1. A rank waits while it is in a collective, or in a wait that its script has declared. Else it runs.
+2. While some rank runs and has not been without a mark for longer than its phase's limit, something moves: no verdict.
+   So a declared wait goes by the clock of the one that is waited for. If nobody runs, the limit is the floor.
+3. Divergence: one collective by its number, entered with different operations or shapes.
+4. Behind: ranks are compared by the newest collective that they have entered, then by step, then by the phases of this
+   step that at least two ranks have been in. The suspects are those furthest behind. Who is in a collective that others
+   have not entered is never suspected, nor who has declared to wait. Behind is not guilty.
+5. Nobody is behind by that, and some ranks give no sign of life: they are behind. Their last word is older than what
+   holds them: who waits gives signs of life, and C code that keeps the interpreter lock does not.
+6. Nobody is behind: all in one collective is "network or collective"; other places are named.
+
+Collectives come before steps: there ranks meet, and the step of a rank that heals may be a lower one.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from lighthouse_protocol.messages.progress import RankName, RankView, Sample
+from lighthouse_protocol.rules.rank_text import doing, each, listed, named, operation, parties, place, signature
+
+FLOOR_S = 60.0
+FACTOR = 5.0
+FIRST_S = 600.0
+SILENT_S = 10.0
+
+Order: TypeAlias = tuple[int, int, int]
+NOTHING: Order = (0, 0, 0)
+
+
+class Kind(StrEnum):
+    BEHIND = "behind"
+    WAITING = "waiting"  # everybody waits, and not in one collective
+    NETWORK = "network or collective"
+    DIVERGENCE = "divergence"
+    TOGETHER = "nobody behind"  # they run, and none has got further than another
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a rank may be without a mark: `factor` times the longest healthy time in that phase, and at least
+    `floor_s`; `first_s` where there was none yet, and in the first step of a process."""
+
+    floor_s: float = FLOOR_S
+    factor: float = FACTOR
+    first_s: float = FIRST_S
+
+    def limit_s(self, longest_s: float, *, is_first: bool) -> float:
+        """`longest_s`: 0 where nothing is known."""
+        known_s = max(self.floor_s, self.factor * longest_s)
+        return max(known_s, self.first_s) if is_first or longest_s == 0 else known_s
+
+
+@dataclass(frozen=True, slots=True)
+class StallVerdict:
+    """`behind` are the suspects, sorted; `still_s`: for so long nobody has moved."""
+
+    kind: Kind
+    behind: tuple[RankName, ...]
+    text: str
+    still_s: float
+
+    def says_the_same(self, other: "StallVerdict | None") -> bool:
+        return other is not None and (self.kind, self.behind, self.text) == (other.kind, other.behind, other.text)
+
+
+def judge(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_complete: bool = True) -> StallVerdict | None:
+    """`is_complete`: these are all the ranks that meet in their collectives. Else who waits may wait for another."""
+    if not ranks or time_left_s(ranks, floor_s) >= 0:
+        return None
+    return _divergence(ranks) or _behind(ranks, is_complete) or _silent(ranks) or _nobody_behind(ranks, is_complete)
+
+
+def time_left_s(ranks: Sequence[RankView], floor_s: float = FLOOR_S) -> float:
+    """How long it may still be until something moves (rule 2); below zero: nothing does."""
+    running = [rank for rank in ranks if rank.is_running]
+    if running:
+        return max(rank.limit_s - rank.progress_age_s for rank in running)
+    return max((floor_s - rank.progress_age_s for rank in ranks), default=floor_s)
+
+
+def _divergence(ranks: Sequence[RankView]) -> StallVerdict | None:
+    inside = [rank for rank in ranks if rank.sample.is_inside]
+    for here in parties(lambda rank: _order(rank.sample), inside):
+        sides = parties(signature, here)
+        if len(sides) > 1:
+            say = signature if len({operation(rank) for rank in here}) == 1 else operation
+            text = ", ".join(f"{named(side)} {say(side[0])}" for side in sides)
+            return _verdict(Kind.DIVERGENCE, (), f"divergence: {text}", ranks)
+    return None
+
+
+def _behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
+    suspects = furthest_behind(ranks, is_complete=is_complete)
+    return _are_behind(suspects, lambda rank: f"behind in {place(rank)}", ranks) if suspects else None
+
+
+def _silent(ranks: Sequence[RankView]) -> StallVerdict | None:
+    silent = _without_beat(ranks)
+    is_told_apart = 0 < len(silent) < len(ranks)
+    return _are_behind(silent, lambda rank: f"behind, last seen {doing(rank)}", ranks) if is_told_apart else None
+
+
+def _are_behind(
+    suspects: Sequence[RankView], say: Callable[[RankView], str], ranks: Sequence[RankView]
+) -> StallVerdict:
+    names = {rank.name for rank in suspects}
+    others = [rank for rank in ranks if rank.name not in names]
+    said = (each(say, suspects), each(doing, others))
+    return _verdict(Kind.BEHIND, suspects, ", ".join(filter(None, said)), ranks)
+
+
+def _nobody_behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict | None:
+    if any(rank.is_running for rank in ranks):
+        return _verdict(Kind.TOGETHER, (), f"nobody behind: {each(doing, ranks)}", ranks)
+    if not is_complete:
+        return None
+    if all(rank.sample.is_inside for rank in ranks):  # in the same one, else somebody would be behind
+        text = f"network or collective: {listed(ranks)} in {operation(ranks[0])}, nobody behind"
+        return _verdict(Kind.NETWORK, (), text, ranks)
+    return _verdict(Kind.WAITING, (), f"everybody waits: {each(doing, ranks)}", ranks)
+
+
+def _verdict(kind: Kind, behind: Iterable[RankView], text: str, ranks: Sequence[RankView]) -> StallVerdict:
+    if silent := _without_beat(ranks):
+        text += f"; no beat from {listed(silent)}"
+    still_s = min(rank.progress_age_s for rank in ranks)
+    return StallVerdict(kind, tuple(sorted(rank.name for rank in behind)), text, still_s)
+
+
+def _without_beat(ranks: Sequence[RankView]) -> list[RankView]:
+    return [rank for rank in ranks if rank.beat_age_s > SILENT_S]
+
+
+# -- who is behind whom
+
+
+def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
+    """Those that are behind somebody, and ahead of nobody who is."""
+    least = min((_order(rank.sample) for rank in ranks), default=NOTHING)
+    suspectable = [rank for rank in ranks if _is_suspectable(rank.sample, least if is_complete else None)]
+    if not suspectable:
+        return []
+    lowest = min(_level(rank.sample) for rank in suspectable)
+    last = [rank for rank in suspectable if _level(rank.sample) == lowest]
+    # Somebody has got further, or waits and these are the ones that run.
+    are_behind = any(_level(rank.sample) > lowest for rank in ranks) or (
+        any(not rank.is_running for rank in ranks) and any(rank.is_running for rank in last)
+    )
+    return _least(last, shared_phases(rank.sample for rank in ranks), are_behind=are_behind)
+
+
+def _is_suspectable(sample: Sample, least: Order | None) -> bool:
+    """`least`: what everybody has entered; None: not all of them are known."""
+    return _order(sample) == least if sample.is_inside else not sample.waits_for
+
+
+def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
+    """Those that are ahead of none of `ranks`; unless all `are_behind`, they must be behind one of them."""
+    places = parties(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks are at few places
+    heads = [party[0].sample for party in places]
+    return [
+        rank
+        for party, head in zip(places, heads, strict=True)
+        if not any(is_behind_in_phases(other, head, shared) for other in heads)
+        and (are_behind or any(is_behind_in_phases(head, other, shared) for other in heads))
+        for rank in party
+    ]
+
+
+def _order(sample: Sample) -> Order:
+    return sample.collective.order if sample.collective is not None else NOTHING
+
+
+def _level(sample: Sample) -> tuple[Order, bool, int]:
+    """Who is still in a collective is behind those who have left it."""
+    return _order(sample), not sample.is_inside, sample.step
+
+
+def shared_phases(samples: Iterable[Sample]) -> frozenset[str]:
+    """Those that at least two ranks have entered in their step: one that is one rank's own orders nobody."""
+    once: set[str] = set()
+    twice: set[str] = set()
+    for sample in samples:
+        names = {name for name, _ in sample.entered}
+        twice |= once & names
+        once |= names
+    return frozenset(twice)
+
+
+def is_behind_in_phases(sample: Sample, other: Sample, shared: frozenset[str]) -> bool:
+    """Within one step: by some of the shared phases, and ahead by none."""
+    mine, theirs = _phases_of(sample, shared), _phases_of(other, shared)
+    return mine != theirs and all(have <= others for have, others in zip(mine, theirs, strict=True))
+
+
+def _phases_of(sample: Sample, shared: frozenset[str]) -> tuple[tuple[int, bool, int], ...]:
+    """Of each shared phase: how often entered, whether left since, and the ticks if not. More is further."""
+    entered = dict(sample.entered)
+    done = {phase.name: phase.done for phase in sample.phases}
+    return tuple((entered.get(name, 0), name not in done, done.get(name, 0)) for name in sorted(shared))

@@ -1,0 +1,1 @@
+"""Messages to protobuf and back. The only package that knows protobuf."""

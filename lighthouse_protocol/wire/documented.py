@@ -1,0 +1,295 @@
+"""to_wire / from_wire between membership.py and the messages.
+
+A member is relayed to native and torchft callers alike: what either form has and the other lacks travels on as an
+unknown field, and what both mean under other numbers is written in both.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+
+from lighthouse_protocol.identity import parse_address, read_identity
+from lighthouse_protocol.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_MEMBER_BYTES, cut_reason
+from lighthouse_protocol.messages.membership import Assignment, Distrust, DistrustKind, Participant, Quorum, Vote
+from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
+from lighthouse_protocol.pb.torchft import torchft_pb2
+from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_protocol.wire.fields import check_count, check_quorum_id
+from lighthouse_protocol.wire.grid_wire import world_from_wire, world_to_wire
+
+
+class _Member(Protocol):
+    """The fields that both forms of QuorumMember have."""
+
+    replica_id: str
+    address: str
+    store_address: str
+    step: int
+    world_size: int
+    shrink_only: bool
+    data: str
+    commit_failures: int
+
+    def SerializeToString(self) -> bytes: ...
+
+
+def distrust_from_native(message: lighthouse_pb2.QuorumMember | manager_pb2.ManagerQuorumRequest) -> Distrust | None:
+    """Raises InvalidRequest naming the field."""
+    if not message.HasField("distrust"):
+        return None
+    try:
+        kind = DistrustKind(message.distrust.kind)
+    except ValueError:
+        known = ", ".join(DistrustKind)
+        raise InvalidRequest(f"is {message.distrust.kind!r}; this version knows {known}", field="distrust") from None
+    return Distrust(kind, cut_reason(message.distrust.text))
+
+
+def distrust_to_native(distrust: Distrust | None) -> lighthouse_pb2.Distrust | None:
+    return None if distrust is None else lighthouse_pb2.Distrust(kind=distrust.kind.value, text=distrust.text)
+
+
+def participant_from_native(member: lighthouse_pb2.QuorumMember, *, min_world_size: int = 1) -> Participant:
+    """Checked. Raises InvalidRequest naming the field."""
+    check_quorum_id(member.tag_quorum_id, "tag_quorum_id")
+    check_quorum_id(member.seen_quorum_id, "seen_quorum_id")
+    check_count(member.works_at, "works_at")
+    identity = read_identity(member.replica_id, member.incarnation)
+    _check_member(member, min_world_size)
+    return _participant(member, identity, _relayable(member), **_ours(member))
+
+
+def participant_from_torchft(member: torchft_pb2.QuorumMember) -> Participant:
+    """Checked. Raises InvalidRequest naming the field. torchft's client says world_size 0 where it was told none."""
+    identity = read_identity(member.replica_id, "")
+    _check_member(member, 0)
+    return _participant(member, identity, _relayable(member))
+
+
+def _participant(member: _Member, identity: tuple[str, str], raw: bytes, **ours: Any) -> Participant:
+    name, incarnation = identity
+    return Participant(
+        replica_id=name,
+        incarnation=incarnation,
+        wire_id=member.replica_id,
+        address=member.address,
+        store_address=member.store_address,
+        step=member.step,
+        group_world_size=member.world_size,
+        shrink_only=member.shrink_only,
+        commit_failures=member.commit_failures,
+        data=member.data,
+        wire=raw,
+        **ours,
+    )
+
+
+def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
+    """What only our own form has."""
+    return {
+        "tag_quorum_id": member.tag_quorum_id if member.HasField("tag_quorum_id") else None,
+        "ranks_disagree": member.ranks_disagree,
+        "seen_quorum_id": member.seen_quorum_id,
+        "watched": member.watched,
+        "catch_up": member.catch_up,
+        "works_at": member.works_at if member.HasField("works_at") else None,
+        "has_source": member.has_source,
+        "heals_first": member.heals_first if member.HasField("heals_first") else None,
+        "resolves_to_loopback": member.resolves_to_loopback,
+        "compares": member.compares,
+        "distrust": distrust_from_native(member),
+    }
+
+
+def _relayable(member: _Member) -> bytes:
+    """The member as it came. Refused here if the other form of a quorum could not hold it, for everybody in it."""
+    raw = member.SerializeToString()
+    if len(raw) > MAX_MEMBER_BYTES:
+        raise InvalidRequest(f"has {len(raw)} bytes; at most {MAX_MEMBER_BYTES} are relayed", field="requester")
+    other = torchft_pb2.QuorumMember if isinstance(member, lighthouse_pb2.QuorumMember) else lighthouse_pb2.QuorumMember
+    try:
+        other.FromString(raw)
+    except DecodeError:
+        raise InvalidRequest("has an unknown field that cannot be relayed", field="requester") from None
+    return raw
+
+
+def _check_member(member: _Member, min_world_size: int) -> None:
+    for field, text in (("address", member.address), ("store_address", member.store_address)):
+        if text and parse_address(text, field).is_unspecified:
+            raise InvalidRequest(f"{text!r} is nobody's address; advertise one that the peers can reach", field=field)
+    check_count(member.step, "step")
+    if not min_world_size <= member.world_size <= MAX_GROUP_WORLD_SIZE:
+        raise InvalidRequest(
+            f"is {member.world_size}; a group has 1 to {MAX_GROUP_WORLD_SIZE} ranks", field="world_size"
+        )
+    if len(member.data.encode()) > MAX_DATA_BYTES:
+        raise InvalidRequest(f"has {len(member.data.encode())} bytes; at most {MAX_DATA_BYTES}", field="data")
+    check_count(member.commit_failures, "commit_failures")
+
+
+def quorum_to_native(quorum: Quorum, created_at: float) -> lighthouse_pb2.LighthouseQuorumResponse:
+    """`created_at` in seconds since the epoch."""
+    response = lighthouse_pb2.LighthouseQuorumResponse()
+    response.quorum.quorum_id = quorum.quorum_id
+    response.quorum.created.FromNanoseconds(int(created_at * 1e9))
+    for participant in quorum.participants:
+        _fill_native(response.quorum.participants.add(), participant)
+    return response
+
+
+def quorum_to_torchft(quorum: Quorum, created_at: float) -> torchft_pb2.LighthouseQuorumResponse:
+    """`created_at` in seconds since the epoch; torchft's client panics without it."""
+    response = torchft_pb2.LighthouseQuorumResponse()
+    response.quorum.quorum_id = quorum.quorum_id
+    response.quorum.created.FromNanoseconds(int(created_at * 1e9))
+    for participant in quorum.participants:
+        _fill_torchft(response.quorum.participants.add(), participant)
+    return response
+
+
+def participant_to_native(participant: Participant) -> lighthouse_pb2.QuorumMember:
+    member = lighthouse_pb2.QuorumMember()
+    _fill_native(member, participant)
+    return member
+
+
+def _fill_native(member: lighthouse_pb2.QuorumMember, participant: Participant) -> None:
+    member.MergeFromString(participant.wire)
+    member.incarnation = participant.incarnation
+    # Set or cleared, all of ours: a torchft of tomorrow may use our numbers for something else.
+    if participant.tag_quorum_id is not None:
+        member.tag_quorum_id = participant.tag_quorum_id
+    else:
+        member.ClearField("tag_quorum_id")
+    member.ranks_disagree = participant.ranks_disagree
+    member.seen_quorum_id = participant.seen_quorum_id
+    member.watched = participant.watched
+    member.catch_up, member.has_source = participant.catch_up, participant.has_source
+    member.resolves_to_loopback = participant.resolves_to_loopback
+    member.compares = participant.compares
+    if participant.heals_first is not None:
+        member.heals_first = participant.heals_first
+    else:
+        member.ClearField("heals_first")
+    if participant.works_at is not None:
+        member.works_at = participant.works_at
+    else:
+        member.ClearField("works_at")
+    member.ClearField("distrust")
+    if (distrust := distrust_to_native(participant.distrust)) is not None:
+        member.distrust.CopyFrom(distrust)
+    _fill_both(member, participant)
+
+
+def _fill_torchft(member: torchft_pb2.QuorumMember, participant: Participant) -> None:
+    member.MergeFromString(participant.wire)
+    _fill_both(member, participant)
+
+
+def _fill_both(member: lighthouse_pb2.QuorumMember | torchft_pb2.QuorumMember, participant: Participant) -> None:
+    member.replica_id = participant.wire_id
+    member.address = participant.address
+    member.store_address = participant.store_address
+    member.step = participant.step
+    member.world_size = participant.group_world_size
+    member.shrink_only = participant.shrink_only
+    member.commit_failures = participant.commit_failures
+    member.data = participant.data
+
+
+def quorum_from_native(message: lighthouse_pb2.Quorum) -> Quorum:
+    """A lighthouse's answer. The lighthouse has checked its members; here only their ids are looked at.
+
+    Raises InvalidRequest that names the field.
+    """
+    return Quorum(message.quorum_id, tuple(map(_told, message.participants)))
+
+
+def _told(member: lighthouse_pb2.QuorumMember) -> Participant:
+    identity = read_identity(member.replica_id, member.incarnation)
+    return _participant(member, identity, member.SerializeToString(), **_ours(member))
+
+
+def assignment_to_native(answer: Assignment) -> manager_pb2.ManagerQuorumResponse:
+    return manager_pb2.ManagerQuorumResponse(
+        quorum_id=answer.quorum_id,
+        address=answer.heal_from_address or answer.primary_address,
+        store_address=answer.store_address,
+        max_step=answer.max_step,
+        max_rank=answer.max_rank,
+        max_world_size=answer.max_world_size,
+        replica_rank=answer.replica_rank,
+        replica_world_size=answer.replica_world_size,
+        heal=answer.heals,
+        recover_src_replica_rank=answer.heal_from_rank,
+        recover_dst_replica_ranks=answer.serve_to,
+        replica_ids=answer.replica_ids,
+        commit_failures=answer.commit_failures,
+        contributors=answer.contributors,
+        revoked=answer.revoked,
+        other_sources=answer.other_sources,
+        catching_up=answer.catching_up,
+        tag_quorum_id=answer.tag_quorum_id,
+        world=None if answer.world is None else world_to_wire(answer.world),
+        compares=answer.compares,
+        place=answer.place,
+        healing=answer.healing,
+    )
+
+
+def assignment_from_native(message: manager_pb2.ManagerQuorumResponse) -> Assignment:
+    return Assignment(
+        quorum_id=message.quorum_id,
+        replica_rank=message.replica_rank,
+        replica_world_size=message.replica_world_size,
+        replica_ids=tuple(message.replica_ids),
+        store_address=message.store_address,
+        max_step=message.max_step,
+        max_rank=message.max_rank if message.HasField("max_rank") else None,
+        max_world_size=message.max_world_size,
+        contributors=message.contributors,
+        primary_address="" if message.heal else message.address,
+        heal_from_rank=message.recover_src_replica_rank if message.heal else None,
+        heal_from_address=message.address if message.heal else "",
+        serve_to=tuple(message.recover_dst_replica_ranks),
+        commit_failures=message.commit_failures,
+        revoked=message.revoked,
+        other_sources=tuple(message.other_sources),
+        catching_up=tuple(message.catching_up),
+        tag_quorum_id=message.tag_quorum_id if message.HasField("tag_quorum_id") else None,
+        world=world_from_wire(message.world) if message.HasField("world") else None,
+        compares=message.compares,
+        place=message.place if message.HasField("place") else None,
+        healing=tuple(message.healing),
+    )
+
+
+def vote_to_native(commit: bool, next_: Assignment | None = None) -> manager_pb2.ShouldCommitResponse:
+    return manager_pb2.ShouldCommitResponse(
+        should_commit=commit, next=assignment_to_native(next_) if next_ is not None else None
+    )
+
+
+def vote_from_native(message: manager_pb2.ShouldCommitResponse) -> Vote:
+    return Vote(message.should_commit, assignment_from_native(message.next) if message.HasField("next") else None)
+
+
+def assignment_to_torchft(answer: Assignment, handles: Iterable[str]) -> torchft_pb2.ManagerQuorumResponse:
+    return torchft_pb2.ManagerQuorumResponse(
+        quorum_id=answer.quorum_id,
+        recover_src_manager_address=answer.heal_from_address,
+        recover_src_replica_rank=answer.heal_from_rank,
+        recover_dst_replica_ranks=answer.serve_to,
+        store_address=answer.store_address,
+        max_step=answer.max_step,
+        max_replica_rank=answer.max_rank,
+        max_world_size=answer.max_world_size,
+        replica_rank=answer.replica_rank,
+        replica_world_size=answer.replica_world_size,
+        heal=answer.heals,
+        commit_failures=answer.commit_failures,
+        replica_ids=answer.replica_ids,
+        reconfigure_handles=handles,
+    )

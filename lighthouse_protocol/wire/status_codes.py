@@ -1,0 +1,63 @@
+"""One table for both ends: refusal class <-> gRPC status; and its name, where a refusal is part of a message."""
+
+import grpc
+
+from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.refusals import (
+    DeadlinePassed,
+    Drained,
+    DuplicateReplica,
+    InternalError,
+    InvalidRequest,
+    LighthouseError,
+    LimitReached,
+    NotPermitted,
+    NotServed,
+    Superseded,
+    UnknownName,
+    Unreachable,
+    Unrecoverable,
+    WrongState,
+)
+
+_STATUS: dict[type[LighthouseError], grpc.StatusCode] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    DuplicateReplica: grpc.StatusCode.ALREADY_EXISTS,
+    WrongState: grpc.StatusCode.FAILED_PRECONDITION,
+    Unrecoverable: grpc.StatusCode.DATA_LOSS,  # gRPC makes this status of nothing by itself
+    UnknownName: grpc.StatusCode.NOT_FOUND,
+    NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
+    NotServed: grpc.StatusCode.UNIMPLEMENTED,
+    Superseded: grpc.StatusCode.ABORTED,
+    Drained: grpc.StatusCode.OUT_OF_RANGE,  # past the end; gRPC makes this status of nothing by itself
+    LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unreachable: grpc.StatusCode.UNAVAILABLE,
+    DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
+    InternalError: grpc.StatusCode.INTERNAL,
+}
+_CLASS = {status: cls for cls, status in _STATUS.items()} | {
+    grpc.StatusCode.CANCELLED: DeadlinePassed,
+    grpc.StatusCode.UNKNOWN: InternalError,
+    grpc.StatusCode.UNAUTHENTICATED: NotPermitted,
+}
+_KINDS = {cls.__name__: cls for cls in (LighthouseError, *LighthouseError.__subclasses__())}
+
+
+def status_of(error: BaseException) -> grpc.StatusCode:
+    """The gRPC status that carries `error`; INTERNAL for what is not a refusal of ours."""
+    return next((_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS), grpc.StatusCode.INTERNAL)
+
+
+def error_of(status: grpc.StatusCode, details: str | None) -> LighthouseError:
+    """The refusal that a caller raises for a call that ended with `status`."""
+    return _CLASS.get(status, InternalError)(cut_reason(details or status.name.lower().replace("_", " ")))
+
+
+def kind_of(error: LighthouseError) -> str:
+    """The name that the other side knows it by: a more special refusal goes as its kind."""
+    return next(cls.__name__ for cls in type(error).__mro__ if _KINDS.get(cls.__name__) is cls)
+
+
+def refusal_of(kind: str, text: str) -> LighthouseError:
+    """A refusal that only a newer version knows is a plain one."""
+    return _KINDS.get(kind, LighthouseError)(cut_reason(text))

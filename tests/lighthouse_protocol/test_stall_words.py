@@ -1,0 +1,72 @@
+"""Ranks and places in words."""
+
+import pytest
+
+from lighthouse_protocol.messages.progress import OpenPhase, RankName
+from lighthouse_protocol.rules.rank_text import MAX_LISTED, doing, each, here_and_missing, listed, named, place
+from tests.lighthouse_protocol.views import all_reduce, rank
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([("", 0)], "0"),
+        ([("", 3), ("", 1), ("", 2)], "1-3"),
+        ([("", 0), ("", 2), ("", 3), ("", 9)], "0, 2-3, 9"),
+        ([("b", 0), ("a", 0), ("a", 1)], "a/0-1, b/0"),
+        ([("a", 0), ("b", 1)], "a/0, b/1"),
+    ],
+)
+def test_listed(names: list[tuple[str, int]], text: str):
+    assert listed([rank(number, group=group) for group, number in names]) == text
+
+
+def test_long_lists_are_cut():
+    text = listed([rank(number, group=f"g{n:02}") for n in range(20) for number in range(4)])
+    assert text.count(",") == MAX_LISTED - 1
+    assert text.endswith("g15/0-3 and 16 more")
+
+
+def test_named():
+    assert named([rank(0)]) == "rank 0"
+    assert named([rank(0), rank(1)]) == "ranks 0-1"
+
+
+@pytest.mark.parametrize(
+    ("phase", "text"),
+    [
+        (OpenPhase("v", 3, 25), "v 3/25"),
+        (OpenPhase("v"), "v"),
+        (OpenPhase("v", 3), "v 3"),
+        (OpenPhase("v", 0, 9), "v 0/9"),
+    ],
+)
+def test_place_is_the_innermost_phase(phase: OpenPhase, text: str):
+    assert place(rank(0, "epoch", phase)) == text
+
+
+def test_place_outside_of_phases_is_the_step():
+    assert place(rank(0, step=12)) == "step 12"
+
+
+def test_doing_says_of_a_collective_more_than_of_a_declared_wait():
+    assert doing(rank(0, waits_for="rank 0")) == "waiting for rank 0"
+    assert doing(rank(0, waits_for="rank 0", inside=all_reduce(1))) == "waiting in all_reduce"
+
+
+def test_each_says_it_once_for_all_of_whom_it_is_the_same():
+    assert each(doing, [rank(0), rank(1, inside=all_reduce(1)), rank(2)]) == "in step 1".join(
+        ["0, 2 ", ", 1 waiting in all_reduce"]
+    )
+
+
+def test_a_name_without_group_is_its_number():
+    assert (str(RankName("", 3)), str(RankName("a", 3))) == ("3", "a/3")
+
+
+def test_who_of_a_group_is_here_and_who_is_missing():
+    assert here_and_missing("a", 8, {4, 5, 6, 7}) == "a has ranks 0-3 of 8; missing: 4-7"
+    assert here_and_missing("a", 8, {0, 2}) == "a has ranks 1, 3-7 of 8; missing: 0, 2"
+    assert here_and_missing("b", 2, {0}) == "b has rank 1 of 2; missing: 0"
+    assert here_and_missing("b", 2, {0, 1}) == "b has none of 2; missing: 0-1"
+    assert here_and_missing("b", 2, ()) == "b has ranks 0-1 of 2"
