@@ -21,7 +21,8 @@ from agent_client.errors import (
     ScriptMismatch,
 )
 from agent_client.world_size import WorldSizeMode
-from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
 
 if TYPE_CHECKING:
     from agent_client.agent import Agent

@@ -46,7 +46,7 @@ from agent_client.worker import BackgroundThread
 from agent_client.world_size import WorldSize, WorldSizeMode, slot_among_all
 from lighthouse_protocol.limits import QUORUM_TIMEOUT_S
 from lighthouse_protocol.messages.membership import DistrustKind, Tag
-from lighthouse_runtime.address import advertised_host
+from lighthouse_runtime.net.own_address import advertised_host
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lighthouse_protocol.messages.membership import Vote
 from lighthouse_protocol.messages.session import Ballot, Counted
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError
-from lighthouse_runtime.streams import Watch
+from lighthouse_runtime.client.streams import Watch
 
 
 @dataclass(frozen=True, slots=True)

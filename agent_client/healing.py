@@ -34,7 +34,7 @@ from agent_client.checkpoint.snapshot import StateMismatch, size_bytes
 from agent_client.step import StepMachine
 from agent_client.train_state import TrainState
 from lighthouse_protocol.messages.membership import Assignment
-from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.client.manager import ManagerClient
 
 log = logging.getLogger(__name__)
 

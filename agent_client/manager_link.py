@@ -17,7 +17,7 @@ from agent_client.wait_log import WaitLog
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, Vote, World
 from lighthouse_protocol.messages.session import Revoked
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Unreachable
-from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.client.manager import ManagerClient
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from agent_client.process_group.gloo import GlooGroup
 from agent_client.server_process import START_TIMEOUT_S
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.address import advertised_host
-from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.net.own_address import advertised_host
 
 MANAGER_KEY = "manager_address"
 STORE_TRIED_EVERY_S = 0.1

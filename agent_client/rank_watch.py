@@ -31,9 +31,9 @@ from lighthouse_protocol.messages.session import (
     WatchRequest,
 )
 from lighthouse_protocol.refusals import LighthouseError, NotServed, Unreachable
-from lighthouse_runtime.clients import ManagerClient
-from lighthouse_runtime.process import host_id, started_at
-from lighthouse_runtime.streams import Watch
+from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.streams import Watch
+from lighthouse_runtime.process.children import host_id, started_at
 
 log = logging.getLogger(__name__)
 

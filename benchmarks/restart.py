@@ -19,7 +19,7 @@ from benchmarks.support.bars import Bar, conclude
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, start_lighthouse
 from benchmarks.support.figures import machine, machine_text, spread, table, write_json
-from lighthouse_runtime.process import started_at
+from lighthouse_runtime.process.children import started_at
 
 RANKS = 2
 DELAY_S = 0.001

@@ -10,7 +10,7 @@ from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import Goodbye, Order, Refused, ToManager
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.wire import documented, session_wire
-from lighthouse_runtime.server import Sender
+from lighthouse_runtime.server.streams import Sender
 
 
 class Answer:

@@ -11,10 +11,10 @@ from lighthouse.memory import NoMemory
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse_protocol.limits import JOIN_TIMEOUT_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
 from lighthouse_protocol.rules.stall import FLOOR_S
-from lighthouse_runtime.bind import check_bind, split_bind
-from lighthouse_runtime.durations import Duration
-from lighthouse_runtime.logs import FORMATS, LEVELS
-from lighthouse_runtime.settings import setting
+from lighthouse_runtime.cli.durations import Duration
+from lighthouse_runtime.cli.settings import setting
+from lighthouse_runtime.net.bind import check_bind, split_bind
+from lighthouse_runtime.process.logs import FORMATS, LEVELS
 
 ENV_PREFIX = "LIGHTHOUSE"
 

@@ -29,12 +29,14 @@ from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.incident import to_document
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.pb.documented import lighthouse_pb2
-from lighthouse_runtime.address import served_host
-from lighthouse_runtime.bind import grpc_bind, split_bind
-from lighthouse_runtime.http import Document, HttpServer, HttpSide
-from lighthouse_runtime.http_control import HttpControl, KillOrder
-from lighthouse_runtime.loop import StopRequest
-from lighthouse_runtime.server import Call, ControlPolicy, GrpcServer
+from lighthouse_runtime.net.bind import grpc_bind, split_bind
+from lighthouse_runtime.net.own_address import served_host
+from lighthouse_runtime.process.loop import StopRequest
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.grpc_server import GrpcServer
+from lighthouse_runtime.server.rpc_handler import Call
+from lighthouse_runtime.web.control import HttpControl, KillOrder
+from lighthouse_runtime.web.server import Document, HttpServer, HttpSide
 
 log = logging.getLogger(__name__)
 

@@ -57,8 +57,8 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.messages.status import JobStatus, TimelineKind
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
-from lighthouse_runtime.server import Sender
-from lighthouse_runtime.timer import DeadlineTimer
+from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 log = logging.getLogger(__name__)
 

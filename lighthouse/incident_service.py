@@ -9,7 +9,8 @@ from lighthouse.service import job_of, live_member
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.pb.extensions import incident_pb2 as pb
 from lighthouse_protocol.wire import incident_wire
-from lighthouse_runtime.server import Call, ControlPolicy, Entry, Method
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.rpc_handler import Call, Entry, Method
 
 
 class IncidentService:

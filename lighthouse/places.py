@@ -9,7 +9,7 @@ from lighthouse.quorum import QuorumMachine
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.status import RankPlace
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
-from lighthouse_runtime.stall_watch import StallWatch
+from lighthouse_runtime.timing.stall_watch import StallWatch
 
 log = logging.getLogger(__name__)
 

@@ -42,8 +42,8 @@ from lighthouse_protocol.messages.supervisor import (
     WorkerLost,
 )
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Unreachable
-from lighthouse_runtime.server import Sender
-from lighthouse_runtime.timer import DeadlineTimer
+from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 log = logging.getLogger(__name__)
 

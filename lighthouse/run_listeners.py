@@ -8,7 +8,7 @@ from lighthouse_protocol.messages.supervisor import SupervisorEntry, ToSuperviso
 from lighthouse_protocol.refusals import LighthouseError, Superseded
 from lighthouse_protocol.wire.generation_wire import rank_response_to_wire
 from lighthouse_protocol.wire.supervisor_wire import supervisor_response_to_wire
-from lighthouse_runtime.server import Sender
+from lighthouse_runtime.server.streams import Sender
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from lighthouse_protocol.messages.supervisor import SupervisorEntry
 from lighthouse_protocol.pb.extensions import generation_pb2 as pb
 from lighthouse_protocol.refusals import InvalidRequest, WrongState
 from lighthouse_protocol.wire import generation_wire, run_status_wire, supervisor_wire
-from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
+from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 
 
 class RunService:

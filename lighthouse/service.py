@@ -28,8 +28,10 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_protocol.wire import documented as wire
 from lighthouse_protocol.wire import session_wire, status_wire
-from lighthouse_runtime.clients import AsyncManagerClient
-from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
+from lighthouse_runtime.client.manager import AsyncManagerClient
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
+from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 
 log = logging.getLogger(__name__)
 

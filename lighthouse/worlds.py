@@ -14,7 +14,7 @@ from lighthouse.quorum_log import NAMES_LOGGED
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.wire.session_wire import world_bytes
-from lighthouse_runtime.lasting import Lasting
+from lighthouse_runtime.timing.sustained import Lasting
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from lighthouse_protocol.identity import Address, check_name, parse_address
 from lighthouse_protocol.limits import DEFAULT_JOB, LIGHTHOUSE_PORT, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules.stall import FLOOR_S
-from lighthouse_runtime.address import advertised_host
-from lighthouse_runtime.bind import check_bind, split_bind
-from lighthouse_runtime.channel import target
-from lighthouse_runtime.durations import Duration
-from lighthouse_runtime.logs import FORMATS, LEVELS
-from lighthouse_runtime.settings import setting
+from lighthouse_runtime.cli.durations import Duration
+from lighthouse_runtime.cli.settings import setting
+from lighthouse_runtime.client.channel import target
+from lighthouse_runtime.net.bind import check_bind, split_bind
+from lighthouse_runtime.net.own_address import advertised_host
+from lighthouse_runtime.process.logs import FORMATS, LEVELS
 
 ENV_PREFIX = "MANAGER"
 

@@ -14,13 +14,15 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.rules.stall import Limits
-from lighthouse_runtime.address import resolves_to_loopback
-from lighthouse_runtime.bind import grpc_bind
-from lighthouse_runtime.channel import target
-from lighthouse_runtime.clients import AsyncLighthouseClient
-from lighthouse_runtime.http import HttpServer, HttpSide
-from lighthouse_runtime.loop import StopRequest
-from lighthouse_runtime.server import ControlPolicy, Entry, GrpcServer
+from lighthouse_runtime.client.channel import target
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.net.bind import grpc_bind
+from lighthouse_runtime.net.own_address import resolves_to_loopback
+from lighthouse_runtime.process.loop import StopRequest
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.grpc_server import GrpcServer
+from lighthouse_runtime.server.rpc_handler import Entry
+from lighthouse_runtime.web.server import HttpServer, HttpSide
 from manager.config import ManagerConfig
 from manager.driver import ManagerDriver
 from manager.events import GroupGivenUp, RankGivenUp

@@ -15,8 +15,8 @@ from lighthouse_protocol.messages.session import ToManager, WatchRequest
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable, Unrecoverable
 from lighthouse_protocol.rules.stall import Limits
-from lighthouse_runtime.server import Sender
-from lighthouse_runtime.timer import DeadlineTimer
+from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager import commit, gather
 from manager.ask import Ask, check_rank
 from manager.events import (

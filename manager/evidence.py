@@ -24,7 +24,7 @@ from lighthouse_protocol.messages.session import (
     WatchRequest,
 )
 from lighthouse_protocol.wire import watch_wire
-from lighthouse_runtime.server import Sender
+from lighthouse_runtime.server.streams import Sender
 from manager.from_outside import Look, look_alone
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from lighthouse_protocol.messages.evidence import Outside
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
-from lighthouse_runtime.process import process_descriptor
+from lighthouse_runtime.process.children import process_descriptor
 from manager.process_state import read_process
 from manager.stacks import NoStacksError, take_stacks
 

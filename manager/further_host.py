@@ -8,9 +8,9 @@ from lighthouse_protocol.limits import MANAGER_PORT
 from lighthouse_protocol.messages.hosts import NodeEntry, NodeOver, NodeWelcome
 from lighthouse_protocol.messages.run import Done, Refusal, Stop
 from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
-from lighthouse_runtime.channel import target
-from lighthouse_runtime.clients import AsyncManagerClient
-from lighthouse_runtime.loop import STOP_SIGNALS
+from lighthouse_runtime.client.channel import target
+from lighthouse_runtime.client.manager import AsyncManagerClient
+from lighthouse_runtime.process.loop import STOP_SIGNALS
 from manager.launch import Launch
 from manager.local_host import LocalHost
 from manager.node_supervisor import NodeLink

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_runtime.process import who_listens
+from lighthouse_runtime.process.children import who_listens
 from manager.restarts import described
 from manager.store_process import SCRIPT, check_torch
 from manager.workers import Command, Ended, Guard, shown

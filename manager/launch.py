@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import LIGHTHOUSE_PORT
 from lighthouse_protocol.messages.supervisor import SupervisorEntry, ToSupervisor, WorkerLost
-from lighthouse_runtime.channel import target
-from lighthouse_runtime.clients import AsyncLighthouseClient
+from lighthouse_runtime.client.channel import target
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from manager.config import ManagerConfig
 from manager.lighthouse_run_link import RunLink
 from manager.local_host import HealthCheck, LocalHost, Output

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lighthouse_protocol.messages.session import Leave, Refused, ToLighthouse, ToManager, Welcome
 from lighthouse_protocol.refusals import LighthouseError, NotServed, Superseded, Unreachable, WrongProtocol
-from lighthouse_runtime.clients import AsyncLighthouseClient
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from lighthouse_protocol.messages.supervisor import (
     WorkerLost,
 )
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, NotServed, Unreachable, WrongProtocol
-from lighthouse_runtime.clients import AsyncLighthouseClient
-from lighthouse_runtime.streams import SupervisorStream
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.client.streams import SupervisorStream
 from manager.lighthouse_link import Absence, Backoff
 
 log = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from lighthouse_protocol.messages.hosts import (
 )
 from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
-from lighthouse_runtime.clients import AsyncManagerClient
-from lighthouse_runtime.process import host_id
-from lighthouse_runtime.streams import NodeStream
+from lighthouse_runtime.client.manager import AsyncManagerClient
+from lighthouse_runtime.client.streams import NodeStream
+from lighthouse_runtime.process.children import host_id
 from manager.lighthouse_link import Backoff
 from manager.local_host import LocalHost
 from manager.nodes import BEAT_S, SILENCE_S

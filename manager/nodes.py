@@ -23,8 +23,9 @@ from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
 from lighthouse_protocol.pb.extensions import node_pb2
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
 from lighthouse_protocol.wire.node_wire import node_request_from_wire, node_response_to_wire
-from lighthouse_runtime.loop import STOP_SIGNALS
-from lighthouse_runtime.server import FIRST_WITHIN_S, Call, Requests, Sender, Stream
+from lighthouse_runtime.process.loop import STOP_SIGNALS
+from lighthouse_runtime.server.rpc_handler import Call, Stream
+from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 from manager.from_outside import ELSEWHERE, LOOK_WITHIN_S
 from manager.plan import Plan
 from manager.supervision_events import CheckFailed, Event, HostLost, HostReady, RankEnded

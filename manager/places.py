@@ -9,7 +9,7 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.progress import GroupView, Sample
 from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.rules.stall import Limits, StallVerdict
-from lighthouse_runtime.stall_watch import StallWatch
+from lighthouse_runtime.timing.stall_watch import StallWatch
 from manager.progress import GroupProgress, Process
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ import click
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.limits import DEFAULT_RUN, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_runtime.channel import target
-from lighthouse_runtime.durations import Duration
-from lighthouse_runtime.settings import setting
+from lighthouse_runtime.cli.durations import Duration
+from lighthouse_runtime.cli.settings import setting
+from lighthouse_runtime.client.channel import target
 from manager.restarts import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
 from manager.supervision import Layout
 

@@ -18,8 +18,10 @@ from lighthouse_protocol.refusals import LighthouseError, Unrecoverable, WrongSt
 from lighthouse_protocol.wire import documented as wire
 from lighthouse_protocol.wire import status_wire, watch_wire
 from lighthouse_protocol.wire.fields import check_count, check_quorum_id, check_short
-from lighthouse_runtime.process import ended_process, host_id
-from lighthouse_runtime.server import FIRST_WITHIN_S, Call, ControlPolicy, Entry, Method, Requests, Sender, Stream
+from lighthouse_runtime.process.children import ended_process, host_id
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
+from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 from manager.driver import ManagerDriver
 
 log = logging.getLogger(__name__)

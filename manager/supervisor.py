@@ -17,8 +17,8 @@ from lighthouse_protocol.messages.run import Done, Refusal, Stop
 from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
 from lighthouse_protocol.refusals import Unreachable
-from lighthouse_runtime.loop import STOP_SIGNALS
-from lighthouse_runtime.timer import DeadlineTimer
+from lighthouse_runtime.process.loop import STOP_SIGNALS
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.daemon import ManagerDaemon
 from manager.events import GroupGivenUp, RankGivenUp
 from manager.from_outside import look_alone

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from lighthouse_protocol.messages.session import Waiting
 from lighthouse_protocol.rules.quorum_wait import LOOKED_EVERY_S, QuorumWait
 from lighthouse_protocol.wire.watch_wire import watch_response_to_wire
-from lighthouse_runtime.server import Sender
+from lighthouse_runtime.server.streams import Sender
 
 log = logging.getLogger(__name__)
 

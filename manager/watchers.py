@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from lighthouse_protocol.messages.session import ToRank, WatchOpened, WatchRequest
 from lighthouse_protocol.wire.watch_wire import watch_response_to_wire
-from lighthouse_runtime.server import Sender
+from lighthouse_runtime.server.streams import Sender
 from manager.evidence import EvidenceDesk
 from manager.places import Places
 from manager.waits import Waits

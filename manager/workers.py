@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lighthouse_runtime import grpc_environment
+from lighthouse_runtime.process import grpc_environment
 from manager import process_tree
 from manager.python_command import PythonCommand
 

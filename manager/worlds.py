@@ -6,8 +6,8 @@ import logging
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.wire.watch_wire import watch_response_to_wire
-from lighthouse_runtime.lasting import Lasting
-from lighthouse_runtime.server import Sender
+from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.timing.sustained import Lasting
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,9 @@ _OWN_VARIABLES = re.compile(
 )
 
 # The kernel kills the child when the thread that started it ends, so nothing outlives the tests.
-_DIE_WITH_PARENT = f"from lighthouse_runtime.process import die_with_parent; die_with_parent({os.getpid()}, 9)\n"
+_DIE_WITH_PARENT = (
+    f"from lighthouse_runtime.process.children import die_with_parent; die_with_parent({os.getpid()}, 9)\n"
+)
 
 
 def eventually(look: Callable[[], T], what: str = "", within_s: float = PATIENCE_S) -> T:

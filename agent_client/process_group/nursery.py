@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import torch
 
 from agent_client.process_group.choice import Place, RankGroup, connector
-from lighthouse_runtime.process import die_with_parent
+from lighthouse_runtime.process.children import die_with_parent
 
 MAX_MESSAGE_BYTES = 65536
 

@@ -24,7 +24,7 @@ REPORT_INTERVAL_S = 0.1
 
 
 class Stream(Protocol):
-    """lighthouse_runtime.streams.RankStream is one."""
+    """lighthouse_runtime.client.streams.RankStream is one."""
 
     def send(self, message: FromWorker) -> None: ...
     def cancel(self) -> None: ...

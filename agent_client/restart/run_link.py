@@ -17,7 +17,7 @@ from agent_client.restart.state import RestartAbort
 from agent_client.restart.store import enter_run, last_generation, leave_run
 from lighthouse_protocol.messages.run import Done
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 
 log = logging.getLogger(__name__)
 

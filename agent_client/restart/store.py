@@ -10,7 +10,7 @@ from typing import Protocol
 from agent_client.errors import ConfigurationError
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import UnknownName
-from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 
 
 class PresentRun(Protocol):

@@ -12,9 +12,9 @@ from datetime import timedelta
 from agent_client.server_process import ServerProcess
 from agent_client.torchft.clients import Channel
 from lighthouse_protocol.identity import Address, split_replica_id
-from lighthouse_runtime import calls
-from lighthouse_runtime.address import served_host
-from lighthouse_runtime.bind import split_bind
+from lighthouse_runtime.client import rpcs
+from lighthouse_runtime.net.bind import split_bind
+from lighthouse_runtime.net.own_address import served_host
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def _check_lighthouse(address: str, connect_timeout: timedelta) -> None:
     """Wait for it. Raises RuntimeError if it does not come, or is torchft's, where our managers cannot join."""
     with Channel(address, connect_timeout) as lighthouse:
         try:
-            lighthouse.call(calls.health(), connect_timeout)
+            lighthouse.call(rpcs.health(), connect_timeout)
         except RuntimeError as e:
             advice = "start `lighthouse serve` there, also for managers of torchft's own"
             raise RuntimeError(f"{address} is no lighthouse of ours ({e}); {advice}") from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from lighthouse_runtime.process import die_with_parent
+from lighthouse_runtime.process.children import die_with_parent
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 30.0

@@ -19,7 +19,7 @@ from lighthouse_protocol.messages.session import (
     ToManager,
     Welcome,
 )
-from lighthouse_runtime.timer import DeadlineTimer
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.ask import Ask
 from manager.grants import LEASE_SHARE, GrantMachine, Join, Wait
 from manager.lighthouse_link import LighthouseLink

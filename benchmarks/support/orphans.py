@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lighthouse_runtime.process import started_at
+from lighthouse_runtime.process.children import started_at
 
 ESTABLISHED = "01"
 GONE_WITHIN_S = 5.0

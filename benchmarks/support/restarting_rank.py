@@ -6,8 +6,8 @@ Prints `quorum ATTEMPT RANK AGE`: seconds since the process was started, as the 
 import os
 import time
 
-from lighthouse_runtime.clients import ManagerClient
-from lighthouse_runtime.process import started_at
+from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.process.children import started_at
 
 
 def main() -> None:

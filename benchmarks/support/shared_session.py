@@ -6,9 +6,9 @@ from typing import Any
 from lighthouse_protocol.messages.session import Handed, ToManager
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.wire.session_wire import handed_for, session_response_from_wire
-from lighthouse_runtime import calls
-from lighthouse_runtime.clients import AsyncLighthouseClient
-from lighthouse_runtime.streams import Session
+from lighthouse_runtime.client import rpcs
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.client.streams import Session
 
 
 class SharedReader:
@@ -40,5 +40,5 @@ class SharingClient(AsyncLighthouseClient):
         self._reader = reader
 
     def session(self, *, wait_for_ready: bool = False) -> Session:
-        open_ = self._channel.stream_stream(calls.SESSION)
+        open_ = self._channel.stream_stream(rpcs.SESSION)
         return _Session(open_(metadata=self._metadata, wait_for_ready=wait_for_ready), self.address, self._reader)

@@ -20,7 +20,7 @@ from examples.daemons import Daemon, command, lighthouse, python_path
 from examples.freeze.train import MODES
 from examples.ports import LOOPBACK, free_port
 from lighthouse_protocol.messages.status import JobStatus
-from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 
 HERE = Path(__file__).parent
 RANKS = 8

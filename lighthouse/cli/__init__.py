@@ -1,6 +1,6 @@
 """The command `lighthouse`."""
 
-import lighthouse_runtime.grpc_environment  # noqa: F401, I001  # pyright: ignore[reportUnusedImport]  before grpc
+import lighthouse_runtime.process.grpc_environment  # noqa: F401, I001  # pyright: ignore[reportUnusedImport]  before grpc
 
 import click
 
@@ -17,7 +17,7 @@ from lighthouse.cli.stacks import stacks
 from lighthouse.cli.status import status
 from lighthouse.cli.stop import resume, stop
 from lighthouse.cli.watch import watch
-from lighthouse_runtime.settings import CONTEXT_SETTINGS
+from lighthouse_runtime.cli.settings import CONTEXT_SETTINGS
 from lighthouse_protocol import VERSION
 
 

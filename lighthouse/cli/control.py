@@ -11,9 +11,9 @@ import click
 
 from lighthouse.cli.options import client_options, connect, token_option
 from lighthouse_protocol.limits import DEFAULT_JOB
-from lighthouse_runtime.clients import LighthouseClient
-from lighthouse_runtime.settings import read_token
-from lighthouse_runtime.terminal import reports_errors
+from lighthouse_runtime.cli.settings import read_token
+from lighthouse_runtime.cli.terminal import reports_errors
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from lighthouse_protocol.messages.incident import Gathered, MemberEvidence
-from lighthouse_runtime.terminal import printable
+from lighthouse_runtime.cli.terminal import printable
 
 ENTRIES_SHOWN = 5
 

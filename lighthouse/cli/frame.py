@@ -10,8 +10,8 @@ from rich.text import Text
 from lighthouse.cli.layout import share
 from lighthouse.cli.tables import greeting, job_lines, job_summary, member_lines, most_urgent, stall
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus
-from lighthouse_runtime.durations import format_duration
-from lighthouse_runtime.terminal import printable
+from lighthouse_runtime.cli.durations import format_duration
+from lighthouse_runtime.cli.terminal import printable
 
 # Of a job's block: a blank line, the three of its summary, the titles. One more says who is behind.
 _JOB_LINES = 5

@@ -13,8 +13,8 @@ from lighthouse.cli.options import client_options, connect, token_option
 from lighthouse.cli.output import make_console, print_lines
 from lighthouse.cli.tables import wrapped
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, to_document
-from lighthouse_runtime.settings import read_token
-from lighthouse_runtime.terminal import printable, reports_errors
+from lighthouse_runtime.cli.settings import read_token
+from lighthouse_runtime.cli.terminal import printable, reports_errors
 
 
 @click.command()

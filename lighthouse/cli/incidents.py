@@ -12,8 +12,8 @@ from lighthouse.cli.layout import Column, table
 from lighthouse.cli.options import client_options, connect
 from lighthouse.cli.output import make_console, print_lines
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
-from lighthouse_runtime.durations import format_duration
-from lighthouse_runtime.terminal import reports_errors
+from lighthouse_runtime.cli.durations import format_duration
+from lighthouse_runtime.cli.terminal import reports_errors
 
 
 @click.command()

@@ -8,7 +8,7 @@ from rich.text import Text
 from lighthouse.cli.output import make_console, print_lines
 from lighthouse.cli.runs import RunChoice, run_options
 from lighthouse.keyspace import key_text
-from lighthouse_runtime.terminal import printable
+from lighthouse_runtime.cli.terminal import printable
 
 
 @click.command()

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from lighthouse_runtime.terminal import printable
+from lighthouse_runtime.cli.terminal import printable
 
 T = TypeVar("T")
 

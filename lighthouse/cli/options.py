@@ -11,8 +11,8 @@ from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
-from lighthouse_runtime.clients import LighthouseClient
-from lighthouse_runtime.durations import Duration
+from lighthouse_runtime.cli.durations import Duration
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])

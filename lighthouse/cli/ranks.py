@@ -11,8 +11,8 @@ from lighthouse.cli.output import make_console, print_json, print_lines
 from lighthouse.cli.tables import stall, wrapped
 from lighthouse_protocol.messages.progress import STEP
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, RankPlace, RankState
-from lighthouse_runtime.durations import format_duration
-from lighthouse_runtime.terminal import reports_errors
+from lighthouse_runtime.cli.durations import format_duration
+from lighthouse_runtime.cli.terminal import reports_errors
 
 Row = tuple[str, RankPlace]
 

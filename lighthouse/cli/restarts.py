@@ -12,7 +12,7 @@ from lighthouse.cli.layout import Column, table
 from lighthouse.cli.output import make_console, print_lines
 from lighthouse.cli.runs import RunChoice, run_options
 from lighthouse_protocol.messages.run_status import IncidentStatus, RunStatus
-from lighthouse_runtime.terminal import printable
+from lighthouse_runtime.cli.terminal import printable
 
 
 @click.command()

@@ -9,10 +9,10 @@ import click
 from lighthouse import daemon
 from lighthouse.config import ENV_PREFIX, LighthouseConfig
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.logs import set_up_logging
-from lighthouse_runtime.loop import run_daemon
-from lighthouse_runtime.process import die_with_parent
-from lighthouse_runtime.settings import from_options, options, read_token
+from lighthouse_runtime.cli.settings import from_options, options, read_token
+from lighthouse_runtime.process.children import die_with_parent
+from lighthouse_runtime.process.logs import set_up_logging
+from lighthouse_runtime.process.loop import run_daemon
 
 
 def run(config: LighthouseConfig, announce: int | None = None) -> None:

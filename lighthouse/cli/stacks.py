@@ -10,8 +10,8 @@ from lighthouse.cli.options import client_options, connect, token_option
 from lighthouse.cli.output import make_console, print_lines
 from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_protocol.messages.incident import gathered_document
-from lighthouse_runtime.settings import read_token
-from lighthouse_runtime.terminal import reports_errors
+from lighthouse_runtime.cli.settings import read_token
+from lighthouse_runtime.cli.terminal import reports_errors
 
 
 @click.command()

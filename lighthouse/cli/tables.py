@@ -10,8 +10,8 @@ from lighthouse.cli.layout import Column, table
 from lighthouse.verdict import Verdict
 from lighthouse_protocol.messages.session import Phase
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
-from lighthouse_runtime.durations import format_duration
-from lighthouse_runtime.terminal import printable
+from lighthouse_runtime.cli.durations import format_duration
+from lighthouse_runtime.cli.terminal import printable
 
 Row = tuple[str, MemberStatus]
 

@@ -6,7 +6,7 @@ import click
 
 from lighthouse.cli.serve import run
 from lighthouse.config import ENV_PREFIX, LighthouseConfig
-from lighthouse_runtime.settings import CONTEXT_SETTINGS, from_options, options
+from lighthouse_runtime.cli.settings import CONTEXT_SETTINGS, from_options, options
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)

@@ -17,8 +17,8 @@ from lighthouse.cli.frame import Screen, View
 from lighthouse.cli.options import ask, client_options
 from lighthouse.cli.output import is_terminal, make_console, print_json, print_lines
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
-from lighthouse_runtime.durations import Duration
-from lighthouse_runtime.terminal import printable, reports_errors
+from lighthouse_runtime.cli.durations import Duration
+from lighthouse_runtime.cli.terminal import printable, reports_errors
 
 PLAIN_LINES = 100
 FRAMES_PER_S = 4

@@ -1,10 +1,10 @@
 """The command `lighthouse-manager`."""
 
-import lighthouse_runtime.grpc_environment  # noqa: F401, I001  # pyright: ignore[reportUnusedImport]  before grpc
+import lighthouse_runtime.process.grpc_environment  # noqa: F401, I001  # pyright: ignore[reportUnusedImport]  before grpc
 
 import click
 
-from lighthouse_runtime.settings import CONTEXT_SETTINGS
+from lighthouse_runtime.cli.settings import CONTEXT_SETTINGS
 from manager.cli.run import run
 from manager.cli.serve import serve
 from manager.cli.status import status

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.logs import set_up_logging
-from lighthouse_runtime.loop import StopRequest, run_daemon
-from lighthouse_runtime.process import die_with_parent
-from lighthouse_runtime.settings import from_options, options, read_token
+from lighthouse_runtime.cli.settings import from_options, options, read_token
+from lighthouse_runtime.process.children import die_with_parent
+from lighthouse_runtime.process.logs import set_up_logging
+from lighthouse_runtime.process.loop import StopRequest, run_daemon
 from manager.config import ENV_PREFIX, ManagerConfig
 from manager.further_host import FurtherHost
 from manager.launch import Launch

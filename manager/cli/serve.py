@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.logs import set_up_logging
-from lighthouse_runtime.loop import run_daemon
-from lighthouse_runtime.process import die_with_parent
-from lighthouse_runtime.settings import from_options, options, read_token
+from lighthouse_runtime.cli.settings import from_options, options, read_token
+from lighthouse_runtime.process.children import die_with_parent
+from lighthouse_runtime.process.logs import set_up_logging
+from lighthouse_runtime.process.loop import run_daemon
 from manager import daemon
 from manager.config import ENV_PREFIX, ManagerConfig
 

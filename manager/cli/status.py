@@ -8,10 +8,10 @@ import click
 from lighthouse_protocol.limits import MANAGER_PORT
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_runtime.channel import target
-from lighthouse_runtime.clients import ManagerClient
-from lighthouse_runtime.durations import Duration, format_duration
-from lighthouse_runtime.terminal import printable, reports_errors
+from lighthouse_runtime.cli.durations import Duration, format_duration
+from lighthouse_runtime.cli.terminal import printable, reports_errors
+from lighthouse_runtime.client.channel import target
+from lighthouse_runtime.client.manager import ManagerClient
 
 
 @click.command()

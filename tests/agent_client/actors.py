@@ -24,7 +24,7 @@ from agent_client.peers import Peers
 from agent_client.process_group.gloo import GlooGroup, connect_store
 from agent_client.train_state import TrainState
 from lighthouse_protocol.messages.membership import Assignment
-from lighthouse_runtime.loop import StopRequest
+from lighthouse_runtime.process.loop import StopRequest
 from manager import daemon
 from manager.config import ManagerConfig
 

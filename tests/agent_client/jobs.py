@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lighthouse_protocol.messages.status import ManagerStatus
-from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.client.manager import ManagerClient
 from tests.agent_client.ranks import Rank, RankServer
 from tests.processes import PATIENCE_S, eventually
 

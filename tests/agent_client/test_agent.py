@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from examples.ports import free_port
-from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.client.manager import ManagerClient
 from tests.agent_client.jobs import TIMES, Job
 from tests.agent_client.ranks import Pending, Rank, RankError, RankServer
 from tests.processes import LOCALHOST, Lighthouse, eventually

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lighthouse_protocol.messages.incident import IncidentSummary
-from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank, RankError
 from tests.processes import Lighthouse

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.agent_client.clusters import RECOVERS_WITHIN_S, Cluster, read_events
 from tests.agent_client.local_cluster import ForkServer, Group
 from tests.processes import eventually

@@ -16,7 +16,7 @@ from agent_client.sampler import StepSampler
 from agent_client.train_state import TrainState
 from agent_client.world_size import WorldSizeMode
 from lighthouse_protocol.messages.membership import Vote
-from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.client.manager import ManagerClient
 from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of, values
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

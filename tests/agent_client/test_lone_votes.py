@@ -12,7 +12,7 @@ from agent_client.manager_link import ManagerLink
 from lighthouse_protocol.messages.membership import Assignment, Vote
 from lighthouse_protocol.messages.session import Ballot, Counted, FromRank, Revoked, ToRank, WatchOpened
 from lighthouse_protocol.refusals import LighthouseError, Unreachable, WrongState
-from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.client.manager import ManagerClient
 from tests.agent_client.jobs import Job
 from tests.processes import PATIENCE_S
 

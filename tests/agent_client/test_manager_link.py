@@ -13,7 +13,7 @@ from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import STEP, Sample
 from lighthouse_protocol.messages.session import FromRank, ToRank, WatchOpened
 from lighthouse_protocol.refusals import Drained, LighthouseError, Unreachable
-from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.client.manager import ManagerClient
 from tests.processes import PATIENCE_S, eventually
 
 

@@ -11,7 +11,7 @@ from agent_client.wait_log import WaitLog
 from lighthouse_protocol.messages.session import ToRank, Waiting, WatchOpened
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError
 from lighthouse_protocol.rules import quorum_wait
-from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.client.manager import ManagerClient
 from tests.agent_client.test_manager_link import FakeWatch
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
 

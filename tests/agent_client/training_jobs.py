@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.agent_client.clusters import read_events
 from tests.agent_client.ranks import Pending, Rank, RankEnded, RankError, RankServer
 from tests.processes import PATIENCE_S, eventually

@@ -13,7 +13,8 @@ from lighthouse_protocol.limits import MAX_REQUEST_BYTES
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_runtime.clients import LighthouseClient, ManagerClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.manager import ManagerClient
 from tests.daemons.wire import call, member, rank, refused, snapshot
 from tests.processes import LOCALHOST, Lighthouse, Manager, Process, eventually
 

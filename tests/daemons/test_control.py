@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 
 from lighthouse_protocol.refusals import Drained, NotPermitted, UnknownName
-from lighthouse_runtime.clients import LighthouseClient, ManagerClient
-from lighthouse_runtime.server import Call, ControlPolicy
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.rpc_handler import Call
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.processes import LIGHTHOUSE_CODE, Lighthouse, Manager, Process, run_cli
 
 EVERYWHERE = ("--bind", "[::]:0")
 REMEDIES = ("ask from the daemon's own host", "--control-token-file", "--allow-remote-control")
 
-KILL_MANAGER = "import sys; from lighthouse_runtime.clients import ManagerClient as C\n"
+KILL_MANAGER = "import sys; from lighthouse_runtime.client.lighthouse import ManagerClient as C\n"
 KILL_MANAGER += "C(sys.argv[1], token=sys.argv[2] or None).kill('from afar', timeout_s=10)"
 
 

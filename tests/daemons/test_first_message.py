@@ -18,9 +18,10 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.wire.session_wire import session_request_to_wire
-from lighthouse_runtime.calls import SESSION, WATCH
-from lighthouse_runtime.clients import AsyncLighthouseClient
-from lighthouse_runtime.server import ControlPolicy, GrpcServer
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.client.rpcs import SESSION, WATCH
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.grpc_server import GrpcServer
 from manager.driver import ManagerDriver
 from manager.lighthouse_link import LighthouseLink
 from manager.service import ManagerService

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from lighthouse.service import LighthouseService
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_runtime.clients import LighthouseClient, ManagerClient
-from lighthouse_runtime.server import ControlPolicy, Method
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.rpc_handler import Method
 from manager.service import ManagerService
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, http_get
 

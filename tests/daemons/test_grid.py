@@ -10,7 +10,7 @@ import pytest
 from agent_client.manager_link import ManagerLink
 from lighthouse_protocol.messages.membership import Assignment, World
 from lighthouse_protocol.refusals import DeadlinePassed
-from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, Manager, eventually, run_cli, together
 
 pytestmark = pytest.mark.slow

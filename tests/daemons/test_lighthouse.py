@@ -19,7 +19,8 @@ from lighthouse_protocol import VERSION
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, UnknownName, Unreachable
-from lighthouse_runtime.clients import LighthouseClient, ManagerClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.manager import ManagerClient
 from tests.daemons import document
 from tests.daemons.wire import call, member, refused
 from tests.processes import (

@@ -12,8 +12,8 @@ from agent_client.manager_link import ManagerLink
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.refusals import InvalidRequest, WrongState
-from lighthouse_runtime import address
-from lighthouse_runtime.clients import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.net import own_address
 from manager.config import ManagerConfig
 from manager.daemon import ManagerDaemon
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually
@@ -38,13 +38,15 @@ def lighthouse() -> Iterator[Lighthouse]:
 def as_on_debian(monkeypatch: pytest.MonkeyPatch) -> None:
     resolve = socket.getaddrinfo
     monkeypatch.setattr(
-        address.socket, "getaddrinfo", lambda host, *a, **k: resolve("127.0.1.1" if host == MY_HOST else host, *a, **k)
+        own_address.socket,
+        "getaddrinfo",
+        lambda host, *a, **k: resolve("127.0.1.1" if host == MY_HOST else host, *a, **k),
     )
 
 
 @pytest.fixture
 def routable() -> str:
-    found = address._first_global_address()
+    found = own_address._first_global_address()
     if found is None:
         pytest.skip("this host has a loopback only, so that nothing is routable")
     return found

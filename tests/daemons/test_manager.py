@@ -20,7 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from examples.ports import free_port
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_runtime.clients import LighthouseClient, ManagerClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.manager import ManagerClient
 from tests.daemons import document
 from tests.daemons.wire import call
 from tests.processes import (

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from lighthouse_protocol.refusals import WrongState
-from lighthouse_runtime.clients import LighthouseClient, ManagerClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.manager import ManagerClient
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.processes import MANAGER_CODE, PATIENCE_S, ROOT, Lighthouse, Manager, eventually
 
@@ -45,7 +46,7 @@ def test_a_name_that_resolves_to_a_loopback_at_home(lighthouse: Lighthouse) -> N
 
 def advertised(there: Elsewhere, lighthouse: str) -> str:
     """By a manager there, which is told nothing else."""
-    code = f"from lighthouse_runtime.address import advertised_host; print(advertised_host({lighthouse!r}))"
+    code = f"from lighthouse_runtime.net.own_address import advertised_host; print(advertised_host({lighthouse!r}))"
     command = [*there.command, sys.executable, "-c", code]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 

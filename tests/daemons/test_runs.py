@@ -37,9 +37,9 @@ from lighthouse_protocol.messages.supervisor import (
     WorkerLost,
 )
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
-from lighthouse_runtime.calls import RANK, SUPERVISE
-from lighthouse_runtime.clients import AsyncLighthouseClient, LighthouseClient
-from lighthouse_runtime.streams import AsyncRankStream, SupervisorStream
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.client.rpcs import RANK, SUPERVISE
+from lighthouse_runtime.client.streams import AsyncRankStream, SupervisorStream
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse
 
 TERMS = Terms(world_size=2, stride=100)

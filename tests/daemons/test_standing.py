@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lighthouse_protocol.messages.status import JobStatus
-from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.daemons.groups import Group, training
 from tests.processes import LIGHTHOUSE_CODE, MANAGER_CODE, Lighthouse, eventually, http_get, run_cli
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse_runtime.clients import LighthouseClient, ManagerClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.manager import ManagerClient
 from tests.daemons.supervisors import Supervisor, marked, python, restarted, runs
 from tests.processes import Lighthouse, eventually
 

@@ -7,7 +7,8 @@ import pytest
 
 from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_protocol.messages.run_status import RunStatus
-from lighthouse_runtime.clients import LighthouseClient, ManagerClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.manager import ManagerClient
 from tests.daemons.supervisors import Supervisor, restarted, runs
 from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, run_cli, together
 

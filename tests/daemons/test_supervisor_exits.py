@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.ports import free_port
-from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.daemons.supervisors import Supervisor, restarted, runs
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually, together
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from examples.ports import free_port
-from lighthouse_runtime.clients import ManagerClient
-from lighthouse_runtime.process import who_listens
+from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.process.children import who_listens
 from tests.daemons.supervisors import Supervisor
 from tests.processes import LOCALHOST, Lighthouse, eventually
 

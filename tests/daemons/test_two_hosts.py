@@ -15,7 +15,8 @@ import pytest
 from examples.ports import free_port
 from lighthouse_protocol.messages.hosts import NodeEntry, NodeStart, NodeWelcome, ToNode
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
-from lighthouse_runtime.clients import AsyncManagerClient, LighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.manager import AsyncManagerClient
 from tests.daemons.elsewhere import Elsewhere, another_host
 from tests.daemons.supervisors import Supervisor, restarted, runs
 from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, eventually, run_cli

@@ -11,8 +11,9 @@ import pytest
 from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.messages.session import Revoked, WatchOpened, WatchRequest
 from lighthouse_protocol.messages.status import MemberState
-from lighthouse_runtime.clients import LighthouseClient, ManagerClient
-from lighthouse_runtime.streams import Watch
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.streams import Watch
 from tests.processes import Lighthouse, Manager, eventually, together
 
 pytestmark = pytest.mark.slow

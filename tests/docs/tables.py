@@ -22,8 +22,8 @@ from lighthouse.run_metrics import RunCollector
 from lighthouse.run_status import run_status
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.status import ManagerStatus
-from lighthouse_runtime.durations import Duration
-from lighthouse_runtime.settings import option_name, variables
+from lighthouse_runtime.cli.durations import Duration
+from lighthouse_runtime.cli.settings import option_name, variables
 from manager.config import ENV_PREFIX as MANAGER_PREFIX
 from manager.config import ManagerConfig
 from manager.metrics import render as render_manager

@@ -11,9 +11,10 @@ from lighthouse.daemon import PAGE_HEADERS
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.refusals import UnknownName
-from lighthouse_runtime.http import Document, HttpServer, HttpSide
-from lighthouse_runtime.http_control import HttpControl, KillOrder
-from lighthouse_runtime.server import Call, ControlPolicy
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.rpc_handler import Call
+from lighthouse_runtime.web.control import HttpControl, KillOrder
+from lighthouse_runtime.web.server import Document, HttpServer, HttpSide
 from tests.lighthouse.statuses import status
 
 

@@ -16,9 +16,9 @@ from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
 from lighthouse_protocol.messages.run import Stop
 from lighthouse_protocol.messages.status import JobStatus, MemberState, RankState, TimelineEntry, TimelineKind
 from lighthouse_protocol.refusals import Unreachable
-from lighthouse_runtime import serving
-from lighthouse_runtime.http_control import KillOrder
-from lighthouse_runtime.server import ControlPolicy
+from lighthouse_runtime.server import rpc_handler
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.web.control import KillOrder
 from tests.chromium import Chromium, Page, needs_browser, pictures
 from tests.lighthouse.fake_lighthouse import FakeLighthouse
 from tests.lighthouse.statuses import job, many, member, place, status
@@ -200,7 +200,7 @@ async def test_a_kill_is_confirmed_and_done(browser: Chromium, lighthouse: FakeL
 async def test_from_another_host_it_says_why_it_kills_nothing_or_asks_for_the_token(
     browser: Chromium, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(serving.Call, "is_local", property(lambda call: False))
+    monkeypatch.setattr(rpc_handler.Call, "is_local", property(lambda call: False))
     shows = status(job(member("a")))
     async with FakeLighthouse(shows) as lighthouse, browser.page(lighthouse.url) as page:
         await page.until("document.body.innerText.includes('No kills from here')")

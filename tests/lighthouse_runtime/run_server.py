@@ -12,7 +12,9 @@ from lighthouse_protocol.refusals import Superseded, WrongState
 from lighthouse_protocol.wire.generation_wire import rank_request_from_wire, rank_response_to_wire
 from lighthouse_protocol.wire.run_status_wire import keys_to_wire, runs_to_wire
 from lighthouse_protocol.wire.supervisor_wire import supervisor_request_from_wire, supervisor_response_to_wire
-from lighthouse_runtime.server import Call, Entry, GrpcServer, Method, Requests, Sender, Stream
+from lighthouse_runtime.server.grpc_server import GrpcServer
+from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
+from lighthouse_runtime.server.streams import Requests, Sender
 
 RUN = RunStatus("j", "r", "stands", Counters(3), Terms(8), (0,), False, None, (), (), (), ())
 

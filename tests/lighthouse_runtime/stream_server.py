@@ -24,7 +24,9 @@ from lighthouse_protocol.refusals import Drained, Superseded, UnknownName, Wrong
 from lighthouse_protocol.wire import documented
 from lighthouse_protocol.wire.session_wire import session_request_from_wire, session_response_to_wire
 from lighthouse_protocol.wire.watch_wire import ballot_from_wire, watch_request_from_wire, watch_response_to_wire
-from lighthouse_runtime.server import Call, Ending, GrpcServer, Method, Sender, Stream
+from lighthouse_runtime.server.grpc_server import GrpcServer
+from lighthouse_runtime.server.rpc_handler import Call, Method, Stream
+from lighthouse_runtime.server.streams import Ending, Sender
 
 LIGHTHOUSE = "lighthouse.v1.LighthouseService"
 MANAGER = "manager.v1.ManagerService"

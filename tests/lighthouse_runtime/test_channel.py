@@ -14,7 +14,7 @@ from lighthouse_protocol.refusals import (
     WrongProtocol,
     WrongState,
 )
-from lighthouse_runtime.channel import refusal
+from lighthouse_runtime.client.channel import refusal
 
 S = grpc.StatusCode
 

@@ -20,7 +20,8 @@ from lighthouse_protocol.refusals import (
     UnknownName,
     Unreachable,
 )
-from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
 from tests.processes import LOCALHOST, Lighthouse, Manager, Process
 
 NOWHERE = f"{LOCALHOST}:1"
@@ -209,7 +210,7 @@ def test_a_cancelled_call_is_cancelled(lighthouse: Lighthouse) -> None:
 
 FORKING = """
 import os, sys, time
-from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 client = LighthouseClient(sys.argv[1], job="forked")
 if sys.argv[2] == "used":
     client.heartbeat("parent")

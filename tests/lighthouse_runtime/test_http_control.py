@@ -9,10 +9,11 @@ import pytest
 
 from lighthouse_protocol.limits import TOKEN_METADATA_KEY
 from lighthouse_protocol.refusals import UnknownName, Unreachable
-from lighthouse_runtime import server, serving
-from lighthouse_runtime.http import HttpServer, HttpSide
-from lighthouse_runtime.http_control import CSRF_HEADER, HttpControl, KillOrder
-from lighthouse_runtime.server import Call, ControlPolicy
+from lighthouse_runtime.server import grpc_server, rpc_handler
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.rpc_handler import Call
+from lighthouse_runtime.web.control import CSRF_HEADER, HttpControl, KillOrder
+from lighthouse_runtime.web.server import HttpServer, HttpSide
 
 A = {"job": "default", "replica_id": "a", "reason": "tried"}
 
@@ -70,7 +71,7 @@ async def daemon() -> AsyncIterator[Daemon]:
 @pytest.fixture
 def from_afar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is local."""
-    monkeypatch.setattr(serving.Call, "is_local", property(lambda call: False))
+    monkeypatch.setattr(rpc_handler.Call, "is_local", property(lambda call: False))
 
 
 async def test_the_daemons_own_page_kills(daemon: Daemon):
@@ -151,7 +152,7 @@ async def test_the_page_is_told_whether_it_may_and_why_not(daemon: Daemon):
 @pytest.mark.usefixtures("from_afar")
 async def test_from_another_host_it_takes_the_control_token(daemon: Daemon):
     assert (await daemon.post())[0] == 403
-    daemon.policy = daemon.http._side.control._policy = server.ControlPolicy("secret")
+    daemon.policy = daemon.http._side.control._policy = grpc_server.ControlPolicy("secret")
     _, told = await daemon.get("/control")
     assert (told["may_kill"], told["takes_token"]) == (False, True)
     assert "--control-token-file" in told["why"]
@@ -162,7 +163,7 @@ async def test_from_another_host_it_takes_the_control_token(daemon: Daemon):
 
 @pytest.mark.usefixtures("from_afar")
 async def test_from_another_host_where_anyone_may(daemon: Daemon):
-    daemon.policy = daemon.http._side.control._policy = server.ControlPolicy(allow_remote=True)
+    daemon.policy = daemon.http._side.control._policy = grpc_server.ControlPolicy(allow_remote=True)
     assert (await daemon.get("/control"))[1]["may_kill"]
     assert (await daemon.post())[0] == 200
     assert (await daemon.post(X_CSRF_Token="guessed"))[0] == 403
@@ -181,7 +182,7 @@ async def test_an_incident_is_shown_to_whoever_may_act(daemon: Daemon, monkeypat
     assert await daemon.get("/incidents/i1") == (200, {"id": "i1", "evidence": []})
     assert (await daemon.get("/incidents/i2"))[0] == 404
     assert (await daemon.get("/incidents/i1", Host="evil.example"))[0] == 403
-    monkeypatch.setattr(serving.Call, "is_local", property(lambda call: False))
+    monkeypatch.setattr(rpc_handler.Call, "is_local", property(lambda call: False))
     assert (await daemon.get("/incidents/i1"))[0] == 403
 
 

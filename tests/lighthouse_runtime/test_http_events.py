@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 
 from lighthouse_protocol.messages.status import MemberState, TimelineEntry, TimelineKind
-from lighthouse_runtime import http_events
-from lighthouse_runtime.http import Document, HttpServer, HttpSide
-from lighthouse_runtime.http_events import StatusFeed, to_json
+from lighthouse_runtime.web import status_feed
+from lighthouse_runtime.web.server import Document, HttpServer, HttpSide
+from lighthouse_runtime.web.status_feed import StatusFeed, to_json
 from tests.lighthouse.statuses import job, member, status
 
 PATIENCE_S = 30.0
@@ -109,7 +109,7 @@ async def test_no_snapshot_is_made_while_nobody_listens(daemon: Daemon, client: 
 async def test_a_client_that_reads_nothing_holds_one_snapshot_and_is_cut_off(
     daemon: Daemon, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(http_events, "WRITTEN_WITHIN_S", 1.0)
+    monkeypatch.setattr(status_feed, "WRITTEN_WITHIN_S", 1.0)
     daemon.padding = "x" * 8_000_000  # more than the kernel takes
     idle = socket.socket()
     idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -134,7 +134,7 @@ async def test_a_client_that_reads_nothing_holds_one_snapshot_and_is_cut_off(
 async def test_more_clients_than_it_takes_are_sent_to_the_status(
     daemon: Daemon, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(http_events, "MAX_CLIENTS", 1)
+    monkeypatch.setattr(status_feed, "MAX_CLIENTS", 1)
     async with client.get(daemon.url("/events")) as first:
         await event(first)
         async with client.get(daemon.url("/events")) as second:
@@ -171,7 +171,7 @@ async def test_snapshots_that_cost_much_come_rarely(daemon: Daemon, client: aioh
     async with client.get(daemon.url("/events")) as response:
         for _ in range(3):
             await event(response)
-    assert made_at[2] - made_at[0] >= 2 * 0.01 / http_events.LOOP_SHARE
+    assert made_at[2] - made_at[0] >= 2 * 0.01 / status_feed.LOOP_SHARE
 
 
 async def test_a_status_that_fails_is_said_in_the_log_and_asked_for_again(

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from lighthouse_runtime.lasting import Lasting
+from lighthouse_runtime.timing.sustained import Lasting
 
 AFTER_S = 0.02
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from lighthouse_runtime.logs import set_up_logging
+from lighthouse_runtime.process.logs import set_up_logging
 
 
 @pytest.fixture

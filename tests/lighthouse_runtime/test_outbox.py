@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from lighthouse_runtime import outbox
-from lighthouse_runtime.outbox import Outbox
+from lighthouse_runtime.net import outbox
+from lighthouse_runtime.net.outbox import Outbox
 
 
 class Reader:

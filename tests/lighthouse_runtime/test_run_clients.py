@@ -8,7 +8,7 @@ import pytest
 from lighthouse_protocol.messages.run import Done, Entry, KeyKind, RankId, StepReport, Stop, Terms
 from lighthouse_protocol.messages.supervisor import StopAsked, SupervisorEntry, SupervisorWelcome
 from lighthouse_protocol.refusals import Superseded, Unreachable, WrongState
-from lighthouse_runtime.clients import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
 from tests.lighthouse_runtime.run_server import RUN, RunServer
 from tests.processes import LOCALHOST
 

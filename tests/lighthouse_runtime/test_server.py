@@ -12,8 +12,12 @@ import pytest
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted
 from lighthouse_protocol.wire.status_codes import _STATUS, error_of, status_of
-from lighthouse_runtime import channel, server, serving
-from lighthouse_runtime.server import Call, ControlPolicy, GrpcServer, Method
+from lighthouse_runtime.client import channel
+from lighthouse_runtime.server import grpc_server as server
+from lighthouse_runtime.server import rpc_handler
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.grpc_server import GrpcServer
+from lighthouse_runtime.server.rpc_handler import Call, Method
 
 Request = lighthouse_pb2.LighthouseHeartbeatRequest
 
@@ -124,7 +128,7 @@ async def test_what_a_handler_raises_is_a_status(
         await call(client, method, body)
     assert e.value.code() is code
     assert (e.value.details() or "").startswith(details)
-    failures = [record.getMessage() for record in caplog.records if record.name == serving.log.name]
+    failures = [record.getMessage() for record in caplog.records if record.name == rpc_handler.log.name]
     assert failures == (["x.Service/fail failed"] if method == "fail" else [])
 
 
@@ -150,7 +154,7 @@ async def test_a_caller_that_has_gone_while_it_is_refused_is_no_defect() -> None
             raise grpc.aio.InternalError("Failed grpc_call_start_batch: 1")
 
     with pytest.raises(asyncio.CancelledError):
-        await serving.Serving(lambda *_: None)._refuse("x/y", Gone(), InvalidRequest("is odd"))
+        await rpc_handler.Serving(lambda *_: None)._refuse("x/y", Gone(), InvalidRequest("is odd"))
 
 
 def test_the_policy_of_control() -> None:

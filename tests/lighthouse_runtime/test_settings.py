@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from lighthouse.cli import main as lighthouse_main
 from lighthouse.cli.torchft import main as torchft_main
 from lighthouse.config import LighthouseConfig
-from lighthouse_runtime.durations import Duration
-from lighthouse_runtime.settings import (
+from lighthouse_runtime.cli.durations import Duration
+from lighthouse_runtime.cli.settings import (
     CONTEXT_SETTINGS,
     from_options,
     option_name,

@@ -46,11 +46,12 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_protocol.wire.session_wire import session_response_to_wire
 from lighthouse_protocol.wire.watch_wire import watch_request_from_wire, word_from_wire
-from lighthouse_runtime import serving
-from lighthouse_runtime.calls import SESSION
-from lighthouse_runtime.clients import AsyncLighthouseClient, AsyncManagerClient, LighthouseClient, ManagerClient
-from lighthouse_runtime.server import Ending, Sender
-from lighthouse_runtime.streams import Session, Watch
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
+from lighthouse_runtime.client.rpcs import SESSION
+from lighthouse_runtime.client.streams import Session, Watch
+from lighthouse_runtime.server import rpc_handler
+from lighthouse_runtime.server.streams import Ending, Sender
 from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, StreamServer
 from tests.processes import LOCALHOST, PATIENCE_S, Process, eventually
 
@@ -133,7 +134,7 @@ class TestSession:
             session.send(Leave("fail"))
             with pytest.raises(InternalError, match=r"^ZeroDivisionError: oops; see the daemon's log$"):
                 await anext(session)
-        assert [r.getMessage() for r in caplog.records if r.name == serving.log.name] == [SESSION[1:] + " failed"]
+        assert [r.getMessage() for r in caplog.records if r.name == rpc_handler.log.name] == [SESSION[1:] + " failed"]
         assert server.observed == [("Session", "INTERNAL")]
 
     async def test_the_server_ends_it_from_outside(self, server: StreamServer, client: AsyncLighthouseClient):
@@ -280,7 +281,7 @@ class TestLimits:
 
 SESSION_CLIENT = """
 import asyncio, sys
-from lighthouse_runtime.clients import AsyncLighthouseClient
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Hello
 
@@ -513,7 +514,7 @@ class TestWatch:
 
 FORKING = """
 import gc, os, sys, threading, time
-from lighthouse_runtime.clients import ManagerClient
+from lighthouse_runtime.client.lighthouse import ManagerClient
 from lighthouse_protocol.messages.session import WatchRequest
 
 client = ManagerClient(sys.argv[1])

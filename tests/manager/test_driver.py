@@ -7,7 +7,7 @@ import pytest
 
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Echo, Handed, ToManager, Welcome
-from lighthouse_runtime.clients import AsyncLighthouseClient
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from manager.driver import ManagerDriver
 from manager.lighthouse_link import LighthouseLink
 from tests.manager.builders import ask

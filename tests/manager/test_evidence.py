@@ -20,7 +20,7 @@ from lighthouse_protocol.messages.session import (
 )
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
-from lighthouse_runtime.server import Sender
+from lighthouse_runtime.server.streams import Sender
 from manager import evidence
 from manager.evidence import EvidenceDesk
 from manager.from_outside import ELSEWHERE, NO_OUTPUT, look_alone

@@ -9,7 +9,7 @@ import pytest
 
 from lighthouse_protocol.messages.evidence import Outside
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
-from lighthouse_runtime.process import host_id, started_at
+from lighthouse_runtime.process.children import host_id, started_at
 from manager import from_outside
 from manager.from_outside import ELSEWHERE, NO_OUTPUT, look, look_alone, look_with_output
 from tests.processes import PATIENCE_S

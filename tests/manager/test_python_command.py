@@ -4,7 +4,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from lighthouse_runtime.settings import from_options, options
+from lighthouse_runtime.cli.settings import from_options, options
 from manager.cli import main
 from manager.config import ENV_PREFIX
 from manager.python_command import NoPython, PythonCommand, read_python

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from lighthouse_protocol.messages.session import EvidenceOffer
-from lighthouse_runtime.process import process_descriptor, started_at
+from lighthouse_runtime.process.children import process_descriptor, started_at
 from manager.process_state import read_process
 from manager.stacks import NoStacksError, take_stacks
 from tests.processes import PATIENCE_S, Process, eventually

@@ -62,7 +62,7 @@ def told_by(effect: events.GenerationEffect) -> list[tuple[RankId, ToWorker]]:
 
 
 class StreamInside:
-    """One rank's stream, as lighthouse_runtime.streams.RankStream."""
+    """One rank's stream, as lighthouse_runtime.client.streams.RankStream."""
 
     def __init__(self, run: "RunInside", session: int) -> None:
         self._run = run

@@ -7,7 +7,7 @@ import pytest
 from agent_client.process_group import living
 from agent_client.restart.hands import KILLED_STATUS, Hands
 from agent_client.restart.interruption import Interruption, Section
-from lighthouse_runtime.clients import LighthouseClient
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.processes import Lighthouse, Process
 
 STUCK = """

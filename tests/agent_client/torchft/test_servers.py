@@ -15,8 +15,8 @@ from agent_client.torchft import LighthouseClient, LighthouseServer, ManagerClie
 from examples.ports import free_port
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.status import MemberState
-from lighthouse_runtime import clients
-from lighthouse_runtime.address import own_name
+from lighthouse_runtime.client import lighthouse as clients
+from lighthouse_runtime.net.own_address import own_name
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Process, eventually
 from tests.torchft.stock import StockTorchft, require
 

@@ -13,7 +13,7 @@ install()
 from torchft.manager_integ_test import EventInjector, EventInjectorEvent, Runner  # noqa: E402  on what is installed
 
 from lighthouse_protocol.messages.status import MemberState  # noqa: E402
-from lighthouse_runtime.clients import LighthouseClient  # noqa: E402
+from lighthouse_runtime.client.lighthouse import LighthouseClient  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 
 _run_replica = Runner.run_replica

@@ -1,7 +1,7 @@
 import click
 import pytest
 
-from lighthouse_runtime.durations import Duration, format_duration, parse_duration
+from lighthouse_runtime.cli.durations import Duration, format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import grpc
 
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, TOKEN_METADATA_KEY
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
-from lighthouse_runtime import calls
-from lighthouse_runtime.calls import Rpc
-from lighthouse_runtime.channel import async_channel, refusal, sync_channel
+from lighthouse_runtime.client import rpcs
+from lighthouse_runtime.client.channel import async_channel, refusal, sync_channel
+from lighthouse_runtime.client.rpcs import Rpc
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class SyncClient:
         It asks something, since watching the channel's state (channel_ready_future) makes forked children crash.
         """
         try:
-            self._run(calls.health(), timeout_s)
+            self._run(rpcs.health(), timeout_s)
         except (DeadlinePassed, Unreachable):
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
         except LighthouseError:

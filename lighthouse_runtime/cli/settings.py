@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
-from lighthouse_runtime.durations import Milliseconds
+from lighthouse_runtime.cli.durations import Milliseconds
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., object])

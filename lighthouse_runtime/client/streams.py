@@ -31,8 +31,8 @@ from lighthouse_protocol.wire.node_wire import node_request_to_wire, node_respon
 from lighthouse_protocol.wire.session_wire import session_request_to_wire, session_response_from_wire
 from lighthouse_protocol.wire.supervisor_wire import supervisor_request_to_wire, supervisor_response_from_wire
 from lighthouse_protocol.wire.watch_wire import watch_request_to_wire, watch_response_from_wire
-from lighthouse_runtime.channel import refusal
-from lighthouse_runtime.outbox import Outbox
+from lighthouse_runtime.client.channel import refusal
+from lighthouse_runtime.net.outbox import Outbox
 
 M = TypeVar("M")
 S = TypeVar("S")

@@ -8,9 +8,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, UnknownName
-from lighthouse_runtime.bind import listening_socket, split_bind
-from lighthouse_runtime.http_control import HttpControl, refused
-from lighthouse_runtime.http_events import StatusFeed, to_json
+from lighthouse_runtime.net.bind import listening_socket, split_bind
+from lighthouse_runtime.web.control import HttpControl, refused
+from lighthouse_runtime.web.status_feed import StatusFeed, to_json
 
 MAX_BODY_BYTES = 16 * 1024
 COMPRESSED_ABOVE_BYTES = 4 * 1024

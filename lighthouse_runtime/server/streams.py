@@ -13,7 +13,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, LimitReached
-from lighthouse_runtime.outbox import MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, Outbox
+from lighthouse_runtime.net.outbox import MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, Outbox
 
 FIRST_WITHIN_S = 10.0  # how long a stream that was opened may say nothing
 FLUSH_S = 10.0  # how long an ended stream waits for its peer to read the rest

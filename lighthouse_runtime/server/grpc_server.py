@@ -1,33 +1,17 @@
-"""The gRPC server of both daemons: options that hold, health, reflection, a stop that tells; who may kill."""
+"""The gRPC server of both daemons: options that hold, health, reflection, a stop that tells."""
 
-import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from lighthouse_protocol.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, TOKEN_METADATA_KEY
-from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
-from lighthouse_runtime.address import resolves
-from lighthouse_runtime.bind import split_bind
-from lighthouse_runtime.server_streams import FIRST_WITHIN_S, Ending, Requests, Sender
-from lighthouse_runtime.serving import Call, Entry, Method, Observer, Serving, Stream
-
-__all__ = [
-    "FIRST_WITHIN_S",
-    "Call",
-    "ControlPolicy",
-    "Ending",
-    "Entry",
-    "GrpcServer",
-    "Method",
-    "Requests",
-    "Sender",
-    "Stream",
-]
+from lighthouse_protocol.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
+from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_runtime.net.bind import split_bind
+from lighthouse_runtime.net.own_address import resolves
+from lighthouse_runtime.server.rpc_handler import Entry, Observer, Serving
 
 # Clients ping while idle, some every 60 s: grpcio's defaults end them after 240 s ("too_many_pings"). Our own pings
 # close the connections of paused and vanished callers within 2 s. A misspelt option is silently ignored; a test looks
@@ -44,26 +28,6 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.ping_timeout_ms", 1_000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ControlPolicy:
-    """Who may end things: loopback; who has the token; anyone, if so configured."""
-
-    token: str | None = None
-    allow_remote: bool = False
-
-    def check(self, call: Call) -> None:
-        """Raises NotPermitted that names the remedies."""
-        given = call.metadata.get(TOKEN_METADATA_KEY, "")
-        if self.allow_remote or call.is_local:
-            return
-        if self.token and hmac.compare_digest(given.encode(), self.token.encode()):
-            return
-        raise NotPermitted(
-            f"control from {call.peer} is refused: ask from the daemon's own host, give the token of its "
-            "--control-token-file, or start it with --allow-remote-control"
-        )
 
 
 class GrpcServer:

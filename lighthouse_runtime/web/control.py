@@ -27,7 +27,8 @@ from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import TOKEN_METADATA_KEY
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted
 from lighthouse_protocol.wire.status_codes import status_of
-from lighthouse_runtime.server import Call, ControlPolicy
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.rpc_handler import Call
 
 CSRF_HEADER = "X-CSRF-Token"
 ACTS_WITHIN_S = 10.0

@@ -22,8 +22,8 @@ from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import REFUSAL_METADATA_KEY, cut_reason
 from lighthouse_protocol.refusals import InternalError, InvalidRequest, LighthouseError, Unreachable
 from lighthouse_protocol.wire.status_codes import status_of
-from lighthouse_runtime.address import is_own_address
-from lighthouse_runtime.server_streams import Requests, Sender
+from lighthouse_runtime.net.own_address import is_own_address
+from lighthouse_runtime.server.streams import Requests, Sender
 
 log = logging.getLogger(__name__)
 

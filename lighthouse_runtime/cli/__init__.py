@@ -1,0 +1,1 @@
+"""Settings to options and environment variables; durations; the terminal."""

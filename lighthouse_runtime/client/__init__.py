@@ -1,0 +1,1 @@
+"""gRPC clients of both daemons: channels, calls, streams."""

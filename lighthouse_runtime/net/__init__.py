@@ -1,0 +1,1 @@
+"""Addresses, binds and bounded queues."""

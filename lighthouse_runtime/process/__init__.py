@@ -1,0 +1,1 @@
+"""The process: its loop, logs, and children."""

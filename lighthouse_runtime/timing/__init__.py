@@ -1,0 +1,1 @@
+"""The deadline timer, and what a late loop does to it."""

@@ -1,0 +1,1 @@
+"""HTTP: metrics, health, the status feed, control."""
