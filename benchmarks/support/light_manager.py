@@ -20,10 +20,10 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
-from manager.ask import Ask
-from manager.grants import LEASE_SHARE, GrantMachine, Join, Wait
-from manager.lighthouse_link import LighthouseLink
-from manager.lighthouse_session import SessionMachine
+from manager.group.lighthouse_link import LighthouseLink
+from manager.group.rules.grants import LEASE_SHARE, GrantMachine, Join, Wait
+from manager.group.rules.lighthouse_session import SessionMachine
+from manager.group.rules.request import Ask
 
 if TYPE_CHECKING:
     from benchmarks.support.session_crowd import Crowd
@@ -32,7 +32,7 @@ TIMEOUT_S = 60.0
 
 
 class LightManager:
-    """As manager/group.py and driver.py, without ranks, calls and assignments."""
+    """As manager/group/rules/machine.py and driver.py, without ranks, calls and assignments."""
 
     def __init__(self, crowd: "Crowd", number: int) -> None:
         name = f"replica_group_{number}"

@@ -13,14 +13,14 @@ from lighthouse_runtime.cli.settings import from_options, options, read_token
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import StopRequest, run_daemon
-from manager.config import ENV_PREFIX, ManagerConfig
-from manager.further_host import FurtherHost
-from manager.launch import Launch
-from manager.python_command import NoPython, read_python
-from manager.run_config import RunConfig
-from manager.supervisor import Supervisor
-from manager.torchrun import Torchrun, read_torchrun
-from manager.workers import Guard, Preload
+from manager.guard.client import Guard, Preload
+from manager.guard.rules.python_command import NoPython, read_python
+from manager.server.config import ENV_PREFIX, ManagerConfig
+from manager.supervisor.config import RunConfig
+from manager.supervisor.head_host import Supervisor
+from manager.supervisor.launch import Launch
+from manager.supervisor.rules.torchrun import Torchrun, read_torchrun
+from manager.supervisor.worker_host import FurtherHost
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

@@ -12,8 +12,8 @@ from lighthouse_runtime.cli.settings import from_options, options, read_token
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import run_daemon
-from manager import daemon
-from manager.config import ENV_PREFIX, ManagerConfig
+from manager.server import daemon
+from manager.server.config import ENV_PREFIX, ManagerConfig
 
 
 @click.command()

@@ -25,8 +25,8 @@ from agent_client.process_group.gloo import GlooGroup, connect_store
 from agent_client.train_state import TrainState
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_runtime.process.loop import StopRequest
-from manager import daemon
-from manager.config import ManagerConfig
+from manager.server import daemon
+from manager.server.config import ManagerConfig
 
 LOOPBACK = "127.0.0.1"
 MEETS_WITHIN_S = 60.0

@@ -29,7 +29,7 @@ import agent_client.diloco
 import agent_client.hsdp
 import agent_client.optimizer
 import agent_client.sampler
-from manager import preload
+from manager.guard import preload
 
 PRELOADED = (
     sklearn.datasets,

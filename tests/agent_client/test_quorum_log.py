@@ -6,7 +6,7 @@ import pytest
 
 from agent_client.quorum_log import log_quorum
 from lighthouse_protocol.messages.membership import Assignment
-from manager.assignment import assign
+from manager.group.rules.assignment import assign
 from tests.manager.builders import member, quorum
 
 

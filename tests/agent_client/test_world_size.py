@@ -14,7 +14,7 @@ from agent_client import Agent, ConfigurationError, StepSampler, TrainState
 from agent_client.step import StepMachine
 from agent_client.world_size import NO_SHARE, Share, WorldSize, WorldSizeMode
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
-from manager.assignment import assign
+from manager.group.rules.assignment import assign
 from tests.agent_client import batch_training
 from tests.agent_client.clusters import all_events, check_all
 from tests.agent_client.ranks import RankServer

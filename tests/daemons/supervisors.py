@@ -48,7 +48,7 @@ class Supervisor(Process):
 
     def stores(self) -> list[int]:
         """The process that hosts the group's TCPStore, or is about to."""
-        return [pid for pid in marked(self.mark) if b"manager/store.py" in _read(f"/proc/{pid}/cmdline")]
+        return [pid for pid in marked(self.mark) if b"manager/store/program.py" in _read(f"/proc/{pid}/cmdline")]
 
     def guard(self) -> int:
         return next(pid for pid in marked(self.mark) if pid != self.pid and _is_ours(pid))
@@ -73,7 +73,7 @@ def python(code: str) -> list[str]:
 
 
 def _is_ours(pid: int) -> bool:
-    return b"manager.guard" in _read(f"/proc/{pid}/cmdline")
+    return b"manager.guard.guard" in _read(f"/proc/{pid}/cmdline")
 
 
 def _read(path: str) -> bytes:

@@ -135,7 +135,7 @@ def test_a_kill_of_many_lines_stays_one_line_of_the_log() -> None:
     """Who may kill may still not write log lines in the daemon's name."""
     with Manager("127.0.0.1:1") as manager:
         with ManagerClient(manager.address) as client:
-            client.kill("bad disk\n2026-01-01T00:00:00Z I manager.daemon: all is well")
+            client.kill("bad disk\n2026-01-01T00:00:00Z I manager.server.daemon: all is well")
         assert manager.wait() == 1
         assert not [line for line in manager.log().splitlines() if line.startswith("2026-01-01")]
 

@@ -11,7 +11,7 @@ import pytest
 from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest, Hello
 from lighthouse_protocol.wire.session_wire import session_response_to_wire
-from manager.from_outside import NO_OUTPUT
+from manager.evidence.process_probe import NO_OUTPUT
 from tests.lighthouse_runtime.stream_server import StreamServer
 from tests.processes import LOCALHOST, Manager, Process, eventually
 

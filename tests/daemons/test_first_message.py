@@ -22,9 +22,9 @@ from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.client.rpcs import SESSION, WATCH
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.grpc_server import GrpcServer
-from manager.driver import ManagerDriver
-from manager.lighthouse_link import LighthouseLink
-from manager.service import ManagerService
+from manager.group.driver import ManagerDriver
+from manager.group.lighthouse_link import LighthouseLink
+from manager.server.service import ManagerService
 from tests.processes import LOCALHOST, PATIENCE_S
 
 SOON_S = 0.05

@@ -19,7 +19,7 @@ from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.rpc_handler import Method
-from manager.service import ManagerService
+from manager.server.service import ManagerService
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, http_get
 
 CALL_S = 0.05

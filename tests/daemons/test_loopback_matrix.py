@@ -14,8 +14,8 @@ from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.refusals import InvalidRequest, WrongState
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
 from lighthouse_runtime.net import own_address
-from manager.config import ManagerConfig
-from manager.daemon import ManagerDaemon
+from manager.server.config import ManagerConfig
+from manager.server.daemon import ManagerDaemon
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually
 
 pytestmark = pytest.mark.slow

@@ -76,7 +76,7 @@ if os.environ["LIGHTHOUSE_ATTEMPT"] == "0" and os.environ["RANK"] == "1":
         with Supervisor(lighthouse.address, *QUICK, command=self.command(tmp_path, 3), replica_id="t") as supervisor:
             assert supervisor.wait(110) == 0
             log = supervisor.log()
-        assert "manager.daemon: manager" in log
+        assert "manager.server.daemon: manager" in log
         assert "of t (2 ranks)" in log
         assert "rank 1 of 2 t" in log
         assert "t/0 has ended by exit code 3" in log

@@ -11,9 +11,9 @@ from lighthouse.events import QuorumFormed, Withdrawn
 from lighthouse.quorum import QuorumMachine
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LimitReached, Unrecoverable, WrongState
-from manager.commit import CommitMachine, Decided, Opened, Voted
-from manager.commit import Withdrawn as VoteWithdrawn
-from manager.gather import GatherMachine, GroupJoined, JoinFailed, QuorumReceived, RankAnswered, RankRefused
+from manager.group.rules.commit import CommitMachine, Decided, Opened, Voted
+from manager.group.rules.commit import Withdrawn as VoteWithdrawn
+from manager.group.rules.gather import GatherMachine, GroupJoined, JoinFailed, QuorumReceived, RankAnswered, RankRefused
 from tests.defects.opcodes import count
 from tests.lighthouse.builders import beat, beating, formed, group, join, machine, refused, ticked, training
 from tests.manager.builders import ask, gathered, member, quorum

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from lighthouse_runtime.cli.durations import parse_duration
-from manager.config import ManagerConfig
+from manager.server.config import ManagerConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"

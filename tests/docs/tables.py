@@ -24,10 +24,10 @@ from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import option_name, variables
-from manager.config import ENV_PREFIX as MANAGER_PREFIX
-from manager.config import ManagerConfig
-from manager.metrics import render as render_manager
-from manager.run_config import RunConfig
+from manager.server.config import ENV_PREFIX as MANAGER_PREFIX
+from manager.server.config import ManagerConfig
+from manager.server.metrics import render as render_manager
+from manager.supervisor.config import RunConfig
 from tests.lighthouse.statuses import job, member, status
 
 PROGRAMS = {"lighthouse": lighthouse.cli.main, "lighthouse-manager": manager.cli.main}

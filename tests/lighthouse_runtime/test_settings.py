@@ -22,7 +22,7 @@ from lighthouse_runtime.cli.settings import (
     variables,
 )
 from manager.cli import main as manager_main
-from manager.config import ManagerConfig
+from manager.server.config import ManagerConfig
 
 DAEMONS = [
     (LighthouseConfig, lighthouse_main.commands["serve"], "LIGHTHOUSE"),

@@ -2,8 +2,8 @@
 
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.refusals import LighthouseError
-from manager.commit import VoteRefused
-from manager.gather import Ask, GatherMachine, RankRefused
+from manager.group.rules.commit import VoteRefused
+from manager.group.rules.gather import Ask, GatherMachine, RankRefused
 from tests.refusals import Refused
 
 

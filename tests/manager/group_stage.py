@@ -21,9 +21,8 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, InvalidRequest, Superseded, Unrecoverable
-from manager import commit
-from manager.ask import Ask
-from manager.events import (
+from manager.group.rules import commit
+from manager.group.rules.events import (
     CallExpired,
     CallRefused,
     DrainAsked,
@@ -45,8 +44,9 @@ from manager.events import (
     WatchEnded,
     WatchOpened,
 )
-from manager.group import GroupMachine
-from manager.watches import RETURNS_WITHIN_S
+from manager.group.rules.machine import GroupMachine
+from manager.group.rules.rank_presence import RETURNS_WITHIN_S
+from manager.group.rules.request import Ask
 from tests.manager.dumb_lighthouse import DumbLighthouse
 from tests.manager.dumb_rank import Call, Lease, Rank
 

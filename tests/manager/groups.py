@@ -19,8 +19,8 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from lighthouse_protocol.refusals import LighthouseError
-from manager.commit import Voted
-from manager.events import (
+from manager.group.rules.commit import Voted
+from manager.group.rules.events import (
     CallRefused,
     Effect,
     Event,
@@ -34,7 +34,7 @@ from manager.events import (
     VoteCast,
     WatchOpened,
 )
-from manager.group import GroupMachine
+from manager.group.rules.machine import GroupMachine
 from tests.manager.builders import ask, member
 from tests.refusals import Refused
 

@@ -3,7 +3,7 @@
 from agent_client.progress import Progress
 from lighthouse_protocol.messages.progress import RankView
 from lighthouse_protocol.rules.stall import StallVerdict
-from manager.progress import GroupProgress, Process
+from manager.group.rules.progress import GroupProgress, Process
 
 
 class MarkingRanks:

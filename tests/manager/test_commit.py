@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unrecoverable, WrongState
-from manager.commit import (
+from manager.group.rules.commit import (
     DECISIONS_KEPT,
     Asked,
     CommitMachine,

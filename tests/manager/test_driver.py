@@ -8,8 +8,8 @@ import pytest
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Echo, Handed, ToManager, Welcome
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from manager.driver import ManagerDriver
-from manager.lighthouse_link import LighthouseLink
+from manager.group.driver import ManagerDriver
+from manager.group.lighthouse_link import LighthouseLink
 from tests.manager.builders import ask
 from tests.manager.groups import formed, vote
 from tests.virtual_loop import VirtualLoop
@@ -71,7 +71,7 @@ async def test_a_request_that_is_cancelled_leaves_no_timer(timers: list[asyncio.
 class TestWaitForAQuorum:
     @pytest.fixture
     def loop(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> VirtualLoop:
-        caplog.set_level("INFO", "manager.waits")
+        caplog.set_level("INFO", "manager.group.waits")
         loop = VirtualLoop()
         monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
         return loop

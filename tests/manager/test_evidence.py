@@ -21,9 +21,9 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
 from lighthouse_runtime.server.streams import Sender
-from manager import evidence
-from manager.evidence import EvidenceDesk
-from manager.from_outside import ELSEWHERE, NO_OUTPUT, look_alone
+from manager.evidence import collector
+from manager.evidence.collector import EvidenceDesk
+from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look_alone
 from tests.processes import PATIENCE_S
 
 SEEN = Outside("from outside", "pid 71: S (sleeping)", ("its last line",))
@@ -120,8 +120,8 @@ async def test_a_rank_of_this_host_is_looked_at_from_outside_and_never_signalled
 
 
 async def test_nor_while_it_says_anything_at_all(group: Group, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 0.2)
-    monkeypatch.setattr(evidence, "UNDER_WAY_S", 0.0)
+    monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 0.2)
+    monkeypatch.setattr(collector, "UNDER_WAY_S", 0.0)
     watch = Watch(group.desk, 5, 1, is_here=True)
     group.desk.give(EvidenceRequest(1, (1,)))
     await watch.asked.get()
@@ -134,7 +134,7 @@ async def test_nor_while_it_says_anything_at_all(group: Group, monkeypatch: pyte
 
 async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.MonkeyPatch):
     """What it had said before it was asked may come a little later."""
-    monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 0.05)
+    monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 0.05)
     Watch(group.desk, 5, 1, is_here=True)
     Watch(group.desk, 6, 2)
     group.desk.give(EvidenceRequest(1, (1, 2)))
@@ -148,7 +148,7 @@ async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.Monk
 
 
 async def test_a_stopped_one_is_not_waited_for(group: Group, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 10 * PATIENCE_S)
     group.outside = STOPPED
     Watch(group.desk, 5, 1, is_here=True)
     group.desk.give(EvidenceRequest(1, (1,)))
@@ -230,7 +230,7 @@ async def test_none_takes_longer_than_all_may(group: Group, monkeypatch: pytest.
         await asyncio.sleep(10 * PATIENCE_S)
         raise AssertionError
 
-    monkeypatch.setattr(evidence, "GATHERED_WITHIN_S", 1.05)
+    monkeypatch.setattr(collector, "GATHERED_WITHIN_S", 1.05)
     group.desk = EvidenceDesk(3, group.sent.put_nowait, hang)
     Watch(group.desk, 5, 1, old=True)
     group.desk.give(EvidenceRequest(1, (1,)))

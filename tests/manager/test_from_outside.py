@@ -10,8 +10,8 @@ import pytest
 from lighthouse_protocol.messages.evidence import Outside
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
 from lighthouse_runtime.process.children import host_id, started_at
-from manager import from_outside
-from manager.from_outside import ELSEWHERE, NO_OUTPUT, look, look_alone, look_with_output
+from manager.evidence import process_probe
+from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look, look_alone, look_with_output
 from tests.processes import PATIENCE_S
 
 SEEN = Outside("stacks", "pid 71: S (sleeping)", missing=("other: why",))
@@ -56,7 +56,7 @@ async def test_what_it_wrote_last(
     output: tuple[str, ...],
     missing: tuple[str, ...],
 ):
-    monkeypatch.setattr(from_outside, "_look", lambda *_: SEEN)
+    monkeypatch.setattr(process_probe, "_look", lambda *_: SEEN)
 
     async def last() -> tuple[str, ...] | None:
         if isinstance(lines, str):
@@ -65,15 +65,15 @@ async def test_what_it_wrote_last(
         return lines
 
     if lines == "never":
-        monkeypatch.setattr(from_outside, "OUTPUT_WITHIN_S", 0.05)
+        monkeypatch.setattr(process_probe, "OUTPUT_WITHIN_S", 0.05)
     seen = await look_with_output(OWN, last())
     assert seen == replace(SEEN, output=output, missing=(*SEEN.missing, *missing))
 
 
 async def test_a_proc_that_hangs_costs_nothing_else(monkeypatch: pytest.MonkeyPatch):
     go_on = threading.Event()
-    monkeypatch.setattr(from_outside, "LOOK_WITHIN_S", 0.05)
-    monkeypatch.setattr(from_outside, "_look", lambda *_: go_on.wait(PATIENCE_S) and SEEN)
+    monkeypatch.setattr(process_probe, "LOOK_WITHIN_S", 0.05)
+    monkeypatch.setattr(process_probe, "_look", lambda *_: go_on.wait(PATIENCE_S) and SEEN)
     seen = await look(OWN)
     go_on.set()
     late = "/proc has not answered within 0.05 s"
@@ -81,6 +81,6 @@ async def test_a_proc_that_hangs_costs_nothing_else(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_defect_here_is_no_silence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(from_outside, "_look", lambda *_: 1 / 0)
+    monkeypatch.setattr(process_probe, "_look", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         await look(OWN)

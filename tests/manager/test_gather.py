@@ -17,8 +17,8 @@ from lighthouse_protocol.refusals import (
     Unrecoverable,
     WrongState,
 )
-from manager.assignment import assign
-from manager.gather import (
+from manager.group.rules.assignment import assign
+from manager.group.rules.gather import (
     Ask,
     Effect,
     GatherMachine,

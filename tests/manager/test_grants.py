@@ -1,4 +1,4 @@
-"""When a manager lets its ranks into the next step by itself: conditions 1 to 3 of manager/grants.py, one by one."""
+"""When a manager lets its ranks into the next step by itself: conditions 1 to 3 of grants.py, one by one."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ import pytest
 
 from lighthouse_protocol.messages.membership import PLAIN, CatchUp, Distrust, DistrustKind, Quorum, Tag
 from lighthouse_protocol.messages.session import Held, HoldMode
-from manager.ask import Ask
-from manager.grants import LEASE_SHARE, Granted, GrantMachine, Join, Wait
+from manager.group.rules.grants import LEASE_SHARE, Granted, GrantMachine, Join, Wait
+from manager.group.rules.request import Ask
 from tests.manager.builders import ask, member
 from tests.manager.groups import formed, held, order
 

@@ -15,7 +15,7 @@ from lighthouse_protocol.messages.session import (
     WithdrawRequest,
 )
 from lighthouse_protocol.refusals import LimitReached, Superseded, WrongState
-from manager.events import (
+from manager.group.rules.events import (
     CallEnded,
     DrainAsked,
     RanksStarted,
@@ -29,7 +29,7 @@ from manager.events import (
     WatchOpened,
     WorldChanged,
 )
-from manager.group import GroupMachine
+from manager.group.rules.machine import GroupMachine
 from tests.manager.builders import ask, member
 from tests.manager.groups import (
     LEASE_UNTIL,

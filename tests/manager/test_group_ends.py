@@ -17,8 +17,8 @@ from lighthouse_protocol.messages.session import (
     WithdrawRequest,
 )
 from lighthouse_protocol.refusals import Drained, InternalError, InvalidRequest, Superseded, Unrecoverable, WrongState
-from manager.commit import Voted
-from manager.events import (
+from manager.group.rules.commit import Voted
+from manager.group.rules.events import (
     CallEnded,
     CallRefused,
     DrainAsked,
@@ -38,7 +38,7 @@ from manager.events import (
     WatchEnded,
     WatchOpened,
 )
-from manager.group import GroupMachine
+from manager.group.rules.machine import GroupMachine
 from tests.manager.builders import ask, member
 from tests.manager.groups import (
     beat,

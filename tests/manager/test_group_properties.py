@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from lighthouse_protocol.messages.session import Phase
-from manager.grants import GrantMachine
-from manager.ranks import Ranks
-from manager.watches import Watches
+from manager.group.rules.grants import GrantMachine
+from manager.group.rules.rank_presence import Watches
+from manager.group.rules.ranks import Ranks
 from tests.manager.group_stage import Rank, Stage
 
 ranks = st.integers(0, 2)

@@ -10,8 +10,8 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Goodbye, Hello, Leave, ToManager, Welcome
 from lighthouse_protocol.refusals import WrongProtocol
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from manager import lighthouse_link
-from manager.lighthouse_link import Absence, LighthouseLink
+from manager.group import lighthouse_link
+from manager.group.lighthouse_link import Absence, LighthouseLink
 from tests.lighthouse_runtime.stream_server import StreamServer
 from tests.processes import LOCALHOST, PATIENCE_S
 

@@ -16,7 +16,7 @@ from lighthouse_protocol.messages.session import (
     Welcome,
     WithdrawRequest,
 )
-from manager.lighthouse_session import FIRST_LEASE_S, SessionMachine
+from manager.group.rules.lighthouse_session import FIRST_LEASE_S, SessionMachine
 from tests.manager.builders import member
 
 ME = member("a")

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from manager.local_host import LocalHost, Output
-from manager.plan import Plan
-from manager.supervision import Layout
-from manager.torchrun import Torchrun
-from manager.workers import Guard
+from manager.guard.client import Guard
+from manager.supervisor.local_host import LocalHost, Output
+from manager.supervisor.rules.machine import Layout
+from manager.supervisor.rules.plan import Plan
+from manager.supervisor.rules.torchrun import Torchrun
 from tests.processes import PATIENCE_S
 
 

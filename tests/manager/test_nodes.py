@@ -4,9 +4,9 @@ import pytest
 
 from lighthouse_protocol.messages.hosts import NodeEndAsked
 from lighthouse_protocol.refusals import InvalidRequest
-from manager.nodes import Nodes
-from manager.plan import Plan
-from manager.supervision_events import Event
+from manager.supervisor.rules.events import Event
+from manager.supervisor.rules.plan import Plan
+from manager.supervisor.worker_hosts import Nodes
 
 
 def test_only_a_stop_signal_ends_the_group() -> None:

@@ -9,7 +9,7 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.progress import Collective, OpenPhase, PhaseTime, Sample
 from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.rules.stall import Limits
-from manager.places import Places
+from manager.group.progress import Places
 from tests.virtual_loop import VirtualLoop
 
 KNOWN = (PhaseTime("step", 1, 1.0, 1.0), PhaseTime("validation", 1, 1.0, 1.0))

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from manager.plan import Plan
-from manager.supervision import Layout
-from manager.torchrun import Torchrun
+from manager.supervisor.rules.machine import Layout
+from manager.supervisor.rules.plan import Plan
+from manager.supervisor.rules.torchrun import Torchrun
 
 PLAN = Plan(
     command=("train",),

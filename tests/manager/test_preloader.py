@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from manager.python_command import read_python
-from manager.workers import Command, Ended, Guard, Preload
+from manager.guard.client import Command, Ended, Guard, Preload
+from manager.guard.rules.python_command import read_python
 from tests.processes import PATIENCE_S, eventually
 
 LABEL = "a/0"

@@ -6,7 +6,7 @@ import pytest
 
 from lighthouse_protocol.messages.progress import OTHER, STEP, Collective, OpenPhase, PhaseTime, RankName, Sample
 from lighthouse_protocol.rules.stall import Limits
-from manager.progress import MAX_KNOWN, REPEATED_S, SOON_S, TOLD_S, GroupProgress, Process, Telling
+from manager.group.rules.progress import MAX_KNOWN, REPEATED_S, SOON_S, TOLD_S, GroupProgress, Process, Telling
 
 W = Process("w", "host", 77)
 

@@ -11,9 +11,9 @@ from lighthouse.quorum import QuorumMachine
 from lighthouse.quorum_config import QuorumConfig
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Beat, Echo, Handed, Hello, JoinRequest, ToLighthouse, ToManager
-from manager.events import QuorumAnswered, Received, Sent, WatchOpened
-from manager.events import SessionOpened as Connected
-from manager.group import GroupMachine
+from manager.group.rules.events import QuorumAnswered, Received, Sent, WatchOpened
+from manager.group.rules.events import SessionOpened as Connected
+from manager.group.rules.machine import GroupMachine
 from tests.manager.builders import ask
 from tests.manager.groups import vote
 

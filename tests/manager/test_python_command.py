@@ -6,9 +6,9 @@ from click.testing import CliRunner
 
 from lighthouse_runtime.cli.settings import from_options, options
 from manager.cli import main
-from manager.config import ENV_PREFIX
-from manager.python_command import NoPython, PythonCommand, read_python
-from manager.run_config import RunConfig
+from manager.guard.rules.python_command import NoPython, PythonCommand, read_python
+from manager.server.config import ENV_PREFIX
+from manager.supervisor.config import RunConfig
 
 
 @pytest.mark.parametrize(

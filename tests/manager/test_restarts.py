@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.restarts import Budget, Decision, Exclude, GiveUp, Outcome, Restart, RestartPolicy, described, outcome
+from manager.guard.rules.exit_status import described
+from manager.supervisor.rules.restart_policy import (
+    Budget,
+    Decision,
+    Exclude,
+    GiveUp,
+    Outcome,
+    Restart,
+    RestartPolicy,
+    outcome,
+)
 
 PLAIN = RestartPolicy(startup_failures=0)
 

@@ -10,8 +10,8 @@ import pytest
 
 from lighthouse_protocol.messages.session import EvidenceOffer
 from lighthouse_runtime.process.children import process_descriptor, started_at
-from manager.process_state import read_process
-from manager.stacks import NoStacksError, take_stacks
+from manager.evidence.proc_status import read_process
+from manager.evidence.python_stacks import NoStacksError, take_stacks
 from tests.processes import PATIENCE_S, Process, eventually
 
 NUMBER = signal.SIGRTMIN + 12

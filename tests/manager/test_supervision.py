@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from manager.restarts import RANK_SCOPE, RestartPolicy
-from manager.supervision import Layout, SupervisorMachine
-from manager.supervision_events import (
+from manager.supervisor.rules.events import (
     CheckFailed,
     Effect,
     EndAsked,
@@ -25,6 +23,8 @@ from manager.supervision_events import (
     Start,
     StopHeard,
 )
+from manager.supervisor.rules.machine import Layout, SupervisorMachine
+from manager.supervisor.rules.restart_policy import RANK_SCOPE, RestartPolicy
 
 TWO = Layout(1, 2)
 POLICY = RestartPolicy(startup_failures=0, delay_s=1.0)

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.restarts import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
-from manager.supervision import Layout, SupervisorMachine
-from manager.supervision_events import (
+from manager.supervisor.rules.events import (
     CheckFailed,
     Effect,
     EndAsked,
@@ -22,6 +20,8 @@ from manager.supervision_events import (
     Start,
     StopHeard,
 )
+from manager.supervisor.rules.machine import Layout, SupervisorMachine
+from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
 
 POLICIES = st.builds(
     RestartPolicy,

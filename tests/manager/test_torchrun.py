@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from manager.torchrun import Torchrun, exit_behind, read_torchrun
+from manager.supervisor.rules.torchrun import Torchrun, exit_behind, read_torchrun
 
 
 @pytest.mark.parametrize(

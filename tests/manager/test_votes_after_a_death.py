@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from lighthouse_protocol.refusals import DeadlinePassed, Unrecoverable
-from manager.commit import Voted
-from manager.events import (
+from manager.group.rules.commit import Voted
+from manager.group.rules.events import (
     CallExpired,
     CallRefused,
     Effect,
@@ -26,9 +26,9 @@ from manager.events import (
     WatchEnded,
     WatchOpened,
 )
-from manager.ranks import Effect as GroupEffect
-from manager.ranks import Ranks
-from manager.watches import RETURNS_WITHIN_S
+from manager.group.rules.rank_presence import RETURNS_WITHIN_S
+from manager.group.rules.ranks import Effect as GroupEffect
+from manager.group.rules.ranks import Ranks
 from tests.manager.builders import ask
 from tests.manager.groups import formed
 

@@ -8,7 +8,7 @@ import pytest
 from lighthouse_protocol.messages.session import Waiting
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
-from manager.waits import Waits
+from manager.group.waits import Waits
 from tests.virtual_loop import VirtualLoop
 
 

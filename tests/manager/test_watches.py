@@ -1,6 +1,6 @@
 """Which ranks are there."""
 
-from manager.watches import Absence, Watches
+from manager.group.rules.rank_presence import Absence, Watches
 
 
 def watched(size: int = 2) -> Watches:

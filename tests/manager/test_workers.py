@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.workers import Command, Ended, Guard, cause_of
+from manager.guard.client import Command, Ended, Guard, cause_of
 from tests.processes import PATIENCE_S
 
 

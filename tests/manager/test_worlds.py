@@ -9,8 +9,8 @@ from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
-from manager import worlds
-from manager.worlds import Worlds
+from manager.group import worlds
+from manager.group.worlds import Worlds
 
 WORLD = World(8, 1, 8, 8, 1, ("c",))
 

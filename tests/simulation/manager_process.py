@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import Handed, Refused, Released, Revoked, Welcome
 from lighthouse_protocol.refusals import DeadlinePassed
-from manager import events
-from manager.ask import Ask
-from manager.commit import Voted
-from manager.group import GroupMachine
+from manager.group.rules import events
+from manager.group.rules.commit import Voted
+from manager.group.rules.machine import GroupMachine
+from manager.group.rules.request import Ask
 from tests.simulation.network import LOCAL_DELAY_S, End
 from tests.simulation.world import Died, Process, Timer
 

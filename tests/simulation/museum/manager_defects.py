@@ -10,15 +10,15 @@ from typing import Any
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
 from lighthouse_protocol.messages.session import HoldMode, JoinRequest, Released, ToLighthouse
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
-from manager import commit
-from manager.ask import Ask, no_state
-from manager.commit import CommitMachine
-from manager.events import Pushed
-from manager.gather import Effect, GatherMachine, RankAnswered, RankRefused
-from manager.grants import GrantMachine
-from manager.lighthouse_session import SessionMachine
-from manager.ranks import Effect as RanksEffect
-from manager.ranks import Ranks
+from manager.group.rules import commit
+from manager.group.rules.commit import CommitMachine
+from manager.group.rules.events import Pushed
+from manager.group.rules.gather import Effect, GatherMachine, RankAnswered, RankRefused
+from manager.group.rules.grants import GrantMachine
+from manager.group.rules.lighthouse_session import SessionMachine
+from manager.group.rules.ranks import Effect as RanksEffect
+from manager.group.rules.ranks import Ranks
+from manager.group.rules.request import Ask, no_state
 from tests.simulation.museum.exhibit import Replaced
 
 _decide = CommitMachine._decide

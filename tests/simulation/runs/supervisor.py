@@ -1,4 +1,4 @@
-"""A supervisor of one host: the pure machine of manager/supervision.py, its ranks, and its stream to the lighthouse."""
+"""A supervisor of one host: the machine of manager/supervisor/rules, its ranks, and its stream to the lighthouse."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,9 @@ from lighthouse_protocol.messages.supervisor import (
     SupervisorWelcome,
     WorkerLost,
 )
-from manager import supervision_events as events
-from manager.restarts import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
-from manager.supervision import Layout, SupervisorMachine
+from manager.supervisor.rules import events
+from manager.supervisor.rules.machine import Layout, SupervisorMachine
+from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
 from tests.simulation.runs.links import Link
 from tests.simulation.runs.rank import EXIT_STOPPED, RankProcess
 from tests.simulation.world import Process, Timer

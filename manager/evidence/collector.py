@@ -1,0 +1,188 @@
+"""What the ranks are doing, when the lighthouse asks: all of them side by side, each within a time that is set.
+
+Every rank is asked for its stacks and its newest collectives; it answers as long as it runs Python. Where its process
+can be reached it is looked at from outside, too (from_outside.py): its state always, its stacks by a signal where it
+says nothing any more. That signal is for no others, since it may crash a process that runs Python. What is not to be
+had is named, with the reason. A rank whose watch has ended may still be there, stopped by a signal, say: then its
+process is looked at all the same.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from lighthouse_protocol.messages.evidence import GATHERED_WITHIN_S, Outside, OwnEvidence, RankEvidence, fitting
+from lighthouse_protocol.messages.session import (
+    Evidence,
+    EvidenceAsked,
+    EvidenceDone,
+    EvidenceRequest,
+    ToLighthouse,
+    WatchRequest,
+)
+from lighthouse_protocol.wire import watch_wire
+from lighthouse_runtime.server.streams import Sender
+from manager.evidence.process_probe import Look, look_alone
+
+log = logging.getLogger(__name__)
+
+ANSWERED_WITHIN_S = 3.0
+# What comes so soon after a rank was asked it may have said before.
+UNDER_WAY_S = 1.0
+UNREAD_S = 0.1  # for what has come, and was not read since this process was busy
+
+
+@dataclass(slots=True)
+class _Rank:
+    """Its newest process. `is_here`: on this host, where its pid means the same. `sender`: None once its watch has
+    ended. `heard_at`: its newest word, whatever that was."""
+
+    watch: int
+    request: WatchRequest
+    is_here: bool
+    sender: Sender | None
+    heard_at: float = 0.0
+
+
+class EvidenceDesk:
+    """`send` takes what is for the lighthouse; `look` looks at a rank's process from outside, wherever that is."""
+
+    def __init__(self, group_world_size: int, send: Callable[[ToLighthouse], None], look: Look = look_alone) -> None:
+        self._size = group_world_size
+        self._send = send
+        self._look_at = look
+        self._ranks: dict[int, _Rank] = {}
+        self._numbers = itertools.count(1)
+        self._asked: dict[tuple[int, int], asyncio.Future[OwnEvidence]] = {}  # by watch and number
+        self._under_way: dict[int, asyncio.Task[RankEvidence]] = {}
+        self._answers: set[asyncio.Task[None]] = set()
+
+    # -- watches
+
+    def opened(self, watch: int, request: WatchRequest, sender: Sender, *, is_here: bool) -> None:
+        self._ranks[request.group_rank] = _Rank(watch, request, is_here and request.pid > 0, sender)
+
+    def ended(self, watch: int) -> None:
+        for rank in self._ranks.values():
+            if rank.watch == watch:
+                rank.sender = None
+        for (asked, _), answer in self._asked.items():
+            if asked == watch and not answer.done():
+                answer.set_exception(ConnectionError("its watch has ended"))
+
+    def heard(self, watch: int, group_rank: int) -> None:
+        """The rank has said something: it runs Python."""
+        rank = self._ranks.get(group_rank)
+        if rank is not None and rank.watch == watch:
+            rank.heard_at = time.monotonic()
+
+    def answered(self, watch: int, own: OwnEvidence) -> None:
+        answer = self._asked.get((watch, own.number))
+        if answer is not None and not answer.done():
+            answer.set_result(own)
+
+    # -- the lighthouse
+
+    def give(self, request: EvidenceRequest) -> None:
+        """It is sent as it is found. Who asks twice at a time is told the same."""
+        task = asyncio.create_task(self._give(request), name="evidence")
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    def close(self) -> None:
+        for task in (*self._answers, *self._under_way.values()):
+            task.cancel()
+
+    async def _give(self, request: EvidenceRequest) -> None:
+        wanted = dict.fromkeys(request.group_ranks or range(self._size))
+        looks = [self._look(rank) for rank in wanted]
+        for found in asyncio.as_completed([asyncio.shield(look) for look in looks]):
+            self._send(Evidence(request.number, fitting(await found, len(wanted))))
+        self._send(EvidenceDone(request.number))
+
+    def _look(self, group_rank: int) -> asyncio.Task[RankEvidence]:
+        task = self._under_way.get(group_rank)
+        if task is None:
+            task = self._under_way[group_rank] = asyncio.create_task(self._bounded(group_rank))
+            task.add_done_callback(lambda _: self._under_way.pop(group_rank))
+        return task
+
+    async def _bounded(self, group_rank: int) -> RankEvidence:
+        """Whatever a rank does, and whatever fails here: an answer, in time."""
+        try:
+            async with asyncio.timeout(GATHERED_WITHIN_S - 1.0):
+                return await self._gather(group_rank)
+        except TimeoutError:
+            why = f"all of it: not found within {GATHERED_WITHIN_S - 1.0:g} s"
+        except Exception as e:
+            log.exception("what rank %d does cannot be found out", group_rank)
+            why = f"all of it: {e.exceptions[0] if isinstance(e, ExceptionGroup) else e!r}"
+        return RankEvidence(group_rank, missing=(why,))
+
+    async def _gather(self, group_rank: int) -> RankEvidence:
+        began_at = time.monotonic()
+        rank = self._ranks.get(group_rank)
+        if rank is None:
+            why = "all of it: it has opened no watch" if group_rank < self._size else "all of it: the group is smaller"
+            return RankEvidence(group_rank, missing=(why,))
+        async with asyncio.TaskGroup() as looks:
+            outside = looks.create_task(self._look_at(replace(rank.request, offer=None), rank.is_here))
+            own = looks.create_task(self._own(rank, outside))
+        found, said = outside.result(), own.result()
+        by_signal = await self._by_signal(rank, found, began_at) if not said.stacks else Outside()
+        stacks = said.stacks or by_signal.stacks
+        seen = tuple(why for why in found.missing if not why.startswith("stacks: "))
+        missing = (*seen, *said.missing, *by_signal.missing)
+        return RankEvidence(
+            group_rank,
+            worker=rank.request.worker,
+            pid=rank.request.pid,
+            host=rank.request.hostname,
+            stacks=stacks,
+            flight_recorder=said.flight_recorder,
+            process=found.process,
+            output=found.output,
+            missing=tuple(why for why in missing if not (stacks and why.startswith("stacks: "))),
+            took_s=time.monotonic() - began_at,
+        )
+
+    async def _by_signal(self, rank: _Rank, found: Outside, asked_at: float) -> Outside:
+        """The stacks of a rank that was asked and says nothing."""
+        if rank.sender is None or rank.request.offer is None:
+            return Outside()
+        if found.is_stopped:
+            return Outside(missing=("stacks: its process is stopped, and runs no handler",))
+        await asyncio.sleep(UNREAD_S)
+        if rank.heard_at >= asked_at + UNDER_WAY_S:
+            return Outside(missing=("stacks: it runs Python, so that a signal might crash it",))
+        again = await self._look_at(rank.request, rank.is_here)
+        return replace(again, missing=tuple(why for why in again.missing if why.startswith("stacks: ")))
+
+    async def _own(self, rank: _Rank, outside: "asyncio.Task[Outside]") -> OwnEvidence:
+        """What it says of itself; a process that is stopped is not waited for."""
+        if rank.sender is None:
+            return _silent("its watch has ended")
+        if rank.request.offer is None:
+            return _silent("its agent is of a version that cannot be asked")
+        key = rank.watch, next(self._numbers)
+        answer = self._asked[key] = asyncio.get_running_loop().create_future()
+        try:
+            rank.sender.send(watch_wire.watch_response_to_wire(EvidenceAsked(key[1])))
+            async with asyncio.timeout(ANSWERED_WITHIN_S):
+                await asyncio.wait((answer, outside), return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done() and outside.result().is_stopped:
+                    return OwnEvidence(0, missing=("Flight Recorder: its process is stopped",))
+                return await answer
+        except TimeoutError:
+            return _silent(f"no answer within {ANSWERED_WITHIN_S:g} s; something keeps it from running Python")
+        except ConnectionError as e:
+            return _silent(str(e))
+        finally:
+            del self._asked[key]
+
+
+def _silent(why: str) -> OwnEvidence:
+    return OwnEvidence(0, missing=(f"stacks: {why}", f"Flight Recorder: {why}"))

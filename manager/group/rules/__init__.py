@@ -1,0 +1,1 @@
+"""The rules of a replica group. No I/O, no clock."""

@@ -1,0 +1,207 @@
+"""What happens to a replica group's machine, and what it answers with. Requests for a quorum are in ask.py."""
+
+from dataclasses import dataclass
+
+from lighthouse_protocol.messages.membership import Assignment, Quorum, World
+from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToManager, ToRank
+from lighthouse_protocol.refusals import LighthouseError
+from manager.group.rules import commit
+from manager.group.rules.request import Ask
+
+
+@dataclass(frozen=True, slots=True)
+class VoteCast:
+    """`wants_next`: the rank can use a grant that comes with the decision."""
+
+    voted: commit.Voted
+    wants_next: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """A waiting call of a rank is over, without an answer."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallExpired:
+    """The time of a waiting call was over; its rank was told `error`."""
+
+    call: int
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOpened:
+    watch: int
+    group_rank: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEnded:
+    """The stream, or the process that it is of, has ended."""
+
+    watch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankLeaves:
+    """The rank of that watch closes its Agent in good order. `step` as in Leaving."""
+
+    watch: int
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """It says so itself, and ends; `ends_group`: and no rank of the group can go on."""
+
+    group_rank: int
+    worker: str
+    reason: str
+    ends_group: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RanksStarted:
+    """A supervisor has started ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    message: ToManager
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumAnswered:
+    """A rank's request: `quorum` is None for a grant."""
+
+    call: int
+    assignment: Assignment
+    quorum: Quorum | None
+
+
+@dataclass(frozen=True, slots=True)
+class VoteAnswered:
+    call: int
+    commit: bool
+    next: Assignment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallRefused:
+    call: int
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    message: ToLighthouse
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """To the ranks of `watches`."""
+
+    message: ToRank
+    watches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankGivenUp:
+    """It was lost then and is not back. Where it has not left in good order, its process does nothing any more, if it
+    is still there."""
+
+    group_rank: int
+    reason: str
+    lost_at: float
+    has_left: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGivenUp:
+    """It does not fit its peers: no rank of it can go on, and a restart alone does not mend that."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorldChanged:
+    """The ranks are to be told."""
+
+    world: World
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGivenUp:
+    """Close the connection and make a new one."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSilent:
+    """A beat has no answer: make a second connection beside the first, and move the session there."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHeard:
+    """The silent session has answered: no second connection is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceWanted:
+    """What the ranks are doing is to be found out and sent."""
+
+    request: EvidenceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class HasLeft:
+    """The leave was said, and nobody needs this group any more."""
+
+    reason: str
+
+
+RankEvent = Ask | VoteCast | CallEnded | CallExpired | WatchOpened | WatchEnded | RankLeaves | RankFailed | RanksStarted
+Event = RankEvent | SessionOpened | SessionClosed | Received | DrainAsked
+Effect = (
+    QuorumAnswered
+    | VoteAnswered
+    | CallRefused
+    | Sent
+    | Pushed
+    | RankGivenUp
+    | GroupGivenUp
+    | WorldChanged
+    | SessionGivenUp
+    | SessionSilent
+    | SessionHeard
+    | Killed
+    | EvidenceWanted
+    | HasLeft
+)

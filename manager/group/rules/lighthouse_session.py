@@ -1,0 +1,185 @@
+"""The manager's side of its session: hello, beats, joins, and when to give the connection up. No I/O.
+
+What is under way outlives a connection: a join is asked again on the next session, and everything else is a level that
+hello and beats repeat. The lease is reckoned from when the echoed beat was sent.
+
+A beat that is not answered within one and a half intervals makes the session silent: it may be that only this
+connection carries nothing any more. A second connection is then made beside it, and the session moves there once there
+is one; the first one is not closed before the lighthouse has welcomed the second. So a lighthouse that is merely paused
+loses no group: it answers on the first before the second exists, or takes the second in its place. A session without an
+echo for a whole lease is given up: the lighthouse or the way to it is gone.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import (
+    Beat,
+    Echo,
+    Held,
+    Hello,
+    HoldMode,
+    JoinRequest,
+    Leave,
+    Levels,
+    ToLighthouse,
+    Welcome,
+    WithdrawRequest,
+)
+from manager.group.rules.progress import Telling
+
+FIRST_BEAT_INTERVAL_S = 1.0
+FIRST_LEASE_S = 5.0
+SILENT_AFTER_INTERVALS = 1.5
+_NEWS = (HoldMode.FROZEN, HoldMode.LEAVING, HoldMode.REVOKED)
+
+
+@dataclass(slots=True)
+class _Join:
+    number: int
+    participant: Participant
+    deadline_at: float
+
+
+class SessionMachine:
+    """`levels` are read whenever something is sent; `telling`: what beats tell of where the ranks are."""
+
+    def __init__(self, levels: Callable[[], Levels], telling: Telling | None = None) -> None:
+        self._levels = levels
+        self._telling = telling
+        self.is_open = False
+        self.lease_s = FIRST_LEASE_S
+        self._interval_s = FIRST_BEAT_INTERVAL_S
+        self._beats = 0
+        self._joins = 0
+        self._sent_at: dict[int, float] = {}
+        self._next_beat_at = 0.0
+        self._heard_at = 0.0
+        self._unheard = 0  # sessions in a row that were opened, and never answered
+        self._is_silent = False  # as it was said last
+        self._told = Levels()
+        self._entered = (0, 0)  # the quorum that is held, and the step that it began with
+        self._join: _Join | None = None
+
+    def opened(self, me: Participant, now: float) -> list[ToLighthouse]:
+        self.is_open = True
+        self._sent_at = {}
+        self._heard_at = now
+        self._unheard += 1
+        self._is_silent = False
+        if self._telling is not None:
+            self._telling.begin()
+        messages: list[ToLighthouse] = [
+            Hello(me, self._levels(), gives_evidence=True, takes_world=True),
+            self._beat(now),
+        ]
+        if self._join is not None:
+            messages.append(self._ask(self._join, now))
+        return messages
+
+    def closed(self) -> None:
+        self.is_open = False
+
+    def tick(self, now: float) -> list[ToLighthouse]:
+        """A beat, if one is due, or a level has changed that the lighthouse waits for."""
+        levels = self._levels()
+        is_due = now >= self._next_beat_at or _is_news(levels, self._told) or self._is_first_commit(levels.held)
+        return [self._beat(now)] if self.is_open and is_due else []
+
+    def is_given_up(self, now: float) -> bool:
+        return self.is_open and now >= self._heard_at + self.lease_s
+
+    def deadline(self) -> float | None:
+        if not self.is_open:
+            return None
+        moments = [self._next_beat_at, self._heard_at + self.lease_s]
+        return min(moments if self._is_silent else [*moments, self._silent_at])
+
+    def news_of_silence(self, now: float) -> bool | None:
+        """Whether the session is silent, if that has changed; None: it has not."""
+        is_silent = self.is_open and now >= self._silent_at
+        if is_silent is self._is_silent:
+            return None
+        self._is_silent = is_silent
+        return is_silent
+
+    @property
+    def _silent_at(self) -> float:
+        """A lighthouse that answers none of several sessions in a row is given longer each time."""
+        asked_at = next(iter(self._sent_at.values()), math.inf)
+        patience_s = SILENT_AFTER_INTERVALS * self._interval_s * 2 ** max(0, min(self._unheard, 10) - 1)
+        return max(asked_at, self._heard_at) + patience_s
+
+    def welcomed(self, welcome: Welcome, now: float) -> None:
+        self._heard_at, self._unheard = now, 0
+        self._interval_s, self.lease_s = welcome.heartbeat_interval_s, welcome.lease_s
+        self._next_beat_at = min(self._next_beat_at, now + self._interval_s)
+
+    def echoed(self, echo: Echo, now: float) -> float | None:
+        """When the newest echoed beat was sent; None for an echo of nothing that was sent on this connection."""
+        self._heard_at, self._unheard = now, 0
+        self._interval_s = echo.heartbeat_interval_s
+        sent_at = self._sent_at.pop(echo.number, None)
+        for number in [number for number in self._sent_at if number < echo.number]:
+            del self._sent_at[number]
+        return sent_at
+
+    # -- joins
+
+    def join(self, participant: Participant, deadline_at: float, now: float) -> list[ToLighthouse]:
+        self._joins += 1
+        self._join = _Join(self._joins, participant, deadline_at)
+        return [self._ask(self._join, now)] if self.is_open else []
+
+    def withdraw(self) -> list[ToLighthouse]:
+        join, self._join = self._join, None
+        return [WithdrawRequest(join.number)] if join is not None and self.is_open else []
+
+    def is_waiting(self, number: int) -> bool:
+        return self._join is not None and self._join.number == number
+
+    def answered(self, number: int) -> bool:
+        """Whether that join is the one that waits; it waits no more."""
+        is_ours = self.is_waiting(number)
+        if is_ours:
+            self._join = None
+        return is_ours
+
+    def leave(self, reason: str) -> list[ToLighthouse]:
+        return [Leave(reason)] if self.is_open else []
+
+    # -- within
+
+    def _beat(self, now: float) -> Beat:
+        self._beats += 1
+        self._sent_at[self._beats] = now
+        self._next_beat_at = now + self._interval_s
+        self._told = self._levels()
+        return Beat(self._beats, self._told, self._telling.news(now) if self._telling is not None else None)
+
+    def _is_first_commit(self, held: Held | None) -> bool:
+        """Under its quorum, and the lighthouse has not been told: it knows by that when training goes on."""
+        if held is None:
+            return False
+        if self._entered[0] != held.quorum_id:
+            self._entered = (held.quorum_id, held.granted)
+        told, first = self._told.held, self._entered[1]
+        return held.granted > first and (told is None or (told.quorum_id, told.granted) <= (held.quorum_id, first))
+
+    def _ask(self, join: _Join, now: float) -> JoinRequest:
+        return JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now))
+
+
+def _is_news(levels: Levels, told: Levels) -> bool:
+    """Not each grant, nor what the lighthouse has ordered itself, or a join tells it: the next beat is soon enough."""
+    held = levels.held
+    is_held = held is not None and held.mode in _NEWS and held != told.held
+    is_wanted = _wanted(held) not in (None, _wanted(told.held))
+    return is_held or is_wanted or (levels.drains, levels.down) != (told.drains, told.down)
+
+
+def _wanted(held: Held | None) -> int | None:
+    """The quorum that is to be followed by another one."""
+    return held.quorum_id if held is not None and held.wants_next else None

@@ -1,0 +1,313 @@
+"""One replica group's manager as one machine: its ranks on one side, the lighthouse on the other. No I/O.
+
+ranks.py and lighthouse_session.py hold the rules of the two sides; here they meet:
+
+1. What the ranks' side joins and takes back is said on the session; what comes by that goes to the ranks.
+2. Ranks are let into the step that a quorum was formed for only under a valid lease.
+3. What the lighthouse waits for (the quorum given up, a rank lost) it hears in the same moment.
+4. A group that drains does the steps that it has promised, and leaves where it would join.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from lighthouse_protocol.messages.membership import Participant, World
+from lighthouse_protocol.messages.progress import RankName
+from lighthouse_protocol.messages.session import (
+    DrainRequest,
+    Echo,
+    EvidenceRequest,
+    Goodbye,
+    Handed,
+    Held,
+    KillRequest,
+    Levels,
+    Order,
+    Phase,
+    Refused,
+    ToLighthouse,
+    ToManager,
+    Welcome,
+)
+from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
+from lighthouse_protocol.rules.rank_text import here_and_missing, list_names
+from manager.group.rules import gather, ranks
+from manager.group.rules.events import (
+    CallRefused,
+    DrainAsked,
+    Effect,
+    Event,
+    EvidenceWanted,
+    HasLeft,
+    Killed,
+    Received,
+    Sent,
+    SessionClosed,
+    SessionGivenUp,
+    SessionHeard,
+    SessionOpened,
+    SessionSilent,
+    WorldChanged,
+)
+from manager.group.rules.grants import LEASE_SHARE
+from manager.group.rules.lighthouse_session import SessionMachine
+from manager.group.rules.progress import Telling
+
+
+class GroupMachine:
+    """`me` is this group's participant but for what changes from join to join; `life` names the manager's start.
+
+    Time is the caller's monotonic clock and never goes back.
+    """
+
+    def __init__(
+        self,
+        me: Participant,
+        life: str,
+        show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
+        rank_timeout_s: float | None = None,
+        telling: Telling | None = None,
+    ) -> None:
+        """`show_handles`: how torchft's handles of the ranks are relayed to the peers. `rank_timeout_s` bounds how long
+        a rank without a watch may be silent. `telling`: what beats tell of where the ranks are."""
+        self.me = me
+        self._life = life
+        self._show_handles = show_handles
+        self.ranks = ranks.Ranks(me.wire_id, me.group_world_size, rank_timeout_s)
+        self.session = SessionMachine(lambda: self.levels, telling)
+        self._unopened: Handed | None = None
+        self._draining = ""
+        self._has_left = self._has_ended = False
+        self._let_go = ""
+        self._awaited = ""  # by the lighthouse's words
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self._life}.{self.ranks.gather.incarnation}"
+
+    @property
+    def levels(self) -> Levels:
+        return Levels(self.held, self.ranks.drains, self.ranks.down, self.ranks.watches.missing)
+
+    @property
+    def incomplete(self) -> str:
+        """Which of its ranks are here and which are missing; empty: all are, or none."""
+        size, missing = self.me.group_world_size, self.ranks.watches.missing
+        return here_and_missing(self.me.replica_id, size, missing) if 0 < len(missing) < size else ""
+
+    @property
+    def held(self) -> Held | None:
+        return self.ranks.grants.held
+
+    def waiting_for(self, lighthouse_error: str) -> str:
+        """What the ranks that have asked for a quorum wait for, in words. `lighthouse_error`: why the lighthouse cannot
+        be asked; empty: it can."""
+        waiting, missing = self.ranks.waiting, self.ranks.watches.missing
+        silent = {rank for rank in range(self.me.group_world_size) if rank not in waiting}
+        has_joined = self.ranks.gather.is_joined or not self.ranks.gather.waiting
+        lighthouse = f"the lighthouse: {lighthouse_error}" if lighthouse_error else ""
+        if has_joined:
+            return lighthouse or self._awaited or "the lighthouse to answer"
+        gone, late = silent & missing, silent - missing
+        parts = (
+            f"{_ranks_of(gone, self.me)}, not here yet" if gone else "",
+            f"{_ranks_of(late, self.me)}, here and not asking" if late else "",
+            lighthouse,
+        )
+        return "; ".join(filter(None, parts))
+
+    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        self.ranks.hear(now)
+        effects = self._dispatch(event, now)
+        self.ranks.hear(now)
+        effects += self._perform(self.ranks.release(), now) + self._leave_if_over(now)
+        return effects + self._send(self.session.tick(now)) + self._listen(now) + self._end()
+
+    def tick(self, now: float) -> Sequence[Effect]:
+        self.ranks.hear(now)
+        effects = self._perform(self.ranks.expire(now), now)
+        if self.session.is_given_up(now):
+            self.session.closed()
+            return [*effects, SessionGivenUp(f"the lighthouse has echoed nothing for {self.session.lease_s:g} s")]
+        return effects + self._send(self.session.tick(now)) + self._listen(now)
+
+    def deadline(self) -> float | None:
+        """When to call tick next."""
+        deadlines = (self.session.deadline(), self.ranks.watches.deadline())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _dispatch(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case SessionOpened():
+                return [] if self._has_left else self._send(self.session.opened(self._participant(), now))
+            case SessionClosed():
+                self.session.closed()
+                self._awaited = ""
+                self._unopened = None  # asked for again on the next session
+                if self._has_left:
+                    self._let_go = self._let_go or "its session has ended"
+                return self._leave_if_idle(now) if self.ranks.drains else []
+            case Received(message):
+                return self._receive(message, now)
+            case DrainAsked(reason):
+                self._draining, self.ranks.drains = self._draining or reason, True
+                return self._leave_if_idle(now)
+            case _:
+                return self._perform(self.ranks.handle(event, now), now)
+
+    def _perform(self, effects: Sequence[ranks.Effect], now: float) -> list[Effect]:
+        """What the ranks' side does to the group's join is said to the lighthouse; the rest is for the driver."""
+        performed: list[Effect] = []
+        for effect in effects:
+            match effect:
+                case gather.GroupJoined():
+                    performed += self._send(self.session.join(self._participant(effect), effect.deadline_at, now))
+                case gather.JoinTakenBack():
+                    performed += self._send(self.session.withdraw())
+                case ranks.EndReached(call):
+                    performed += [CallRefused(call, self._drained()), *self._leave(now)]
+                case _:
+                    performed.append(effect)
+        return performed
+
+    # -- the lighthouse
+
+    def _receive(self, message: ToManager, now: float) -> list[Effect]:
+        match message:
+            case Welcome(_, _, order):
+                self.session.welcomed(message, now)
+                return self._obey(order, now)
+            case Echo(_, _, order):
+                sent_at = self.session.echoed(message, now)
+                effects = self._obey(order, now)
+                if sent_at is not None:
+                    self.ranks.grants.renew(sent_at + LEASE_SHARE * self.session.lease_s)
+                return effects + self._open(now) + self._perform(self.ranks.decide_again(now), now)
+            case Handed(join):
+                if not self.session.is_waiting(join):
+                    return []
+                self._unopened = message
+                return self._open(now)
+            case Refused(join, error):
+                is_ours = self.session.answered(join) if join else self.ranks.gather.is_joined
+                effects = self._refuse_join(error, now) if is_ours else []
+                if not join and isinstance(error, WrongState):  # it has no place there, whatever it holds
+                    effects += self._perform(self.ranks.give_up(str(error), now), now)
+                return effects + (self._leave(now) if is_ours and self.ranks.drains else [])
+            case Order():
+                return self._obey(message, now)
+            case DrainRequest(reason):
+                return self._dispatch(DrainAsked(reason or "the lighthouse was asked to drain it"), now)
+            case KillRequest(reason):
+                return [Killed(reason)]
+            case World():
+                self._awaited = message.waiting_for
+                return [WorldChanged(replace(message, group_world_size=self.me.group_world_size))]
+            case EvidenceRequest():
+                return [EvidenceWanted(message)]
+            case Goodbye(reason):
+                self._let_go = reason if self._has_left else ""
+                return []
+
+    def _obey(self, order: Order | None, now: float) -> list[Effect]:
+        if order is None:
+            return []
+        effects = self._perform(self.ranks.obey(order, now), now)
+        handed = self._unopened
+        if handed is None or order.phase is not Phase.REVOKED or order.quorum_id != handed.quorum.quorum_id:
+            return effects
+        return effects + self._drop_unopened(handed, order.reason, now)
+
+    def _open(self, now: float) -> list[Effect]:
+        """Let the ranks into the step that a quorum was formed for: a grant like any other, under a valid lease."""
+        handed = self._unopened
+        if handed is None or (handed.stands and now >= self.ranks.grants.renewed_until):
+            return []
+        self._unopened = None
+        if not self.session.answered(handed.join):  # taken back since
+            return []
+        return self._perform(self.ranks.receive(handed.quorum, stands=handed.stands), now)
+
+    def _drop_unopened(self, handed: Handed, reason: str, now: float) -> list[Effect]:
+        self._unopened = None
+        if not self.session.answered(handed.join):
+            return []
+        return self._refuse_join(WrongState(f"quorum {handed.quorum.quorum_id} was revoked: {reason}; ask again"), now)
+
+    def _refuse_join(self, error: LighthouseError, now: float) -> list[Effect]:
+        return self._perform(self.ranks.refuse_join(error), now)
+
+    def _participant(self, joined: gather.GroupJoined | None = None) -> Participant:
+        me = replace(
+            self.me,
+            incarnation=self.incarnation,
+            step=self.ranks.gather.step,
+            seen_quorum_id=self.ranks.gather.quorum_id,
+            watched=self.ranks.watches.is_complete,
+        )
+        if joined is None:
+            return me
+        return replace(
+            me,
+            step=joined.step,
+            shrink_only=joined.shrink_only,
+            commit_failures=joined.commit_failures,
+            tag_quorum_id=joined.tag_quorum_id,
+            ranks_disagree=joined.ranks_disagree,
+            catch_up=joined.catch_up,
+            works_at=joined.works_at,
+            has_source=joined.has_source,
+            compares=joined.compares,
+            distrust=joined.distrust,
+            heals_first=joined.heals_first,
+            wire=self._show_handles(joined.handles),
+        )
+
+    def _listen(self, now: float) -> list[Effect]:
+        is_silent = self.session.news_of_silence(now)
+        if is_silent is None:
+            return []
+        return [SessionSilent("it has not answered the last beat")] if is_silent else [SessionHeard()]
+
+    # -- leaving
+
+    def _drained(self) -> Drained:
+        return Drained(f"{self.me.replica_id} leaves: {self._draining}")
+
+    def _leave_if_idle(self, now: float) -> list[Effect]:
+        """A group without ranks, or one that waits for a quorum, has nothing to finish. Where the quorum may be on its
+        way already, the lighthouse says which was first: the drain is refused the join, or the group does its steps."""
+        if self.ranks.gather.is_joined and self.session.is_open:
+            return []
+        return self._leave(now) if self.ranks.gather.waiting or not self.ranks.watches.has_ranks else []
+
+    def _leave_if_over(self, now: float) -> list[Effect]:
+        """While it drained its ranks have ended, and ask for nothing more."""
+        return self._leave(now) if self.ranks.drains and not self.ranks.watches.has_ranks else []
+
+    def _leave(self, now: float) -> list[Effect]:
+        if self._has_left:
+            return []
+        self._has_left = True
+        effects = self._perform(self.ranks.refuse_all(self._drained()), now)
+        if not self.session.is_open:
+            self._let_go = "it had no session to say so on"
+            return effects
+        messages = self.session.leave(self._draining)
+        self.session.closed()
+        return effects + self._send(messages)
+
+    def _end(self) -> list[Effect]:
+        """Nobody needs this manager: the lighthouse has let it go, and a rank that asks later would find it gone."""
+        if self._has_ended or not self._let_go or self.ranks.unaware:
+            return []
+        self._has_ended = True
+        return [HasLeft(self._let_go)]
+
+    def _send(self, messages: Sequence[ToLighthouse]) -> list[Effect]:
+        return [Sent(message) for message in messages]
+
+
+def _ranks_of(ranks: Collection[int], me: Participant) -> str:
+    names = list_names(RankName("", rank) for rank in ranks)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {names} of {me.group_world_size} of {me.replica_id}"

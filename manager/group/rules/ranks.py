@@ -1,0 +1,337 @@
+"""The ranks of a group as one machine: what they ask and vote becomes answers to them, and joins of the group. No I/O.
+
+gather.py, grants.py, commit.py and watches.py hold the rules; here they meet:
+
+1. A rank's request for a quorum is granted here, waits here, or goes to gather, which joins when all have asked.
+2. A decision of all ranks is what the next grant is built on; where all ranks want it, it carries that grant. A discard
+   ends the quorum for this group.
+3. A rank that is lost ends it, too: the other ranks are told that the quorum is revoked. If it does not come back, they
+   are told that it is gone, and what they ask for is void: inside the group they wait for it in vain.
+4. A rank that leaves in good order, with its last step committed, stays until the quorum is over: its peers may still
+   read what it has sent. Then it is released.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, Order, RankGone, Released, Revoked
+from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
+from manager.group.rules import commit, gather
+from manager.group.rules.events import (
+    CallEnded,
+    CallExpired,
+    CallRefused,
+    GroupGivenUp,
+    Pushed,
+    QuorumAnswered,
+    RankEvent,
+    RankFailed,
+    RankGivenUp,
+    RankLeaves,
+    RanksStarted,
+    VoteAnswered,
+    VoteCast,
+    WatchEnded,
+    WatchOpened,
+)
+from manager.group.rules.grants import GrantMachine, Join, Wait
+from manager.group.rules.rank_presence import Absence, Watches
+from manager.group.rules.request import Ask, superseded
+
+
+@dataclass(frozen=True, slots=True)
+class EndReached:
+    """A rank asks by `call` for more than was promised, while the group drains: it leaves where it would join."""
+
+    call: int
+
+
+Effect = (
+    QuorumAnswered
+    | VoteAnswered
+    | CallRefused
+    | Pushed
+    | RankGivenUp
+    | GroupGivenUp
+    | gather.GroupJoined
+    | gather.JoinTakenBack
+    | EndReached
+)
+
+
+class Ranks:
+    """`rank_timeout_s` bounds how long a rank without a watch may be silent."""
+
+    def __init__(self, wire_id: str, group_world_size: int, rank_timeout_s: float | None = None) -> None:
+        self._size = group_world_size
+        self.gather = gather.GatherMachine(wire_id, group_world_size)
+        self.commit = commit.CommitMachine(group_world_size)
+        self.grants = GrantMachine(wire_id, group_world_size)
+        self.watches = Watches(group_world_size, rank_timeout_s)
+        self.participants = 0  # of the last quorum
+        self.drains = False
+        self._dismissed: set[int] = set()
+        self._waiting: dict[int, Ask] = {}
+        self._wants_next: dict[int, bool] = {}
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Those whose requests wait, here or in gather."""
+        return tuple(sorted({*self.gather.waiting, *self._waiting}))
+
+    @property
+    def down(self) -> str:
+        """Why the group cannot take part now; empty: its ranks are there."""
+        if self.grants.is_leaving:
+            return LEFT
+        if self.watches.is_restarting:
+            return RESTARTING
+        if self.watches.lost:
+            return self.watches.why_lost(self.watches.lost[0])
+        return STARTING if self.watches.is_starting else ""
+
+    @property
+    def unaware(self) -> set[int]:
+        """The watched ranks that have not been told yet that the group leaves."""
+        return self.watches.ranks - self._dismissed
+
+    def handle(self, event: RankEvent, now: float) -> list[Effect]:
+        match event:
+            case Ask():
+                self.watches.asked(event.group_rank)
+                self.watches.heard((event.group_rank,), now)
+                return self._perform_commit(self.commit.handle(self._asked(event)), now) + self._ask(event, now)
+            case VoteCast(voted, wants_next):
+                self.watches.heard((voted.group_rank,), now)
+                self._wants_next[voted.group_rank] = wants_next
+                was_last = self.grants.voted(voted.group_rank, voted.quorum_id, voted.step)
+                effects = self._perform_commit(self.commit.handle(voted), now)
+                for ask in self.gather.asks:
+                    effects += self._perform_commit(self.commit.handle(self._asked(ask)), now)
+                effects += self._miss(self.watches.missed)
+                return effects + (self.decide_again(now) if was_last else [])
+            case CallEnded(call):
+                return self._end_call(call)
+            case CallExpired(call, error):
+                return self._expire_call(call, error)
+            case WatchOpened(watch, group_rank, worker):
+                is_other = self.watches.opened(watch, group_rank, worker)
+                return self.give_up(f"rank {group_rank} has restarted", now) if is_other else []
+            case WatchEnded(watch):
+                rank = self.watches.ended(watch, now)
+                return [] if rank is None else self._lose(rank, now)
+            case RankLeaves(watch, step):
+                if self.watches.leaves(watch):
+                    self.grants.leave(step)
+                return []
+            case RanksStarted():
+                self.watches.started()
+                return []
+            case RankFailed(group_rank, worker, reason, ends_group):
+                if not self.watches.failed(group_rank, worker, reason, now):
+                    return []
+                effects = self._lose(group_rank, now)
+                mates = self.watches.mates_of(group_rank)
+                if not ends_group:
+                    return effects
+                return [*effects, *self._end_mates(group_rank, mates, reason), GroupGivenUp(reason)]
+
+    def release(self) -> list[Effect]:
+        """Rule 4."""
+        leaving = () if self.grants.is_leaving else self.watches.release()
+        return [Pushed(Released(), leaving)] if leaving else []
+
+    # -- what the lighthouse says
+
+    def obey(self, order: Order, now: float) -> list[Effect]:
+        revoked = self._push_revoked(order.reason, order.lost) if self.grants.obey(order) else []
+        return revoked + self.decide_again(now)
+
+    def decide_again(self, now: float) -> list[Effect]:
+        """The first rank's request decides for the step; so all that wait are looked at again."""
+        waiting, self._waiting = self._waiting, {}
+        effects: list[Effect] = []
+        for ask in waiting.values():
+            effects += self._ask(ask, now)
+        return effects
+
+    def receive(self, quorum: Quorum, *, stands: bool) -> list[Effect]:
+        """The quorum that the group has joined: its ranks are let into the step that it was formed for."""
+        init_sync = all(ask.init_sync for ask in self.gather.asks)
+        answered = self.gather.handle(gather.QuorumReceived(self.gather.round, quorum, stands))
+        is_taken = any(isinstance(effect, gather.RoundAnswered) for effect in answered)
+        if is_taken:
+            self.participants = len(quorum.participants)
+        if is_taken and stands:
+            self.grants.take(quorum, self.gather.max_step, init_sync=init_sync)
+        elif is_taken:
+            self.grants.drop()
+        return self._perform_gather(answered)
+
+    def refuse_join(self, error: LighthouseError) -> list[Effect]:
+        """The group's join, if it has joined, was answered with `error`."""
+        self._dismiss(self.gather.waiting, error)
+        return self._perform_gather(self.gather.handle(gather.JoinFailed(self.gather.round, error)))
+
+    def refuse_all(self, error: LighthouseError) -> list[Effect]:
+        """Every rank that gathers gets `error`."""
+        self._dismiss(self.gather.waiting, error)
+        return self._perform_gather(self.gather.refuse_all(error))
+
+    def _dismiss(self, group_ranks: Iterable[int], error: LighthouseError) -> None:
+        if isinstance(error, Drained):
+            self._dismissed |= set(group_ranks)
+
+    # -- silence
+
+    def hear(self, now: float) -> None:
+        """A rank with a call under way is there, to the end of that call."""
+        if self.watches.times_out:
+            self.watches.heard((*self.waiting, *self.commit.voters), now)
+
+    def expire(self, now: float) -> list[Effect]:
+        """Those that have been silent for too long are lost, those that are not back are given up."""
+        effects: list[Effect] = []
+        for rank in self.watches.expire(now):
+            effects += self._lose(rank, now)
+        for absence in self.watches.given_up(now):
+            effects += self._give_up_rank(absence)
+        return effects
+
+    # -- within
+
+    def _lose(self, group_rank: int, now: float) -> list[Effect]:
+        """What it still asks for is void: it would stand for a rank that is not there."""
+        gone = WrongState(self.watches.why_lost(group_rank))
+        effects = self._refuse(group_rank, gone)
+        effects += self._perform_commit(self.commit.handle(commit.RankLost(group_rank)), now)
+        return effects + self.give_up(str(gone), now)
+
+    def _refuse(self, group_rank: int, error: LighthouseError) -> list[Effect]:
+        """What the rank asks for, if it does."""
+        effects: list[Effect] = []
+        if (ask := self._waiting.pop(group_rank, None)) is not None:
+            effects.append(CallRefused(ask.call, error))
+        if (call := self.gather.call_of(group_rank)) is not None:
+            effects += self._perform_gather(self.gather.handle(gather.Withdrawn(call)))
+            effects.append(CallRefused(call, error))
+        return effects
+
+    def _give_up_rank(self, absence: Absence) -> list[Effect]:
+        rank = absence.group_rank
+        reason = f"{self.watches.why_lost(rank)}, and is not back"
+        return [
+            *self._end_mates(rank, absence.mates, reason),
+            RankGivenUp(rank, reason, absence.lost_at, absence.has_left),
+        ]
+
+    def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str) -> list[Effect]:
+        """The processes that the lost rank has left behind are told, and wait for nothing here."""
+        effects: list[Effect] = [
+            Pushed(RankGone(group_rank, reason), self.watches.of(mates)),
+            *self._miss([group_rank]),
+        ]
+        for ask in (*self._waiting.values(), *self.gather.asks):
+            if ask.worker in mates:
+                effects += self._refuse(ask.group_rank, WrongState(reason))
+        return effects
+
+    def _miss(self, group_ranks: Iterable[int]) -> list[Effect]:
+        """What they may have known of a step that was decided before this manager started is gone with them."""
+        missed = (commit.RankMissed(rank, self.watches.why_lost(rank)) for rank in group_ranks)
+        return [effect for each in missed for effect in _refusals(self.commit.handle(each))]
+
+    def _ask(self, ask: Ask, now: float) -> list[Effect]:
+        decision = self.grants.decide(ask, now)
+        if isinstance(decision, Wait):
+            older = self._waiting.get(ask.group_rank)
+            self._waiting[ask.group_rank] = ask
+            return [] if older is None else [CallRefused(older.call, superseded(ask.group_rank))]
+        if isinstance(decision, Join):
+            if self.drains:
+                self._dismissed.add(ask.group_rank)
+                return [EndReached(ask.call)]
+            effects = self._push_revoked(f"rank {ask.group_rank} cannot go on with it") if decision.gives_up else []
+            return effects + self._perform_gather(self.gather.handle(ask))
+        effects = self._open_step() if decision.is_first else []
+        return [*effects, QuorumAnswered(ask.call, decision.assignment, None)]
+
+    def _open_step(self) -> list[Effect]:
+        held = self.grants.held
+        assert held is not None
+        return self._open_attempt(commit.Opened(held.quorum_id, held.granted))
+
+    def _open_attempt(self, opened: commit.Opened) -> list[Effect]:
+        self._wants_next = {}
+        return _refusals(self.commit.handle(opened))
+
+    def _end_call(self, call: int) -> list[Effect]:
+        self._waiting = {rank: ask for rank, ask in self._waiting.items() if ask.call != call}
+        effects = self._perform_gather(self.gather.handle(gather.Withdrawn(call)))
+        self.commit.handle(commit.Withdrawn(call))
+        return effects
+
+    def _expire_call(self, call: int, error: LighthouseError) -> list[Effect]:
+        """A join is over for all ranks with the first one's time, and for the same reason."""
+        was_joined = self.gather.is_joined
+        effects = self._end_call(call)
+        return effects + (self.refuse_all(error) if was_joined and not self.gather.is_joined else [])
+
+    def _perform_gather(self, effects: Sequence[gather.Effect]) -> list[Effect]:
+        performed: list[Effect] = []
+        for effect in effects:
+            match effect:
+                case gather.GroupJoined() if self.grants.has_done_late_step:
+                    works_at = self.grants.granted + 1
+                    performed.append(replace(effect, works_at=works_at, commit_failures=0))
+                case gather.GroupJoined() | gather.JoinTakenBack():
+                    performed.append(effect)
+                case gather.RoundAnswered(quorum_id, step):
+                    performed += self._open_attempt(commit.Opened(quorum_id, step))
+                case gather.RankAnswered(call, assignment, quorum):
+                    performed.append(QuorumAnswered(call, assignment, quorum))
+                case gather.RankRefused(call, error):
+                    performed.append(CallRefused(call, error))
+        return performed
+
+    def _perform_commit(self, effects: Sequence[commit.Effect], now: float) -> list[Effect]:
+        decided = [effect for effect in effects if isinstance(effect, commit.Decided)]
+        performed = _refusals(effects)
+        if not decided:
+            return performed
+        fresh = self.commit.take_fresh()
+        offers = False
+        if fresh is not None and fresh.commit:
+            offers = self._committed(fresh, now)
+            performed += self._open_step() if offers else []
+        elif fresh is not None and self.grants.ends_by_discard(fresh.quorum_id):
+            performed += self.give_up("a step was discarded", now)
+        for effect in decided:
+            grant = self.grants.assignment(effect.group_rank, True) if offers else None
+            performed.append(VoteAnswered(effect.call, effect.commit, grant))
+        return performed
+
+    def _committed(self, decision: commit.Decision, now: float) -> bool:
+        """Whether the ranks are let into the next step with the same answer."""
+        self.grants.committed(decision.quorum_id, decision.step)
+        wants = len(self._wants_next) == self._size and all(self._wants_next.values())
+        return wants and not self.drains and self.grants.offer(now)
+
+    def give_up(self, reason: str, now: float) -> list[Effect]:
+        """This group ends the quorum that it holds: the other ranks are to abort what has not completed."""
+        if self.grants.held is None or not self.grants.give_up():
+            return []
+        return self._push_revoked(reason) + self.decide_again(now)
+
+    def _asked(self, ask: Ask) -> commit.Asked:
+        stands = self.grants.held is not None
+        return commit.Asked(ask.group_rank, ask.step, ask.tag_quorum_id, ask.commit_failures > 0, stands)
+
+    def _push_revoked(self, reason: str, lost: str = "") -> list[Effect]:
+        held = self.grants.held
+        return [] if held is None else [Pushed(Revoked(held.quorum_id, reason, lost), self.watches.staying())]
+
+
+def _refusals(effects: Sequence[commit.Effect]) -> list[Effect]:
+    return [CallRefused(e.call, e.error) for e in effects if isinstance(e, commit.VoteRefused)]

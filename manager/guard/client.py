@@ -1,0 +1,204 @@
+"""The supervisor's end of the guard: orders to it, and what has become of the processes that it started."""
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lighthouse_runtime.process import grpc_environment
+from manager.guard import process_tree
+from manager.guard.rules.python_command import PythonCommand
+
+log = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 10.0
+MAX_CAUSE_CHARS = 500
+
+# Only the standard library, and then our own folder: nothing of the user's can stand in the way.
+_CODE = "import sys; sys.path.append(sys.argv.pop()); from manager.guard.guard import main; main()"
+_OURS = str(Path(__file__).resolve().parents[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`env` is added to the supervisor's own. `log`: a file that takes its output, which is shown as well if
+    `is_shown`. `has_input`: its standard input stays open, and closes with the guard. `is_forked`: from the preloaded
+    interpreter, if there is one; it then is what that one was given as its program."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    label: str
+    log: str | None = None
+    is_shown: bool = True
+    has_input: bool = False
+    is_forked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """One interpreter imports `modules`, and the processes of `command` are forked from it."""
+
+    modules: tuple[str, ...]
+    command: PythonCommand
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """`status` as subprocess gives it. `cause`: what an error file of torch's @record says."""
+
+    status: int
+    output: tuple[str, ...]
+    cause: str = ""
+
+
+class Guard:
+    """manager/guard/guard.py as a child process. To be started before gRPC is used, and attached to the loop."""
+
+    def __init__(self, preload: Preload | None = None) -> None:
+        ours, its = socket.socketpair()
+        command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]
+        with its:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=(its.fileno(),),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=grpc_environment.without_ours(os.environ),
+            )
+        process_tree.become_subreaper()  # for what a guard that is killed leaves behind
+        self._socket = ours
+        self._numbers = itertools.count(1)
+        self._on_end: dict[int, Callable[[Ended], None]] = {}
+        self._pids: dict[int, int] = {}
+        self._tails: dict[int, asyncio.Future[tuple[str, ...]]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._unsent: list[bytes] = []  # from before run()
+        self.on_failure: Callable[[str], None] = log.error
+        """Called with why the modules cannot be preloaded."""
+        if preload is not None:
+            command = preload.command
+            self._say(
+                preload=preload.modules,
+                interpreter=command.interpreter,
+                program=command.program,
+                label=preload.label,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, command: Command, on_end: Callable[[Ended], None]) -> int:
+        """Its number. `on_end` is called on the loop when nothing of it runs any more."""
+        number = next(self._numbers)
+        self._on_end[number] = on_end
+        self._say(
+            start=number,
+            argv=command.argv,
+            env=dict(command.env),
+            label=command.label,
+            log=command.log,
+            is_shown=command.is_shown,
+            has_input=command.has_input,
+            is_forked=command.is_forked,
+        )
+        return number
+
+    def halt(self, number: int, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL to what is left of it after `grace_s`."""
+        self._say(halt=number, grace_s=grace_s)
+
+    async def tail(self, number: int) -> tuple[str, ...]:
+        """The last lines that it has written so far; it may have ended. It waits for the guard, without a limit."""
+        if number not in self._tails:
+            self._tails[number] = asyncio.get_running_loop().create_future()
+            self._say(tail=number)
+        return await asyncio.shield(self._tails[number])
+
+    def pid_of(self, number: int) -> int:
+        """0 where it has not been started yet, or has ended."""
+        return self._pids.get(number, 0)
+
+    async def run(self) -> int:
+        """Call what waits for the ends of processes; returns, with the guard's own status, when the guard has ended."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
+        self._writer.writelines(self._unsent)
+        try:
+            while line := await reader.readline():
+                self._hear(json.loads(line))
+        except ConnectionError:
+            pass
+        status = await self._wait()
+        self._sweep()
+        return status
+
+    async def stop(self) -> None:
+        """All that it has started is killed, and it ends."""
+        if self._writer is not None:
+            self._writer.close()
+        else:
+            self._socket.close()
+        await self._wait()
+
+    def kill_now(self) -> None:
+        """For a supervisor that does not come to run(): blocks until nothing of it is left."""
+        self._socket.close()
+        self._process.wait(END_TIMEOUT_S)
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        if "started" in event:
+            self._pids[event["started"]] = event["pid"]
+            return
+        if "tail" in event:
+            self._tails.pop(event["tail"]).set_result(tuple(event["output"]))
+            return
+        if "failed" in event:
+            self.on_failure(f"cannot preload {event['failed']}")
+            return
+        number = event["ended"]
+        self._pids.pop(number, None)
+        self._on_end.pop(number)(Ended(event["status"], tuple(event["output"]), cause_of(event["error"])))
+
+    def _say(self, **order: Any) -> None:
+        line = json.dumps(order).encode() + b"\n"
+        if self._writer is None:
+            self._unsent.append(line)
+        elif not self._writer.is_closing():
+            self._writer.write(line)
+
+    async def _wait(self) -> int:
+        ends_at = asyncio.get_running_loop().time() + END_TIMEOUT_S
+        while (status := self._process.poll()) is None:
+            if asyncio.get_running_loop().time() >= ends_at:
+                log.error("the guard (pid %d) does not end; it is killed", self.pid)
+                self._process.kill()
+            await asyncio.sleep(0.005)
+        return status
+
+    def _sweep(self) -> None:
+        """What a guard that was killed has left: its own children died with it, theirs are ours now."""
+        while left := process_tree.marked(os.getpid(), f"{self.pid}."):
+            process_tree.kill(left)
+
+
+def cause_of(error_file: str) -> str:
+    """What an error file of torch's @record says, in one line."""
+    try:
+        message = json.loads(error_file)["message"]
+        text = message["message"] if isinstance(message, dict) else message
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return " ".join(str(text).split())[:MAX_CAUSE_CHARS]
+
+
+def shown(output: Sequence[str]) -> str:
+    return "".join(f"\n    | {line}" for line in output)

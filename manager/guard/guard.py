@@ -1,0 +1,287 @@
+"""The process between a supervisor and its ranks: it forks them, reads what they write, and leaves none behind.
+
+A process of its own, since gRPC and fork do not go together, and since it must outlive a supervisor that is killed. It
+takes orders as lines of JSON from a socket, and says there what has happened:
+
+    {"preload": ["torch"], "interpreter": ["python"], "program": ["train.py"], "label": "a/preload"}
+    {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false,
+     "is_forked": false}
+    {"halt": 1, "grace_s": 10}
+    {"tail": 1}
+    -> {"started": 1, "pid": 77}
+    -> {"tail": 1, "output": [...]}                                   the last lines so far
+    -> {"ended": 1, "status": -9, "output": [...], "error": "..."}    when the whole tree is gone
+    -> {"failed": "why"}                                              what is to be preloaded cannot be
+
+When the socket closes, everything is killed. Each process leads a session of its own and is killed by the kernel if
+this one dies. It imports nothing but the standard library and a few files of ours, which do the same.
+"""
+
+import contextlib
+import json
+import os
+import select
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from manager.guard import process_tree
+from manager.guard.child import Child, open_log
+from manager.guard.preloader import NUMBER as PRELOADER
+from manager.guard.preloader import Hooks, Preloader
+from manager.guard.rules.output import Outlet
+
+_POLL_S = 0.02
+_UNKILLABLE_S = 5.0
+_READ_BYTES = 1 << 16
+_REST_S = 1.0
+
+
+class Guard:
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._folder = Path(tempfile.mkdtemp(prefix="lighthouse-run-"))
+        self._children: dict[int, Child] = {}
+        self._preloader: Preloader | None = None
+        self._strangers: dict[int, int] = {}  # statuses: a rank may end before its pid is heard
+        self._outlet = Outlet()
+        self._selector = selectors.PollSelector()
+        self._pending = b""
+        self._is_open = True
+        self._is_muted = False
+        self._is_writing = False
+
+    def run(self) -> None:
+        """Until the control socket closes."""
+        woken, wake = os.pipe()
+        for descriptor in (woken, wake):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(self._control, selectors.EVENT_READ, self._read_orders)
+        self._selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, 4096))
+        try:
+            while self._is_open:
+                for key, _ in self._selector.select(self._patience_s()):
+                    key.data()
+                self._reap()
+                self._finish()
+                self._regulate()
+        finally:
+            self._end_all()
+            self._write_rest()
+
+    def _patience_s(self) -> float | None:
+        if any(child.status is not None for child in self._children.values()):
+            return _POLL_S
+        moments = [child.kill_at for child in self._children.values() if child.kill_at is not None]
+        return max(0.0, min(_POLL_S, min(moments) - time.monotonic())) if moments else None
+
+    # -- orders
+
+    def _read_orders(self) -> None:
+        try:
+            data = self._control.recv(_READ_BYTES)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._is_open = False
+            return
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            order: dict[str, Any] = json.loads(line)
+            if "start" in order:
+                self._start(order)
+            elif "preload" in order:
+                self._preload(order)
+            elif "tail" in order:
+                child = self._children.get(order["tail"])
+                self._say({"tail": order["tail"], "output": child.lines.so_far if child is not None else []})
+            else:
+                self._halt_order(order["halt"], order["grace_s"])
+
+    def _start(self, order: dict[str, Any]) -> None:
+        number, label = order["start"], order["label"]
+        try:
+            child = Child(number, label, order["is_shown"], open_log(order["log"]), self._folder / f"{number}.json")
+            if order["is_forked"] and self._preloader is not None:
+                self._preloader.want(child, order["env"])
+                return
+            child.spawn(order["argv"], order["env"], has_input=order["has_input"])
+        except (OSError, subprocess.SubprocessError) as e:
+            said = f"cannot run {order['argv'][0]}: {e}"
+            self._note(label, said)
+            self._say({"ended": number, "status": 127, "output": [said], "error": ""})
+            return
+        self._keep(child)
+
+    def _preload(self, order: dict[str, Any]) -> None:
+        hooks = Hooks(self._keep, lambda why: self._say({"failed": why}), self._note)
+        self._preloader = Preloader(order, self._folder, self._selector, hooks)
+        self._preloader.begin()
+
+    def _keep(self, child: Child) -> None:
+        self._children[child.number] = child
+        if child.popen is None and child.pid in self._strangers:
+            child.ended(self._strangers.pop(child.pid))
+        self._resume(child)
+        if child.number != PRELOADER:
+            self._say({"started": child.number, "pid": child.pid})
+
+    def _halt_order(self, number: int, grace_s: float) -> None:
+        if (child := self._children.get(number)) is not None:
+            self._halt(child, grace_s)
+        elif self._preloader is not None and self._preloader.drop(number):
+            self._say({"ended": number, "status": -signal.SIGTERM, "output": [], "error": ""})
+
+    def _halt(self, child: Child, grace_s: float) -> None:
+        if child.status is None and child.kill_at is None and grace_s > 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
+        at = time.monotonic() + grace_s
+        child.kill_at = at if child.kill_at is None else min(child.kill_at, at)
+
+    # -- the ends of processes
+
+    def _reap(self) -> None:
+        by_pid = {child.pid: child for child in self._children.values()}
+        is_unsure = self._preloader is not None and self._preloader.has_asked
+        if not is_unsure:
+            self._strangers.clear()  # their pids may name others by now
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if (child := by_pid.get(pid)) is not None:
+                child.ended(os.waitstatus_to_exitcode(status))
+            elif is_unsure:
+                self._strangers[pid] = os.waitstatus_to_exitcode(status)
+
+    def _finish(self) -> None:
+        now = time.monotonic()
+        for child in list(self._children.values()):
+            if child.status is not None and child.kill_at is None:
+                child.kill_at = now  # nobody stops what it has left behind
+            left = self._tree(child) if child.status is not None or _is_due(child, now) else [child.pid]
+            if _is_due(child, now):
+                process_tree.kill(left)
+            if child.status is not None and (not left or now >= (child.kill_at or now) + _UNKILLABLE_S):
+                self._ended(child, child.status, left)
+
+    def _tree(self, child: Child) -> list[int]:
+        return process_tree.marked(os.getpid(), child.mark, child.pid)
+
+    def _ended(self, child: Child, status: int, left: list[int]) -> None:
+        del self._children[child.number]
+        while self._read_output(child):
+            pass
+        self._pause(child)
+        self._show(child, child.lines.end())
+        child.close()
+        if child.number == PRELOADER and self._preloader is not None:
+            self._preloader.ended(status)
+            return
+        output = child.lines.tail + ([f"(processes {left} cannot be killed)"] if left else [])
+        self._say({"ended": child.number, "status": status, "output": output, "error": child.error()})
+
+    def _end_all(self) -> None:
+        """Everything below this process, and whatever that starts meanwhile."""
+        ends_at = time.monotonic() + _UNKILLABLE_S
+        while (left := process_tree.descendants(os.getpid())) and time.monotonic() < ends_at:
+            process_tree.kill(left)
+            time.sleep(0.005)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- output
+
+    def _read_output(self, child: Child) -> bool:
+        """Whether there may be more."""
+        try:
+            data = os.read(child.output, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._pause(child)
+            child.is_read = True
+            return False
+        if child.log is not None:
+            child.log.write(data)
+        self._show(child, child.lines.feed(data))
+        return True
+
+    def _show(self, child: Child, lines: list[bytes]) -> None:
+        if child.is_shown and not self._is_muted:
+            self._outlet.put(f"[{child.label}] ", lines)
+
+    def _pause(self, child: Child) -> None:
+        if not child.is_paused:
+            child.is_paused = True
+            self._selector.unregister(child.output)
+
+    def _resume(self, child: Child) -> None:
+        child.is_paused = False
+        self._selector.register(child.output, selectors.EVENT_READ, lambda: self._read_output(child))
+
+    def _regulate(self) -> None:
+        """Who writes faster than our own output is read waits, as it would at any pipe; orders never wait for that."""
+        if self._outlet.has_some != self._is_writing:
+            self._is_writing = self._outlet.has_some
+            if self._is_writing:
+                self._selector.register(sys.stdout.fileno(), selectors.EVENT_WRITE, self._write)
+            else:
+                self._selector.unregister(sys.stdout.fileno())
+        for child in self._children.values():
+            if self._outlet.is_full and child.is_shown:
+                self._pause(child)
+            elif child.is_paused and not child.is_read:
+                self._resume(child)
+
+    def _write(self) -> None:
+        piece = self._outlet.piece()
+        try:
+            self._outlet.taken(os.write(sys.stdout.fileno(), piece))
+        except BlockingIOError:
+            return
+        except OSError:  # nobody reads it any more
+            self._is_muted = True
+            while piece := self._outlet.piece():
+                self._outlet.taken(len(piece))
+
+    def _write_rest(self) -> None:
+        """What ranks have said last; a reader that has stopped is not waited for."""
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        ends_at = time.monotonic() + _REST_S
+        while self._outlet.has_some and poll.poll(1000 * max(0.0, ends_at - time.monotonic())):
+            self._write()
+
+    def _note(self, label: str, said: str) -> None:
+        self._outlet.put(f"[{label}] ", [said.encode()])
+
+    def _say(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._control.sendall(json.dumps(event).encode() + b"\n")
+
+
+def _is_due(child: Child, now: float) -> bool:
+    return child.kill_at is not None and now >= child.kill_at
+
+
+def main() -> None:
+    """Arguments: the descriptor of the control socket, the pid of the supervisor."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides
+    process_tree.become_subreaper()
+    if os.getppid() == int(sys.argv[2]):
+        Guard(control).run()

@@ -1,0 +1,201 @@
+"""The guard's end of preload.py: the interpreter that ranks are forked from, and the ranks that wait for it."""
+
+import functools
+import json
+import os
+import selectors
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manager.guard.child import Child
+from manager.guard.rules.exit_status import described
+
+NUMBER = 0  # no order has it
+MAX_FAILURES = 3
+_SCRIPT = str(Path(__file__).with_name("preload.py"))
+_READ_BYTES = 1 << 16
+_PATIENCE_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Birth:
+    """A rank that is to be forked. `socket` and `output` are there while that is asked for."""
+
+    child: Child
+    more: Mapping[str, str]
+    socket: "socket.socket | None" = None
+    output: int = -1
+    failures: int = 0
+
+    def close(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+        if self.output >= 0:
+            os.close(self.output)
+            self.output = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the guard does. `keep`: look after that process from now on; `fail`: no rank can be forked, and why."""
+
+    keep: Callable[[Child], None]
+    fail: Callable[[str], None]
+    say: Callable[[str, str], None]
+
+
+class Preloader:
+    def __init__(self, order: Mapping[str, Any], folder: Path, selector: selectors.BaseSelector, hooks: Hooks) -> None:
+        self._interpreter: Sequence[str] = order["interpreter"]
+        self._program: Sequence[str] = order["program"]
+        self._modules = ",".join(order["preload"])
+        self._label: str = order["label"]
+        self._folder = folder
+        self._selector = selector
+        self._hooks = hooks
+        self._control: socket.socket | None = None
+        self._is_ready = False
+        self._has_been_ready = False
+        self._has_failed = False
+        self._deaths = 0
+        self._waiting: deque[_Birth] = deque()
+        self._asked: dict[int, _Birth] = {}
+
+    @property
+    def has_asked(self) -> bool:
+        """A process of which the guard knows nothing may be one of its ranks."""
+        return bool(self._asked)
+
+    def begin(self) -> None:
+        self._has_been_ready = False
+        ours, its = socket.socketpair()
+        child = Child(NUMBER, self._label, True, None, self._folder / "preload.json")
+        words = [_SCRIPT, str(its.fileno()), str(os.getpid()), self._modules]
+        with its:
+            try:
+                child.spawn([*self._interpreter, *words, *self._program], {}, has_input=False, keeps=(its.fileno(),))
+            except (OSError, subprocess.SubprocessError) as e:
+                ours.close()
+                self._fail(f"cannot run {self._interpreter[0]}: {e}")
+                return
+        self._control = ours
+        self._selector.register(ours, selectors.EVENT_READ, self._hear)
+        self._hooks.keep(child)
+
+    def want(self, child: Child, more: Mapping[str, str]) -> None:
+        """`child` is kept once it runs."""
+        self._waiting.append(_Birth(child, more))
+        self._ask()
+
+    def drop(self, number: int) -> bool:
+        """Whether that start was still to come; it comes no more."""
+        birth = self._asked.pop(number, None) or next((b for b in self._waiting if b.child.number == number), None)
+        if birth is None:
+            return False
+        if birth in self._waiting:
+            self._waiting.remove(birth)
+        self._close(birth)  # a process that gets no order ends
+        birth.child.close()
+        return True
+
+    def ended(self, status: int) -> None:
+        """The interpreter has; its ranks go on."""
+        self._forget_control()
+        asked, self._asked = self._asked, {}
+        for birth in reversed(asked.values()):
+            self._again(birth)
+        self._deaths = 0 if self._has_been_ready else self._deaths + 1
+        how = described(status)
+        if self._deaths >= MAX_FAILURES:
+            self._fail(f"{self._modules}: their import has ended the interpreter by {how}, {MAX_FAILURES} times")
+        if not self._has_failed:
+            self._hooks.say(self._label, f"has ended by {how}; it is started again, and ranks that are to start wait")
+            self.begin()
+
+    def _fail(self, why: str) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            self._hooks.fail(why)
+
+    def _hear(self) -> None:
+        if self._control is None:
+            return
+        try:
+            said = self._control.recv(_READ_BYTES)
+        except ConnectionError:
+            said = b""
+        if not said:
+            self._forget_control()  # its end follows
+            return
+        event = json.loads(said)
+        if "failed" in event:
+            self._fail(event["failed"])
+            return
+        self._is_ready = self._has_been_ready = True
+        self._ask()
+
+    def _forget_control(self) -> None:
+        self._is_ready = False
+        if self._control is not None:
+            self._selector.unregister(self._control)
+            self._control.close()
+            self._control = None
+
+    # -- births
+
+    def _ask(self) -> None:
+        while self._is_ready and self._control is not None and self._waiting:
+            birth = self._waiting.popleft()
+            birth.socket, its = socket.socketpair()
+            birth.socket.settimeout(_PATIENCE_S)
+            birth.output, output = os.pipe()
+            try:
+                socket.send_fds(self._control, [b"f"], [its.fileno(), output])
+            except OSError:
+                self._is_ready = False  # its end follows
+                birth.close()
+                self._waiting.appendleft(birth)
+            else:
+                self._asked[birth.child.number] = birth
+                self._selector.register(birth.socket, selectors.EVENT_READ, functools.partial(self._heard_of, birth))
+            finally:
+                its.close()
+                os.close(output)
+
+    def _heard_of(self, birth: _Birth) -> None:
+        if birth.socket is None:
+            return  # given up by what else was ready in this moment
+        del self._asked[birth.child.number]
+        try:
+            pid = int(birth.socket.recv(_READ_BYTES) or 0)
+            if pid:
+                order = {"env": birth.child.environment(birth.more), "mark": birth.child.mark}
+                birth.socket.sendall(json.dumps(order).encode())
+        except OSError:
+            pid = 0
+        if not pid:
+            self._again(birth)
+            self._ask()
+            return
+        output, birth.output = birth.output, -1
+        self._close(birth)
+        birth.child.born(pid, output)
+        self._hooks.keep(birth.child)
+
+    def _again(self, birth: _Birth) -> None:
+        self._close(birth)
+        birth.failures += 1
+        self._waiting.appendleft(birth)
+        if birth.failures >= MAX_FAILURES:
+            self._fail(f"{self._modules}: no rank can be forked from the interpreter that has imported them")
+
+    def _close(self, birth: _Birth) -> None:
+        if birth.socket is not None:
+            self._selector.unregister(birth.socket)
+        birth.close()

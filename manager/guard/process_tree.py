@@ -1,0 +1,82 @@
+"""The processes that descend from this one, by /proc, and their end.
+
+A process that left its parent, its process group and its session still descends from the next subreaper, and carries
+the mark in its environment that its ancestor was started with.
+"""
+
+import ctypes
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from manager.guard.preload import MARK_VARIABLE
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(root: int) -> list[int]:
+    """Those that run; a zombie has ended."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for pid, parent in _parents():
+        children[parent].append(pid)
+    found: list[int] = []
+    below = [root]
+    while below:
+        below = [child for pid in below for child in children.get(pid, ())]
+        found += below
+    return [pid for pid in found if not _is_zombie(pid)]
+
+
+def marked(root: int, mark: str, session: int = 0) -> list[int]:
+    """The descendants of `root` in that session, or with a mark that begins with `mark`."""
+    sign = f"{MARK_VARIABLE}={mark}".encode()
+    return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in _environment(pid)]
+
+
+def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        fields = _stat(pid)
+        if fields:
+            yield pid, int(fields[1])
+
+
+def _is_zombie(pid: int) -> bool:
+    fields = _stat(pid)
+    return not fields or fields[0] in "ZX"
+
+
+def _stat(pid: int) -> list[str]:
+    """From the state on; nothing where the process has gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,1 @@
+"""Exit statuses, commands and output. No I/O."""

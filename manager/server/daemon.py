@@ -1,0 +1,223 @@
+"""`lighthouse-manager serve`: one replica group's manager, until a signal or a kill."""
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+
+from lighthouse_protocol import VERSION
+from lighthouse_protocol.identity import Address, parse_address
+from lighthouse_protocol.limits import LIGHTHOUSE_PORT
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.status import ManagerStatus
+from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.rules.stall import Limits
+from lighthouse_runtime.client.channel import target
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.net.bind import grpc_bind
+from lighthouse_runtime.net.own_address import resolves_to_loopback
+from lighthouse_runtime.process.loop import StopRequest
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.grpc_server import GrpcServer
+from lighthouse_runtime.server.rpc_handler import Entry
+from lighthouse_runtime.web.server import HttpServer, HttpSide
+from manager.evidence.process_probe import Look, look_alone
+from manager.group.driver import ManagerDriver
+from manager.group.lighthouse_link import LighthouseLink
+from manager.group.rules.events import GroupGivenUp, RankGivenUp
+from manager.server.config import ManagerConfig
+from manager.server.metrics import render
+from manager.server.service import REFLECTED, ManagerService
+from manager.store.process import StoreProcess
+
+log = logging.getLogger(__name__)
+
+MISCONFIGURED = 2
+
+
+class ManagerDaemon:
+    """`address` is what it advertises, once started."""
+
+    def __init__(
+        self,
+        config: ManagerConfig,
+        token: str | None,
+        end: Callable[[int], None],
+        more: Mapping[str, Entry] | None = None,
+        look: Look = look_alone,
+        on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
+    ) -> None:
+        """`end` ends the process with a status: 0 after it has left, 1 when it was killed, MISCONFIGURED. `more`: calls
+        that a supervisor serves beside the manager's. `look` as in EvidenceDesk, `on_given_up` as in ManagerDriver."""
+        self._config = config
+        self._policy = ControlPolicy(token, config.allow_remote_control)
+        self._end = end
+        self._more = more
+        self._look = look
+        self._on_given_up = on_given_up
+        self._started_at = time.monotonic()
+        self._host = config.advertised_host()
+        self._store: StoreProcess | None = None
+        self._store_address = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._http: HttpServer | None = None
+        self._driver: ManagerDriver | None = None
+        self._link: LighthouseLink | None = None
+        self._grpc: GrpcServer | None = None
+        self.address = ""
+
+    async def start(self) -> None:
+        """Raises InvalidRequest, naming the option, if an address or the store cannot be had."""
+        config = self._config
+        self._store_address = config.store if config.store != "auto" else await self._start_store()
+        # Only now: gRPC and the fork that starts the store do not go together.
+        self._link = LighthouseLink(self._client, self._client_address())
+        me = Participant(config.replica_id, group_world_size=config.group_world_size)
+        limits = Limits(floor_s=config.stall_after_s)
+        life, timeout_s = secrets.token_hex(6), config.rank_timeout_s
+        driver = ManagerDriver(me, life, self._link, self._end, timeout_s, limits, self._look, self._on_given_up)
+        service = ManagerService(driver, self._policy, self.status, more=self._more)
+        self._grpc = GrpcServer(service.services(), REFLECTED)
+        self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
+        driver.describe(
+            dataclasses.replace(
+                me,
+                address=f"http://{self.address}",
+                store_address=self._store_address,
+                resolves_to_loopback=self._is_loopback_at_home(),
+            )
+        )
+        self._driver = driver
+        if config.http is not None:
+            await self._start_http(config.http)
+        self._tasks.append(asyncio.create_task(self._run(driver), name="sessions"))
+        self._say_hello()
+
+    async def _run(self, driver: ManagerDriver) -> None:
+        try:
+            await driver.run()
+        except LighthouseError as e:
+            log.error("no lighthouse: %s; mend --lighthouse (LIGHTHOUSE_ADDRESS)", e)
+            self._end(MISCONFIGURED)
+
+    def _is_loopback_at_home(self) -> bool:
+        """Only this host can tell what a name is here."""
+        hosts = {self._host, parse_address(self._store_address, "--store").host}
+        return any(map(resolves_to_loopback, hosts))
+
+    def _client(self) -> AsyncLighthouseClient:
+        return AsyncLighthouseClient(self._config.lighthouse, job=self._config.job, token=self._policy.token)
+
+    def _client_address(self) -> str:
+        return target(self._config.lighthouse, "--lighthouse", LIGHTHOUSE_PORT)
+
+    def ranks_started(self) -> None:
+        """By the supervisor that this is part of."""
+        if self._driver is not None:
+            self._driver.ranks_started()
+
+    async def leave(self, reason: str) -> None:
+        """In good order: what the others count on is done first."""
+        if self._driver is not None:
+            await self._driver.leave(reason, self._config.leave_timeout_s)
+
+    async def stop(self) -> None:
+        """Tell every waiting rank why, then end every connection, the heartbeats and the store."""
+        if self._grpc is not None:
+            await self._grpc.set_serving(False)
+        if self._driver is not None:
+            self._driver.close(f"the manager of {self._config.replica_id} is shutting down")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._grpc is not None:
+            await self._grpc.stop(self._config.drain_timeout_s)
+        if self._http is not None:
+            await self._http.stop()
+        if self._store is not None:
+            await self._store.stop()
+        log.info("manager stopped")
+
+    def status(self) -> ManagerStatus:
+        driver, link, config = self._driver, self._link, self._config
+        assert driver is not None
+        assert link is not None
+        held, ranks = driver.machine.held, driver.machine.ranks
+        return ManagerStatus(
+            version=VERSION,
+            uptime_s=time.monotonic() - self._started_at,
+            replica_id=config.replica_id,
+            incarnation=driver.machine.incarnation,
+            job=config.job,
+            group_world_size=config.group_world_size,
+            address=self.address,
+            store_address=self._store_address,
+            lighthouse=link.address,
+            lighthouse_reachable=link.is_reachable,
+            lighthouse_error=link.error,
+            quorum_id=driver.gather.quorum_id,
+            step=max(driver.gather.step, held.granted if held is not None else 0),
+            phase=driver.phase,
+            ranks_waiting=ranks.waiting,
+            commits=ranks.commit.commits,
+            discards=ranks.commit.discards,
+            mode=held.mode.value if held is not None else "none",
+            grants=ranks.grants.given,
+        )
+
+    async def _start_store(self) -> str:
+        self._store = await StoreProcess.start(self._config.store_python)
+        self._tasks.append(asyncio.create_task(self._watch_store(self._store), name="store"))
+        return str(Address(self._host, self._store.port))
+
+    async def _watch_store(self, store: StoreProcess) -> None:
+        """Without its store the group cannot meet its peers: the manager ends, for its supervisor to start it anew."""
+        status = await store.wait()
+        log.error("the store process ended with status %d; the manager ends with it", status)
+        self._end(1)
+
+    async def _start_http(self, bind: str) -> None:
+        side = HttpSide(
+            is_ready=lambda: self._link is not None and self._link.is_reachable,
+            metrics=lambda: render(self.status()),
+            status=lambda: dataclasses.asdict(self.status()),
+        )
+        self._http = HttpServer(side)
+        log.info("serves HTTP on port %d", await self._http.start(bind))
+
+    def _say_hello(self) -> None:
+        config = self._config
+        log.info(
+            "manager %s of %s (%d ranks) serves on %s; store %s; lighthouse %s",
+            VERSION,
+            config.replica_id,
+            config.group_world_size,
+            self.address,
+            self._store_address,
+            config.lighthouse,
+        )
+        if resolves_to_loopback(self._host) and not parse_address(config.lighthouse, "lighthouse").is_loopback:
+            log.warning("%s is a loopback: peers on other hosts cannot reach it; give --bind [::]:PORT and --advertise",
+                        self._host)  # fmt: skip
+
+
+async def serve(config: ManagerConfig, token: str | None, announce: int | None, stop: StopRequest) -> None:
+    """`announce`: a file descriptor to which the address is written once it serves."""
+    daemon = ManagerDaemon(config, token, stop)
+    try:
+        await daemon.start()
+        if announce is not None:
+            _announce(announce, daemon.address)
+        await stop.wait()
+        log.info("stopping")
+        if stop.status == 0:
+            await daemon.leave("its manager was asked to stop")
+    finally:
+        await daemon.stop()
+
+
+def _announce(descriptor: int, address: str) -> None:
+    with open(descriptor, "w") as pipe:
+        pipe.write(address + "\n")

@@ -1,0 +1,272 @@
+"""The manager's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from lighthouse_protocol.limits import answer_margin_s, cut_reason
+from lighthouse_protocol.messages.evidence import OwnEvidence
+from lighthouse_protocol.messages.membership import Assignment, CatchUp, Quorum, Tag, Vote
+from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.session import Ballot, Counted, Leaving
+from lighthouse_protocol.messages.status import ManagerStatus
+from lighthouse_protocol.pb.documented import manager_pb2
+from lighthouse_protocol.pb.torchft import torchft_pb2
+from lighthouse_protocol.refusals import LighthouseError, Unrecoverable, WrongState
+from lighthouse_protocol.wire import documented as wire
+from lighthouse_protocol.wire import status_wire, watch_wire
+from lighthouse_protocol.wire.fields import check_count, check_quorum_id, check_short
+from lighthouse_runtime.process.children import ended_process, host_id
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
+from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
+from manager.group.driver import ManagerDriver
+
+log = logging.getLogger(__name__)
+
+REFLECTED = ("manager.v1.ManagerService", "torchft.ManagerService")
+MAX_CHECKPOINT_ADDRESS_CHARS = 4096
+
+
+class ManagerService:
+    def __init__(
+        self,
+        driver: ManagerDriver,
+        policy: ControlPolicy,
+        status: Callable[[], ManagerStatus],
+        watch_within_s: float = FIRST_WITHIN_S,
+        more: Mapping[str, Entry] | None = None,
+    ) -> None:
+        """`more`: what a supervisor serves beside it."""
+        self._driver = driver
+        self._policy = policy
+        self._status = status
+        self._watch_within_s = watch_within_s
+        self._more = dict(more or {})
+
+    def services(self) -> Mapping[str, Mapping[str, Entry]]:
+        """Handlers by service and method."""
+        documented: dict[str, Entry] = {
+            "Quorum": Method(manager_pb2.ManagerQuorumRequest, self.quorum),
+            "CheckpointAddress": Method(manager_pb2.CheckpointAddressRequest, self.checkpoint_address),
+            "ShouldCommit": Method(manager_pb2.ShouldCommitRequest, self.should_commit),
+            "Kill": Method(manager_pb2.KillRequest, self.kill),
+            "Status": Method(manager_pb2.ManagerStatusRequest, self.status),
+            "Report": Method(manager_pb2.ReportRequest, self.report),
+            "Watch": Stream(manager_pb2.WatchRequest, self.watch),
+            **self._more,
+        }
+        torchft: dict[str, Entry] = {
+            "Quorum": Method(torchft_pb2.ManagerQuorumRequest, self.torchft_quorum),
+            "CheckpointMetadata": Method(torchft_pb2.CheckpointMetadataRequest, self.torchft_checkpoint_metadata),
+            "ShouldCommit": Method(torchft_pb2.ShouldCommitRequest, self.torchft_should_commit),
+            "Kill": Method(torchft_pb2.KillRequest, self.torchft_kill),
+        }
+        return {
+            "manager.v1.ManagerService": documented,
+            "ManagerService": documented,
+            "torchft.ManagerService": torchft,
+        }
+
+    async def quorum(self, request: manager_pb2.ManagerQuorumRequest, call: Call) -> manager_pb2.ManagerQuorumResponse:
+        worker = _checked(request.worker, "worker")
+        assignment, _ = await self._ask(
+            call,
+            is_agent=bool(worker),
+            group_rank=request.rank,
+            step=request.step,
+            checkpoint_address=_checked(request.checkpoint_server_addr, "checkpoint_server_addr"),
+            tag_quorum_id=_tag(request),
+            worker=worker,
+            shrink_only=request.shrink_only,
+            init_sync=request.init_sync if request.HasField("init_sync") else True,
+            commit_failures=check_count(request.commit_failures, "commit_failures"),
+            catch_up=_catch_up(request),
+            compares=request.compares,
+            distrust=wire.distrust_from_native(request),
+            heals_first=request.heals_first if request.HasField("heals_first") else None,
+        )
+        return wire.assignment_to_native(replace(assignment, world=self._driver.worlds.world))
+
+    async def torchft_quorum(
+        self, request: torchft_pb2.ManagerQuorumRequest, call: Call
+    ) -> torchft_pb2.ManagerQuorumResponse:
+        assignment, quorum = await self._ask(
+            call,
+            is_agent=False,
+            group_rank=request.group_rank,
+            step=request.step,
+            checkpoint_address=_checked(request.checkpoint_metadata, "checkpoint_metadata"),
+            shrink_only=request.shrink_only,
+            init_sync=request.init_sync,
+            commit_failures=check_count(request.commit_failures, "commit_failures"),
+            handle=_checked(request.reconfigure_handle, "reconfigure_handle"),
+        )
+        return wire.assignment_to_torchft(assignment, _handles(quorum, request.group_rank))
+
+    async def _ask(self, call: Call, *, is_agent: bool, **fields: Any) -> tuple[Assignment, Quorum | None]:
+        """What `driver.ask` says. The documented status for ranks that do not go together is FAILED_PRECONDITION; only
+        an Agent is told by a status of its own that it has to end."""
+        try:
+            return await self._driver.ask(_answer_time_s(call), **fields)
+        except Unrecoverable as e:
+            raise e if is_agent else WrongState(str(e)) from None
+
+    async def checkpoint_address(
+        self, request: manager_pb2.CheckpointAddressRequest, _: Call
+    ) -> manager_pb2.CheckpointAddressResponse:
+        step = request.step if request.HasField("step") else None
+        address = self._driver.gather.checkpoint_address(request.rank, step)
+        return manager_pb2.CheckpointAddressResponse(checkpoint_server_address=address)
+
+    async def torchft_checkpoint_metadata(
+        self, request: torchft_pb2.CheckpointMetadataRequest, _: Call
+    ) -> torchft_pb2.CheckpointMetadataResponse:
+        metadata = self._driver.gather.checkpoint_address(request.rank, None)
+        return torchft_pb2.CheckpointMetadataResponse(checkpoint_metadata=metadata)
+
+    async def should_commit(
+        self, request: manager_pb2.ShouldCommitRequest, call: Call
+    ) -> manager_pb2.ShouldCommitResponse:
+        vote = await self._driver.vote(
+            _answer_time_s(call),
+            wants_next=request.wants_next,
+            group_rank=request.rank,
+            step=request.step,
+            vote=request.should_commit,
+            quorum_id=request.quorum_id if request.HasField("quorum_id") else None,
+        )
+        return wire.vote_to_native(vote.commit, vote.next)
+
+    async def torchft_should_commit(
+        self, request: torchft_pb2.ShouldCommitRequest, call: Call
+    ) -> torchft_pb2.ShouldCommitResponse:
+        vote = await self._driver.vote(
+            _answer_time_s(call), group_rank=request.group_rank, step=request.step, vote=request.should_commit
+        )
+        return torchft_pb2.ShouldCommitResponse(should_commit=vote.commit)
+
+    async def kill(self, request: manager_pb2.KillRequest, call: Call) -> manager_pb2.KillResponse:
+        self._kill(request.msg, call)
+        return manager_pb2.KillResponse()
+
+    async def torchft_kill(self, request: torchft_pb2.KillRequest, call: Call) -> torchft_pb2.KillResponse:
+        self._kill(request.msg, call)
+        return torchft_pb2.KillResponse()
+
+    async def status(self, _: manager_pb2.ManagerStatusRequest, __: Call) -> manager_pb2.ManagerStatusResponse:
+        return status_wire.manager_status_to_wire(self._status())
+
+    async def report(self, request: manager_pb2.ReportRequest, _: Call) -> manager_pb2.ReportResponse:
+        reason = cut_reason(request.reason)
+        worker = _checked(request.worker, "worker")
+        self._driver.report(request.rank, worker, reason or "no reason given", ends_group=request.ends_group)
+        return manager_pb2.ReportResponse()
+
+    async def watch(self, requests: Requests[manager_pb2.WatchRequest], call: Call, sender: Sender) -> None:
+        """One rank's watch and votes, until its stream or its process ends."""
+        asked = await requests.first(watch_wire.watch_request_from_wire, "watch", self._watch_within_s)
+        if asked is None:
+            return
+        is_here = call.is_local and asked.host == host_id()
+        number = self._driver.open_watch(asked, sender, is_here=is_here)
+        votes: set[int] = set()
+        with ended_process(asked.pid if is_here else 0, asked.started, lambda: self._driver.end_watch(number)):
+            try:
+                async for request in requests:
+                    self._driver.evidence.heard(number, asked.group_rank)
+                    match watch_wire.word_from_wire(request):
+                        case Ballot() as ballot:
+                            self._cast(asked.group_rank, ballot, sender, votes)
+                        case Leaving(step):
+                            self._driver.leave_watch(number, step)
+                        case Sample() as sample:
+                            self._driver.places.take(number, sample)
+                        case OwnEvidence() as own:
+                            self._driver.evidence.answered(number, own)
+                        case None:
+                            pass
+            finally:
+                self._driver.end_watch(number)
+                for vote in tuple(votes):
+                    self._driver.end_call(vote)
+
+    def _cast(self, group_rank: int, ballot: Ballot, sender: Sender, votes: set[int]) -> None:
+        """The answer is sent when it is there; until then the call stands in `votes`."""
+        try:
+            vote = self._driver.cast(
+                _with_margin(ballot.time_left_s),
+                wants_next=ballot.wants_next,
+                group_rank=group_rank,
+                step=ballot.step,
+                vote=ballot.vote,
+                quorum_id=ballot.quorum_id,
+            )
+        except LighthouseError as e:
+            _answer(sender, ballot, e)
+            return
+        if vote.answer.done():
+            _answer(sender, ballot, _outcome(vote.answer))
+            return
+
+        def answer(decided: "asyncio.Future[Vote]") -> None:
+            votes.discard(vote.call)
+            if not decided.cancelled():
+                _answer(sender, ballot, _outcome(decided))
+
+        votes.add(vote.call)
+        vote.answer.add_done_callback(answer)
+
+    def _kill(self, msg: str, call: Call) -> None:
+        self._policy.check(call)
+        reason = cut_reason(msg) or "no reason given"
+        log.error("killed by %s: %s", call.peer, reason)
+        self._driver.kill(reason)
+
+
+def _outcome(decided: "asyncio.Future[Vote]") -> Vote | LighthouseError:
+    error = decided.exception()
+    if error is not None and not isinstance(error, LighthouseError):
+        raise error
+    return error or decided.result()
+
+
+def _answer(sender: Sender, ballot: Ballot, outcome: Vote | LighthouseError) -> None:
+    sender.send(watch_wire.watch_response_to_wire(Counted(ballot.number, outcome)))
+
+
+def _answer_time_s(call: Call) -> float:
+    """How long there is to find an answer, or a reason, that still reaches the caller."""
+    return _with_margin(call.require_deadline())
+
+
+def _with_margin(left_s: float) -> float:
+    return left_s - answer_margin_s(left_s) / 2
+
+
+def _checked(text: str, field: str) -> str:
+    return check_short(text, field, MAX_CHECKPOINT_ADDRESS_CHARS)
+
+
+def _tag(request: manager_pb2.ManagerQuorumRequest) -> int | None:
+    has_tag = request.HasField("tag_quorum_id")
+    return check_quorum_id(request.tag_quorum_id, "tag_quorum_id") if has_tag else None
+
+
+def _catch_up(request: manager_pb2.ManagerQuorumRequest) -> CatchUp:
+    held = None
+    if request.HasField("held_step"):
+        has_tag = request.HasField("held_quorum_id")
+        quorum_id = check_quorum_id(request.held_quorum_id, "held_quorum_id") if has_tag else None
+        held = Tag(check_count(request.held_step, "held_step"), quorum_id)
+    return CatchUp(request.catch_up, held, request.has_source)
+
+
+def _handles(quorum: Quorum | None, group_rank: int) -> list[str]:
+    """Each participant's handle for that rank, if every one has shown theirs."""
+    if quorum is None:
+        return []
+    shown = [torchft_pb2.QuorumMember.FromString(p.wire).reconfigure_handles for p in quorum.participants]
+    return [handles[group_rank] for handles in shown] if all(len(h) > group_rank for h in shown) else []

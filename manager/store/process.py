@@ -1,0 +1,68 @@
+"""Start and stop the store process (manager/store/program.py), without importing torch."""
+
+import asyncio
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+
+from lighthouse_protocol.refusals import InvalidRequest
+
+log = logging.getLogger(__name__)
+
+SCRIPT = Path(__file__).with_name("program.py")
+START_TIMEOUT_S = 120.0
+_REMEDY = "give --store HOST:PORT of a running TCPStore, or --store-python an interpreter that has torch"
+
+
+def check_torch(python: str) -> None:
+    """Raises InvalidRequest at once if this very interpreter would host the store and has no torch."""
+    if python == sys.executable and importlib.util.find_spec("torch") is None:
+        raise InvalidRequest(f"auto needs torch, and {python} has none: {_REMEDY}", field="--store")
+
+
+class StoreProcess:
+    """The child that hosts the group's TCPStore."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
+        self._process = process
+        self.port = port
+
+    @classmethod
+    async def start(cls, python: str, port: int = 0) -> "StoreProcess":
+        """Raises InvalidRequest, naming the option and the alternative, if no store comes up."""
+        check_torch(python)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                python, str(SCRIPT), str(port), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
+        except OSError as e:
+            raise InvalidRequest(f"cannot run {python}: {e.strerror or e}; {_REMEDY}", field="--store-python") from e
+        assert process.stdout is not None
+        try:
+            line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
+        except TimeoutError:
+            line = b"no word within %d s" % START_TIMEOUT_S
+        word, _, number = line.decode(errors="replace").strip().partition(" ")
+        if word != "store" or not number.isdigit():
+            await _end(process)
+            raise InvalidRequest(
+                f"auto: {line.decode(errors='replace').strip() or 'it died'}: {_REMEDY}", field="--store"
+            )
+        return cls(process, int(number))
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        await _end(self._process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        await asyncio.wait_for(process.wait(), 2.0)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,1 @@
+"""Starts, watches and restarts the ranks of a group, on all its hosts."""

@@ -1,0 +1,262 @@
+"""`lighthouse-manager run` on a group's first host: it serves as the manager, decides, and runs its ranks.
+
+Feed an event, perform the effects in order, re-arm one timer.
+"""
+
+import asyncio
+import logging
+import random
+import signal
+from collections import Counter
+from collections.abc import Sequence
+
+from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.hosts import NodeHalt, NodeOver, NodeStart
+from lighthouse_protocol.messages.run import Done, Refusal, Stop
+from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
+from lighthouse_protocol.refusals import Unreachable
+from lighthouse_runtime.process.loop import STOP_SIGNALS
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
+from manager.evidence.process_probe import look_alone
+from manager.group.rules.events import GroupGivenUp, RankGivenUp
+from manager.guard.client import Guard
+from manager.server.daemon import ManagerDaemon
+from manager.supervisor.launch import Launch
+from manager.supervisor.lighthouse_link import RunLink
+from manager.supervisor.local_host import LocalHost
+from manager.supervisor.rules.events import (
+    Effect,
+    EndAsked,
+    Event,
+    Halt,
+    HostExcluded,
+    HostReady,
+    KillAsked,
+    MisfitHeard,
+    Noted,
+    Over,
+    RankSilent,
+    RunStopAsked,
+    Start,
+    StopHeard,
+)
+from manager.supervisor.rules.machine import SupervisorMachine
+from manager.supervisor.rules.plan import Plan
+from manager.supervisor.store import GroupStore
+from manager.supervisor.worker_hosts import Nodes
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+_QUICK_LEAVE_S = 1.0
+
+
+class Supervisor:
+    """run() gives the status to end with."""
+
+    def __init__(self, launch: Launch, guard: Guard) -> None:
+        self._launch = launch
+        self._guard = guard
+        settings = launch.settings
+        self.machine = SupervisorMachine(
+            settings.layout,
+            settings.policy,
+            random.random,
+            grace_s=settings.grace_s,
+            host_timeout_s=settings.node_timeout_s,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._timer = DeadlineTimer(self._tick)
+        self._over: asyncio.Future[Over] = self._loop.create_future()
+        self._nodes = Nodes(self._known_plan, self._feed, self._signalled)
+        self._daemon: ManagerDaemon | None = None
+        self._store: GroupStore | None = None
+        self._link: RunLink | None = None
+        self._local: LocalHost | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._excluded: dict[int, str] = {}
+        self._has_started = False
+        self._signals: Counter[int] = Counter()  # by host
+
+    async def run(self) -> int:
+        """Raises InvalidRequest, naming the option, if an address, a port or the store cannot be had."""
+        for number in STOP_SIGNALS:
+            self._loop.add_signal_handler(number, self._signalled, 128 + number)
+        self._guard.on_failure = lambda why: self._feed(EndAsked(1, why))
+        guarding = asyncio.create_task(self._watch_guard(), name="guard")
+        try:
+            await self._begin()
+            over = await self._over
+            (log.info if over.status == 0 else log.error)("ends with %d: %s", over.status, over.why)
+            await self._end(over)
+            return over.status
+        finally:
+            self._timer.cancel()
+            guarding.cancel()
+            if self._daemon is not None:
+                await self._daemon.stop()
+            await self._guard.stop()
+
+    async def _begin(self) -> None:
+        config, settings = self._launch.config, self._launch.settings
+        if config.store == "auto":
+            self._store = GroupStore(
+                self._guard,
+                config.store_python,
+                settings.chosen_store_port,
+                f"{config.replica_id}/store",
+                lambda why: self._feed(EndAsked(1, why)),
+            )
+            self._store.check()
+        daemon = ManagerDaemon(
+            self._launch.manager_config(self._store is not None),
+            self._launch.token,
+            self._daemon_ends,
+            {"Node": self._nodes.entry()},
+            self._look,
+            self._given_up,
+        )
+        await daemon.start()
+        self._daemon = daemon
+        if self._store is not None:
+            self._store.start()
+        plan = self._plan(daemon)
+        self._link = self._launch.run_link(plan, self._hear)
+        self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
+        self._link.open()
+
+    async def _look(self, request: WatchRequest, is_here: bool) -> Outside:
+        if not is_here:
+            return await self._nodes.look(request)
+        return await self._local.look(request) if self._local is not None else await look_alone(request, is_here)
+
+    def _known_plan(self) -> Plan:
+        if self._local is None:
+            raise Unreachable("host 0 is starting; ask again")
+        return self._local.plan
+
+    def _plan(self, daemon: ManagerDaemon) -> Plan:
+        host = parse_address(daemon.address, "address").host if self._launch.settings.nnodes > 1 else LOOPBACK
+        return self._launch.plan(daemon.address, (host, self._launch.settings.master_port))
+
+    async def _end(self, over: Over) -> None:
+        if self._leaving is not None:
+            await asyncio.wait((self._leaving,), timeout=_QUICK_LEAVE_S)
+            self._leaving.cancel()
+        elif over.status == 0 and self._daemon is not None:
+            await self._daemon.leave(over.why)
+        if self._store is not None:
+            self._store.stop()
+        self._nodes.end_all(NodeOver(over.status, over.why), self._excluded)
+        if self._link is not None:
+            await self._link.close()
+
+    # -- what happens
+
+    def _hear(self, message: ToSupervisor) -> None:
+        match message:
+            case SupervisorWelcome():
+                self._feed(HostReady(0))
+            case Stop(reason, who):
+                self._feed(StopHeard(f"{reason} (by {who})"))
+            case Done(number) if not self._has_started:
+                self._feed(EndAsked(0, f"the run has completed, with generation {number}"))
+            case Done():
+                self._feed(HostReady(0))
+            case Refusal(error):
+                self._feed(EndAsked(1, f"the lighthouse refuses this supervisor: {error}"))
+
+    def _daemon_ends(self, status: int) -> None:
+        """Its manager has left since it was drained, cannot serve, or was killed by a request."""
+        match status:
+            case 0:
+                self._feed(EndAsked(0, "the group has left its quorum"))
+            case 1:
+                self._feed(KillAsked("by request"))
+            case _:
+                self._feed(EndAsked(1, "its manager has no lighthouse, as it says above"))
+
+    def _given_up(self, lost: RankGivenUp | GroupGivenUp) -> None:
+        """Under torchrun its own agent sees to the ranks."""
+        if isinstance(lost, GroupGivenUp):
+            self._feed(MisfitHeard(lost.reason))
+        elif self._local is not None and self._local.plan.torchrun is None and not lost.has_left:
+            self._feed(RankSilent(lost.group_rank, lost.lost_at, lost.reason))
+
+    def _signalled(self, status: int, host: int = 0) -> None:
+        """A person's first: leave in good order; the next: without; then at once.
+
+        One signal that reaches the supervisors of several hosts is one.
+        """
+        self._signals[host] += 1
+        why = f"{signal.Signals(status - 128).name} to the supervisor"
+        if self._leaving is None:
+            self._feed(EndAsked(status, why, is_leaving=True))
+            self._leaving = asyncio.create_task(self._leave(EndAsked(status, why)), name="leave")
+        elif self._signals[host] > 1:
+            self._leaving.cancel()
+            self._feed(EndAsked(status, why, is_urgent=True))
+
+    async def _leave(self, then: EndAsked) -> None:
+        if self._daemon is not None and not self.machine.is_over:
+            await self._daemon.leave(then.why)
+        self._feed(then)
+
+    async def _watch_guard(self) -> None:
+        status = await self._guard.run()
+        self._finish(Over(1, f"the guard of the ranks has ended with {status}, and they with it"))
+
+    # -- feed and perform
+
+    def _feed(self, event: Event) -> None:
+        self._perform(self.machine.handle(event, self._loop.time()))
+
+    def _tick(self) -> None:
+        self._perform(self.machine.tick(self._loop.time()))
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Noted(text):
+                    log.warning("%s", text)
+                case Start(host, ranks, attempt):
+                    self._start(host, ranks, attempt)
+                case Halt(host, ranks, grace_s):
+                    self._halt(host, ranks, grace_s)
+                case RunStopAsked(reason):
+                    self._ask_stop(reason)
+                case HostExcluded(host, reason):
+                    self._exclude(host, reason)
+                case Over():
+                    self._finish(effect)
+        self._timer.set(self.machine.deadline())
+
+    def _start(self, host: int, ranks: Sequence[int], attempt: int) -> None:
+        self._has_started = True
+        if host == 0 and self._local is not None:
+            self._local.start(ranks, attempt)
+        else:
+            self._nodes.send(host, NodeStart(tuple(ranks), attempt))
+        if self._daemon is not None:
+            self._daemon.ranks_started()
+
+    def _halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None:
+        if host == 0 and self._local is not None:
+            self._local.halt(ranks, grace_s)
+        else:
+            self._nodes.send(host, NodeHalt(tuple(ranks), grace_s))
+
+    def _ask_stop(self, reason: str) -> None:
+        if self._link is not None:
+            self._link.ask_stop(f"{self._launch.config.replica_id}: {reason}")
+
+    def _exclude(self, host: int, reason: str) -> None:
+        self._excluded[host] = reason
+        if host == 0 and self._link is not None:
+            self._link.exclude(reason)
+
+    def _finish(self, over: Over) -> None:
+        if not self._over.done():
+            self._over.set_result(over)

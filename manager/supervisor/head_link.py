@@ -1,0 +1,151 @@
+"""The supervisor of a further host of a group: host 0 decides, this one does. Without host 0 nothing runs here."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from lighthouse_protocol.messages.hosts import (
+    NodeBeat,
+    NodeCheckFailed,
+    NodeEndAsked,
+    NodeEntry,
+    NodeHalt,
+    NodeLook,
+    NodeOver,
+    NodeRankEnded,
+    NodeSeen,
+    NodeStart,
+    NodeWelcome,
+    ToNode,
+)
+from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_runtime.client.manager import AsyncManagerClient
+from lighthouse_runtime.client.streams import NodeStream
+from lighthouse_runtime.process.children import host_id
+from lighthouse_runtime.timing.backoff import Backoff
+from manager.supervisor.local_host import LocalHost
+from manager.supervisor.rules.events import CheckFailed, RankEnded
+from manager.supervisor.worker_hosts import BEAT_S, SILENCE_S
+
+log = logging.getLogger(__name__)
+
+
+class NodeLink:
+    """The stream to host 0, opened again and again. `host` makes the local one of the first welcome."""
+
+    def __init__(
+        self,
+        connect: Callable[[], AsyncManagerClient],
+        entry: NodeEntry,
+        host: Callable[[NodeWelcome], LocalHost],
+        over: Callable[[NodeOver], None],
+        grace_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._connect = connect
+        self._entry = entry
+        self._make_host = host
+        self._over = over
+        self._grace_s = grace_s
+        self._timeout_s = timeout_s
+        self._stream: NodeStream | None = None
+        self._looks: set[asyncio.Task[None]] = set()
+        self.host: LocalHost | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._stream is not None
+
+    def tell(self, event: RankEnded | CheckFailed) -> None:
+        match event:
+            case RankEnded(rank, attempt, status, cause):
+                self._send(NodeRankEnded(rank, attempt, status, cause))
+            case CheckFailed(_, reason):
+                self._send(NodeCheckFailed(reason))
+
+    def ask_end(self, status: int) -> None:
+        self._send(NodeEndAsked(status))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff, loop = Backoff(), asyncio.get_running_loop()
+        lost_at = loop.time()
+        while loop.time() < lost_at + self._timeout_s:
+            was_open = await self._serve()
+            if was_open:
+                lost_at = loop.time()
+                backoff.reset()
+            await self._halt()
+            await backoff.wait()
+        self._over(NodeOver(1, f"host 0 was not there for {self._timeout_s:g} s"))
+
+    async def _serve(self) -> bool:
+        """Whether host 0 was there."""
+        async with self._connect() as client, client.node() as stream:
+            try:
+                stream.send(self._entry)
+                async for message in stream:
+                    self._stream = stream
+                    self._receive(stream, message)
+                log.warning("host 0 has ended the stream")
+            except (Unreachable, DeadlinePassed) as e:
+                log.warning("host 0 is away: %s", e)
+            except LighthouseError as e:
+                self._over(NodeOver(1, f"host 0 refuses: {e}"))
+            finally:
+                was_open, self._stream = self._stream is not None, None
+        return was_open
+
+    async def _halt(self) -> None:
+        """A group is whole or not at all: what runs here ends before host 0 is asked again."""
+        if self.host is not None:
+            self.host.halt(self.host.running, self._grace_s)
+            await self.host.idle()
+
+    def _receive(self, stream: NodeStream, message: ToNode) -> None:
+        self._expect(stream)
+        match message:
+            case NodeWelcome():
+                self.host = self.host or self._make_host(message)
+                self._beat(stream)
+            case NodeStart(ranks, attempt):
+                assert self.host is not None
+                self.host.start(ranks, attempt)
+            case NodeHalt(ranks, grace_s):
+                assert self.host is not None
+                self.host.halt(ranks, grace_s)
+            case NodeLook(host=host):
+                if host == host_id():
+                    task = asyncio.create_task(self._look(message))
+                    self._looks.add(task)
+                    task.add_done_callback(self._looks.discard)
+            case NodeOver():
+                self._over(message)
+            case NodeBeat():
+                pass
+
+    async def _look(self, asked: NodeLook) -> None:
+        assert self.host is not None
+        request = WatchRequest(asked.rank, "", asked.pid, asked.host, asked.started, offer=asked.offer)
+        self._send(NodeSeen(asked.number, await self.host.look(request)))
+
+    def _send(self, message: NodeRankEnded | NodeCheckFailed | NodeEndAsked | NodeSeen) -> None:
+        if self._stream is not None:
+            self._stream.send(message)
+
+    def _beat(self, stream: NodeStream) -> None:
+        if self._stream is stream:
+            stream.send(NodeBeat())
+            asyncio.get_running_loop().call_later(BEAT_S, self._beat, stream)
+
+    def _expect(self, stream: NodeStream) -> None:
+        """A host 0 that has vanished says nothing."""
+        loop = asyncio.get_running_loop()
+        self._heard_at = loop.time()
+
+        def judge() -> None:
+            if self._stream is stream and loop.time() >= self._heard_at + SILENCE_S:
+                stream.cancel(Unreachable(f"it was silent for {SILENCE_S:g} s"))
+
+        loop.call_later(SILENCE_S, judge)

@@ -1,0 +1,175 @@
+"""The ranks of this host: their health check, their processes, their ends."""
+
+import asyncio
+import functools
+import logging
+import secrets
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.run import RankId
+from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.messages.supervisor import WorkerLost
+from manager.evidence.process_probe import look_with_output
+from manager.guard.client import Command, Ended, Guard, shown
+from manager.guard.rules.exit_status import described
+from manager.supervisor.rules.events import CheckFailed, RankEnded
+from manager.supervisor.rules.plan import Plan
+from manager.supervisor.rules.torchrun import exit_behind
+
+log = logging.getLogger(__name__)
+
+HALTED_STATUS = -15
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where it goes: shown, a file for each rank and attempt in `folder`, or both."""
+
+    folder: Path | None = None
+    is_shown: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    command: str
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class _Live:
+    """`process`: the guard's number; None before it runs."""
+
+    attempt: int
+    incarnation: str
+    process: int | None = None
+    is_halted: bool = False
+
+
+class LocalHost:
+    """`tell` hears of what the machine must know, `lose` of what the lighthouse must."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        guard: Guard,
+        output: Output,
+        check: HealthCheck | None,
+        tell: Callable[[RankEnded | CheckFailed], None],
+        lose: Callable[[WorkerLost], None],
+    ) -> None:
+        self.plan = plan
+        self._guard = guard
+        self._output = output
+        self._check = check
+        self._tell = tell
+        self._lose = lose
+        self._live: dict[int, _Live] = {}
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._checks: dict[int, set[int]] = {}
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        return tuple(self._live)
+
+    async def idle(self) -> None:
+        """No rank runs."""
+        await self._is_idle.wait()
+
+    def start(self, ranks: Sequence[int], attempt: int) -> None:
+        self._is_idle.clear()
+        for rank in ranks:
+            self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{secrets.token_hex(6)}")
+        if self._check is None:
+            self._spawn(ranks)
+        else:
+            self._examine(self._check, tuple(ranks))
+
+    def halt(self, ranks: Sequence[int], grace_s: float) -> None:
+        """Also those that are being halted already, for a shorter grace."""
+        for rank in ranks:
+            if (live := self._live.get(rank)) is not None:
+                live.is_halted = True
+                if live.process is not None:
+                    self._guard.halt(live.process, grace_s)
+        for check, examined in self._checks.items():
+            if all(self._live[rank].is_halted for rank in examined):
+                self._guard.halt(check, 0.0)
+
+    async def look(self, request: WatchRequest) -> Outside:
+        """At a rank's process on this host, and at what it has written last."""
+        return await look_with_output(request, self.last_lines(request.group_rank))
+
+    async def last_lines(self, rank: int) -> tuple[str, ...] | None:
+        """None where this supervisor does not run it. torchrun writes for all of its ranks on this host."""
+        live = self._live.get(self.plan.host if self.plan.torchrun is not None else rank)
+        return await self._guard.tail(live.process) if live is not None and live.process is not None else None
+
+    # -- health
+
+    def _examine(self, check: HealthCheck, ranks: tuple[int, ...]) -> None:
+        command = Command(tuple(shlex.split(check.command)), {}, f"{self.plan.replica_id}/health")
+        loop = asyncio.get_running_loop()
+        number = self._guard.start(command, lambda ended: examined(ended))
+        limit = loop.call_later(check.timeout_s, self._guard.halt, number, 0.0)
+        ends_at = loop.time() + check.timeout_s
+        self._checks[number] = set(ranks)
+
+        def examined(ended: Ended) -> None:
+            limit.cancel()
+            del self._checks[number]
+            is_late = loop.time() >= ends_at
+            self._examined(ranks, ended, f"not done within {check.timeout_s:g} s" if is_late else "")
+
+    def _examined(self, ranks: tuple[int, ...], ended: Ended, late: str) -> None:
+        wanted = [rank for rank in ranks if not self._live[rank].is_halted]
+        if wanted and ended.status != 0:
+            said = f": {ended.output[-1]}" if ended.output else ""
+            log.error("health check: %s%s", late or described(ended.status), shown(ended.output))
+            self._tell(CheckFailed(self.plan.host, f"{late or described(ended.status)}{said}"))
+        self._spawn([rank for rank in wanted if ended.status == 0])
+        for rank in ranks:
+            if ended.status != 0 or rank not in wanted:
+                attempt = self._pop(rank).attempt
+                self._tell(RankEnded(rank, attempt, HALTED_STATUS))
+
+    # -- ranks
+
+    def _spawn(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            live = self._live[rank]
+            command = Command(
+                self.plan.command,
+                self.plan.environment(rank, live.attempt, live.incarnation),
+                self.plan.label(rank),
+                self._log_of(rank, live.attempt),
+                self._output.is_shown,
+                is_forked=True,
+            )
+            live.process = self._guard.start(command, functools.partial(self._ended, rank))
+        if ranks:
+            log.info("started ranks %s, attempt %d", list(ranks), self._live[ranks[0]].attempt)
+
+    def _log_of(self, rank: int, attempt: int) -> str | None:
+        return None if self._output.folder is None else str(self._output.folder / self.plan.log_name(rank, attempt))
+
+    def _pop(self, rank: int) -> _Live:
+        live = self._live.pop(rank)
+        if not self._live:
+            self._is_idle.set()
+        return live
+
+    def _ended(self, rank: int, ended: Ended) -> None:
+        live = self._pop(rank)
+        status = ended.status
+        if self.plan.torchrun is not None:
+            status = exit_behind(status, (*ended.output, ended.cause))
+        if status != 0 and not live.is_halted:
+            reason = described(status) + (f": {ended.cause}" if ended.cause else "")
+            log.error("%s has ended by %s%s", self.plan.label(rank), reason, shown(ended.output))
+            self._lose(WorkerLost(RankId(self.plan.slot_of(rank), live.incarnation), reason, ended.output))
+        self._tell(RankEnded(rank, live.attempt, status, ended.cause))

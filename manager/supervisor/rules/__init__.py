@@ -1,0 +1,1 @@
+"""When to restart what, and how ranks are laid out. No I/O, no clock."""

@@ -1,0 +1,322 @@
+"""When the ranks of a replica group are started, stopped and started again, on all its hosts. No I/O.
+
+1. Ranks that restart together are a unit: all of the group, or each by itself. A unit starts when all hosts of it are
+   there, and starts again when none of its ranks runs any more and its delay is over. restarts.py decides whether.
+2. A rank that ends by the abort code or by SIGINT stops the run for all. So does a budget that is exhausted, unless
+   it was used up by a group that does not fit its peers: that is the end of this group only.
+3. A host whose supervisor is lost has lost its ranks; it is waited for. A rank whose process is there and does nothing
+   (it is stopped, or frozen) is lost, too.
+4. A group that is asked to end, or is told that the run has stopped, restarts nothing. It is over when no rank runs.
+   The first reason counts, and the earliest end of the grace: a cause that comes twice takes nothing from the grace.
+5. What an earlier attempt still says is not heard.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from manager.guard.rules.exit_status import described
+from manager.supervisor.rules.events import (
+    CheckFailed,
+    Effect,
+    EndAsked,
+    Event,
+    Halt,
+    HostExcluded,
+    HostLost,
+    HostReady,
+    KillAsked,
+    MisfitHeard,
+    Noted,
+    Over,
+    RankEnded,
+    RankSilent,
+    RunStopAsked,
+    Start,
+    StopHeard,
+)
+from manager.supervisor.rules.restart_policy import (
+    GROUP_SCOPE,
+    Budget,
+    Exclude,
+    GiveUp,
+    Outcome,
+    Restart,
+    RestartPolicy,
+    outcome,
+)
+
+STOPPED_STATUS = 130
+STOP_GRACE_S = 1.0  # a stop of the run must be done within 2 s
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rank r runs on host r // nproc."""
+
+    hosts: int = 1
+    nproc: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.hosts * self.nproc
+
+    def host_of(self, rank: int) -> int:
+        return rank // self.nproc
+
+    def ranks_of(self, host: int) -> tuple[int, ...]:
+        return tuple(range(host * self.nproc, (host + 1) * self.nproc))
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"  # for its hosts, or its delay
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"
+
+
+@dataclass(slots=True)
+class Unit:
+    """Ranks that restart together. `attempt`: of its last start, -1: none yet; `misfit`: why the group does not fit
+    its peers."""
+
+    ranks: tuple[int, ...]
+    budget: Budget
+    phase: Phase = Phase.WAITING
+    attempt: int = -1
+    running: set[int] = field(default_factory=set[int])
+    started_at: float = 0.0
+    starts_at: float = 0.0
+    misfit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """`kill_at`: when the grace of the ranks is over; infinity while they leave."""
+
+    status: int
+    why: str
+    kill_at: float
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.kill_at == math.inf
+
+
+class SupervisorMachine:
+    """`draw` gives numbers from 0 to 1. `host_timeout_s` bounds how long a host is waited for.
+
+    Time is the caller's monotonic clock and never goes back.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        policy: RestartPolicy,
+        draw: Callable[[], float],
+        *,
+        grace_s: float = 10.0,
+        host_timeout_s: float = 600.0,
+    ) -> None:
+        self._layout = layout
+        self._policy = policy
+        self._grace_s = grace_s
+        self._host_timeout_s = host_timeout_s
+        every = range(layout.world_size)
+        together = [tuple(every)] if policy.scope == GROUP_SCOPE else [(rank,) for rank in every]
+        self.units = [Unit(ranks, Budget(policy, draw)) for ranks in together]
+        self._unit_of = {rank: unit for unit in self.units for rank in unit.ranks}
+        self._ready: set[int] = set()
+        self._missing_since: dict[int, float] = {}
+        self._ending: _Ending | None = None
+        self.is_over = False
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        return tuple(sorted(rank for unit in self.units for rank in unit.running))
+
+    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        if self.is_over:
+            return []
+        if not self._missing_since and not self._ready:
+            self._missing_since = dict.fromkeys(range(self._layout.hosts), now)
+        return [*self._dispatch(event, now), *self._go_on(now)]
+
+    def tick(self, now: float) -> Sequence[Effect]:
+        if self.is_over:
+            return []
+        late = [host for host, since in self._missing_since.items() if now >= since + self._host_timeout_s]
+        effects: list[Effect] = []
+        if late and self._ending is None:
+            why = f"host {late[0]} of the group was not there for {self._host_timeout_s:g} s"
+            effects += self._fail(why, now)
+        return [*effects, *self._go_on(now)]
+
+    def deadline(self) -> float | None:
+        """When to call tick next."""
+        if self.is_over or self._ending is not None:
+            return None
+        starts = [unit.starts_at for unit in self.units if unit.phase is Phase.WAITING and self._has_hosts(unit)]
+        return min((*starts, *(at + self._host_timeout_s for at in self._missing_since.values())), default=None)
+
+    def _dispatch(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case HostReady(host):
+                self._ready.add(host)
+                self._missing_since.pop(host, None)
+                return []
+            case HostLost(host, reason):
+                return self._lose_host(host, reason, now)
+            case RankEnded():
+                return self._rank_ended(event, now)
+            case RankSilent():
+                return self._rank_silent(event, now)
+            case MisfitHeard(reason):
+                for unit in self.units:
+                    unit.misfit = reason if unit.phase is Phase.RUNNING else ""
+                return []
+            case CheckFailed(host, reason):
+                return self._exclude(Exclude(host, f"its health check failed: {reason}"), now)
+            case StopHeard(reason):
+                return self._stop(f"the run is stopped: {reason}", now)
+            case KillAsked(reason):
+                return self._kill(reason, now)
+            case EndAsked():
+                return self._end_asked(event, now)
+
+    # -- losses
+
+    def _rank_ended(self, ended: RankEnded, now: float) -> list[Effect]:
+        unit = self._unit_of[ended.rank]
+        if ended.attempt != unit.attempt or ended.rank not in unit.running:
+            return []
+        unit.running.discard(ended.rank)
+        if self._ending is not None or unit.phase is not Phase.RUNNING:
+            return []
+        cause = ended.cause or unit.misfit
+        why = f"rank {ended.rank} has ended by {described(ended.status)}" + (f": {cause}" if cause else "")
+        match outcome(ended.status, self._policy.abort_code):
+            case Outcome.DONE:
+                unit.phase = unit.phase if unit.running else Phase.DONE
+                return []
+            case Outcome.ABORT:
+                return self._stop_run(why, now)
+            case Outcome.LOST:
+                return self._lose(unit, self._layout.host_of(ended.rank), why, now)
+
+    def _rank_silent(self, silent: RankSilent, now: float) -> list[Effect]:
+        """What was lost before the last start was another process."""
+        unit = self._unit_of.get(silent.rank)
+        if unit is None or silent.rank not in unit.running or silent.lost_at < unit.started_at:
+            return []
+        if self._ending is not None or unit.phase is not Phase.RUNNING:
+            return []
+        return self._lose(unit, self._layout.host_of(silent.rank), f"{silent.reason}; its process is still there", now)
+
+    def _lose_host(self, host: int, reason: str, now: float) -> list[Effect]:
+        self._ready.discard(host)
+        self._missing_since.setdefault(host, now)
+        effects: list[Effect] = []
+        for unit in self.units:
+            had = unit.running & set(self._layout.ranks_of(host))
+            unit.running -= had
+            if had and unit.phase is Phase.RUNNING and self._ending is None:
+                effects += self._lose(unit, host, f"host {host} is lost: {reason}", now)
+        return effects
+
+    def _lose(self, unit: Unit, host: int, why: str, now: float) -> list[Effect]:
+        match unit.budget.lose(host, now - unit.started_at, now, is_misfit=bool(unit.misfit)):
+            case Restart(after_s):
+                unit.starts_at = now + after_s
+                who = "the group" if self._policy.scope == GROUP_SCOPE else f"rank {unit.ranks[0]}"
+                return [Noted(f"{why}; {who} is started again in {after_s:.2g} s"), *self._halt(unit, self._grace_s)]
+            case Exclude() as exclusion:
+                return [Noted(why), *self._exclude(exclusion, now)]
+            case GiveUp(reason, is_for_all):
+                whole = f"{reason}; {why}"
+                return self._stop_run(whole, now) if is_for_all else self._fail(whole, now)
+
+    def _kill(self, reason: str, now: float) -> list[Effect]:
+        if self._ending is not None or not self._policy.restart_after_kill:
+            return self._end(1, f"killed: {reason}", 0.0, now)
+        effects: list[Effect] = [Noted(f"killed: {reason}; the ranks are started again")]
+        for unit in self.units:
+            if unit.phase is Phase.RUNNING:
+                unit.starts_at = now + self._policy.delay_s
+                effects += self._halt(unit, 0.0)
+        return effects
+
+    # -- the end
+
+    def _stop_run(self, why: str, now: float) -> list[Effect]:
+        return [RunStopAsked(why), *self._stop(why, now)]
+
+    def _stop(self, why: str, now: float) -> list[Effect]:
+        return self._end(STOPPED_STATUS, why, min(self._grace_s, STOP_GRACE_S), now)
+
+    def _exclude(self, exclusion: Exclude, now: float) -> list[Effect]:
+        if self._ending is not None:
+            return []
+        why = f"host {exclusion.host} is excluded: {exclusion.reason}"
+        return [HostExcluded(exclusion.host, exclusion.reason), *self._fail(why, now)]
+
+    def _fail(self, why: str, now: float) -> list[Effect]:
+        return self._end(1, why, self._grace_s, now)
+
+    def _end_asked(self, asked: EndAsked, now: float) -> list[Effect]:
+        if asked.is_leaving:
+            return self._end(asked.status, asked.why, math.inf, now)
+        has_grace = self._ending is None or self._ending.is_leaving or not asked.is_urgent
+        return self._end(asked.status, asked.why, self._grace_s if has_grace else 0.0, now)
+
+    def _end(self, status: int, why: str, grace_s: float, now: float) -> list[Effect]:
+        """Infinite grace: the ranks leave first. The first reason counts, and the earliest end of the grace."""
+        known, kill_at = self._ending, now + grace_s
+        if known is not None and kill_at >= known.kill_at:
+            return []
+        self._ending = _Ending(status, why, kill_at) if known is None else replace(known, kill_at=kill_at)
+        noted: list[Effect] = [Noted(why)] if known is None else []
+        if self._ending.is_leaving:
+            return noted
+        return noted + [effect for unit in self.units for effect in self._halt(unit, grace_s)]
+
+    # -- units
+
+    def _halt(self, unit: Unit, grace_s: float) -> list[Effect]:
+        """Also one that is stopping already, for a shorter grace."""
+        if unit.phase is Phase.RUNNING:
+            unit.phase = Phase.STOPPING
+        by_host = self._by_host(unit.running)
+        return [Halt(host, ranks, grace_s) for host, ranks in by_host]
+
+    def _go_on(self, now: float) -> list[Effect]:
+        """Start what may start; see whether all is over."""
+        for unit in self.units:
+            if unit.phase is Phase.STOPPING and not unit.running:
+                unit.phase = Phase.WAITING
+        if self._ending is not None:
+            return [] if self.running else self._be_over(self._ending.status, self._ending.why)
+        if all(unit.phase is Phase.DONE for unit in self.units):
+            return self._be_over(0, "all ranks are done")
+        return [effect for unit in self.units if self._may_start(unit, now) for effect in self._start(unit, now)]
+
+    def _may_start(self, unit: Unit, now: float) -> bool:
+        return unit.phase is Phase.WAITING and now >= unit.starts_at and self._has_hosts(unit)
+
+    def _has_hosts(self, unit: Unit) -> bool:
+        return all(self._layout.host_of(rank) in self._ready for rank in unit.ranks)
+
+    def _start(self, unit: Unit, now: float) -> list[Effect]:
+        unit.phase, unit.attempt, unit.started_at = Phase.RUNNING, unit.attempt + 1, now
+        unit.running, unit.misfit = set(unit.ranks), ""
+        return [Start(host, ranks, unit.attempt) for host, ranks in self._by_host(unit.ranks)]
+
+    def _by_host(self, ranks: Iterable[int]) -> list[tuple[int, tuple[int, ...]]]:
+        among = set(ranks)
+        hosts = sorted({self._layout.host_of(rank) for rank in among})
+        return [(host, tuple(rank for rank in self._layout.ranks_of(host) if rank in among)) for host in hosts]
+
+    def _be_over(self, status: int, why: str) -> list[Effect]:
+        self.is_over = True
+        return [Over(status, why)]

@@ -1,0 +1,117 @@
+"""Whether ranks that have died are started again, when, and who is to blame. No I/O.
+
+1. A rank's end means: done (0), stop the run (the abort code, or SIGINT), or a loss (anything else).
+2. A loss is answered by a restart, unless its cause is known to come back: the same host again and again, a crash at
+   every start, more losses in the window than the budget has. The last is the end of the run, for all groups, but not
+   where it takes losses of a group that does not fit its peers: they are no fault of the others.
+3. Each restart waits longer than the one before it, and not as long as others do. Losses leave the window with time.
+"""
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+GROUP_SCOPE = "group"
+RANK_SCOPE = "rank"
+
+
+class Outcome(StrEnum):
+    DONE = "done"
+    ABORT = "abort"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """`exclude_after` and `startup_failures`: 0 is never. `abort_code`: 0 is none. `scope`: group or rank."""
+
+    max_restarts: int = 3
+    window_s: float = 3600.0
+    delay_s: float = 0.5
+    max_delay_s: float = 30.0
+    startup_failures: int = 3
+    startup_s: float = 10.0
+    exclude_after: int = 0
+    abort_code: int = 130
+    scope: str = GROUP_SCOPE
+    restart_after_kill: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exclude:
+    """That host is to blame."""
+
+    host: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """`is_for_all`: the whole run shall stop, not only this group."""
+
+    reason: str
+    is_for_all: bool
+
+
+Decision = Restart | Exclude | GiveUp
+
+
+def outcome(status: int, abort_code: int) -> Outcome:
+    """`status` as subprocess gives it: an exit code, or minus a signal."""
+    if status == 0:
+        return Outcome.DONE
+    is_abort = status == -signal.SIGINT or (abort_code != 0 and status == abort_code)
+    return Outcome.ABORT if is_abort else Outcome.LOST
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    at: float
+    host: int
+    is_misfit: bool
+
+
+@dataclass(slots=True)
+class Budget:
+    """The losses of ranks that restart together. `draw` gives numbers from 0 to 1: the jitter."""
+
+    policy: RestartPolicy
+    draw: Callable[[], float]
+    _losses: list[_Loss] = field(default_factory=list)
+    _early: int = 0
+
+    def lose(self, host: int, lived_s: float, now: float, *, is_misfit: bool = False) -> Decision:
+        """A loss that began on `host`, so long after the ranks were started; `is_misfit`: since the group does not fit
+        its peers."""
+        policy = self.policy
+        self._early = self._early + 1 if lived_s < policy.startup_s else 0
+        self._losses = [loss for loss in self._losses if now - loss.at < policy.window_s]
+        loss = _Loss(now, host, is_misfit)
+        decision = self._refusal([*self._losses, loss])
+        if decision is not None:
+            return decision
+        delay_s = min(policy.max_delay_s, policy.delay_s * 2.0 ** min(len(self._losses), 60))
+        self._losses.append(loss)
+        return Restart(delay_s * (0.5 + 0.5 * self.draw()))
+
+    def _refusal(self, losses: Sequence[_Loss]) -> Exclude | GiveUp | None:
+        policy = self.policy
+        recent = losses[-policy.exclude_after :] if 0 < policy.exclude_after <= len(losses) else ()
+        if recent and all(loss.host == losses[-1].host for loss in recent):
+            return Exclude(losses[-1].host, f"it was the first to fail {policy.exclude_after} times in a row")
+        if 0 < policy.startup_failures <= self._early:
+            what = f"{self._early} deaths in a row within {policy.startup_s:g} s of the start"
+            return GiveUp(f"start-up failure: {what}", is_for_all=False)
+        if len(losses) > policy.max_restarts:
+            what = f"the budget of {policy.max_restarts} restarts within {policy.window_s:g} s is exhausted"
+            misfits = sum(loss.is_misfit for loss in losses)
+            is_for_all = len(losses) - misfits > policy.max_restarts
+            whose = "" if is_for_all else f", {misfits} of them because this group does not fit its peers"
+            return GiveUp(what + whose, is_for_all=is_for_all)
+        return None

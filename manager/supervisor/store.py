@@ -1,0 +1,81 @@
+"""The group's TCPStore below the guard, on a port that is known beforehand: it outlives every rank, and comes back."""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+
+from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_runtime.process.children import who_listens
+from manager.guard.client import Command, Ended, Guard, shown
+from manager.guard.rules.exit_status import described
+from manager.store.process import SCRIPT, check_torch
+
+log = logging.getLogger(__name__)
+
+FIRST_DELAY_S = 0.1
+MAX_DELAY_S = 5.0
+QUIET_S = 60.0  # after so long its end is the first one again
+
+
+class GroupStore:
+    """`fail` is called with what to say when it cannot be had at all."""
+
+    def __init__(self, guard: Guard, python: str, port: int, label: str, fail: Callable[[str], None]) -> None:
+        self._guard = guard
+        self._command = Command((python, str(SCRIPT), str(port)), {}, label, is_shown=False, has_input=True)
+        self._python = python
+        self._port = port
+        self._fail = fail
+        self._delay_s = FIRST_DELAY_S
+        self._started_at = 0.0
+        self._has_served = False
+        self._is_over = False
+
+    def check(self) -> None:
+        """Raises InvalidRequest, with what to do, where it cannot be had."""
+        check_torch(self._python)
+        check_port(self._port)
+
+    def start(self) -> None:
+        self._started_at = asyncio.get_running_loop().time()
+        self._guard.start(self._command, self._ended)
+
+    def stop(self) -> None:
+        """It ends with the guard."""
+        self._is_over = True
+
+    def _ended(self, ended: Ended) -> None:
+        if self._is_over:
+            return
+        self._has_served |= any(line.startswith("store ") for line in ended.output)
+        if ended.status > 0 and not self._has_served:
+            self._fail(f"the group's store does not start ({described(ended.status)}){shown(ended.output)}")
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() > self._started_at + QUIET_S:
+            self._delay_s = FIRST_DELAY_S
+        log.error("the group's store has ended by %s; it is started again on port %d, and the next quorum uses it",
+                  described(ended.status), self._port)  # fmt: skip
+        loop.call_later(self._delay_s, self._start_again)
+        self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s)
+
+    def _start_again(self) -> None:
+        if not self._is_over:
+            self.start()
+
+
+def check_port(port: int) -> None:
+    """Raises InvalidRequest that names who has the port, and what to do."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as e:
+        if e.errno != errno.EADDRINUSE:
+            raise InvalidRequest(f"cannot listen on {port}: {e.strerror}", field="--store-port") from None
+        raise InvalidRequest(
+            f"the group's store cannot listen on {port}: {who_listens(port)} does. Replica groups that share a host "
+            "need master ports at least 3 apart (the store takes MASTER_PORT + 2): give --master-port, --store-port of "
+            "its own, or --store HOST:PORT of a running TCPStore",
+            field="--store-port",
+        ) from None

@@ -1,0 +1,120 @@
+"""`lighthouse-manager run --node-rank K`: the supervisor of a further host. Host 0 decides, or a stop of the run."""
+
+import asyncio
+import logging
+import signal
+
+from lighthouse_protocol.limits import MANAGER_PORT
+from lighthouse_protocol.messages.hosts import NodeEntry, NodeOver, NodeWelcome
+from lighthouse_protocol.messages.run import Done, Refusal, Stop
+from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
+from lighthouse_runtime.client.channel import target
+from lighthouse_runtime.client.manager import AsyncManagerClient
+from lighthouse_runtime.process.loop import STOP_SIGNALS
+from manager.guard.client import Guard
+from manager.supervisor.head_link import NodeLink
+from manager.supervisor.launch import Launch
+from manager.supervisor.local_host import LocalHost
+from manager.supervisor.rules.machine import STOP_GRACE_S, STOPPED_STATUS
+
+log = logging.getLogger(__name__)
+
+_SLACK_S = 10.0
+
+
+class FurtherHost:
+    """run() gives the status to end with."""
+
+    def __init__(self, launch: Launch, guard: Guard) -> None:
+        self._launch = launch
+        self._guard = guard
+        self._loop = asyncio.get_running_loop()
+        config, settings = launch.config, launch.settings
+        self._manager = target(settings.manager or "", "--manager", MANAGER_PORT)
+        entry = NodeEntry(
+            config.replica_id, settings.run_id, settings.node_rank, settings.nnodes, settings.nproc, launch.incarnation
+        )
+        self._node = NodeLink(
+            lambda: AsyncManagerClient(self._manager, token=launch.token),
+            entry,
+            self._make_host,
+            self._over,
+            settings.grace_s,
+            settings.node_timeout_s,
+        )
+        self._link = launch.run_link(launch.plan(self._manager, ("", settings.master_port)), self._hear)
+        self._orders: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._end_of: asyncio.Future[NodeOver] = self._loop.create_future()
+        self._signals = 0
+
+    async def run(self) -> int:
+        for number in STOP_SIGNALS:
+            self._loop.add_signal_handler(number, self._signalled, 128 + number)
+        self._guard.on_failure = lambda why: self._over(NodeOver(1, why))
+        guarding = asyncio.create_task(self._watch_guard(), name="guard")
+        self._link.open()
+        try:
+            over = await self._end_of
+            (log.info if over.status == 0 else log.error)("ends with %d: %s", over.status, over.why)
+            if over.excluded:
+                self._link.exclude(over.excluded)
+            await self._link.close()
+            return over.status
+        finally:
+            guarding.cancel()
+            tasks = [task for task in (self._orders, self._ending) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._guard.stop()
+
+    def _make_host(self, welcome: NodeWelcome) -> LocalHost:
+        plan = self._launch.plan(self._manager, (welcome.master_address, welcome.master_port))
+        return self._launch.local_host(plan, self._guard, self._node.tell, self._link.lose)
+
+    def _hear(self, message: ToSupervisor) -> None:
+        match message:
+            case SupervisorWelcome():
+                self._orders = self._orders or asyncio.create_task(self._node.run(), name="host 0")
+            case Stop(reason, who):
+                over = NodeOver(STOPPED_STATUS, f"the run is stopped: {reason} (by {who})")
+                self._end(over, min(self._launch.settings.grace_s, STOP_GRACE_S))
+            case Done(number) if self._orders is None:
+                self._over(NodeOver(0, f"the run has completed, with generation {number}"))
+            case Done():
+                pass
+            case Refusal(error):
+                self._over(NodeOver(1, f"the lighthouse refuses this supervisor: {error}"))
+
+    def _signalled(self, status: int) -> None:
+        """The first asks host 0 to end the group; the second ends this host; the third at once."""
+        self._signals += 1
+        over = NodeOver(status, f"{signal.Signals(status - 128).name} to the supervisor")
+        settings = self._launch.settings
+        if self._signals == 1 and self._node.is_open:
+            self._node.ask_end(status)
+            patience_s = self._launch.config.leave_timeout_s + settings.grace_s + _SLACK_S
+            self._loop.call_later(patience_s, self._over, over)
+            return
+        self._end(over, settings.grace_s if self._signals < 3 else 0.0)
+
+    def _over(self, over: NodeOver) -> None:
+        self._end(over, self._launch.settings.grace_s)
+
+    def _end(self, over: NodeOver, grace_s: float) -> None:
+        """The first reason counts; a shorter grace does, too."""
+        if self._node.host is not None:
+            self._node.host.halt(self._node.host.running, grace_s)
+        self._ending = self._ending or asyncio.create_task(self._finish(over), name="end")
+
+    async def _finish(self, over: NodeOver) -> None:
+        if self._node.host is not None:
+            await self._node.host.idle()
+        if not self._end_of.done():
+            self._end_of.set_result(over)
+
+    async def _watch_guard(self) -> None:
+        status = await self._guard.run()
+        if not self._end_of.done():
+            self._end_of.set_result(NodeOver(1, f"the guard of the ranks has ended with {status}, and they with it"))
