@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from lighthouse.cli.evidence import gathered_lines
 from lighthouse.cli.incidents import clock
 from lighthouse.cli.options import client_options, connect, token_option
-from lighthouse.cli.output import make_console, print_lines
-from lighthouse.cli.tables import wrapped
+from lighthouse.cli.view.evidence import gathered_lines
+from lighthouse.cli.view.output import make_console, print_lines
+from lighthouse.cli.view.tables import wrapped
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, to_document
 from lighthouse_runtime.cli.settings import read_token
 from lighthouse_runtime.cli.terminal import printable, reports_errors

@@ -8,9 +8,9 @@ from datetime import datetime
 import click
 from rich.text import Text
 
-from lighthouse.cli.layout import Column, table
 from lighthouse.cli.options import client_options, connect
-from lighthouse.cli.output import make_console, print_lines
+from lighthouse.cli.view.layout import Column, table
+from lighthouse.cli.view.output import make_console, print_lines
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
 from lighthouse_runtime.cli.durations import format_duration
 from lighthouse_runtime.cli.terminal import reports_errors

@@ -5,9 +5,9 @@ import json
 import click
 from rich.text import Text
 
-from lighthouse.cli.output import make_console, print_lines
-from lighthouse.cli.runs import RunChoice, run_options
-from lighthouse.keyspace import key_text
+from lighthouse.cli.run_options import RunChoice, run_options
+from lighthouse.cli.view.output import make_console, print_lines
+from lighthouse.runs.rules.key_space import key_text
 from lighthouse_runtime.cli.terminal import printable
 
 

@@ -4,8 +4,8 @@ import click
 from rich.text import Text
 
 from lighthouse.cli.options import ask, client_options
-from lighthouse.cli.output import make_console, print_json, print_lines
-from lighthouse.cli.tables import member_lines, member_rows
+from lighthouse.cli.view.output import make_console, print_json, print_lines
+from lighthouse.cli.view.tables import member_lines, member_rows
 from lighthouse_runtime.cli.terminal import reports_errors
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import click
 from rich.text import Text
 
-from lighthouse.cli.layout import Column, table
 from lighthouse.cli.options import ask, client_options
-from lighthouse.cli.output import make_console, print_json, print_lines
-from lighthouse.cli.tables import stall, wrapped
+from lighthouse.cli.view.layout import Column, table
+from lighthouse.cli.view.output import make_console, print_json, print_lines
+from lighthouse.cli.view.tables import stall, wrapped
 from lighthouse_protocol.messages.progress import STEP
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, RankPlace, RankState
 from lighthouse_runtime.cli.durations import format_duration

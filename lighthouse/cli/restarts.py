@@ -8,9 +8,9 @@ from datetime import datetime
 import click
 from rich.text import Text
 
-from lighthouse.cli.layout import Column, table
-from lighthouse.cli.output import make_console, print_lines
-from lighthouse.cli.runs import RunChoice, run_options
+from lighthouse.cli.run_options import RunChoice, run_options
+from lighthouse.cli.view.layout import Column, table
+from lighthouse.cli.view.output import make_console, print_lines
 from lighthouse_protocol.messages.run_status import IncidentStatus, RunStatus
 from lighthouse_runtime.cli.terminal import printable
 

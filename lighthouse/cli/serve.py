@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from lighthouse import daemon
-from lighthouse.config import ENV_PREFIX, LighthouseConfig
+from lighthouse.server import daemon
+from lighthouse.server.config import ENV_PREFIX, LighthouseConfig
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.cli.settings import from_options, options, read_token
 from lighthouse_runtime.process.children import die_with_parent

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from lighthouse.cli.evidence import gathered_lines
 from lighthouse.cli.options import client_options, connect, token_option
-from lighthouse.cli.output import make_console, print_lines
+from lighthouse.cli.view.evidence import gathered_lines
+from lighthouse.cli.view.output import make_console, print_lines
 from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_protocol.messages.incident import gathered_document
 from lighthouse_runtime.cli.settings import read_token

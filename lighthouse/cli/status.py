@@ -4,8 +4,8 @@ import click
 from rich.text import Text
 
 from lighthouse.cli.options import ask, client_options, connect
-from lighthouse.cli.output import make_console, print_json, print_lines
-from lighthouse.cli.tables import greeting, job_lines
+from lighthouse.cli.view.output import make_console, print_json, print_lines
+from lighthouse.cli.view.tables import greeting, job_lines
 from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_runtime.cli.terminal import printable, reports_errors
 

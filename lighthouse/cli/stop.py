@@ -4,7 +4,7 @@ import json
 
 import click
 
-from lighthouse.cli.runs import RunChoice, run_options
+from lighthouse.cli.run_options import RunChoice, run_options
 
 
 @click.command()

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from lighthouse.cli.serve import run
-from lighthouse.config import ENV_PREFIX, LighthouseConfig
+from lighthouse.server.config import ENV_PREFIX, LighthouseConfig
 from lighthouse_runtime.cli.settings import CONTEXT_SETTINGS, from_options, options
 
 

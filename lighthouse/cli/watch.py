@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from lighthouse.cli.frame import Screen, View
 from lighthouse.cli.options import ask, client_options
-from lighthouse.cli.output import is_terminal, make_console, print_json, print_lines
+from lighthouse.cli.view.frame import Screen, View
+from lighthouse.cli.view.output import is_terminal, make_console, print_json, print_lines
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.terminal import printable, reports_errors

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from examples.ports import free_port
-from lighthouse.run_record import parse
+from lighthouse.runs.rules.record import parse
 from lighthouse_runtime.process.children import who_listens
 from tests.daemons.supervisors import MARK, Supervisor
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually

@@ -9,11 +9,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from lighthouse.jobs import Jobs
-from lighthouse.memory import NoMemory
-from lighthouse.metrics import Counters
-from lighthouse.quorum_config import QuorumConfig
-from lighthouse.service import LighthouseService
+from lighthouse.quorum.metrics import Counters
+from lighthouse.quorum.registry import Jobs
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.store import NoMemory
+from lighthouse.server.quorum_service import LighthouseService
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2

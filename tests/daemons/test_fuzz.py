@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.service import LighthouseService
+from lighthouse.server.quorum_service import LighthouseService
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient

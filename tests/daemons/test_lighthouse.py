@@ -255,7 +255,7 @@ def test_our_environment_variables() -> None:
         process.ready = lambda: None  # type: ignore[method-assign] - its log is JSON
         stack.enter_context(process)
         said = eventually(process.log)
-        assert json.loads(said.splitlines()[0])["logger"] == "lighthouse.daemon"
+        assert json.loads(said.splitlines()[0])["logger"] == "lighthouse.server.daemon"
         ports = process.wait_for_log(r"gRPC on port (\d+), HTTP on port (\d+)")
         client = stack.enter_context(LighthouseClient(f"127.0.0.1:{ports[1]}"))
         with pytest.raises(DeadlinePassed, match="1 of at least 2 joined"):

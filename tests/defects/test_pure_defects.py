@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lighthouse.events import QuorumFormed, Withdrawn
-from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum.rules.events import QuorumFormed, Withdrawn
+from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LimitReached, Unrecoverable, WrongState
 from manager.group.rules.commit import CommitMachine, Decided, Opened, Voted

@@ -12,14 +12,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import lighthouse.cli
 import manager.cli
-from lighthouse.config import ENV_PREFIX as LIGHTHOUSE_PREFIX
-from lighthouse.config import LighthouseConfig
-from lighthouse.incident_metrics import IncidentCollector, IncidentTimes
-from lighthouse.metrics import Counters, LighthouseCollector, render
-from lighthouse.phase_metrics import PhaseCollector
-from lighthouse.run_machine import RunMachine
-from lighthouse.run_metrics import RunCollector
-from lighthouse.run_status import run_status
+from lighthouse.incidents.durations import IncidentTimes
+from lighthouse.incidents.metrics import IncidentCollector
+from lighthouse.progress.metrics import PhaseCollector
+from lighthouse.quorum.metrics import Counters, LighthouseCollector, render
+from lighthouse.runs.metrics import RunCollector
+from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.runs.rules.status import run_status
+from lighthouse.server.config import ENV_PREFIX as LIGHTHOUSE_PREFIX
+from lighthouse.server.config import LighthouseConfig
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_runtime.cli.durations import Duration

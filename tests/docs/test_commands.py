@@ -11,7 +11,7 @@ import pytest
 
 from agent_client import environment
 from lighthouse.cli.torchft import main as torchft_lighthouse
-from lighthouse.verdict import Verdict
+from lighthouse.quorum.rules.verdict import Verdict
 from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose
 from tests.docs.tables import PROGRAMS
 

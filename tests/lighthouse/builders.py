@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from lighthouse.events import HeartbeatReceived, Joined, JoinRefused, QuorumFormed
-from lighthouse.quorum import QuorumMachine
-from lighthouse.quorum_config import QuorumConfig
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import HeartbeatReceived, Joined, JoinRefused, QuorumFormed
+from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.refusals import LighthouseError
 from tests.refusals import Refused

@@ -6,7 +6,7 @@ It has no timers and no ranks; whoever plays it says when it beats, reads, steps
 import copy
 from dataclasses import dataclass, field, replace
 
-from lighthouse.events import BeatReceived, Event, Joined, Left, SessionEnded, SessionOpened, Withdrawn
+from lighthouse.quorum.rules.events import BeatReceived, Event, Joined, Left, SessionEnded, SessionOpened, Withdrawn
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
     Beat,

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from examples.ports import free_port
 from lighthouse import dashboard
-from lighthouse.daemon import PAGE_HEADERS
+from lighthouse.server.daemon import PAGE_HEADERS
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.refusals import UnknownName

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lighthouse.driver import JobDriver
-from lighthouse.jobs import Jobs
-from lighthouse.journal import Journal
-from lighthouse.memory import NoMemory
-from lighthouse.quorum_config import QuorumConfig
+from lighthouse.journal.journal import Journal
+from lighthouse.quorum.driver import JobDriver
+from lighthouse.quorum.registry import Jobs
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.store import NoMemory
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
     Beat,

@@ -1,4 +1,4 @@
-"""The rules of lighthouse/quorum.py once more, the dumb way: no counters, everything recounted from lists.
+"""The rules of quorum/rules/machine.py once more, the dumb way: no counters, everything recounted from lists.
 
 It is told what the machine was told and what it answered, and says what the answer should have been. Who is alive and
 which birth of an id is meant it takes from the machine's roster, which test_roster.py holds against its own rules.
@@ -6,9 +6,9 @@ which birth of an id is meant it takes from the machine's roster, which test_ros
 
 from dataclasses import dataclass, replace
 
-from lighthouse.events import Effect, Event, HeartbeatReceived, Joined, JoinRefused, QuorumFormed
-from lighthouse.events import Withdrawn as WithdrawnEvent
-from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum.rules.events import Effect, Event, HeartbeatReceived, Joined, JoinRefused, QuorumFormed
+from lighthouse.quorum.rules.events import Withdrawn as WithdrawnEvent
+from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.messages.membership import Participant
 
 NEVER = float("inf")

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from lighthouse.generation_config import GenerationConfig
-from lighthouse.generation_events import (
+from lighthouse.runs.rules.config import GenerationConfig
+from lighthouse.runs.rules.events import (
     Beaten,
     Completed,
     Entered,
@@ -23,8 +23,8 @@ from lighthouse.generation_events import (
     Stopped,
     SupervisorTold,
 )
-from lighthouse.run_machine import RunMachine
-from lighthouse.run_record import RunRecord, dump, parse
+from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.runs.rules.record import RunRecord, dump, parse
 from lighthouse_protocol.messages.run import Counters, Entry, Generation, RankId, Stop, Terms
 from lighthouse_protocol.refusals import LighthouseError
 

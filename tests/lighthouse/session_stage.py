@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from lighthouse.events import (
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import (
     Echoed,
     Effect,
     Event,
@@ -18,9 +19,8 @@ from lighthouse.events import (
     Welcomed,
     Withdrawn,
 )
-from lighthouse.memory import Record
-from lighthouse.quorum import QuorumMachine
-from lighthouse.quorum_config import QuorumConfig
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.record import Record
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import Echo, Handed, HoldMode, Order, Phase, Refused
 from tests.lighthouse.dumb_manager import Closed, DumbManager

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lighthouse.events import (
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import (
     BeatReceived,
     Echoed,
     Joined,
@@ -15,9 +16,8 @@ from lighthouse.events import (
     SessionRefused,
     Welcomed,
 )
-from lighthouse.memory import Record
-from lighthouse.quorum import QuorumMachine
-from lighthouse.quorum_config import QuorumConfig
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.record import Record
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import Beat, Held, Hello, HoldMode, Levels, Order, Phase, Welcome
 from lighthouse_protocol.refusals import LighthouseError

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lighthouse.admission import refusal, sent_away
-from lighthouse.roster import Handed, Roster
+from lighthouse.members.rules.admission import refusal, sent_away
+from lighthouse.members.rules.roster import Handed, Roster
 from lighthouse_protocol.messages.membership import Participant, Tag
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
 from tests.lighthouse.builders import group, on_loopback

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lighthouse.events import WasLate
-from lighthouse.quorum import QuorumMachine
-from lighthouse.verdict import Verdict
+from lighthouse.quorum.rules.events import WasLate
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.session import STARTING, Order, Phase
 from lighthouse_protocol.refusals import Drained, DuplicateReplica, LimitReached, Superseded, WrongState
 from tests.lighthouse.builders import join, refused

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse import claim
-from lighthouse.claim import Claim
+from lighthouse.journal import file_lock
+from lighthouse.journal.file_lock import Claim
 from lighthouse_protocol.refusals import WrongState
 
 
@@ -55,7 +55,7 @@ def test_a_holder_that_has_not_written_its_name_yet_is_waited_for(path: Path, le
     lock.write_text(left_there and name(dead_pid()))
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        writer = threading.Timer(claim.NAME_WAIT_S / 5, lock.write_text, (name(os.getpid()),))
+        writer = threading.Timer(file_lock.NAME_WAIT_S / 5, lock.write_text, (name(os.getpid()),))
         writer.start()
         with pytest.raises(WrongState, match=f"a lighthouse \\(pid {os.getpid()} on host"):
             Claim(path).take()
@@ -63,7 +63,7 @@ def test_a_holder_that_has_not_written_its_name_yet_is_waited_for(path: Path, le
 
 
 def test_a_holder_that_has_written_its_name_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "NAME_WAIT_S", 1e6)
+    monkeypatch.setattr(file_lock, "NAME_WAIT_S", 1e6)
     first = Claim(path, "first")
     first.take()
     with pytest.raises(WrongState, match="held by the lighthouse at first"):

@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 
 from lighthouse import dashboard
-from lighthouse.verdict import Verdict
+from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
 from lighthouse_protocol.messages.session import Phase
 from lighthouse_protocol.messages.status import (

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from lighthouse.generation import GenerationMachine
-from lighthouse.generation_events import (
+from lighthouse.runs.rules.events import (
     AdvanceVerdict,
     Beaten,
     Entered,
@@ -15,6 +14,7 @@ from lighthouse.generation_events import (
     SessionEnded,
     WasLate,
 )
+from lighthouse.runs.rules.generations import GenerationMachine
 from lighthouse_protocol.messages.run import Counters, Entry, Generation, RankId, Terms
 from tests.lighthouse.run_stage import RunStage, running
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as hunt
 
-from lighthouse import advance, iteration
-from lighthouse.generation import GenerationConfig, GenerationMachine
-from lighthouse.generation_events import AdvanceVerdict, Finished, Readied, ResumeAsked, StopAsked, WasLate
-from lighthouse.generation_life import GenerationLife
-from lighthouse.keyspace import SPACES_KEPT
-from lighthouse.ledger import INCIDENTS_KEPT
+from lighthouse.runs.rules import counters, formation
+from lighthouse.runs.rules.events import AdvanceVerdict, Finished, Readied, ResumeAsked, StopAsked, WasLate
+from lighthouse.runs.rules.generation import GenerationLife
+from lighthouse.runs.rules.generations import GenerationConfig, GenerationMachine
+from lighthouse.runs.rules.key_space import SPACES_KEPT
+from lighthouse.runs.rules.restart_log import INCIDENTS_KEPT
 from lighthouse_protocol.messages.run import RankId, Stop
 from tests.lighthouse.run_stage import RunStage, Worker
 
@@ -307,8 +307,8 @@ def forgets(**fields: object) -> Callable[..., object]:
         (GenerationMachine, "record", forgets(stop=None)),
         (GenerationMachine, "record", forgets(generation=None)),
         (GenerationLife, "has_heard", lambda self, rank, generation: True),
-        (advance, "_is_incomplete", lambda ranks, life, terms: False),
-        (iteration, "next_number", lambda current, stride, **_: current + (current < 3)),
+        (formation, "_is_incomplete", lambda ranks, life, terms: False),
+        (counters, "next_number", lambda current, stride, **_: current + (current < 3)),
     ],
     ids=["a stop forgotten", "a list forgotten", "never handed again", "nobody is waited for", "a number given twice"],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse.generation_events import (
+from lighthouse.runs.rules.events import (
     Beaten,
     Entered,
     GenerationFormed,

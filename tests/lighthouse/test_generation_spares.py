@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse.generation_events import AdvanceVerdict
+from lighthouse.runs.rules.events import AdvanceVerdict
 from tests.lighthouse.run_stage import RunStage, running
 
 SUPERVISED = {"stride": 100}

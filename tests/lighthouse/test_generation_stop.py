@@ -2,8 +2,7 @@
 
 import pytest
 
-from lighthouse.generation import GenerationMachine
-from lighthouse.generation_events import (
+from lighthouse.runs.rules.events import (
     AdvanceVerdict,
     Beaten,
     Entered,
@@ -15,6 +14,7 @@ from lighthouse.generation_events import (
     StopAsked,
     Stopped,
 )
+from lighthouse.runs.rules.generations import GenerationMachine
 from lighthouse_protocol.messages.run import Entry, RankId, Stop
 from tests.lighthouse.run_stage import RunStage, running
 

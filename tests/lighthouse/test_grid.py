@@ -5,9 +5,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.grid import GROUPS_NAMED, Grid, GroupRanks, grid_of, world_of
-from lighthouse.quorum import QuorumMachine
-from lighthouse.status import explain
+from lighthouse.members.rules.rank_grid import GROUPS_NAMED, Grid, GroupRanks, grid_of
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.status import explain
+from lighthouse.quorum.world_broadcast import world_of
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import STARTING
 from tests.lighthouse.builders import join, machine, training

@@ -1,9 +1,9 @@
 """What a job's machine does becomes its timeline."""
 
-from lighthouse.events import Event
-from lighthouse.history import History
-from lighthouse.quorum import QuorumMachine
-from lighthouse.quorum_config import QuorumConfig
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import Event
+from lighthouse.quorum.rules.history import History
+from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.messages.session import STARTING
 from lighthouse_protocol.rules.stall import Kind, StallVerdict

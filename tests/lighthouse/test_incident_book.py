@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from lighthouse import incident_book, incident_files
-from lighthouse.config import LighthouseConfig
-from lighthouse.incident_book import DROPPED, LIMIT, Book
-from lighthouse.incident_desk import Desk
-from lighthouse.incident_files import IncidentFiles
+from lighthouse.incidents import files as incident_files
+from lighthouse.incidents.files import IncidentFiles
+from lighthouse.incidents.registry import Desk
+from lighthouse.incidents.rules import archive
+from lighthouse.incidents.rules.archive import DROPPED, LIMIT, Book
+from lighthouse.server.config import LighthouseConfig
 from lighthouse_protocol.refusals import UnknownName
 from tests.lighthouse.evidence import incident, member
 
@@ -39,7 +40,7 @@ class TestTheBook:
         assert [(s.id, s.step_s) for s in book.summaries()] == [("i2", None), ("i1", 3.0)]
 
     def test_old_evidence_is_dropped(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(incident_book, "MAX_BYTES", 1000)
+        monkeypatch.setattr(archive, "MAX_BYTES", 1000)
         book = Book()
         for name in ("i1", "i2", "i3"):
             book.put(incident(name, member("b/1", stacks="x" * 400, flight_recorder="", process="")))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lighthouse.driver import JobDriver
-from lighthouse.incident_desk import Desk
-from lighthouse.incident_policy import OnStall
-from lighthouse.quorum import QuorumMachine
-from lighthouse.quorum_config import QuorumConfig
+from lighthouse.incidents.registry import Desk
+from lighthouse.incidents.rules.policy import OnStall
+from lighthouse.quorum.driver import JobDriver
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.messages.incident import Incident, IncidentKind, IncidentSummary
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.session import (

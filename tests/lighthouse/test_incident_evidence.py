@@ -2,8 +2,8 @@
 
 import pytest
 
-from lighthouse import incident_evidence
-from lighthouse.incident_evidence import MAX_ASKED, Gathering, Question, Witness, check_ranks, read_ranks
+from lighthouse.incidents.rules import evidence_round
+from lighthouse.incidents.rules.evidence_round import MAX_ASKED, Gathering, Question, Witness, check_ranks, read_ranks
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from tests.lighthouse.evidence import rank
 
@@ -60,7 +60,7 @@ def test_of_many_groups_the_suspects_are_asked():
 
 
 def test_the_text_that_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(incident_evidence, "MAX_BYTES", 1000)
+    monkeypatch.setattr(evidence_round, "MAX_BYTES", 1000)
     gathering = Gathering(HERE)
     gathering.took(1, rank(0, stacks="x" * 600))
     gathering.took(1, rank(1, stacks="x" * 600))

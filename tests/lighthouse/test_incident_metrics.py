@@ -2,8 +2,9 @@
 
 from prometheus_client import CollectorRegistry
 
-from lighthouse.incident_metrics import BOUNDS_S, IncidentCollector, IncidentTimes
-from lighthouse.metrics import render
+from lighthouse.incidents.durations import BOUNDS_S, IncidentTimes
+from lighthouse.incidents.metrics import IncidentCollector
+from lighthouse.quorum.metrics import render
 from lighthouse_protocol.messages.incident import IncidentKind
 from tests.lighthouse.test_metrics import samples
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lighthouse import incidents
-from lighthouse.incident_book import Book
-from lighthouse.incident_policy import OnStall, decide
-from lighthouse.incidents import (
+from lighthouse.incidents.rules import machine
+from lighthouse.incidents.rules.archive import Book
+from lighthouse.incidents.rules.machine import (
     MAX_DISTRUSTED,
     MAX_FOLLOWED,
     MAX_LOOKS,
@@ -21,7 +20,8 @@ from lighthouse.incidents import (
     Opened,
     Recovered,
 )
-from lighthouse.standing import Loss
+from lighthouse.incidents.rules.policy import OnStall, decide
+from lighthouse.quorum.rules.standing import Loss
 from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.messages.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence
 from lighthouse_protocol.messages.membership import Distrust, DistrustKind
@@ -47,29 +47,29 @@ def gathered(*names: str) -> Gathered:
 class Stage:
     policy: OnStall = OnStall.NOTIFY
     now: float = 1000.0
-    all: list[incidents.Effect] = field(default_factory=list)
+    all: list[machine.Effect] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.machine = Incidents("j", self.policy, Book().make_id)
 
-    def told(self, effects: list[incidents.Effect]) -> list[incidents.Effect]:
+    def told(self, effects: list[machine.Effect]) -> list[machine.Effect]:
         self.all += effects
         return effects
 
-    def stalled(self, verdict: StallVerdict, step: int = 10) -> list[incidents.Effect]:
+    def stalled(self, verdict: StallVerdict, step: int = 10) -> list[machine.Effect]:
         return self.told(self.machine.stalled(verdict, step, self.now, UNIX_S))
 
     def lost(self, *names: str, seen_at: float | None = None, quorum_id: int = 7, is_asked: bool = False):
         losses = [Loss(name, quorum_id, "its connection has ended", seen_at) for name in names]
         return self.told([e for loss in losses for e in self.machine.lost(loss, self.now, UNIX_S, is_asked=is_asked)])
 
-    def took(self, id: str, *names: str) -> list[incidents.Effect]:
+    def took(self, id: str, *names: str) -> list[machine.Effect]:
         return self.told(self.machine.took(id, gathered(*names), MEMBERS, self.now))
 
-    def formed(self, quorum_id: int = 8, step: int = 10, *, is_new: bool = True) -> list[incidents.Effect]:
+    def formed(self, quorum_id: int = 8, step: int = 10, *, is_new: bool = True) -> list[machine.Effect]:
         return self.told(self.machine.formed(quorum_id, step, self.now, is_new=is_new))
 
-    def reached(self, step: int, quorum_id: int = 8) -> list[incidents.Effect]:
+    def reached(self, step: int, quorum_id: int = 8) -> list[machine.Effect]:
         return self.told(self.machine.reached(step, quorum_id, self.now))
 
     @property

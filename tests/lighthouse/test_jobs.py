@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.journal import Journal
-from lighthouse.quorum import QuorumMachine
-from lighthouse.quorum_config import QuorumConfig
+from lighthouse.journal.journal import Journal
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.machine import QuorumMachine
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
 from tests.lighthouse.sessions import asks, ended, opened

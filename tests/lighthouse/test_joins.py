@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client.agent import Agent
-from lighthouse.events import QuorumFormed
-from lighthouse.joins import JoinClock, Joins
-from lighthouse.quorum_config import QuorumConfig
-from lighthouse.roster import Member
+from lighthouse.members.rules.roster import Member
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import QuorumFormed
+from lighthouse.quorum.rules.joins import JoinClock, Joins
 from lighthouse_protocol.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
 from tests.lighthouse.builders import beat, beating, group, join, machine
 

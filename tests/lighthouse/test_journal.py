@@ -18,11 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import lighthouse.journal
-import lighthouse.journal_file
-from lighthouse.config import LighthouseConfig
-from lighthouse.journal import Journal, default_path
-from lighthouse.memory import Entry, Memory, Record
+import lighthouse.journal.file
+import lighthouse.journal.journal
+from lighthouse.journal.journal import Journal, default_path
+from lighthouse.quorum.rules.record import Entry, Record
+from lighthouse.quorum.store import Memory
+from lighthouse.server.config import LighthouseConfig
 from lighthouse_protocol.limits import MAX_QUORUM_ID
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, WrongState
@@ -64,7 +65,7 @@ def child(code: str, path: Path, **env: str) -> Generator[subprocess.Popen[str],
     """A process that has `journal` on `path`; it is killed at the end."""
     head = (
         "import os, random, signal, sys, time\nfrom pathlib import Path\n"
-        "from lighthouse.journal import Journal\nfrom lighthouse.memory import Record\n"
+        "from lighthouse.journal.journal import Journal\nfrom lighthouse.quorum.rules.record import Record\n"
         "from lighthouse_protocol.messages.membership import Participant, Quorum\n"
         "from lighthouse_protocol.refusals import LighthouseError\n"
         f"journal = Journal(Path({str(path)!r}), '[::]:29510')\n"
@@ -138,7 +139,7 @@ def test_an_id_never_goes_back(path: Path) -> None:
 
 
 def test_of_many_forgotten_jobs_one_number_is_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lighthouse.journal, "FORGOTTEN_JOBS", 3)
+    monkeypatch.setattr(lighthouse.journal.journal, "FORGOTTEN_JOBS", 3)
     with claimed(path) as journal:
         journal.commit("alive", record(1))
         for i in (10, 60, 30, 40, 50):
@@ -226,7 +227,7 @@ def test_a_change_that_fails_in_the_middle_leaves_nothing_of_it(path: Path, monk
     with claimed(path) as journal:
         journal.commit("job", record(7))
         with monkeypatch.context() as patched:
-            patched.setattr(lighthouse.journal_file, "pop_forgotten", fail)
+            patched.setattr(lighthouse.journal.file, "pop_forgotten", fail)
             with pytest.raises(WrongState, match="disk I/O error"):
                 journal.forget("job")
         assert journal.load() == {"job": record(7)}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse import journal_file, journal_runs
-from lighthouse.journal import Journal
-from lighthouse.run_memory import RunMemory, RunsInProcess, SavedRun
-from lighthouse.run_record import Former, Incident, RunRecord, SupervisorRecord
+from lighthouse.journal import file, run_rows
+from lighthouse.journal.journal import Journal
+from lighthouse.runs.rules.record import Former, Incident, RunRecord, SavedRun, SupervisorRecord
+from lighthouse.runs.store import RunMemory, RunsInProcess
 from lighthouse_protocol.messages.run import Counters, Generation, KeyKind, RankId, Stop, Terms
 from lighthouse_protocol.messages.run_status import ExcludedHost
 from lighthouse_protocol.refusals import WrongState
@@ -80,8 +80,8 @@ def test_keys_are_kept_and_old_spaces_go(path: Path, is_file: bool):
 
 
 def test_the_oldest_finished_runs_go_first(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(journal_runs, "FINISHED_RUNS_KEPT", 2)
-    monkeypatch.setattr(journal_runs, "RUNS_KEPT", 4)
+    monkeypatch.setattr(run_rows, "FINISHED_RUNS_KEPT", 2)
+    monkeypatch.setattr(run_rows, "RUNS_KEPT", 4)
     with claimed(path) as journal:
         for number in range(4):
             journal.commit_run(("job", f"finished{number}"), FULL, 0)
@@ -97,7 +97,7 @@ def test_the_oldest_finished_runs_go_first(path: Path, monkeypatch: pytest.Monke
 def test_an_older_lighthouse_may_not_write(path: Path):
     with claimed(path) as journal:
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
-            journal_file.put_head(db, journal_file.Head(9, 0))
+            file.put_head(db, file.Head(9, 0))
         with pytest.raises(WrongState, match="taken over by another lighthouse"):
             journal.commit_run(RUN, FULL, 0)
 

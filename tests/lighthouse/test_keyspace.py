@@ -2,8 +2,8 @@
 
 import pytest
 
-from lighthouse import keyspace
-from lighthouse.keyspace import KeySpaces
+from lighthouse.runs.rules import key_space
+from lighthouse.runs.rules.key_space import KeySpaces
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import InvalidRequest, LimitReached, UnknownName, WrongState
 
@@ -93,7 +93,7 @@ def test_it_is_made_again_from_its_rows():
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(keyspace, "MAX_KEYS", 2)
+    monkeypatch.setattr(key_space, "MAX_KEYS", 2)
     found = spaces()
     for name, value in (("", b""), ("x" * 257, b""), ("x", b"x" * 4097)):
         with pytest.raises(InvalidRequest):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.lineage import RANGES_KEPT, History, foreign, hand_out, tag_of
-from lighthouse.roster import Handed
+from lighthouse.members.rules.roster import Handed
+from lighthouse.quorum.rules.lineage import RANGES_KEPT, History, foreign, hand_out, tag_of
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import group
 

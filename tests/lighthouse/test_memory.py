@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse.memory import Entry, Memory, NoMemory, Record, dump, parse
+from lighthouse.quorum.rules.record import Entry, Record, dump, parse
+from lighthouse.quorum.store import Memory, NoMemory
 from lighthouse_protocol.messages.membership import Participant, Quorum
 
 # Every field by its type: one that is added is drawn from then on. `distrust` ends with its join, and is not kept.

@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from lighthouse.metrics import MAX_JOBS, METHODS, OTHER, REFUSALS, Counters, LighthouseCollector, render
-from lighthouse.verdict import Verdict
+from lighthouse.quorum.metrics import MAX_JOBS, METHODS, OTHER, REFUSALS, Counters, LighthouseCollector, render
+from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.session import Phase
 from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 from tests.lighthouse.statuses import job, member, status

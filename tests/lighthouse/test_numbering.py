@@ -1,7 +1,7 @@
 """Which ids were given out in this life, and which before it."""
 
-from lighthouse.memory import Record
-from lighthouse.numbering import Numbering
+from lighthouse.quorum.rules.numbering import Numbering
+from lighthouse.quorum.rules.record import Record
 
 
 def test_an_id_that_was_told_is_known_if_it_was_written_down_or_given_out_here():

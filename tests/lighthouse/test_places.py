@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lighthouse.places import JobPlaces
+from lighthouse.progress.driver import JobPlaces
 from lighthouse_protocol.messages.progress import GroupView
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse.progress_view import MAX_KNOWN, JobProgress
+from lighthouse.progress.rules.job_progress import MAX_KNOWN, JobProgress
 from lighthouse_protocol.messages.progress import OTHER, GroupView, OpenPhase, RankName, RankView
 from lighthouse_protocol.messages.status import RankState
 from lighthouse_protocol.rules.stall import Kind

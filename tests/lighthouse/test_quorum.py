@@ -1,9 +1,9 @@
-"""The rules of lighthouse/quorum.py and of quorum.md sections 2 and 6: events in, the whole list of effects out."""
+"""The rules of quorum/rules/machine.py and of quorum.md sections 2 and 6: events in, the whole list of effects out."""
 
 import pytest
 
-from lighthouse.events import Withdrawn
-from lighthouse.verdict import Verdict
+from lighthouse.quorum.rules.events import Withdrawn
+from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LimitReached, Superseded, WrongState
 from tests.lighthouse.builders import (
     FAR,

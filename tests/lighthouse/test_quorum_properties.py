@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.attendance import Attendance
-from lighthouse.events import (
+from lighthouse.members.rules.roster import Roster
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import (
     Effect,
     Event,
     HeartbeatReceived,
@@ -18,12 +19,11 @@ from lighthouse.events import (
     QuorumFormed,
     Withdrawn,
 )
-from lighthouse.joins import Joins
-from lighthouse.numbering import Numbering
-from lighthouse.quorum import QuorumMachine
-from lighthouse.quorum_config import QuorumConfig
-from lighthouse.roster import Roster
-from lighthouse.verdict import Verdict
+from lighthouse.quorum.rules.joins import Joins
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.numbering import Numbering
+from lighthouse.quorum.rules.presence import Attendance
+from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import beat, group
 from tests.lighthouse.plain_quorum import PlainQuorum

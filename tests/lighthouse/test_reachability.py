@@ -4,9 +4,9 @@ from itertools import permutations
 
 import pytest
 
-from lighthouse.events import JoinRefused
-from lighthouse.quorum import QuorumMachine
-from lighthouse.reachability import is_loopback, unreachable
+from lighthouse.members.rules.reachability import is_loopback, unreachable
+from lighthouse.quorum.rules.events import JoinRefused
+from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import WrongState
 from tests.lighthouse.builders import group, join, machine

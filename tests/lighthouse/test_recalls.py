@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.events import QuorumFormed, Withdrawn
-from lighthouse.verdict import Verdict
+from lighthouse.quorum.rules.events import QuorumFormed, Withdrawn
+from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.session import Order, Phase
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.sessions import (

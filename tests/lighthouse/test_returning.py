@@ -2,11 +2,11 @@
 
 import pytest
 
-from lighthouse.events import QuorumFormed, QuorumHandedAgain
-from lighthouse.memory import Record
-from lighthouse.standing import Standing
-from lighthouse.status import job_status
-from lighthouse.verdict import Verdict
+from lighthouse.quorum.rules.events import QuorumFormed, QuorumHandedAgain
+from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.standing import Standing
+from lighthouse.quorum.rules.status import job_status
+from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import STARTING, Order, Phase
 from tests.lighthouse.builders import ticked

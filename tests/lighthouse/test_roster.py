@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.reachability import is_loopback
-from lighthouse.roster import Member, Roster, is_reborn
+from lighthouse.members.rules.reachability import is_loopback
+from lighthouse.members.rules.roster import Member, Roster, is_reborn
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import group, on_loopback
 

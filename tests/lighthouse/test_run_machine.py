@@ -2,8 +2,8 @@
 
 import pytest
 
-from lighthouse.generation_config import GenerationConfig
-from lighthouse.generation_events import (
+from lighthouse.runs.rules.config import GenerationConfig
+from lighthouse.runs.rules.events import (
     Beaten,
     Completed,
     Entered,
@@ -24,10 +24,10 @@ from lighthouse.generation_events import (
     SupervisorEntered,
     SupervisorTold,
 )
-from lighthouse.ledger import EVIDENCE_OF, LINES_KEPT, LOST_KEPT
-from lighthouse.run_machine import RunMachine
-from lighthouse.run_record import RunRecord, dump, parse
-from lighthouse.supervisors import MAX_SUPERVISORS, Supervisors
+from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.runs.rules.record import RunRecord, dump, parse
+from lighthouse.runs.rules.restart_log import EVIDENCE_OF, LINES_KEPT, LOST_KEPT
+from lighthouse.runs.rules.supervisors import MAX_SUPERVISORS, Supervisors
 from lighthouse_protocol.messages.run import Done, Entry, RankId, Refusal, Stop, Terms
 from lighthouse_protocol.messages.supervisor import SupervisorEntry, SupervisorWelcome
 from lighthouse_protocol.refusals import LighthouseError, Superseded, WrongState

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from lighthouse import runs as module
-from lighthouse.lateness import Lateness
-from lighthouse.run_driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
-from lighthouse.run_memory import RunsInProcess
-from lighthouse.runs import Runs
+from lighthouse.runs import registry as module
+from lighthouse.runs.driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
+from lighthouse.runs.registry import Runs
+from lighthouse.runs.store import RunsInProcess
 from lighthouse_protocol.messages.run import (
     Counters,
     Done,
@@ -37,6 +36,7 @@ from lighthouse_protocol.refusals import (
     WrongState,
 )
 from lighthouse_protocol.wire.generation_wire import rank_response_from_wire
+from lighthouse_runtime.timing.loop_lag import Lateness
 
 TERMS = Terms(world_size=2)
 

@@ -8,14 +8,9 @@ from hypothesis import Phase as Part
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from lighthouse.events import (
-    HeartbeatReceived,
-    Joined,
-    SessionEnded,
-    Withdrawn,
-)
-from lighthouse.quorum_config import QuorumConfig
-from lighthouse.standing import Standing
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import HeartbeatReceived, Joined, SessionEnded, Withdrawn
+from lighthouse.quorum.rules.standing import Standing
 from lighthouse_protocol.messages.session import Order, Phase
 from tests.lighthouse.builders import FAR, group
 from tests.lighthouse.dumb_manager import DumbManager

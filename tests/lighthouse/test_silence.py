@@ -2,8 +2,8 @@
 
 import pytest
 
-from lighthouse.events import HeartbeatReceived, WasLate
-from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum.rules.events import HeartbeatReceived, WasLate
+from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.messages.session import Order, Phase
 from lighthouse_protocol.refusals import Unreachable
 from tests.lighthouse.builders import ticked

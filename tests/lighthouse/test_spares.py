@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.spares import Candidate, assign
+from lighthouse.runs.rules.assignment import Candidate, assign
 from lighthouse_protocol.messages.run import RankId, Terms
 
 WORLD = 10

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.memory import Entry, Record
-from lighthouse.standing import Standing, entry_of
+from lighthouse.quorum.rules.record import Entry, Record
+from lighthouse.quorum.rules.standing import Standing, entry_of
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import Held, Order, Phase
 from tests.lighthouse.sessions import held, native

@@ -2,10 +2,10 @@
 
 import pytest
 
-from lighthouse.events import Withdrawn
-from lighthouse.quorum import QuorumMachine
-from lighthouse.status import NAMES_SHOWN, awaited, explain, job_status
-from lighthouse.verdict import Verdict
+from lighthouse.quorum.rules.events import Withdrawn
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.status import NAMES_SHOWN, awaited, explain, job_status
+from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.session import RESTARTING, STARTING
 from lighthouse_protocol.messages.status import JobStatus, MemberState, MemberStatus
 from tests.lighthouse.builders import beat, beating, group, join, machine, training

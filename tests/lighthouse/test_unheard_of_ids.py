@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.events import JoinRefused, QuorumFormed, SessionRefused
-from lighthouse.generation_events import Entered, GenerationFormed, RankRefused
-from lighthouse.numbering import AHEAD_MS
-from lighthouse.quorum import QuorumMachine
-from lighthouse.quorum_config import QuorumConfig
-from lighthouse.run_machine import RunMachine
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import JoinRefused, QuorumFormed, SessionRefused
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.numbering import AHEAD_MS
+from lighthouse.runs.rules.events import Entered, GenerationFormed, RankRefused
+from lighthouse.runs.rules.machine import RunMachine
 from lighthouse_protocol.limits import MAX_COUNT, MAX_LEARNED_GENERATION, MAX_QUORUM_ID
 from lighthouse_protocol.messages.run import Entry, RankId, Terms
 from lighthouse_protocol.messages.session import Held, HoldMode

@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from lighthouse.callers import OpenSessions
-from lighthouse.worlds import HELD_BACK_LOGGED_AFTER_S, JobWorlds
+from lighthouse.quorum.sessions import OpenSessions
+from lighthouse.quorum.world_broadcast import HELD_BACK_LOGGED_AFTER_S, JobWorlds
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import STARTING, Hello, Levels
 from lighthouse_protocol.pb.documented import lighthouse_pb2

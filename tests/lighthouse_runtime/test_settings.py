@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from lighthouse.cli import main as lighthouse_main
 from lighthouse.cli.torchft import main as torchft_main
-from lighthouse.config import LighthouseConfig
+from lighthouse.server.config import LighthouseConfig
 from lighthouse_runtime.cli.durations import Duration
 from lighthouse_runtime.cli.settings import (
     CONTEXT_SETTINGS,

@@ -5,10 +5,11 @@ The machines of a lighthouse and its managers, message by message: DiLoCo's scri
 
 from collections import Counter
 
-from lighthouse.events import BeatReceived, Echoed, Joined, Ordered, QuorumFormed, SessionOpened, Welcomed
-from lighthouse.grid import grid_of, world_of
-from lighthouse.quorum import QuorumMachine
-from lighthouse.quorum_config import QuorumConfig
+from lighthouse.members.rules.rank_grid import grid_of
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import BeatReceived, Echoed, Joined, Ordered, QuorumFormed, SessionOpened, Welcomed
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.world_broadcast import world_of
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Beat, Echo, Handed, Hello, JoinRequest, ToLighthouse, ToManager
 from manager.group.rules.events import QuorumAnswered, Received, Sent, WatchOpened

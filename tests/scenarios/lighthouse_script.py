@@ -11,11 +11,11 @@ status                                          the verdict in words
 import re
 from collections.abc import Iterator
 
-from lighthouse.events import Effect, Event, JoinRefused, QuorumFormed, Withdrawn
-from lighthouse.quorum import QuorumMachine
-from lighthouse.quorum_config import QuorumConfig
-from lighthouse.status import explain
-from lighthouse.verdict import Verdict
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import Effect, Event, JoinRefused, QuorumFormed, Withdrawn
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.status import explain
+from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HoldMode
 from tests.lighthouse.builders import FAR, beat, group, join

@@ -11,7 +11,7 @@ restart journal=lost                            another lighthouse; all connecti
 
 from dataclasses import dataclass, replace
 
-from lighthouse.events import (
+from lighthouse.quorum.rules.events import (
     Effect,
     Joined,
     Left,
@@ -24,8 +24,8 @@ from lighthouse.events import (
     WasLate,
     Welcomed,
 )
-from lighthouse.memory import Record
-from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.record import Record
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import Held, Hello, HoldMode, Levels, Order
 from tests.lighthouse.builders import FAR

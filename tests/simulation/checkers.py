@@ -8,7 +8,7 @@ whole run: promises.py.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lighthouse.memory import Record
+from lighthouse.quorum.rules.record import Record
 from lighthouse_protocol.messages.membership import Assignment, Quorum, Tag
 from tests.simulation.world import Violation, World
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lighthouse.events import (
+from lighthouse.quorum.rules.events import (
     BeatReceived,
     Echoed,
     Effect,
@@ -27,8 +27,8 @@ from lighthouse.events import (
     Welcomed,
     Withdrawn,
 )
-from lighthouse.memory import Record
-from lighthouse.quorum import QuorumMachine
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.record import Record
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import (
     Beat,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from lighthouse.memory import Record
-from lighthouse.quorum_config import QuorumConfig
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.record import Record
 from tests.simulation.checkers import Checkers
 from tests.simulation.lighthouse_process import LighthouseProcess
 from tests.simulation.network import Network

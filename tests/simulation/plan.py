@@ -8,8 +8,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lighthouse.quorum_config import QuorumConfig
-from lighthouse.selection import size_for
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.selection import size_for
 
 # The rest of a run is for settling.
 FAULTS_SHARE = 0.8

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lighthouse.selection import size_for
+from lighthouse.quorum.rules.selection import size_for
 from lighthouse_protocol.messages.membership import Tag
 from tests.simulation.checkers import Checkers
 from tests.simulation.collectives import Collectives

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from lighthouse import generation_events as events
-from lighthouse.generation import GenerationMachine
+from lighthouse.runs.rules import events
+from lighthouse.runs.rules.generations import GenerationMachine
 from lighthouse_protocol.messages.run import (
     Done,
     Entry,

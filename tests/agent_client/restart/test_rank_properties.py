@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from agent_client.restart import rank_events as events
 from agent_client.restart.rank_config import RankPhase
 from agent_client.restart.rank_machine import RankMachine
-from lighthouse import generation_events
-from lighthouse.generation import GenerationMachine
+from lighthouse.runs.rules import events as generation_events
+from lighthouse.runs.rules.generations import GenerationMachine
 from lighthouse_protocol.messages.run import Done, Entry, FromWorker, RankId, Terms, ToWorker, Welcome
 from lighthouse_protocol.refusals import Unreachable
 from tests.agent_client.restart.run_inside import event_of, told_by

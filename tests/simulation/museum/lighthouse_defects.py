@@ -4,13 +4,13 @@
 
 from typing import Any
 
-from lighthouse.attendance import Attendance
-from lighthouse.events import Effect, Left, SessionEnded
-from lighthouse.joins import Joins
-from lighthouse.numbering import Numbering
-from lighthouse.quorum import QuorumMachine
-from lighthouse.roster import Member, Roster
-from lighthouse.standing import Standing
+from lighthouse.members.rules.roster import Member, Roster
+from lighthouse.quorum.rules.events import Effect, Left, SessionEnded
+from lighthouse.quorum.rules.joins import Joins
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.numbering import Numbering
+from lighthouse.quorum.rules.presence import Attendance
+from lighthouse.quorum.rules.standing import Standing
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import Order, Phase
 from tests.simulation.lighthouse_process import LighthouseProcess

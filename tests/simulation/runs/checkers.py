@@ -7,10 +7,10 @@ ranks know still bind.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lighthouse import generation_events as events
-from lighthouse.generation import GenerationMachine
-from lighthouse.run_machine import RunMachine
-from lighthouse.run_record import RunRecord
+from lighthouse.runs.rules import events
+from lighthouse.runs.rules.generations import GenerationMachine
+from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.runs.rules.record import RunRecord
 from lighthouse_protocol.messages.run import Entry, Generation, RankId, Stop, Told
 from lighthouse_protocol.refusals import LighthouseError, WrongState
 from tests.simulation.runs.counters import Recount

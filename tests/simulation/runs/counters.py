@@ -2,8 +2,8 @@
 
 from collections.abc import Container, Mapping
 
-from lighthouse import generation_events as events
-from lighthouse.run_machine import RunMachine
+from lighthouse.runs.rules import events
+from lighthouse.runs.rules.machine import RunMachine
 from lighthouse_protocol.messages.run import Counters, Entry, Generation, RankId, Terms
 
 

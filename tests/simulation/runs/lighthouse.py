@@ -6,11 +6,11 @@ What is written comes before what is told, and it can die between any two effect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lighthouse import generation_events as events
-from lighthouse.generation_config import GenerationConfig
-from lighthouse.keyspace import KeySpaces
-from lighthouse.run_machine import RunMachine
-from lighthouse.run_record import RunRecord, dump, parse
+from lighthouse.runs.rules import events
+from lighthouse.runs.rules.config import GenerationConfig
+from lighthouse.runs.rules.key_space import KeySpaces
+from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.runs.rules.record import RunRecord, dump, parse
 from lighthouse_protocol.messages.run import (
     Done,
     Entry,

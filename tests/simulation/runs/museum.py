@@ -10,13 +10,14 @@ from unittest import mock
 
 from agent_client.restart import rank_events
 from agent_client.restart.rank_machine import RankMachine
-from lighthouse import advance, iteration, ledger, spares
-from lighthouse.generation import GenerationMachine
-from lighthouse.generation_events import GenerationHanded
-from lighthouse.generation_life import GenerationLife
-from lighthouse.keyspace import KeySpaces
-from lighthouse.ledger import Ledger
-from lighthouse.run_machine import RunMachine
+from lighthouse.runs.rules import assignment, formation, restart_log
+from lighthouse.runs.rules import counters as iteration
+from lighthouse.runs.rules.events import GenerationHanded
+from lighthouse.runs.rules.generation import GenerationLife
+from lighthouse.runs.rules.generations import GenerationMachine
+from lighthouse.runs.rules.key_space import KeySpaces
+from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.runs.rules.restart_log import Ledger
 from lighthouse_protocol.messages.run import Entry, Over, RankId, Stop
 from tests.simulation.runs.plan import RunPlan, draw_plan
 from tests.simulation.runs.rank import RankProcess
@@ -80,7 +81,7 @@ def _count_every_death(self: Ledger, lost: tuple[RankId, ...], cause: str) -> bo
 
 
 def _by_slot(members: Any, previous: Sequence[int], terms: Any) -> tuple[RankId, ...]:
-    return spares.assign(members, (), terms)
+    return assignment.assign(members, (), terms)
 
 
 def _unfenced(self: KeySpaces, generation: int) -> dict[Any, bytes]:
@@ -243,7 +244,7 @@ EXHIBITS = (
         "ranks-by-slot",
         "ranks are dealt anew by slot in each generation",
         "G8",
-        ((advance, "assign", _by_slot),),
+        ((formation, "assign", _by_slot),),
         terms=FREE,
     ),
     Exhibit(
@@ -258,7 +259,7 @@ EXHIBITS = (
         "half-is-enough",
         "half of the ranks go on without the others, who live (the documents' max(1, n//2))",
         "G10",
-        ((advance, "_is_majority", _half),),
+        ((formation, "_is_majority", _half),),
         plan={
             "mix": ("hang_rank", "hang_rank", "raise_in_rank"),
             "hosts": 2,
@@ -271,14 +272,14 @@ EXHIBITS = (
         "nobody-is-waited-for",
         "the first who are ready go on",
         "G10",
-        ((advance, "_is_incomplete", lambda ranks, life, terms: False),),
+        ((formation, "_is_incomplete", lambda ranks, life, terms: False),),
         terms=FREE,
     ),
     Exhibit(
         "incidents-kept-for-ever",
         "the record grows with each incident",
         "G11",
-        ((ledger, "INCIDENTS_KEPT", 10**9),),
+        ((restart_log, "INCIDENTS_KEPT", 10**9),),
         plan={**PAIR, **CROWDED, "mix": ("raise_in_rank",), "fault_every_s": 0.2, "step_s": 0.1, "steps": 100},
         terms=OF_TWO,
     ),

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NoReturn
 
-from lighthouse.run_machine import RunMachine
+from lighthouse.runs.rules.machine import RunMachine
 from tests.simulation.runs.checkers import OBEYED_WITHIN_S
 from tests.simulation.world import Violation
 

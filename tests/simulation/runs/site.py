@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lighthouse.keyspace import Row
+from lighthouse.runs.rules.key_space import Row
 from tests.simulation.runs.lighthouse import RunLighthouse
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Tables and the live view of the CLI."""

@@ -1,0 +1,183 @@
+"""What the verbs show of a status, as lines of text. The columns are defined here and nowhere else."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from lighthouse.cli.view.layout import Column, table
+from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
+from lighthouse_runtime.cli.durations import format_duration
+from lighthouse_runtime.cli.terminal import printable
+
+Row = tuple[str, MemberStatus]
+
+SHORT_INCARNATION = 8
+LATE_BEAT_S = 2.0
+# A member that needs a look comes first where not all can be shown.
+_STATES = [
+    MemberState.LAPSED,
+    MemberState.DOWN,
+    MemberState.MISSED,
+    MemberState.STARTING,
+    MemberState.STRAGGLER,
+    MemberState.IDLE,
+]
+_STATE_STYLES = {
+    MemberState.PARTICIPANT: "green",
+    MemberState.JOINED: "cyan",
+    MemberState.STRAGGLER: "yellow",
+    MemberState.MISSED: "yellow",
+    MemberState.STARTING: "cyan",
+    MemberState.DOWN: "red",
+    MemberState.LAPSED: "red",
+}
+_VERDICT_STYLES = {
+    Verdict.FORMED: "green",
+    Verdict.READY: "green",
+    Verdict.WAITING_FOR_MEMBERS: "cyan",
+    Verdict.WAITING_FOR_STRAGGLERS: "yellow",
+    Verdict.WAITING_FOR_RECALL: "cyan",
+    Verdict.WAITING_FOR_RETURN: "yellow",
+    Verdict.WAITING_FOR_LEASES: "yellow",
+    Verdict.WAITING_FOR_LAST_CALL: "yellow",
+    Verdict.TOO_FEW_PARTICIPANTS: "red",
+    Verdict.NO_ALLOWED_SIZE: "red",
+}
+_PHASE_STYLES = {
+    Phase.STANDING: "green",
+    Phase.RECALLED: "cyan",
+    Phase.RESUMED: "cyan",
+    Phase.RETURNING: "yellow",
+    Phase.REVOKED: "yellow",
+}
+
+
+def greeting(status: LighthouseStatus, address: str) -> str:
+    return printable(f"lighthouse {status.version} at {address}, up {format_duration(status.uptime_s)}")
+
+
+def job_lines(jobs: Sequence[JobStatus], width: int) -> list[Text]:
+    """A row per job, and below it the explanation."""
+    titles, *rows = table(_JOB_COLUMNS, jobs, width)
+    lines = [titles]
+    for job, row in zip(jobs, rows, strict=True):
+        lines += [row, *_explanation(job, width)]
+    return lines
+
+
+def member_lines(rows: Sequence[Row], width: int) -> list[Text]:
+    """A row per replica group; its job is shown where there is more than one."""
+    has_many_jobs = len({job for job, _ in rows}) > 1
+    return table([_MEMBER_JOB, *_MEMBER_COLUMNS] if has_many_jobs else _MEMBER_COLUMNS, rows, width)
+
+
+def member_rows(status: LighthouseStatus) -> list[Row]:
+    return [(job.job, member) for job in status.jobs for member in job.members]
+
+
+def job_summary(job: JobStatus) -> list[Text]:
+    """Three lines: the quorum, why there is or is not one, and who is known."""
+    quorum = f"quorum {job.quorum_id}, {format_duration(job.quorum_age_s)} old" if job.quorum_id else "no quorum yet"
+    return [
+        Text.assemble(
+            (printable(job.job), "bold"),
+            f"  {quorum}, {counted(participants(job), 'participant')}, step {max_step(job)}",
+        ),
+        Text.assemble(
+            (printable(job.verdict), _verdict_style(job)),
+            *((", ", (printable(job.phase), _phase_style(job))) if job.phase not in ("", Phase.NONE) else ()),
+            f": {printable(job.explanation)}",
+        ),
+        Text(state_counts(job)),
+    ]
+
+
+def stall(job: JobStatus) -> Text:
+    """Who is behind, where nothing moves."""
+    return Text(f"nothing moves for {format_duration(job.stall_s)}: {printable(job.stall)}", style="red")
+
+
+def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:
+    """`count` members, those that need a look first; in the order given where all of them fit."""
+    return list(members) if len(members) <= count else sorted(members, key=_urgency)[:count]
+
+
+def participants(job: JobStatus) -> int:
+    return sum(member.is_participant for member in job.members)
+
+
+def max_step(job: JobStatus) -> int:
+    return max((member.step for member in job.members if member.is_participant), default=0)
+
+
+def state_counts(job: JobStatus) -> str:
+    counts = Counter(member.state for member in job.members)
+    parts = ", ".join(f"{counts[state]} {state.value}" for state in MemberState if counts[state])
+    return counted(len(job.members), "member") + (f": {parts}" if parts else "")
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _explanation(job: JobStatus, width: int) -> list[Text]:
+    texts = [Text(printable(job.explanation), style="dim" if job.verdict == Verdict.FORMED else "")]
+    texts += [stall(job)] if job.stall else []
+    return [Text.assemble("  ", line) for text in texts for line in wrapped(text, width - 2)]
+
+
+def wrapped(text: Text, width: int) -> list[Text]:
+    return [*text.wrap(Console(width=max(20, width)), max(18, width))]
+
+
+def _urgency(member: MemberStatus) -> tuple[int, bool, str]:
+    place = _STATES.index(member.state) if member.state in _STATES else len(_STATES)
+    return place, member.commit_failures == 0, member.replica_id
+
+
+def _verdict_style(job: JobStatus) -> str:
+    return next((style for verdict, style in _VERDICT_STYLES.items() if verdict == job.verdict), "")
+
+
+def _phase_style(job: JobStatus) -> str:
+    return next((style for phase, style in _PHASE_STYLES.items() if phase == job.phase), "")
+
+
+def _beat_style(row: Row) -> str:
+    return "yellow" if row[1].heartbeat_age_s > LATE_BEAT_S else ""
+
+
+_JOB_COLUMNS: Sequence[Column[JobStatus]] = (
+    Column("JOB", lambda job: job.job, comfort=12),
+    Column("QUORUM", lambda job: str(job.quorum_id or "-"), is_number=True),
+    Column("AGE", lambda job: format_duration(job.quorum_age_s) if job.quorum_id else "-", is_number=True, keep=3),
+    Column("PARTICIPANTS", lambda job: str(participants(job)), is_number=True, keep=4),
+    Column("MEMBERS", lambda job: str(len(job.members)), is_number=True, keep=1),
+    Column("STEP", lambda job: str(max_step(job)), is_number=True, keep=2),
+    Column("PHASE", lambda job: job.phase or "-", _phase_style, keep=5),
+    Column("VERDICT", lambda job: job.verdict, _verdict_style),
+)
+
+_MEMBER_JOB: Column[Row] = Column("JOB", lambda row: row[0], keep=6, comfort=12)
+
+_MEMBER_COLUMNS: Sequence[Column[Row]] = (
+    Column("REPLICA", lambda row: row[1].replica_id, comfort=20),
+    Column("STATE", lambda row: row[1].state.value, lambda row: _STATE_STYLES.get(row[1].state, "")),
+    Column("IN", lambda row: "yes" if row[1].is_participant else "no", keep=3),
+    Column("STEP", lambda row: str(row[1].step), is_number=True, keep=7),
+    Column("RANKS", lambda row: str(row[1].world_size or "-"), is_number=True, keep=2),
+    Column("BEAT", lambda row: format_duration(row[1].heartbeat_age_s), _beat_style, is_number=True, keep=5),
+    Column(
+        "FAILED",
+        lambda row: str(row[1].commit_failures),
+        lambda row: "red" if row[1].commit_failures else "",
+        is_number=True,
+        keep=4,
+    ),
+    Column("ADDRESS", lambda row: row[1].address.removeprefix("http://") or "-", keep=1, comfort=18),
+    Column("INCARNATION", lambda row: row[1].incarnation[:SHORT_INCARNATION] or "-", keep=0),
+)

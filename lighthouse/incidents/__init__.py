@@ -1,0 +1,1 @@
+"""Stalls and losses: evidence, policy, archive, files."""

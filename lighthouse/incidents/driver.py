@@ -1,0 +1,260 @@
+"""The loop's side of one job's incidents: it tells the machine what happens, asks for evidence, and acts."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lighthouse.incidents.registry import Desk
+from lighthouse.incidents.rules import machine as incidents
+from lighthouse.incidents.rules.evidence_round import WITHIN_S, Gathering, Witness
+from lighthouse.incidents.rules.machine import Incidents
+from lighthouse.incidents.rules.policy import Decision
+from lighthouse.members.rules.roster import Member
+from lighthouse.quorum.rules.events import (
+    BeatReceived,
+    Effect,
+    Event,
+    Joined,
+    QuorumFormed,
+    SessionEnded,
+    SessionOpened,
+)
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.incident import Gathered, Incident
+from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest, KillRequest, ToManager
+from lighthouse_protocol.messages.status import TimelineKind
+from lighthouse_protocol.refusals import LimitReached
+from lighthouse_protocol.rules.stall import Kind, StallVerdict
+
+log = logging.getLogger(__name__)
+
+MAX_ROUNDS = 8
+
+
+@dataclass(slots=True)
+class _Round:
+    gathering: Gathering
+    told: Callable[[Gathered], None]
+    limit: asyncio.TimerHandle
+
+
+class JobIncidents:
+    """`tell` says something to a member, and whether it could; `note` writes a line of the timeline."""
+
+    def __init__(
+        self,
+        job: str,
+        machine: QuorumMachine,
+        desk: Desk,
+        tell: Callable[[Member, ToManager], bool],
+        note: Callable[[TimelineKind, Sequence[str], str], None],
+    ) -> None:
+        self._job = job
+        self._machine = machine
+        self._desk = desk
+        self._tell = tell
+        self._note = note
+        self._incidents = Incidents(job, desk.policy, desk.book.make_id)
+        self._clock = asyncio.get_running_loop().time
+        self._numbers = itertools.count(1)
+        self._able: set[int] = set()  # sessions whose managers give evidence
+        self._rounds: dict[int, _Round] = {}
+        self._is_closed = False
+
+    # -- what happens
+
+    def heard(self, event: Event) -> None:
+        """The machine has, too."""
+        match event:
+            case SessionOpened(session, hello) if hello.gives_evidence:
+                self._able.add(session)
+            case SessionEnded(session):
+                self._end(session)
+            case Joined(_, participant) if self._incidents.is_followed or self._incidents.listens_to(participant):
+                now = self._clock()
+                told = (participant.replica_id, participant.distrust)
+                self._perform(self._incidents.told(*told, now, time.time()))
+                self._perform(self._incidents.asked(now))
+                self._perform(self._incidents.reached(participant.asks_for, participant.seen_quorum_id, now))
+            case BeatReceived(_, beat) if beat.levels.held is not None and self._incidents.is_followed:
+                held = beat.levels.held
+                self._perform(self._incidents.reached(held.granted, held.quorum_id, self._clock()))
+            case _:
+                pass
+
+    def killed(self, member: Member, why: str) -> None:
+        """By a person. Of the quorum, whether it stands or not."""
+        quorum = self._machine.quorum
+        if quorum is not None and self._machine.is_participant(member):
+            self._perform(self._incidents.killed(member.replica_id, quorum.quorum_id, why, self._clock(), time.time()))
+
+    def look(self, effects: Sequence[Effect]) -> None:
+        """What the machine has just done."""
+        losses, now = self._machine.standing.losses, self._clock()
+        while losses:
+            is_asked = len(self._machine.joins) > 0
+            self._perform(self._incidents.lost(losses.popleft(), now, time.time(), is_asked=is_asked))
+        if not self._incidents.is_followed:
+            return
+        for effect in effects:
+            if isinstance(effect, QuorumFormed):
+                step = max(member.asks_for for member in effect.quorum.participants)
+                self._perform(self._incidents.formed(effect.quorum.quorum_id, step, now, is_new=effect.is_new))
+
+    def _end(self, session: int) -> None:
+        self._able.discard(session)
+        for number in list(self._rounds):
+            self._rounds[number].gathering.ended(session)
+            self._finish_if_complete(number)
+
+    def said(self, verdict: StallVerdict | None) -> None:
+        """A verdict that is new; None: something moves again. That all wait for a quorum is no incident: it is the
+        lighthouse that lets them wait, and says why."""
+        now = self._clock()
+        if verdict is None:
+            return self._perform(self._incidents.moved(now))
+        if verdict.kind is Kind.WAITING and len(self._machine.joins):
+            return None
+        step = max((member.step for member in self._machine.roster if member.in_quorum), default=0)
+        return self._perform(self._incidents.stalled(verdict, step, now, time.time()))
+
+    def received(self, session: int, message: Evidence | EvidenceDone) -> None:
+        round_ = self._rounds.get(message.number)
+        if round_ is None:
+            return
+        if isinstance(message, Evidence):
+            round_.gathering.took(session, message.rank)
+        else:
+            round_.gathering.done(session)
+            self._finish_if_complete(message.number)
+
+    # -- evidence
+
+    async def gather(self, ranks: Mapping[str, tuple[int, ...]] | None) -> Gathered:
+        """Of these ranks now; None: of all members of the quorum."""
+        if len(self._rounds) >= MAX_ROUNDS:
+            raise LimitReached(f"evidence is being taken {MAX_ROUNDS} times over; ask again in {WITHIN_S:g} s")
+        answer: asyncio.Future[Gathered] = asyncio.get_running_loop().create_future()
+
+        def told(gathered: Gathered) -> None:
+            if not answer.done():
+                answer.set_result(gathered)
+
+        self._begin(Gathering(self._witnesses()) if ranks is None else self._of(ranks), told)
+        return await answer
+
+    def _of(self, ranks: Mapping[str, tuple[int, ...]]) -> Gathering:
+        found = (self._machine.roster.get(name) for name in ranks)
+        return Gathering([self._witness(member) for member in found if member is not None], ranks=ranks)
+
+    def _witnesses(self) -> list[Witness]:
+        return [self._witness(member) for member in self._machine.roster if member.in_quorum]
+
+    def _witness(self, member: Member) -> Witness:
+        session = member.session if member.is_connected else None
+        return Witness(member.replica_id, session, session in self._able)
+
+    def _begin(self, gathering: Gathering, told: Callable[[Gathered], None]) -> None:
+        number = next(self._numbers)
+        limit = asyncio.get_running_loop().call_later(WITHIN_S, self._finish, number)
+        self._rounds[number] = _Round(gathering, told, limit)
+        for question in gathering.questions:
+            member = self._machine.roster.get(question.replica_id)
+            if member is None or not self._tell(member, EvidenceRequest(number, question.group_ranks)):
+                gathering.ended(question.session)
+        self._finish_if_complete(number)
+
+    def _finish_if_complete(self, number: int) -> None:
+        if self._rounds[number].gathering.is_complete:
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        round_ = self._rounds.pop(number)
+        round_.limit.cancel()
+        round_.told(round_.gathering.result())
+
+    # -- what the machine wants
+
+    def _perform(self, effects: Sequence[incidents.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case incidents.Opened(incident):
+                    self._desk.opened(incident)
+                    self._say_opened(incident)
+                case incidents.Changed(incident):
+                    self._desk.keep(incident)
+                case incidents.Recovered(incident):
+                    self._desk.recovered(incident)
+                    log.info(
+                        "[%s] incident %s: the first step after it was committed %.2f s after the fault",
+                        self._job,
+                        incident.id,
+                        incident.summary.step_s or 0.0,
+                    )
+                case incidents.EvidenceWanted(id, suspects):
+                    self._look_at(id, suspects)
+                case incidents.ActionDue(id, decision):
+                    self._act(id, decision)
+
+    def _say_opened(self, incident: Incident) -> None:
+        summary = incident.summary
+        log.warning("[%s] incident %s: %s: %s", self._job, summary.id, summary.kind, summary.text)
+        groups = sorted({name.rpartition("/")[0] or name for name in summary.suspects})
+        self._note(TimelineKind.INCIDENT, groups, f"{summary.id}: {summary.kind}")
+
+    def _look_at(self, id: str, suspects: Sequence[str]) -> None:
+        began_at = self._clock()
+
+        def told(gathered: Gathered) -> None:
+            now = self._clock()
+            log.info(
+                "[%s] incident %s: evidence of %d ranks after %.1f s%s",
+                self._job,
+                id,
+                len(gathered.evidence),
+                now - began_at,
+                f"; missing: {'; '.join(gathered.missing)}" if gathered.missing else "",
+            )
+            members = {
+                member.replica_id: member.participant.group_world_size if member.participant is not None else 1
+                for member in self._machine.roster
+                if member.in_quorum
+            }
+            self._perform(self._incidents.took(id, gathered, members, now))
+
+        self._begin(Gathering(self._witnesses(), suspects=suspects), told)
+
+    def _act(self, id: str, decision: Decision) -> None:
+        if self._is_closed:
+            return self._perform(self._incidents.acted(id, "the lighthouse stopped: nothing was done", self._clock()))
+        text = self._stop(id) if decision.stop else decision.text
+        if decision.kill:
+            text += self._kill(decision.kill, f"incident {id}: {decision.text}")
+        log.warning("[%s] incident %s: %s", self._job, id, text)
+        return self._perform(self._incidents.acted(id, text, self._clock()))
+
+    def _stop(self, id: str) -> str:
+        text = self._desk.book.get(id).summary.text
+        reason = cut_reason(f"incident {id}: nothing moves: {text}")
+        runs = list(self._desk.stop_runs(self._job, reason, f"--on-stall stop, incident {id}"))
+        if runs:
+            return f"stopped the run {', '.join(runs)}"
+        members = sorted(member.replica_id for member in self._machine.roster if member.in_quorum)
+        return f"killed {', '.join(members)}: the job has no run to stop" + self._kill(members, reason)
+
+    def _kill(self, names: Sequence[str], reason: str) -> str:
+        found = [self._machine.roster.get(name) for name in names]
+        told = [m for m in found if m is not None and self._tell(m, KillRequest(cut_reason(reason)))]
+        missed = sorted(set(names) - {member.replica_id for member in told})
+        return f"; could not be told: {', '.join(missed)}" if missed else ""
+
+    def close(self, reason: str) -> None:
+        """Whoever stands still is the next lighthouse's to kill."""
+        self._is_closed = True
+        for number in list(self._rounds):
+            log.info("[%s] evidence round %d ends: %s", self._job, number, reason)
+            self._finish(number)

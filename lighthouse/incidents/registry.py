@@ -1,0 +1,54 @@
+"""What the incidents of all jobs share: the policy, the book, its files, the times that a scrape shows."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from lighthouse.incidents.durations import IncidentTimes
+from lighthouse.incidents.files import IncidentFiles
+from lighthouse.incidents.rules.archive import SHOWN, Book
+from lighthouse.incidents.rules.policy import OnStall
+from lighthouse_protocol.messages.incident import Incident, IncidentSummary
+
+
+def _no_runs(job: str, reason: str, who: str) -> Iterable[str]:
+    return ()
+
+
+@dataclass(slots=True)
+class Desk:
+    """`stop_runs(job, reason, who)` stops the runs of a job, and says which."""
+
+    policy: OnStall = OnStall.NOTIFY
+    files: IncidentFiles | None = None
+    stop_runs: Callable[[str, str, str], Iterable[str]] = _no_runs
+    book: Book = field(default_factory=Book)
+    times: IncidentTimes = field(default_factory=IncidentTimes)
+
+    def load(self) -> None:
+        """What an earlier lighthouse has filed; blocking, and before any job."""
+        if self.files is not None:
+            self.book = Book(self.files.load())
+
+    def opened(self, incident: Incident) -> None:
+        summary = incident.summary
+        self.times.detected(summary.job, summary.kind, summary.noticed_s)
+        self.keep(incident)
+
+    def recovered(self, incident: Incident) -> None:
+        summary = incident.summary
+        self.times.recovered(summary.job, summary.kind, summary.step_s or 0.0)
+        self.keep(incident)
+
+    def keep(self, incident: Incident) -> None:
+        self.book.put(incident)
+        if self.files is not None:
+            self.files.save(incident)
+
+    def newest(self, job: str) -> tuple[IncidentSummary, ...]:
+        """Of the job, the newest first."""
+        return self.book.summaries(job)[:SHOWN]
+
+    def close(self) -> None:
+        """Blocking, for a moment."""
+        if self.files is not None:
+            self.files.close()

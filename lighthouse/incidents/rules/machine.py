@@ -1,0 +1,307 @@
+"""The incidents of one job: when one begins, what belongs to it, what is done about it, and when training goes on.
+
+1. A stall is one incident from its verdict until something moves again. Its fault is the last move.
+2. On its verdict the evidence is asked for; only when that is there does the policy decide (incident_policy.py). A
+   verdict that names others, or something else, has its evidence taken anew, MAX_LOOKS times at most, and never after
+   the policy has killed or stopped.
+3. The loss of members is an incident as soon as somebody asks for the quorum after it, or one forms: where everybody
+   ends, training is over. The loss of one that a person has killed is one at once. All losses of one quorum are one
+   incident; the fault is the last sign of life of the first. A member that is killed because of a stall is lost within
+   that incident.
+4. A group that joins and says that it holds no state any more (a commit was not applied, or its state differs from that
+   of its peers) is an incident, once for each such state: it says so in every join until it has healed.
+5. An incident is followed until a step is committed after it, which is read from what is told anyway: the steps that
+   managers have let their ranks into, and those that groups join with.
+
+No I/O; time is an argument.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from lighthouse.incidents.rules.policy import Decision, OnStall, decide
+from lighthouse.quorum.rules.standing import Loss
+from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, suspects_first
+from lighthouse_protocol.messages.membership import Distrust, Participant
+from lighthouse_protocol.rules.stall import StallVerdict
+
+MAX_LOOKS = 3
+MAX_FOLLOWED = 8
+UNCONFIRMED_S = 60.0
+MAX_TOLD = 16  # losses by their reasons
+MAX_DISTRUSTED = 256  # groups whose last word is remembered
+MAX_SUSPECTS = 64  # by their names
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceWanted:
+    """Of all members of the quorum; `took` is to be told what came."""
+
+    id: str
+    suspects: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionDue:
+    """`acted` is to be told what came of it."""
+
+    id: str
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A step was committed after the fault."""
+
+    incident: Incident
+
+
+Effect = Opened | Changed | EvidenceWanted | ActionDue | Recovered
+
+
+@dataclass(slots=True)
+class _Case:
+    """`base`: the step beyond which one is committed after the fault; None: the next quorum tells it."""
+
+    incident: Incident
+    fault_at: float
+    base: int | None = None
+    verdict: StallVerdict | None = None
+    looks: int = 0
+    is_looking: bool = False
+    is_final: bool = False
+    killed: frozenset[str] = frozenset()
+
+    def note(self, **changes: object) -> Incident:
+        summary = replace(self.incident.summary, **changes)  # pyright: ignore[reportArgumentType]
+        self.incident = replace(self.incident, summary=summary)
+        return self.incident
+
+    def has_killed(self, replica_id: str) -> bool:
+        """Its loss is of this incident, and of no quorum after it."""
+        return replica_id in self.killed and self.incident.summary.quorum_s is None
+
+    @property
+    def is_over(self) -> bool:
+        summary = self.incident.summary
+        is_still = summary.kind is IncidentKind.STALL and summary.over_s is None
+        return summary.step_s is not None and not is_still and not self.is_looking
+
+
+@dataclass(slots=True)
+class _Lost:
+    """The losses of one quorum, which may be the end of the job."""
+
+    losses: list[Loss]
+    noticed_at: float
+    noticed_unix_s: float
+
+    @property
+    def text(self) -> str:
+        more = f" and {len(self.losses) - MAX_TOLD} more" if len(self.losses) > MAX_TOLD else ""
+        return "; ".join(f"{loss.replica_id}: {loss.reason}" for loss in self.losses[:MAX_TOLD]) + more
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        return tuple(loss.replica_id for loss in self.losses[:MAX_SUSPECTS])
+
+    def has(self, replica_id: str) -> bool:
+        return any(loss.replica_id == replica_id for loss in self.losses)
+
+
+class Incidents:
+    """`make_id` makes an unused id of a moment of the wall clock. `now` is monotonic and never goes back."""
+
+    def __init__(self, job: str, policy: OnStall, make_id: Callable[[float], str]) -> None:
+        self._job = job
+        self._policy = policy
+        self._make_id = make_id
+        self._cases: dict[str, _Case] = {}
+        self._stall: _Case | None = None
+        self._lost: _Lost | None = None
+        self._loss: _Case | None = None  # that of the losses
+        self._distrusted: dict[str, Distrust] = {}  # by replica_id, what was said last
+
+    @property
+    def is_followed(self) -> bool:
+        """Something of what is told may matter."""
+        return bool(self._cases) or self._lost is not None
+
+    # -- a stall
+
+    def stalled(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
+        """`step`: the highest that somebody was let into."""
+        case = self._stall
+        if case is None:
+            return self._open_stall(verdict, step, now, unix_s)
+        if case.is_final or verdict.says_the_same(case.verdict):
+            return []  # what follows from a kill is not what it was for
+        if case.incident.summary.suspects and not verdict.behind:
+            return []  # who was behind is still the cause: the others wait, and go on without it
+        case.verdict = verdict
+        changed = Changed(case.note(text=verdict.text, suspects=_suspects(verdict)))
+        return [changed, *self._look(case)]
+
+    def moved(self, now: float) -> list[Effect]:
+        case, self._stall = self._stall, None
+        if case is None:
+            return []
+        changed = Changed(case.note(over_s=now - case.fault_at))
+        self._drop_if_over(case)
+        return [changed]
+
+    def took(self, id: str, gathered: Gathered, members: Mapping[str, int], now: float) -> list[Effect]:
+        """The evidence has come, or was waited for long enough. `members`: the replica groups of the quorum, and how
+        many ranks each has."""
+        case = self._cases.get(id)
+        if case is None or case.verdict is None:
+            return []
+        case.is_looking = False
+        evidence = suspects_first(gathered.evidence, case.incident.summary.suspects)
+        case.incident = replace(case.incident, evidence=evidence, missing=gathered.missing)
+        first_s = case.incident.summary.evidence_s
+        changed = Changed(case.note(evidence_s=now - case.fault_at if first_s is None else first_s))
+        if case is not self._stall:
+            done = self._note_action(case, "something moves again: nothing was done", now)
+            self._drop_if_over(case)
+            return [changed, done]
+        decision = decide(self._policy, case.verdict.behind, members)
+        if not decision.is_final and decision.text == case.incident.summary.action:
+            return [changed]
+        case.is_final, case.killed = decision.is_final, frozenset(members if decision.stop else decision.kill)
+        return [changed, ActionDue(id, decision)]
+
+    def acted(self, id: str, action: str, now: float) -> list[Effect]:
+        case = self._cases.get(id)
+        return [] if case is None else [self._note_action(case, action, now)]
+
+    # -- losses
+
+    def lost(self, loss: Loss, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
+        """`is_asked`: somebody asks for the next quorum already."""
+        if any(case.has_killed(loss.replica_id) for case in self._cases.values()):
+            return []
+        before = self._lost
+        if before is None or before.losses[0].quorum_id != loss.quorum_id:
+            self._lost, self._loss = _Lost([loss], now, unix_s), None
+        elif before.has(loss.replica_id):
+            return []
+        else:
+            before.losses.append(loss)
+        if self._loss is not None and self._lost is not None:
+            return [Changed(self._loss.note(text=self._lost.text, suspects=self._lost.suspects))]
+        return self.asked(now) if is_asked else []
+
+    def killed(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
+        """A person has a member killed: that is an incident at once, and its loss is the same one."""
+        return self.lost(Loss(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
+
+    def asked(self, now: float) -> list[Effect]:
+        """Somebody asks for the next quorum: training is to go on."""
+        lost = self._lost
+        if lost is None or self._loss is not None:
+            return []
+        if now - lost.noticed_at > UNCONFIRMED_S:
+            self._lost = None
+            return []
+        seen_at = lost.losses[0].last_seen_at
+        fault_at = lost.noticed_at if seen_at is None else min(seen_at, lost.noticed_at)
+        noticed_s = lost.noticed_at - fault_at
+        self._loss = self._begin(IncidentKind.LOSS, lost.text, lost.suspects, fault_at, noticed_s, lost.noticed_unix_s)
+        return [Opened(self._loss.incident)]
+
+    # -- a state that is none
+
+    def listens_to(self, participant: Participant) -> bool:
+        """What it says of its state is news."""
+        return self._distrusted.get(participant.replica_id) != participant.distrust
+
+    def told(self, replica_id: str, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
+        """A group joins, and says whether it holds a state."""
+        if distrust is None:
+            self._distrusted.pop(replica_id, None)
+            return []
+        if self._distrusted.get(replica_id) == distrust:
+            return []
+        self._distrusted[replica_id] = distrust
+        while len(self._distrusted) > MAX_DISTRUSTED:
+            del self._distrusted[next(iter(self._distrusted))]
+        text = f"{replica_id}: {distrust.text}"
+        case = self._begin(IncidentKind(distrust.kind), text, (replica_id,), now, 0.0, unix_s)
+        return [Opened(case.incident)]
+
+    # -- training goes on
+
+    def formed(self, quorum_id: int, step: int, now: float, *, is_new: bool) -> list[Effect]:
+        """A quorum was handed out for `step`."""
+        effects = self.asked(now)
+        self._lost = self._loss = None
+        effects += self.reached(step, quorum_id, now)
+        for case in self._cases.values():
+            if is_new and case.incident.summary.quorum_s is None:
+                effects.append(Changed(case.note(quorum_s=now - case.fault_at, quorum_id=quorum_id)))
+            if is_new or case.base is None:
+                case.base = step
+        return effects
+
+    def reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
+        """Somebody was let into `step` under that quorum, or joins with it: all before it are committed."""
+        effects: list[Effect] = []
+        for case in list(self._cases.values()):
+            summary = case.incident.summary
+            if case.base is None or step <= case.base or quorum_id < summary.quorum_id or summary.step_s is not None:
+                continue
+            effects.append(Recovered(case.note(step_s=now - case.fault_at)))
+            self._drop_if_over(case)
+        return effects
+
+    # -- within
+
+    def _open_stall(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
+        still_s = verdict.still_s
+        case = self._begin(IncidentKind.STALL, verdict.text, _suspects(verdict), now - still_s, still_s, unix_s)
+        case.verdict, case.base = verdict, step
+        self._stall = case
+        return [Opened(case.incident), *self._look(case)]
+
+    def _look(self, case: _Case) -> list[Effect]:
+        if case.is_looking or case.is_final or case.looks >= MAX_LOOKS:
+            return []
+        case.is_looking, case.looks = True, case.looks + 1
+        return [EvidenceWanted(case.incident.id, case.incident.summary.suspects)]
+
+    def _begin(
+        self,
+        kind: IncidentKind,
+        text: str,
+        suspects: tuple[str, ...],
+        fault_at: float,
+        noticed_s: float,
+        unix_s: float,
+    ) -> _Case:
+        summary = IncidentSummary(self._make_id(unix_s), self._job, kind, text, suspects, unix_s, noticed_s)
+        case = self._cases[summary.id] = _Case(Incident(summary), fault_at)
+        while len(self._cases) > MAX_FOLLOWED:
+            del self._cases[next(iter(self._cases))]
+        return case
+
+    def _note_action(self, case: _Case, action: str, now: float) -> Changed:
+        return Changed(case.note(action=action, acted_s=now - case.fault_at))
+
+    def _drop_if_over(self, case: _Case) -> None:
+        if case.is_over:
+            self._cases.pop(case.incident.id, None)
+
+
+def _suspects(verdict: StallVerdict) -> tuple[str, ...]:
+    return tuple(map(str, verdict.behind[:MAX_SUSPECTS]))

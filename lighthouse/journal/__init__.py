@@ -1,0 +1,1 @@
+"""What the lighthouse must not forget, in SQLite; one process at a time."""

@@ -1,0 +1,1 @@
+"""Who is there. No I/O, no clock."""

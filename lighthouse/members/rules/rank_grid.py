@@ -1,0 +1,94 @@
+"""The grid of ranks: a column is a replica group, a row a peer group, the ranks that hold the same shard. No I/O.
+
+Ranks of a sharded model meet in collectives of their group before they meet anybody else: a group of which a rank is
+missing would wait in the first of them for ever. So a group is admitted whole or not at all: its manager joins when all
+its ranks have asked, and not before. To count the ranks is not enough: half of one group and the other half of another
+are as many as a whole one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lighthouse.members.rules.roster import Member
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse_protocol.rules.rank_text import here_and_missing
+
+GROUPS_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRanks:
+    """A replica group whose manager is connected, admitted or not; `missing`: its ranks that are not."""
+
+    replica_id: str
+    group_world_size: int
+    missing: frozenset[int] = frozenset()
+
+    @property
+    def here(self) -> int:
+        return self.group_world_size - len(self.missing)
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.missing
+
+    def __str__(self) -> str:
+        return here_and_missing(self.replica_id, self.group_world_size, self.missing)
+
+
+class Grid:
+    """A group of which no rank has come holds up nobody, and is left out."""
+
+    def __init__(self, groups: Iterable[GroupRanks]) -> None:
+        self.groups = tuple(group for group in groups if group.here)
+
+    @property
+    def global_world_size(self) -> int:
+        """Ranks that are connected."""
+        return sum(group.here for group in self.groups)
+
+    @property
+    def largest_peer_group_world_size(self) -> int:
+        """Of the rows that nobody misses the first is the longest; only those before it can be longer."""
+        missing = Counter(rank for group in self.groups for rank in group.missing)
+        sizes = Counter(group.group_world_size for group in self.groups)
+        groups, row, longest = len(self.groups), 0, 0
+        while groups > longest:
+            longest = max(longest, groups - missing[row])
+            row += 1
+            groups -= sizes[row]
+        return longest
+
+    @property
+    def ranks_pending(self) -> int:
+        """How many are missing until every group is whole."""
+        return sum(len(group.missing) for group in self.groups)
+
+    @property
+    def admitted(self) -> tuple[str, ...]:
+        """The groups that may be in a quorum."""
+        return tuple(group.replica_id for group in self.groups if group.is_whole)
+
+    def explain(self) -> str:
+        """Who is held back, and for which ranks; empty: nobody is."""
+        held_back = [group for group in self.groups if not group.is_whole]
+        more = len(held_back) - GROUPS_NAMED
+        return "; ".join(map(str, held_back[:GROUPS_NAMED])) + (f"; and {more} groups more" if more > 0 else "")
+
+
+def grid_of(machine: QuorumMachine) -> Grid:
+    """O(n log n), sorted by replica_id."""
+    members = sorted(machine.roster, key=lambda member: member.replica_id)
+    return Grid(group for member in members if (group := _group_ranks(member)) is not None)
+
+
+def _group_ranks(member: Member) -> GroupRanks | None:
+    """None for one that is not here, or of which nobody knows how many ranks it has."""
+    participant = member.participant
+    if not member.is_alive or participant is None or participant.group_world_size == 0:
+        return None
+    everyone = frozenset(range(participant.group_world_size))
+    # An older manager says that it is down, and not which ranks are missing.
+    missing = everyone if member.down and not member.missing else member.missing & everyone
+    return GroupRanks(member.replica_id, participant.group_world_size, missing)

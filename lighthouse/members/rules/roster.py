@@ -1,0 +1,318 @@
+"""Who is alive.
+
+A member is alive while its session is open and beats, or, without a session, while a call of it is open or its last
+sign of life (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive, not down,
+and has not missed a join_timeout; joining heals it. A lapsed member is remembered a while, for the status, and then
+forgotten.
+
+Moments are the caller's monotonic clock. Every operation costs O(log n) at most.
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lighthouse.members.rules.events import Note
+from lighthouse.members.rules.reachability import is_loopback
+from lighthouse.quorum.rules.timeline import LIMIT
+from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
+from lighthouse_protocol.messages.status import TimelineKind
+
+FORGET_AFTER_TIMEOUTS = 12
+MIN_FORGET_AFTER_S = 60.0
+
+
+@dataclass(slots=True)
+class Handed:
+    """What a member was last told: the tag of a caller that sends none is derived from it.
+
+    `was_at`: it came with that step, which is higher, and was to heal. `held`: the state that it came with; `lowest`:
+    the lowest max_step that it was told since it first came with that one. A group that catches up may come to hold it.
+    """
+
+    quorum_id: int
+    max_step: int
+    tag_quorum_id: int | None
+    was_at: int | None = None
+    held: Tag | None = None
+    lowest: int | None = None
+
+    def lowest_with(self, held: Tag, max_step: int) -> int:
+        """With the quorum that it is told now."""
+        return max_step if self.held != held or self.lowest is None else min(self.lowest, max_step)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One replica group's present incarnation; `birth` numbers them.
+
+    `call` is the number of its waiting call, if it waits; `deadline_at` the end of that call's time; `in_quorum` says
+    that it is a participant of the present quorum. `session` is the number of its session; `closes_at`: the stream has
+    ended, and that counts from then on. `excused_until` moves its lapse. `down` says why it cannot take part, `missing`
+    which of its ranks are not here; `is_starting`: they have not come yet, or are started again. `step` is the newest
+    one that it has told.
+    """
+
+    replica_id: str
+    incarnation: str
+    seen_at: float
+    birth: int
+    participant: Participant | None = None
+    call: int | None = None
+    deadline_at: float = 0.0
+    is_alive: bool = True
+    in_quorum: bool = False
+    has_missed: bool = False
+    lapsed_at: float = 0.0
+    due_at: float = 0.0
+    is_loopback: bool | None = None
+    handed: Handed | None = None
+    session: int | None = None
+    closes_at: float | None = None
+    excused_until: float = 0.0
+    lease_until: float = 0.0
+    down: str = ""
+    is_starting: bool = False
+    missing: frozenset[int] = frozenset()
+    step: int = 0
+
+    @property
+    def is_connected(self) -> bool:
+        return self.session is not None and self.closes_at is None
+
+
+class Roster:
+    def __init__(self, heartbeat_timeout_s: float) -> None:
+        self._timeout_s = heartbeat_timeout_s
+        self._forget_after_s = max(MIN_FORGET_AFTER_S, FORGET_AFTER_TIMEOUTS * heartbeat_timeout_s)
+        self._members: dict[str, Member] = {}
+        self._due: list[tuple[float, int, Member]] = []
+        self._pushed = 0
+        self._expected: dict[tuple[str, str], Handed] = {}
+        self._births = 0
+        self.changes = 0  # grows whenever the grid of ranks may have changed
+        self.notes: deque[Note] = deque(maxlen=LIMIT)  # what the timeline has not been told yet
+        self.healthy: set[str] = set()
+        self.working: set[str] = set()  # the healthy ones of the present quorum
+        self.loopback: set[str] = set()
+        self.routable: set[str] = set()
+        self.sizes: dict[int, set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def get(self, replica_id: str) -> Member | None:
+        return self._members.get(replica_id)
+
+    def beat(self, replica_id: str, incarnation: str, now: float) -> Member | None:
+        """A sign of life. None, and no effect, if another incarnation of that id is alive."""
+        member = self._members.get(replica_id)
+        if member is not None and member.incarnation != incarnation:
+            if member.is_alive:
+                return None
+            self.remove(member)
+            member = None
+        if member is None:
+            member = self._add(replica_id, incarnation, now)
+        self.see(member, now)
+        return member
+
+    def admit(self, participant: Participant, now: float) -> Member:
+        """A join: its member, healthy. Another incarnation of that id is replaced."""
+        member = self._members.get(participant.replica_id)
+        if member is not None and is_reborn(participant, member):
+            if member.is_alive:
+                self.note(TimelineKind.LOST, member, "has restarted")
+            self.remove(member)
+            member = None
+        if member is None:
+            member = self._add(participant.replica_id, participant.incarnation, now)
+        if member.down:
+            self.note(TimelineKind.JOINED, member, "all its ranks are there")
+        member.has_missed, member.down, member.is_starting = False, "", False
+        self.miss_ranks(member, frozenset())
+        self._describe(member, participant)
+        self.see(member, now)
+        return member
+
+    def greet(self, participant: Participant, session: int, now: float) -> Member:
+        """A session was opened; its member, which has not joined by that. Another incarnation is gone before."""
+        member = self._members.get(participant.replica_id)
+        if member is not None and member.incarnation != participant.incarnation:
+            self.remove(member)
+            member = None
+        if member is None:
+            member = self._add(participant.replica_id, participant.incarnation, now)
+        self._describe(member, participant)
+        member.session, member.closes_at = session, None
+        self.see(member, now)
+        self._push(member, now)
+        return member
+
+    def see(self, member: Member, now: float) -> None:
+        member.seen_at = now
+        if not member.is_alive:
+            member.is_alive = True
+            self.note(TimelineKind.JOINED, member, "is back")
+            self._index(member)
+            self._push(member, now)
+        if not member.has_missed and not member.down:
+            self.healthy.add(member.replica_id)
+            if member.in_quorum:
+                self.working.add(member.replica_id)
+
+    def miss(self, member: Member) -> None:
+        member.has_missed = True
+        self.healthy.discard(member.replica_id)
+        self.working.discard(member.replica_id)
+
+    def go_down(self, member: Member, reason: str) -> None:
+        """Alive, and not to be waited for until it joins."""
+        member.down = reason
+        self.changes += 1
+        self.healthy.discard(member.replica_id)
+        self.working.discard(member.replica_id)
+
+    def miss_ranks(self, member: Member, missing: frozenset[int]) -> None:
+        """These of its ranks are not here."""
+        if member.missing != missing:
+            member.missing = missing
+            self.changes += 1
+
+    def close(self, member: Member, at: float, now: float) -> None:
+        """Its stream has ended; from `at` on it is lost unless it comes back."""
+        member.closes_at = at
+        self._push(member, now)
+
+    def lose(self, member: Member, now: float, reason: str) -> None:
+        """It is gone, as of now."""
+        member.session = member.closes_at = None
+        if member.is_alive:
+            self._lapse(member, now, reason)
+            self._push(member, now)
+
+    def excuse(self, member: Member, until: float, now: float) -> None:
+        member.excused_until = until
+        self._push(member, now)
+
+    def shift(self, by_s: float) -> None:
+        """The lighthouse was paused: nobody could be heard of for so long. O(n)."""
+        for member in self._members.values():
+            member.seen_at += by_s
+
+    def form(self, members: Sequence[Member]) -> None:
+        """`members` are the present quorum from now on. O(n)."""
+        self._expected = {}
+        for member in self._members.values():
+            member.in_quorum = False
+        for member in members:
+            member.in_quorum = True
+        self.working = {member.replica_id for member in members if member.replica_id in self.healthy}
+
+    def note(self, kind: TimelineKind, member: Member, text: str = "") -> None:
+        self.notes.append(Note(kind, member.replica_id, text))
+
+    def remove(self, member: Member) -> None:
+        self._unindex(member)
+        del self._members[member.replica_id]
+
+    def expire(self, now: float) -> list[Member]:
+        """The members that lapse by `now`; forgets those that lapsed long ago. One with a session is not lapsed yet."""
+        lapsed: list[Member] = []
+        while self._due and self._due[0][0] <= now:
+            due_at, _, member = heapq.heappop(self._due)
+            if due_at != member.due_at or self._members.get(member.replica_id) is not member:
+                continue
+            member.due_at = math.inf  # an entry counts once
+            if member.is_alive and self._due_at(member, now) <= now:
+                lapsed.append(member)
+                if member.session is not None:
+                    continue  # its loss has consequences that are told first
+                self._lapse(member, now, "it is silent")
+            elif not member.is_alive and self._due_at(member, now) <= now:
+                self.remove(member)
+                continue
+            self._push(member, now)
+        return lapsed
+
+    def next_at(self) -> float | None:
+        """A moment at or before the next lapse."""
+        return self._due[0][0] if self._due else None
+
+    def expect(self, quorum: Quorum) -> None:
+        """It was the quorum before a restart of the lighthouse: whoever of its members comes was handed it."""
+        handed = Handed(quorum.quorum_id, max(member.step for member in quorum.participants), None, lowest=0)
+        self._expected = {(member.replica_id, member.incarnation): handed for member in quorum.participants}
+
+    def _add(self, replica_id: str, incarnation: str, now: float) -> Member:
+        self._births += 1
+        handed = self._expected.get((replica_id, incarnation))
+        member = Member(replica_id, incarnation, now, self._births, in_quorum=handed is not None, handed=handed)
+        self._members[replica_id] = member
+        self.note(TimelineKind.JOINED, member)
+        self._push(member, now)
+        return member
+
+    def _push(self, member: Member, now: float) -> None:
+        self._pushed += 1
+        member.due_at = self._due_at(member, now)
+        heapq.heappush(self._due, (member.due_at, self._pushed, member))
+
+    def _due_at(self, member: Member, now: float) -> float:
+        if not member.is_alive:
+            return member.lapsed_at + self._forget_after_s
+        if member.session is not None:
+            due_at = max(member.seen_at + self._timeout_s, member.excused_until)
+            return due_at if member.closes_at is None else member.closes_at
+        return (now if member.call is not None else member.seen_at) + self._timeout_s
+
+    def _lapse(self, member: Member, now: float, reason: str) -> None:
+        self.note(TimelineKind.LOST, member, reason)
+        member.is_alive = False
+        member.lapsed_at = now
+        self._unindex(member)
+
+    def _describe(self, member: Member, participant: Participant) -> None:
+        before, member.step = member.participant, participant.step
+        if (
+            before
+            and before.identity == participant.identity
+            and before.group_world_size == participant.group_world_size
+            and before.resolves_to_loopback == participant.resolves_to_loopback
+        ):
+            member.participant = participant
+            return
+        self._unindex(member)
+        member.participant = participant
+        member.is_loopback = is_loopback(participant)
+        self._index(member)
+
+    def _index(self, member: Member) -> None:
+        self.changes += 1
+        if member.is_loopback is not None:
+            (self.loopback if member.is_loopback else self.routable).add(member.replica_id)
+        if member.participant is not None and member.participant.group_world_size > 0:
+            self.sizes.setdefault(member.participant.group_world_size, set()).add(member.replica_id)
+
+    def _unindex(self, member: Member) -> None:
+        self.changes += 1
+        for group in (self.healthy, self.working, self.loopback, self.routable):
+            group.discard(member.replica_id)
+        if member.participant is not None:
+            size = member.participant.group_world_size
+            same = self.sizes.get(size, set())
+            same.discard(member.replica_id)
+            if not same:
+                self.sizes.pop(size, None)
+
+
+def is_reborn(participant: Participant, old: Member) -> bool:
+    """Whether it is another incarnation than `old`: one that names none and whose step went back has lost its state."""
+    if participant.incarnation or old.incarnation:
+        return participant.incarnation != old.incarnation
+    return old.participant is not None and participant.step < old.participant.step

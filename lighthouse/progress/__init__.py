@@ -1,0 +1,1 @@
+"""Where each rank of a job is."""

@@ -1,0 +1,74 @@
+"""The loop's side of where a job's ranks are: views come with the managers' beats, a verdict goes to the log."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from lighthouse.progress.rules.job_progress import JobProgress
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse_protocol.messages.progress import GroupView
+from lighthouse_protocol.messages.status import RankPlace
+from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
+from lighthouse_runtime.timing.stall_watch import StallWatch
+
+log = logging.getLogger(__name__)
+
+
+class JobPlaces:
+    """Only the quorum's members are judged: who is none meets nobody."""
+
+    def __init__(
+        self,
+        job: str,
+        machine: QuorumMachine,
+        floor_s: float = FLOOR_S,
+        said: Callable[[StallVerdict | None], None] = lambda verdict: None,
+    ) -> None:
+        """`said` hears each verdict that is new, and None when something moves again."""
+        self._machine = machine
+        self._progress = JobProgress(floor_s)
+        self._clock = asyncio.get_running_loop().time
+        self._watch = StallWatch(log, f"[{job}] ", self._verdict, self._left_s, floor_s, said)
+
+    def take(self, replica_id: str, view: GroupView) -> None:
+        """`replica_id` is that of the session."""
+        if view.replica_id == replica_id:
+            self._progress.take(view, self._clock())
+            self._watch.wake()
+
+    def verdict(self) -> StallVerdict | None:
+        """As it is now, and as the log has it."""
+        return self._verdict(self._clock())
+
+    def ranks(self) -> tuple[RankPlace, ...]:
+        """The worst first."""
+        self._forget()
+        return self._progress.places(self._members, self._alive, self._clock())
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By phase."""
+        return self._progress.seconds
+
+    def close(self) -> None:
+        self._watch.close()
+
+    @property
+    def _members(self) -> list[str]:
+        return [member.replica_id for member in self._machine.roster if member.in_quorum]
+
+    @property
+    def _alive(self) -> set[str]:
+        return {member.replica_id for member in self._machine.roster if member.is_alive}
+
+    def _forget(self) -> None:
+        for name in self._progress.names:
+            if self._machine.roster.get(name) is None:
+                self._progress.drop(name)
+
+    def _verdict(self, now: float) -> StallVerdict | None:
+        return self._progress.verdict(self._members, now)
+
+    def _left_s(self, now: float) -> float | None:
+        self._forget()
+        return self._progress.left_s(self._members, now)

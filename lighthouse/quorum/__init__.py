@@ -1,0 +1,1 @@
+"""One job: who trains together, and what its sessions are told."""

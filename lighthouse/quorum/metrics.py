@@ -1,0 +1,156 @@
+"""What a scrape shows: read from the snapshot at scrape time, on the daemon's own loop.
+
+Labels come from closed sets, the job's name apart; of a job that the snapshot has no more, nothing is kept here.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+import grpc
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState
+from lighthouse_protocol.pb.documented.lighthouse_pb2 import DESCRIPTOR
+from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_runtime.metrics.histogram import Histogram
+
+METHODS = frozenset(DESCRIPTOR.services_by_name["LighthouseService"].methods_by_name)
+REFUSALS = frozenset(cls.__name__ for cls in LighthouseError.__subclasses__())
+OTHER = "other"
+
+WAIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+MAX_JOBS = 1000
+
+
+class Counters:
+    """What only the one who does it can count. For one event loop: nothing is locked."""
+
+    def __init__(self) -> None:
+        self._refused: Counter[str] = Counter(dict.fromkeys(sorted(REFUSALS), 0))
+        self._called: Counter[tuple[str, str]] = Counter({(method, "ok"): 0 for method in sorted(METHODS)})
+        self._waits: dict[str, Histogram] = {}
+
+    def refused(self, error: str) -> None:
+        """A join was refused; `error` is the class name of its refusal."""
+        self._refused[error if error in REFUSALS else OTHER] += 1
+
+    def called(self, method: str, status: grpc.StatusCode) -> None:
+        """A call of the RPC `method` (its bare name) ended with `status`."""
+        self._called[method if method in METHODS else OTHER, status.name.lower()] += 1
+
+    def waited(self, job: str, seconds: float) -> None:
+        """A join was answered with a quorum after so long."""
+        if job not in self._waits and len(self._waits) >= MAX_JOBS:
+            del self._waits[next(iter(self._waits))]
+        self._waits.setdefault(job, Histogram(WAIT_BOUNDS_S)).add(seconds)
+
+    def keep(self, jobs: Collection[str]) -> None:
+        """Forget all others."""
+        self._waits = {job: waits for job, waits in self._waits.items() if job in jobs}
+
+    def collect(self) -> Iterator[Metric]:
+        refused = CounterMetricFamily(
+            "lighthouse_joins_refused", "Joins refused, by the kind of refusal", labels=["error"]
+        )
+        for error, count in self._refused.items():
+            refused.add_metric([error], count)
+        yield refused
+        called = CounterMetricFamily("lighthouse_rpcs", "Calls ended, by gRPC status", labels=["method", "outcome"])
+        for labels, count in self._called.items():
+            called.add_metric(labels, count)
+        yield called
+        waits = HistogramMetricFamily(
+            "lighthouse_quorum_wait_seconds", "From a join to its answer, of joins that got a quorum", labels=["job"]
+        )
+        for job, wait in self._waits.items():
+            waits.add_metric([job], wait.buckets(), wait.total)
+        yield waits
+
+
+class LighthouseCollector(Collector):
+    """`snapshot` is called once a scrape."""
+
+    def __init__(self, snapshot: Callable[[], LighthouseStatus], counters: Counters) -> None:
+        self._snapshot = snapshot
+        self._counters = counters
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._snapshot()
+        self._counters.keep({job.job for job in status.jobs})
+        yield GaugeMetricFamily("lighthouse_up", "1 while the lighthouse serves", 1)
+        yield InfoMetricFamily("lighthouse", "The lighthouse's version", {"version": status.version})
+        yield GaugeMetricFamily("lighthouse_uptime_seconds", "Since the lighthouse was started", status.uptime_s)
+        yield from _quorum_families(status.jobs)
+        yield from _standing_families(status.jobs)
+        yield from _member_families(status.jobs)
+        yield from self._counters.collect()
+
+
+def _quorum_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
+    ids = _gauge("lighthouse_quorum_id", "The current quorum; 0 before the first")
+    ages = _gauge("lighthouse_quorum_age_seconds", "Since the current quorum's membership formed")
+    formed = CounterMetricFamily("lighthouse_quorums_formed", "Changes of quorum_id", labels=["job"])
+    rounds = CounterMetricFamily(
+        "lighthouse_rounds", "Quorums handed out; one a step where none stands", labels=["job"]
+    )
+    verdicts = _gauge("lighthouse_verdict", "1 for why there is or is not a quorum, 0 for the others", "verdict")
+    for job in jobs:
+        ids.add_metric([job.job], job.quorum_id)
+        if job.quorum_id:
+            ages.add_metric([job.job], job.quorum_age_s)
+        formed.add_metric([job.job], job.quorums_formed)
+        rounds.add_metric([job.job], job.rounds)
+        for verdict in Verdict:
+            verdicts.add_metric([job.job, verdict.value], job.verdict == verdict)
+    return iter((ids, ages, formed, rounds, verdicts))
+
+
+def _standing_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
+    phases = _gauge("lighthouse_standing_phase", "1 for the phase of the standing quorum, 0 for the others", "phase")
+    sessions = _gauge("lighthouse_sessions", "Managers' sessions that are open")
+    recalls = CounterMetricFamily(
+        "lighthouse_recalls", "Standing quorums called back for a newcomer or a leaver", labels=["job"]
+    )
+    revokes = CounterMetricFamily(
+        "lighthouse_revokes", "Standing quorums ended by a loss or a failed step", labels=["job"]
+    )
+    for job in jobs:
+        for phase in Phase:
+            phases.add_metric([job.job, phase.value], job.phase == phase)
+        sessions.add_metric([job.job], job.sessions)
+        recalls.add_metric([job.job], job.recalls)
+        revokes.add_metric([job.job], job.revokes)
+    return iter((phases, sessions, recalls, revokes))
+
+
+def _member_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
+    participants = _gauge("lighthouse_participants", "Replica groups in the current quorum")
+    members = _gauge("lighthouse_members", "Replica groups known, by state", "state")
+    steps = _gauge("lighthouse_max_step", "The highest step among the participants")
+    for job in jobs:
+        training = [member.step for member in job.members if member.is_participant]
+        states = Counter(member.state for member in job.members)
+        participants.add_metric([job.job], len(training))
+        steps.add_metric([job.job], max(training, default=0))
+        for state in MemberState:
+            members.add_metric([job.job, state.value], states[state])
+    return iter((participants, members, steps))
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=["job", *labels])
+
+
+def render(registry: CollectorRegistry) -> tuple[bytes, str]:
+    """(body, content type) of a scrape."""
+    return generate_latest(registry), CONTENT_TYPE_LATEST

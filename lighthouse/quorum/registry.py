@@ -1,0 +1,132 @@
+"""Every job's driver; made when first asked for, dropped when it has gone quiet."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from lighthouse.incidents.registry import Desk
+from lighthouse.quorum.driver import JobDriver
+from lighthouse.quorum.log import NAMES_LOGGED
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.store import Memory, NoMemory
+from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
+from lighthouse_protocol.rules.stall import FLOOR_S
+from lighthouse_runtime.timing.loop_lag import Lateness
+
+log = logging.getLogger(__name__)
+
+MAX_JOBS = 1000
+
+
+class Jobs:
+    """`config` makes a job's settings from its first quorum_id. `memory` is claimed; `give_up` ends the daemon; `desk`:
+    where incidents go."""
+
+    def __init__(
+        self,
+        config: Callable[[int], QuorumConfig],
+        memory: Memory | None = None,
+        give_up: Callable[[int], None] = lambda status: None,
+        stall_after_s: float = FLOOR_S,
+        desk: Desk | None = None,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._config = config
+        self._memory = memory or NoMemory()
+        self._give_up = give_up
+        self._stall_after_s = stall_after_s
+        self._desk = desk or Desk()
+        self._wall_ms = wall_ms
+        self._started_at: float | None = None
+        self._records: Mapping[str, Record] = {}
+        self._drivers: dict[str, JobDriver] = {}
+        self._closed = ""
+        self.lateness = Lateness()
+        self.lateness.listen(self._was_late)
+
+    def remember(self, records: Mapping[str, Record]) -> None:
+        """Called once, when the daemon starts on a claimed memory: quorums of before may still be held."""
+        self._records = records
+        self._started_at = asyncio.get_running_loop().time()
+
+    def __iter__(self) -> Iterator[JobDriver]:
+        return iter(self._drivers.values())
+
+    def get(self, job: str) -> JobDriver:
+        """Raises a refusal for an unusable name, for too many jobs, and while the lighthouse is going away."""
+        if self._closed:
+            raise Unreachable(self._closed)
+        driver = self._drivers.get(job)
+        if driver is None:
+            check_name(job, "job")
+            self.forget_quiet()
+            if len(self._drivers) >= MAX_JOBS:
+                raise LimitReached(
+                    f"job: {job} would be number {MAX_JOBS + 1}; the lighthouse takes {MAX_JOBS} at once"
+                )
+            driver = self._drivers[job] = self._make(job)
+        return driver
+
+    def find(self, job: str) -> JobDriver:
+        """Raises UnknownName for a job that nobody has joined."""
+        driver = self._drivers.get(check_name(job, "job"))
+        if driver is None:
+            known = ", ".join(sorted(self._drivers)[:NAMES_LOGGED]) or "none"
+            raise UnknownName(f"job: nobody has asked for a quorum of {job!r}; known jobs: {known}")
+        return driver
+
+    def forget_quiet(self) -> None:
+        for driver in [driver for driver in self._drivers.values() if driver.is_quiet]:
+            driver.close("this job has gone quiet")
+            del self._drivers[driver.job]
+            self.guarded(lambda job=driver.job: self._memory.forget(job))
+
+    def close(self, reason: str) -> None:
+        """End every waiting call and every session with `reason`; refuse new ones."""
+        self._closed = reason
+        self.lateness.stop()
+        for driver in self._drivers.values():
+            driver.close(reason)
+
+    # -- within
+
+    def _make(self, job: str) -> JobDriver:
+        self.lateness.watch()
+        last_id = self._memory.last_id(job)
+        # Above every id that an earlier lighthouse, or an earlier life of this job, can have given out, whatever has
+        # become of the journal.
+        config = self._config(max(last_id + 1, self._wall_ms()))
+        record, self._records = self._records.get(job), {k: v for k, v in self._records.items() if k != job}
+        until = None
+        if self._started_at is not None:
+            until = self._started_at + max(config.lease_s, record.lease_s if record is not None else 0.0)
+            until = until if until > asyncio.get_running_loop().time() or (record and record.stands) else None
+        if record is not None and record.lease_s < config.lease_s:
+            record = replace(record, lease_s=config.lease_s)  # in force from the first welcome on
+            self._commit(job, record)
+        machine = QuorumMachine(config, record=record, holders_until=until)
+        return JobDriver(
+            job, machine, lambda record: self._commit(job, record), self.lateness.check, self._stall_after_s, self._desk
+        )
+
+    def _commit(self, job: str, record: Record) -> None:
+        self.guarded(lambda: self._memory.commit(job, record))
+
+    def guarded(self, act: Callable[[], None]) -> None:
+        """A lighthouse that cannot write down what it is about to tell must not tell it: it ends."""
+        try:
+            act()
+        except LighthouseError as e:
+            log.critical("cannot go on without the journal: %s", e)
+            self.close(f"the lighthouse cannot write its journal: {e}")
+            self._give_up(1)
+            raise
+
+    def _was_late(self, by_s: float) -> None:
+        for driver in self._drivers.values():
+            driver.was_late(by_s)

@@ -1,0 +1,1 @@
+"""The rules of the quorum. No I/O, no clock."""

@@ -1,0 +1,140 @@
+"""Who asks for the next quorum, since when, and until when their calls wait."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lighthouse.members.rules.roster import Member
+
+
+@dataclass(slots=True)
+class JoinClock:
+    """Since when somebody has been asking. A short gap (callers that retry) does not restart it."""
+
+    grace_s: float
+    started_at: float | None = None
+    asking: int = 0
+    _quiet_at: float = 0.0
+
+    def joined(self, now: float) -> None:
+        if self.asking == 0 and (self.started_at is None or now - self._quiet_at > self.grace_s):
+            self.started_at = now
+        self.asking += 1
+
+    def withdrew(self, now: float) -> None:
+        self.asking -= 1
+        if self.asking == 0:
+            self._quiet_at = now
+
+    def running_since(self, now: float) -> float | None:
+        """None if nobody asks, or has asked within the grace."""
+        return self.started_at if self.asking or now - self._quiet_at <= self.grace_s else None
+
+    def restart(self, asking: int, now: float) -> None:
+        """A quorum was formed; the `asking` who were left out begin to wait anew."""
+        self.asking = asking
+        self.started_at = now if asking else None
+        self._quiet_at = now
+
+
+class Joins:
+    """The joined members in the order in which they came. `members` are those of the previous quorum."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._joined: dict[str, Member] = {}
+        self._calls: dict[int, Member] = {}
+        self._previous: frozenset[str] = frozenset()
+        self._participants = 0
+        self._shrinking = 0
+        self.changes = 0  # grows whenever somebody asks, or asks no more
+        self._earliest_deadline_at: float | None = None
+        self.anyone = JoinClock(grace_s)
+        self.members = JoinClock(grace_s)
+
+    def __len__(self) -> int:
+        return len(self._joined)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._joined.values())
+
+    def __contains__(self, replica_id: str) -> bool:
+        return replica_id in self._joined
+
+    def expect(self, previous: frozenset[str]) -> None:
+        """The members of the quorum before a restart of the lighthouse."""
+        self._previous = previous
+
+    def add(self, member: Member, call: int, deadline_at: float, now: float) -> None:
+        member.call, member.deadline_at = call, deadline_at
+        self._joined[member.replica_id] = member
+        self._calls[call] = member
+        earliest = self._earliest_deadline_at
+        self._earliest_deadline_at = deadline_at if earliest is None else min(earliest, deadline_at)
+        self.anyone.joined(now)
+        if member.replica_id in self._previous:
+            self.members.joined(now)
+        self._count(member, 1)
+
+    def withdraw(self, call: int, now: float) -> Member | None:
+        """The member whose call that was; None if it does not wait any more."""
+        member = self._calls.pop(call, None)
+        if member is None:
+            return None
+        del self._joined[member.replica_id]
+        self.anyone.withdrew(now)
+        if member.replica_id in self._previous:
+            self.members.withdrew(now)
+        self._count(member, -1)
+        self._released(member)
+        return member
+
+    def take(self, members: list[Member], previous: frozenset[str], now: float) -> tuple[int, ...]:
+        """Those `members` form a quorum of the ids `previous`; their calls. The others go on waiting."""
+        calls: list[int] = []
+        for member in members:
+            assert member.call is not None
+            calls.append(member.call)
+            del self._joined[member.replica_id], self._calls[member.call]
+            member.call = None
+        self._previous = previous
+        self.changes += 1
+        self._earliest_deadline_at = min((m.deadline_at for m in self), default=None)
+        self._participants = self._shrinking = 0  # who is left is of no quorum
+        self.anyone.restart(len(self), now)
+        self.members.restart(0, now)
+        return tuple(calls)
+
+    @property
+    def has_all_members(self) -> bool:
+        """Every member of the previous quorum, if there is one, has joined."""
+        return bool(self._previous) and self.members.asking == len(self._previous)
+
+    @property
+    def newcomers(self) -> int:
+        return len(self) - self.members.asking
+
+    @property
+    def candidates(self) -> int:
+        """How many may be in the next quorum: where one of the present quorum asks to shrink, only those of it."""
+        return self._participants if self._shrinking else len(self)
+
+    def list_candidates(self) -> list[Member]:
+        return [member for member in self if member.in_quorum] if self._shrinking else list(self)
+
+    def list_newcomers(self) -> list[str]:
+        """In the order in which they came."""
+        return [name for name in self._joined if name not in self._previous]
+
+    def _count(self, member: Member, change: int) -> None:
+        self.changes += 1
+        if member.in_quorum:
+            self._participants += change
+            self._shrinking += change * (member.participant is not None and member.participant.shrink_only)
+
+    @property
+    def earliest_deadline_at(self) -> float | None:
+        return self._earliest_deadline_at
+
+    def _released(self, member: Member) -> None:
+        if member.deadline_at == self._earliest_deadline_at:
+            self._earliest_deadline_at = min((m.deadline_at for m in self), default=None)
+        member.call = None

@@ -1,0 +1,107 @@
+"""Who is up to date.
+
+A state is named by its tag: (step, quorum_id under which that step was committed). At the highest step the largest
+set of equal tags is up to date (ties: the highest quorum_id in the tag). A member at that step with another tag, and
+one whose ranks disagree, is handed out with a lower step; so every manager, torchft's too, computes one and the same
+assignment from steps alone.
+
+A running job's history wins: while a member of the last quorum is a candidate and holds a state of this job's lineage
+(its tag is a quorum that was formed here, or what the members of one held), candidates of a foreign or unknown lineage
+heal, however high their step. Only where none is (a cold start) does the highest step win. What a manager was told by
+an earlier lighthouse of this job, whose journal is lost or older, is of its lineage, too: a group that happens to come
+first to a lighthouse that knows nobody does not win over those who have trained for long.
+
+Where nobody at the highest step has a known tag (torchft's members that resumed from disk, or whose past is unknown
+here) they may have come apart: the first is the source, and the others heal. At step 0 there is nothing
+to tell apart.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from lighthouse.members.rules.roster import Handed
+from lighthouse_protocol.messages.membership import Participant
+
+RANGES_KEPT = 64
+
+
+class History:
+    """The quorum ids by which states of this job are named: ranges of them, since they are mostly consecutive."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._ranges = list(ranges)
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """First and last, the oldest first."""
+        return tuple(self._ranges)
+
+    def __contains__(self, quorum_id: int) -> bool:
+        return any(first <= quorum_id <= last for first, last in self._ranges)
+
+    def add(self, quorum_id: int) -> None:
+        if quorum_id in self:
+            return
+        if self._ranges and self._ranges[-1][1] == quorum_id - 1:
+            self._ranges[-1] = (self._ranges[-1][0], quorum_id)
+        else:
+            self._ranges = [*self._ranges, (quorum_id, quorum_id)][-RANGES_KEPT:]
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """`participants` as they are handed out; the tag (max_step, tag_quorum_id) of those that are up to date."""
+
+    participants: tuple[Participant, ...]
+    max_step: int
+    tag_quorum_id: int | None
+
+
+def tag_of(participant: Participant, handed: Handed | None) -> int | None:
+    """The quorum under which the participant's state was committed; None: not known."""
+    if participant.step == 0:
+        return 0
+    if participant.tag_quorum_id is not None or handed is None:
+        return participant.tag_quorum_id
+    if handed.was_at is not None and participant.step >= handed.was_at:
+        return None  # it may not have healed
+    if participant.step > handed.max_step:
+        return handed.quorum_id
+    return handed.tag_quorum_id if participant.step == handed.max_step else None
+
+
+def foreign(
+    candidates: Sequence[Participant], tags: Sequence[int | None], members: Sequence[bool], history: History
+) -> list[bool]:
+    """Which `candidates` are not of the running job's lineage, and heal; none where no job is running.
+
+    `tags[i]` is the tag_quorum_id of `candidates[i]`, `members[i]`: it is of the last quorum.
+    """
+    is_of_it = [tag is not None and tag in history for tag in tags]
+    holds = [c.step > 0 and not c.ranks_disagree for c in candidates]
+    if not any(all(each) for each in zip(members, is_of_it, holds, strict=True)):
+        return [False] * len(candidates)
+    return [not each for each in is_of_it]
+
+
+def hand_out(
+    candidates: Sequence[Participant], tags: Sequence[int | None], is_foreign: Sequence[bool] | None = None
+) -> Lineage:
+    """`tags[i]` is the tag_quorum_id of `candidates[i]`; `is_foreign` says `foreign`."""
+    ours = [i for i in range(len(candidates)) if not (is_foreign and is_foreign[i])]
+    # Who disagrees heals, unless there is nobody to heal from: at step 0 there is not.
+    sound = [i for i in ours if candidates[i].step and not candidates[i].ranks_disagree]
+    sound = sound or ours
+    max_step = max(candidates[i].step for i in sound)
+    at_max = [i for i in sound if candidates[i].step == max_step]
+    known = Counter(tag for i in at_max if (tag := tags[i]) is not None)
+    tag = max(known, key=lambda quorum_id: (known[quorum_id], quorum_id)) if known else None
+    good = {i for i in at_max if tags[i] == tag}
+    if tag is None and not candidates[at_max[0]].ranks_disagree:
+        good = {at_max[0]}
+    handed = tuple(
+        candidate if i in good or candidate.step < max_step else replace(candidate, step=max(0, max_step - 1))
+        for i, candidate in enumerate(candidates)
+    )
+    return Lineage(handed, max_step, tag)

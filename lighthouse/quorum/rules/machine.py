@@ -1,0 +1,325 @@
+"""Who is in a quorum, and when one forms.
+
+On every event and every tick, in this order:
+
+1. Candidates are the joined members (a joined member is alive and healthy: its call is open). If a member of the
+   previous quorum asks to shrink, only that quorum's members stay candidates.
+2. Fewer candidates than `min_replicas`, or than the smallest allowed size: no quorum, on no path.
+3. Every member of the previous quorum is a candidate: form now.
+4. Every healthy member has joined: form now.
+5. Wait for the stragglers until `join_timeout_s` after the first join. Then they have missed it: they are not waited
+   for, and not counted, until they join. A newcomer's join does not start that clock while members of the previous
+   quorum are alive: they are in their step, and a long step is no fault.
+6. Where `active` leaves spares, one that is to take a place that was lost is held back until `last_call_s` after the
+   loss: whoever is back by then keeps its place.
+7. Form earlier, `deadline_margin_s` before the first waiting call's deadline, if the candidates are more than half of
+   the healthy ones: one straggler must not let everybody's call expire.
+
+Before any of that, a quorum that stands (standing.py) holds back all forming while it stands, and after that forms the
+next one only with a member of it, or when its leases are over. Which id the next one gets is in numbering.py.
+
+Nothing here is remembered of ids that have gone. An event that changes nothing costs O(1), a round O(n log n) once.
+"""
+
+from collections.abc import Sequence
+
+from lighthouse.members.rules.roster import Handed, Member
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import (
+    BeatReceived,
+    Effect,
+    Event,
+    HeartbeatReceived,
+    Joined,
+    Left,
+    QuorumFormed,
+    SessionEnded,
+    SessionOpened,
+    WasLate,
+    Withdrawn,
+)
+from lighthouse.quorum.rules.lineage import History, foreign, hand_out, tag_of
+from lighthouse.quorum.rules.numbering import Numbering
+from lighthouse.quorum.rules.presence import Attendance
+from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.selection import choose, size_for
+from lighthouse.quorum.rules.standing import Standing, entry_of
+from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
+from lighthouse_protocol.messages.session import Phase
+
+
+class QuorumMachine:
+    """One job's quorum. Time is the caller's monotonic clock and never goes back."""
+
+    def __init__(
+        self, config: QuorumConfig, *, record: Record | None = None, holders_until: float | None = None
+    ) -> None:
+        """`record`: what an earlier lighthouse has written down. `holders_until`: until then a quorum of an earlier
+        lighthouse may be held by somebody; None: there was none."""
+        self.config = config
+        self.standing = Standing()
+        self._numbering = Numbering(config.first_quorum_id, record)
+        may_be_older = None if record is None else holders_until
+        self.attendance = Attendance(config, self.standing, self._numbering, may_be_older)
+        self.roster = self.attendance.roster
+        self.joins = self.attendance.joins
+        self.quorum: Quorum | None = None
+        self.formed_at: float | None = None  # before a restart: when this lighthouse first heard of it
+        self.quorums_formed = 0
+        self.rounds = 0
+        self._history = History(record.named if record is not None else ())
+        self._previous: frozenset[str] = frozenset()
+        self._now, self._working = 0.0, 0
+        self._lost_at: float | None = None  # when the last loss of a member of the present quorum was
+        if record is not None and record.quorum is not None:
+            self._remember(record.quorum)
+        if holders_until is not None:
+            self.standing.restore(record, holders_until)
+
+    def _remember(self, quorum: Quorum) -> None:
+        """It was the last one before a restart: its members are those of the previous quorum."""
+        self.quorum = quorum
+        self._history.add(quorum.quorum_id)
+        self._previous = frozenset(member.replica_id for member in quorum.participants)
+        self.joins.expect(self._previous)
+        self.roster.expect(quorum)
+        self.attendance.has_formed = True
+
+    def is_quiet(self, now: float) -> bool:
+        """No member is alive or remembered, and no lease of one that was here can still run."""
+        return len(self.roster) == 0 and self.standing.phase is not Phase.RETURNING and now >= self.standing.free_at()
+
+    @property
+    def braked_until(self) -> float:
+        """Until then members that fell silent together are held for alive."""
+        return self.attendance.silence.braked_until
+
+    def is_participant(self, member: Member) -> bool:
+        return member.in_quorum
+
+    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        if isinstance(event, WasLate):  # before anything lapses by it
+            self.attendance.was_late(event.by_s, now)
+        effects = self._pass_time(now)
+        match event:
+            case Joined():
+                effects += self.attendance.join(event, now)
+            case HeartbeatReceived(replica_id, incarnation):
+                self.attendance.beat_without_session(replica_id, incarnation, now)
+            case Withdrawn(call):
+                self.attendance.withdraw(call, now)
+            case SessionOpened():
+                effects += self.attendance.open(event, now)
+            case BeatReceived():
+                effects += self.attendance.beat(event, now)
+            case SessionEnded():
+                effects += self.attendance.end(event, now)
+            case Left():
+                effects += self.attendance.leave(event, now)
+            case WasLate():
+                pass
+        return effects + self._settle(now)
+
+    def tick(self, now: float) -> Sequence[Effect]:
+        return self._pass_time(now) + self._settle(now)
+
+    def deadline(self, now: float) -> float | None:
+        """When to call tick next; after `now`, once handle or tick was called for `now`."""
+        moments = (
+            self.roster.next_at(),
+            self.missed_at(),
+            self._cut_at() if self._is_majority() else None,
+            self.standing.returns_until(),
+            self.standing.free_at() if len(self.joins) else None,
+            self.last_call_until,
+        )
+        return min((moment for moment in moments if moment is not None and moment > now), default=None)
+
+    def verdict(self) -> Verdict:
+        """Why there is, or is not, a quorum, as of the last event or tick."""
+        candidates = self.joins.candidates
+        if candidates == 0:
+            return Verdict.FORMED if self.roster.working else Verdict.NOBODY_ASKS
+        if self.standing.phase is Phase.RETURNING:
+            return Verdict.WAITING_FOR_RETURN
+        if self.standing.phase is Phase.RECALLED:
+            return Verdict.WAITING_FOR_RECALL
+        if self.standing.phase is Phase.STANDING:  # those who ask would change nothing
+            return Verdict.FORMED
+        if candidates < self.config.min_replicas:
+            return Verdict.TOO_FEW_PARTICIPANTS
+        if self._size(candidates) < self.config.min_replicas:
+            return Verdict.NO_ALLOWED_SIZE
+        if not (self.joins.has_all_members or not self._has_stragglers()):
+            return Verdict.WAITING_FOR_MEMBERS if self.missed_at() is None else Verdict.WAITING_FOR_STRAGGLERS
+        if self.last_call_until is not None and self._now < self.last_call_until:
+            return Verdict.WAITING_FOR_LAST_CALL
+        return Verdict.READY if self._is_free() else Verdict.WAITING_FOR_LEASES
+
+    @property
+    def peers_pending(self) -> int:
+        """How many ask to come in, for whom the next quorum has a place beside the members of the present one."""
+        members = len(self._previous)
+        return max(0, self._size(members + self.joins.newcomers) - members)
+
+    def stragglers(self) -> list[str]:
+        """Healthy and not joined, sorted. O(n log n)."""
+        return sorted(name for name in self.roster.healthy if name not in self.joins)
+
+    # -- time
+
+    def _pass_time(self, now: float) -> list[Effect]:
+        if self.formed_at is None and self.quorum is not None:
+            self.formed_at = now
+        self._now = now
+        return self.attendance.pass_time(now) + self.attendance.standing_time(now)
+
+    def _note_missed(self) -> None:
+        missed_at = self.missed_at()
+        if missed_at is not None and self._now >= missed_at and self._is_enough():
+            for name in self.stragglers():
+                member = self.roster.get(name)
+                if member is not None:
+                    self.roster.miss(member)
+
+    def missed_at(self) -> float | None:
+        """When the present stragglers will have missed their join_timeout; None while nobody's wait counts."""
+        if not self._has_stragglers() or not len(self.joins) or self.standing.holds_back:
+            return None
+        clock = self.joins.members if self.roster.working else self.joins.anyone
+        started_at = clock.running_since(self._now)
+        return None if started_at is None else started_at + self.config.join_timeout_s
+
+    @property
+    def last_call_until(self) -> float | None:
+        """Rule 6; None while nobody would take a lost member's place."""
+        members, deadline_at = self.joins.members.asking, self.joins.earliest_deadline_at
+        if self.config.active is None or self._lost_at is None or members >= self._size(self.joins.candidates):
+            return None
+        until = self._lost_at + self.config.last_call_s
+        return until if deadline_at is None else min(until, deadline_at - self.config.deadline_margin_s)
+
+    def _cut_at(self) -> float | None:
+        """When a waiting call must be answered, if a majority waits and a member's wait counts."""
+        earliest = self.joins.earliest_deadline_at
+        if earliest is None or self.missed_at() is None:
+            return None
+        return earliest - self.config.deadline_margin_s
+
+    def _has_stragglers(self) -> bool:
+        return len(self.roster.healthy) > len(self.joins)
+
+    def _is_majority(self) -> bool:
+        return 2 * self.joins.candidates > len(self.roster.healthy)
+
+    def _is_enough(self) -> bool:
+        candidates = self.joins.candidates
+        return candidates >= self.config.min_replicas and self._size(candidates) >= self.config.min_replicas
+
+    def _size(self, candidates: int) -> int:
+        return size_for(candidates, self.config.allowed_sizes, self.config.active)
+
+    def _is_free(self) -> bool:
+        """A standing quorum's leases do not forbid to form with those who wait."""
+        if self.standing.phase is Phase.NONE or self._now >= self.standing.free_at():
+            return not self.standing.holds_back
+        return self.standing.may_form((m.participant for m in self._choose() if m.participant), self._now)
+
+    def _settle(self, now: float) -> list[Effect]:
+        if len(self.roster.working) < self._working:
+            self._lost_at = now
+        effects = self._review()
+        formed = self._form(now)
+        self._working = len(self.roster.working)
+        return effects + formed + (self._review() if formed else []) + self.attendance.dismiss()
+
+    # -- a standing quorum
+
+    def _review(self) -> list[Effect]:
+        """Recall the standing quorum if forming with those who wait would give another list, or a member drains."""
+        if self.standing.phase is not Phase.STANDING:
+            return []
+        draining = self.attendance.draining()
+        if draining:
+            return self.attendance.recall(f"{draining[0]} drains")
+        if self.peers_pending:
+            return self.attendance.recall(f"{self.joins.newcomers} ask to come in")
+        return []
+
+    # -- forming
+
+    def _form(self, now: float) -> list[Effect]:
+        if self.standing.holds_back:
+            return []
+        self._note_missed()
+        cut_at = self._cut_at()
+        is_cut = cut_at is not None and now >= cut_at and self._is_majority() and self._is_enough() and self._is_free()
+        if self.verdict() is not Verdict.READY and not is_cut:
+            return []
+        chosen = self._choose()
+        participants = [member.participant for member in chosen if member.participant]
+        tags = [tag_of(member.participant, member.handed) for member in chosen if member.participant]
+        lineage = hand_out(participants, tags, self._foreign(chosen))
+        stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
+        always = stands or self.standing.phase is not Phase.NONE
+        is_new = self._numbering.number(chosen, self.attendance.seen_id, always=always)
+        for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
+            # Who is sent back a step and comes again at max_step may have healed, or not.
+            tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None
+            was_at = joined.step if joined.step > lineage.max_step else None
+            max_step, held = lineage.max_step, Tag(joined.step, joined.tag_quorum_id)
+            lowest = max_step if member.handed is None else member.handed.lowest_with(held, max_step)
+            member.handed = Handed(self._numbering.quorum_id, max_step, tag_quorum_id, was_at, held, lowest)
+            self.roster.see(member, now)
+        self.quorum = Quorum(self._numbering.quorum_id, lineage.participants)
+        for quorum_id in (lineage.tag_quorum_id, self.quorum.quorum_id):
+            if quorum_id:
+                self._history.add(quorum_id)
+        self._stand(participants, chosen, stands)
+        self.attendance.has_formed = True
+        self.rounds += 1
+        if is_new:
+            self.quorums_formed += 1
+            self.formed_at = now
+        self._previous, self._lost_at = frozenset(member.replica_id for member in chosen), None
+        self.roster.form(chosen)
+        calls = self.joins.take(chosen, self._previous, now)
+        record = self._record(stands) if is_new else None
+        return [QuorumFormed(self.quorum, calls, is_new, stands, record)]
+
+    def _foreign(self, candidates: Sequence[Member]) -> list[bool]:
+        participants = [member.participant for member in candidates if member.participant]
+        tags = [tag_of(member.participant, member.handed) for member in candidates if member.participant]
+        for participant in participants:
+            if self._numbering.is_unknown(participant.seen_quorum_id):
+                self._history.add(participant.seen_quorum_id)
+        return foreign(participants, tags, [member.in_quorum for member in candidates], self._history)
+
+    def _stand(self, participants: list[Participant], chosen: list[Member], stands: bool) -> None:
+        assert self.quorum is not None
+        if not stands:
+            return self.standing.replace()
+        entries = {participant.replica_id: entry_of(participant) for participant in participants}
+        return self.standing.form(self.quorum, entries, {member.replica_id: member.lease_until for member in chosen})
+
+    def _record(self, stands: bool) -> Record:
+        assert self.quorum is not None
+        entries, lease_s = self.standing.entries, self.config.lease_s
+        return Record(self.quorum.quorum_id, self.quorum, stands, entries, lease_s, self._history.ranges)
+
+    def _choose(self) -> list[Member]:
+        candidates = self.joins.list_candidates()
+        by_id = {member.replica_id: member for member in candidates}
+        participants = [member.participant for member in candidates if member.participant]
+        strangers = frozenset(
+            member.replica_id for member, heals in zip(candidates, self._foreign(candidates), strict=True) if heals
+        )
+        places = choose(participants, self._previous, self._size(len(candidates)), strangers)
+        chosen = [by_id[participant.replica_id] for participant in places]
+        return sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else "")
+
+
+def _can_stand(participant: Participant | None) -> bool:
+    """Its collectives can be aborted, and its wish to shrink is not to be asked for at each step."""
+    return participant is not None and participant.watched and not participant.shrink_only

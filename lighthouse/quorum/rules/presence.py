@@ -1,0 +1,361 @@
+"""Who is there: sessions and calls, joins and withdrawals, losses; and what each means for the standing quorum.
+
+1. A session's end without a leave is a loss at once: that is how a killed process shows. The end of an old session
+   never touches a newer one of the same group. The same incarnation's new session takes the old one's place.
+2. Who falls silent (a lapse, or a connection that keepalive closed) is lost too, unless the fault is more likely the
+   lighthouse's own (silence.py).
+3. A group that is down (its ranks restart) is lost to its quorum, and not waited for until it joins. One whose ranks
+   have ended in good order is not lost: it has left its quorum (standing.py).
+4. A participant is (replica_id, incarnation): a join or a hello of another incarnation is the loss of the old one.
+"""
+
+from lighthouse.members.rules.admission import refusal, sent_away
+from lighthouse.members.rules.roster import Member, Roster, is_reborn
+from lighthouse.members.rules.silence import Silence
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import (
+    BeatReceived,
+    Echoed,
+    Effect,
+    Joined,
+    JoinRefused,
+    JournalOutdated,
+    Left,
+    Ordered,
+    QuorumHandedAgain,
+    SessionEnded,
+    SessionOpened,
+    SessionRefused,
+    Welcomed,
+)
+from lighthouse.quorum.rules.joins import Joins
+from lighthouse.quorum.rules.numbering import Numbering
+from lighthouse.quorum.rules.standing import HandAgain, Standing
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, Levels, Order, Phase, Welcome
+from lighthouse_protocol.messages.status import TimelineKind
+from lighthouse_protocol.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
+
+MAX_BEAT_INTERVAL_S = 1.0
+SESSIONS_PER_BEAT_S = 500
+SILENT_AFTER_INTERVALS = 1.5
+
+
+class Attendance:
+    def __init__(
+        self, config: QuorumConfig, standing: Standing, numbering: Numbering, holders_until: float | None = None
+    ) -> None:
+        """`holders_until`: until then quorums of an earlier lighthouse may be held that are not in its record."""
+        self._config = config
+        self.standing = standing
+        self.roster = Roster(config.heartbeat_timeout_s)
+        self.silence = Silence(self.roster, config.heartbeat_timeout_s)
+        self.joins = Joins(config.heartbeat_timeout_s)
+        self.seen_id = 0
+        self._numbering = numbering
+        self._holders_until = holders_until
+        self.has_formed = False
+        self._sessions: dict[int, Member] = {}
+        self._leaving: list[int] = []
+        self._draining: set[str] = set()
+
+    @property
+    def sessions(self) -> int:
+        """How many are open."""
+        return len(self._sessions)
+
+    @property
+    def beat_interval_s(self) -> float:
+        """Beats get rarer where many beat, as far as the lease allows."""
+        return min(self._config.lease_s / 4, max(MAX_BEAT_INTERVAL_S, len(self._sessions) / SESSIONS_PER_BEAT_S))
+
+    # -- calls and joins
+
+    def join(self, event: Joined, now: float) -> list[Effect]:
+        participant = event.participant
+        if event.session is not None and event.session not in self._sessions:
+            return [JoinRefused(event.call, Superseded("this session has ended"))]
+        error = self._refusal(participant, now, session=event.session)
+        if error is None and event.session is not None and participant.replica_id in self._draining:
+            error = _drains(participant.replica_id)
+        if error is not None:
+            return [JoinRefused(event.call, error)]
+        effects = self._send_away(participant, now) + self._supersede(participant, now)
+        member, orders = self._admit(participant, now)
+        effects += orders
+        effects += self._learn(participant, participant.seen_quorum_id, now)
+        self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
+        outcome = self.standing.joined(participant)
+        if isinstance(outcome, HandAgain):
+            return effects + self._hand_again(member, event.call) + self._tell(outcome.order)
+        self.joins.add(member, event.call, event.deadline_at, now)
+        return effects + self._tell(outcome)
+
+    def _admit(self, participant: Participant, now: float) -> tuple[Member, list[Effect]]:
+        """Its manager may come with another incarnation on the same session, and with the lease that it holds."""
+        old = self.roster.get(participant.replica_id)
+        effects: list[Effect] = []
+        if old is not None and is_reborn(participant, old):
+            effects = self._tell(self.standing.lose(old.replica_id, old.incarnation, "its ranks have restarted"))
+        member = self.roster.admit(participant, now)
+        if old is not None and old is not member and old.session is not None and old.is_connected:
+            member.session, member.lease_until = old.session, old.lease_until
+            self._sessions[old.session] = member
+        return member, effects
+
+    def withdraw(self, call: int, now: float) -> None:
+        self.joins.withdraw(call, now)
+
+    def beat_without_session(self, replica_id: str, incarnation: str, now: float) -> None:
+        old = self.roster.get(replica_id)
+        if old is not None or len(self.roster) < self._config.max_replicas:
+            self.roster.beat(replica_id, incarnation, now)
+
+    # -- sessions
+
+    def open(self, event: SessionOpened, now: float) -> list[Effect]:
+        participant, session = event.hello.participant, event.session
+        error = self._refusal(participant, now, event.hello.levels, session=session, is_hello=True)
+        if error is not None:
+            return [SessionRefused(session, error)]
+        effects = self._send_away(participant, now) + self._take_place(participant, now)
+        member = self._sessions[session] = self.roster.greet(participant, session, now)
+        effects += self._learn(participant, participant.seen_quorum_id, now)
+        effects += self._read_levels(member, event.hello.levels, now)
+        order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
+        return [*effects, Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order))]
+
+    def beat(self, event: BeatReceived, now: float) -> list[Effect]:
+        member = self._sessions.get(event.session)
+        if member is None:
+            return []
+        levels = event.beat.levels
+        if (error := self._unheard_of(None, levels, now)) is not None:
+            return [SessionRefused(event.session, error)]
+        self.roster.see(member, now)
+        effects = self._read_levels(member, levels, now)
+        order = self.standing.order_for(member.replica_id, member.incarnation, levels.held)
+        return [*effects, Echoed(event.session, event.beat.number, order)]
+
+    def end(self, event: SessionEnded, now: float) -> list[Effect]:
+        member = self._sessions.pop(event.session, None)
+        if event.session in self._leaving:
+            self._leaving.remove(event.session)
+        if member is None or member.session != event.session:
+            return []
+        until = self.silence.closing_held_until(member, self.beat_interval_s, now)
+        if until is None:
+            return self._lose(member, "its connection has ended", now)
+        self._drop_join(member, now)
+        self.roster.close(member, until, now)
+        return []
+
+    def leave(self, event: Left, now: float) -> list[Effect]:
+        member = self._sessions.pop(event.session, None)
+        if member is None or member.session != event.session:
+            return []
+        self._drop_join(member, now)
+        effects = self._tell(self.standing.left(member.replica_id, member.incarnation))
+        self.roster.note(TimelineKind.LEFT, member)
+        self.roster.remove(member)
+        self._draining.discard(member.replica_id)
+        self._leaving.append(event.session)
+        return effects
+
+    def _are_needed(self) -> bool:
+        """Members of the quorum still do the steps that were promised, with the peers of those who have left."""
+        if self.standing.phase is not Phase.RESUMED:
+            return False
+        members = (self.roster.get(replica_id) for replica_id in self.standing.at_work)
+        return any(member is not None and member.is_connected for member in members)
+
+    def dismiss(self) -> list[Effect]:
+        """Those who have left, once they are not needed any more."""
+        if not self._leaving or self._are_needed():
+            return []
+        leaving, self._leaving = self._leaving, []
+        return [SessionRefused(session, None, "the group has left") for session in leaving]
+
+    # -- time
+
+    def pass_time(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for member in self.roster.expire(now):
+            if member.session is not None:
+                effects += self._lapse(member, now)
+        return effects
+
+    def silent(self, now: float) -> list[str]:
+        """Those whose beat is overdue, in open sessions: they count as there until they lapse. O(n)."""
+        overdue = now - SILENT_AFTER_INTERVALS * self.beat_interval_s
+        return sorted(member.replica_id for member in self._sessions.values() if member.seen_at < overdue)
+
+    def was_late(self, by_s: float, now: float) -> None:
+        self.silence.was_late(by_s, now)
+        self.standing.shift(by_s)
+
+    # -- within
+
+    def _refusal(
+        self,
+        participant: Participant,
+        now: float,
+        levels: Levels | None = None,
+        *,
+        session: int | None,
+        is_hello: bool = False,
+    ) -> LighthouseError | None:
+        return self._unheard_of(participant, levels, now) or refusal(
+            participant,
+            self.roster,
+            max_replicas=self._config.max_replicas,
+            allow_heterogeneous=self._config.allow_heterogeneous,
+            session=session,
+            is_hello=is_hello,
+        )
+
+    def _unheard_of(self, participant: Participant | None, levels: Levels | None, now: float) -> LighthouseError | None:
+        """An id that was never given out is not adopted."""
+        held = levels.held if levels is not None else None
+        try:
+            if participant is not None:
+                self._numbering.check(participant.seen_quorum_id, "seen_quorum_id", now)
+                self._numbering.check(participant.tag_quorum_id or 0, "tag_quorum_id", now)
+            if held is not None:
+                self._numbering.check(held.quorum_id, "quorum_id", now)
+        except InvalidRequest as error:
+            return error
+        return None
+
+    def _learn(self, member: Participant | Member, seen_id: int, now: float) -> list[Effect]:
+        """It was told that id. Where the journal should know it and does not, it is older than what was told."""
+        self.seen_id = max(self.seen_id, seen_id)
+        if self._holders_until is None or not self._numbering.is_unknown(seen_id):
+            return []
+        until, self._holders_until = self._holders_until, None
+        wait_s = max(0.0, until - now)
+        effects: list[Effect] = [JournalOutdated(member.replica_id, seen_id, self._numbering.quorum_id, wait_s)]
+        if now >= until:
+            return effects
+        sessions = self._holders()
+        order = self.standing.distrust(until, f"{member.replica_id} was told quorum {seen_id}, which is not remembered")
+        return effects if order is None else [*effects, Ordered(order, sessions)]
+
+    def _tell(self, order: Order | None) -> list[Effect]:
+        """To every holder with a session."""
+        return [] if order is None else [Ordered(order, self._holders())]
+
+    def _holders(self) -> tuple[int, ...]:
+        """Their sessions."""
+        sessions: list[int] = []
+        for member in self.standing.quorum.participants if self.standing.quorum else ():
+            here = self.roster.get(member.replica_id)
+            if here is not None and here.is_connected and here.incarnation == member.incarnation:
+                assert here.session is not None
+                sessions.append(here.session)
+        return tuple(sessions)
+
+    def draining(self) -> list[str]:
+        """Members of the standing quorum that want to leave."""
+        return sorted(name for name in self._draining if self.standing.is_member(name))
+
+    def recall(self, reason: str) -> list[Effect]:
+        return self._tell(self.standing.recall(reason))
+
+    def standing_time(self, now: float) -> list[Effect]:
+        return self._tell(self.standing.pass_time(now))
+
+    def _hand_again(self, member: Member, call: int) -> list[Effect]:
+        assert self.standing.quorum is not None
+        again: list[Effect] = [QuorumHandedAgain(self.standing.quorum, call)]
+        if self.standing.phase in (Phase.RECALLED, Phase.RESUMED, Phase.REVOKED) and member.session is not None:
+            again.append(Ordered(self.standing.order(), (member.session,)))
+        return again
+
+    def _send_away(self, participant: Participant, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for member, error in sent_away(participant, self.roster):
+            if member.call is not None:
+                effects.append(JoinRefused(member.call, error))
+            if member.session is not None:
+                effects.append(SessionRefused(member.session, error))
+            effects += self._lose(member, "its address is a loopback", now)
+            self.roster.remove(member)
+        return effects
+
+    def _supersede(self, participant: Participant, now: float) -> list[Effect]:
+        old = self.roster.get(participant.replica_id)
+        if old is None or old.call is None:
+            return []
+        call = old.call
+        self.joins.withdraw(call, now)
+        return [JoinRefused(call, Superseded(f"{participant.replica_id} has asked again; its newer call is answered"))]
+
+    def _take_place(self, participant: Participant, now: float) -> list[Effect]:
+        """The new session takes the place of an older one; another incarnation's coming is the old one's loss."""
+        old = self.roster.get(participant.replica_id)
+        if old is None:
+            return []
+        effects = self._supersede(participant, now)
+        if old.session is not None and old.is_connected:
+            self._sessions.pop(old.session, None)
+            effects.append(SessionRefused(old.session, Superseded(f"{old.replica_id} has opened a newer session")))
+        if old.incarnation != participant.incarnation:
+            effects += self._lose(old, "has restarted", now)
+        return effects
+
+    def _read_levels(self, member: Member, levels: Levels, now: float) -> list[Effect]:
+        member.lease_until = now + self._config.lease_s
+        name, incarnation = member.replica_id, member.incarnation
+        self.standing.renew(name, incarnation, member.lease_until)
+        self.roster.miss_ranks(member, levels.missing)
+        effects: list[Effect] = []
+        if levels.held is not None:
+            effects += self._learn(member, levels.held.quorum_id, now)
+            member.step = max(member.step, levels.held.granted)
+        if levels.drains and name not in self._draining:
+            self.roster.note(TimelineKind.DRAINED, member)
+        (self._draining.add if levels.drains else self._draining.discard)(name)
+        if levels.drains and member.call is not None:
+            effects.append(JoinRefused(member.call, _drains(name)))
+            self._drop_join(member, now)
+        if levels.down or not member.down:  # one that is down starts until it joins
+            member.is_starting = levels.down in (STARTING, RESTARTING)
+        is_waited_for = levels.down == STARTING and not self.has_formed
+        if levels.down and not member.down and not is_waited_for:
+            self._drop_join(member, now)
+            if levels.down == LEFT:
+                self.roster.note(TimelineKind.LEFT, member)
+            elif levels.down != STARTING:
+                self.roster.note(TimelineKind.LOST, member, levels.down)
+            self.roster.go_down(member, levels.down)
+            if levels.down != LEFT:
+                effects += self._tell(self.standing.lose(name, incarnation, levels.down))
+        return effects + self._tell(self.standing.observe(name, incarnation, levels.held))
+
+    def _lapse(self, member: Member, now: float) -> list[Effect]:
+        if self.silence.excuse(member, self.beat_interval_s, now):
+            return []
+        session = member.session if member.closes_at is None else None
+        effects = self._lose(member, "it is silent", now, member.seen_at)
+        if session is not None:
+            timeout_s = self._config.heartbeat_timeout_s
+            gone = Unreachable(f"the lighthouse has heard nothing of {member.replica_id} for {timeout_s:g} s")
+            effects.append(SessionRefused(session, gone))
+        return effects
+
+    def _lose(self, member: Member, reason: str, now: float, last_seen_at: float | None = None) -> list[Effect]:
+        self._drop_join(member, now)
+        self._draining.discard(member.replica_id)
+        if member.session is not None:
+            self._sessions.pop(member.session, None)
+        self.roster.lose(member, now, reason)
+        return self._tell(self.standing.lose(member.replica_id, member.incarnation, reason, last_seen_at))
+
+    def _drop_join(self, member: Member, now: float) -> None:
+        if member.call is not None:
+            self.joins.withdraw(member.call, now)
+
+
+def _drains(replica_id: str) -> Drained:
+    return Drained(f"{replica_id} drains; it is in no further quorum")

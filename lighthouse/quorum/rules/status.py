@@ -1,0 +1,171 @@
+"""The one snapshot that log, CLI, page and metrics show."""
+
+from collections.abc import Sequence
+
+from lighthouse.members.rules.rank_grid import Grid, grid_of
+from lighthouse.members.rules.roster import Member
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse_protocol.messages.incident import IncidentSummary
+from lighthouse_protocol.messages.status import JobStatus, MemberState, MemberStatus, RankPlace, TimelineEntry
+from lighthouse_protocol.rules.stall import StallVerdict
+
+NAMES_SHOWN = 8
+
+
+def job_status(
+    job: str,
+    machine: QuorumMachine,
+    now: float,
+    stall: StallVerdict | None = None,
+    ranks: tuple[RankPlace, ...] = (),
+    timeline: tuple[TimelineEntry, ...] = (),
+    incidents: tuple[IncidentSummary, ...] = (),
+) -> JobStatus:
+    """O(n log n): for a person or a scrape, never for a round."""
+    return JobStatus(
+        job=job,
+        quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
+        quorum_age_s=now - machine.formed_at if machine.formed_at is not None else 0.0,
+        verdict=machine.verdict().value,
+        explanation=explain(machine, now),
+        quorums_formed=machine.quorums_formed,
+        rounds=machine.rounds,
+        members=tuple(_member_status(m, machine, now) for m in sorted(machine.roster, key=lambda m: m.replica_id)),
+        phase=machine.standing.phase.value,
+        sessions=machine.attendance.sessions,
+        recalls=machine.standing.recalls,
+        revokes=machine.standing.revokes,
+        ranks=ranks,
+        stall=stall.text if stall is not None else "",
+        stall_s=stall.still_s if stall is not None else 0.0,
+        timeline=timeline,
+        incidents=incidents,
+    )
+
+
+def explain(machine: QuorumMachine, now: float) -> str:
+    """The verdict with its numbers, in words."""
+    held = "most members fell silent together: held for one more timeout" if now < machine.braked_until else ""
+    silent = machine.attendance.silent(now)
+    overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
+    grid = grid_of(machine)
+    return "; ".join(filter(None, (_explain(machine, now), held, overdue, _starting(machine, grid), grid.explain())))
+
+
+def awaited(machine: QuorumMachine) -> str:
+    """What requests for a quorum wait for, without a number that changes by itself; empty: nothing."""
+    if not (what := _awaited(machine)):
+        return ""
+    grid = grid_of(machine)
+    return "; ".join(filter(None, (what, _starting(machine, grid), grid.explain())))
+
+
+def _awaited(machine: QuorumMachine) -> str:
+    joined, config = machine.joins.candidates, machine.config
+    names = _shown(sorted(member.replica_id for member in machine.joins.list_candidates()))
+    match machine.verdict():
+        case Verdict.TOO_FEW_PARTICIPANTS:
+            more = config.min_replicas - joined
+            groups = f"{more} more replica group{'s' if more > 1 else ''}"
+            return f"{groups}: at least {config.min_replicas} are needed (--min-replicas), joined: {names}"
+        case Verdict.NO_ALLOWED_SIZE:
+            return f"more replica groups: allowed sizes are {_sizes(config)}, joined: {names}"
+        case Verdict.WAITING_FOR_MEMBERS:
+            return f"the quorum's members to finish their step: {_names(machine)}"
+        case Verdict.WAITING_FOR_STRAGGLERS:
+            return f"{_names(machine)}, at most {config.join_timeout_s:g} s (--join-timeout)"
+        case Verdict.WAITING_FOR_RECALL:
+            return "the members of the standing quorum to say how far they are"
+        case Verdict.WAITING_FOR_RETURN:
+            return "the quorum of before the lighthouse's restart to come back"
+        case Verdict.WAITING_FOR_LEASES:
+            return "the leases of the last quorum to end: none of it has joined"
+        case Verdict.WAITING_FOR_LAST_CALL:
+            return "a lost member, which may be back before a spare is spent (--last-call)"
+        case Verdict.NOBODY_ASKS | Verdict.FORMED | Verdict.READY:
+            return ""
+
+
+def _starting(machine: QuorumMachine, grid: Grid) -> str:
+    """Groups of which no rank is here yet; of the others the grid says which are missing."""
+    begun = {group.replica_id for group in grid.groups}
+    names = [m.replica_id for m in machine.roster if m.is_alive and m.is_starting and m.replica_id not in begun]
+    return f"starting: {_shown(sorted(names))}" if names else ""
+
+
+def _explain(machine: QuorumMachine, now: float) -> str:
+    joined, healthy, config = machine.joins.candidates, len(machine.roster.healthy), machine.config
+    match machine.verdict():
+        case Verdict.NOBODY_ASKS:
+            return f"nobody asks for a quorum; {healthy} alive"
+        case Verdict.FORMED:
+            return f"{len(machine.quorum.participants) if machine.quorum else 0} participants train; {healthy} alive"
+        case Verdict.TOO_FEW_PARTICIPANTS:
+            return f"{joined} of at least {config.min_replicas} joined (--min-replicas)"
+        case Verdict.NO_ALLOWED_SIZE:
+            return f"{joined} joined; allowed sizes are {_sizes(config)}"
+        case Verdict.WAITING_FOR_MEMBERS:
+            return f"{joined} joined; waiting for the quorum's members to finish their step: {_names(machine)}"
+        case Verdict.WAITING_FOR_STRAGGLERS:
+            left = (machine.missed_at() or now) - now
+            return f"{joined} of {healthy} joined; waiting for {_names(machine)}, at most {max(0.0, left):.0f} s more"
+        case Verdict.WAITING_FOR_RECALL:
+            return f"{joined} joined; the quorum's members say how far they are: {machine.standing.reason}"
+        case Verdict.WAITING_FOR_RETURN:
+            left = (machine.standing.returns_until() or now) - now
+            return f"{joined} joined; the lighthouse has restarted and waits for its quorum, {left:.1f} s more at most"
+        case Verdict.WAITING_FOR_LEASES:
+            left = machine.standing.free_at() - now
+            return f"{joined} joined; none of the last quorum, which may go on for {left:.1f} s more"
+        case Verdict.WAITING_FOR_LAST_CALL:
+            left = (machine.last_call_until or now) - now
+            return f"{joined} joined; a member was lost: it may be back before a spare is spent, for {left:.1f} s more"
+        case Verdict.READY:
+            return f"{joined} joined; forming"
+
+
+def _sizes(config: QuorumConfig) -> str:
+    return ", ".join(str(size) for size in sorted(config.allowed_sizes)) or f"at most {config.active}"
+
+
+def _names(machine: QuorumMachine) -> str:
+    return _shown(machine.stragglers())
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
+
+
+def _member_status(member: Member, machine: QuorumMachine, now: float) -> MemberStatus:
+    participant = member.participant
+    return MemberStatus(
+        replica_id=member.replica_id,
+        incarnation=member.incarnation,
+        state=_state(member, machine),
+        is_participant=machine.is_participant(member),
+        step=member.step,
+        world_size=participant.group_world_size if participant else 0,
+        heartbeat_age_s=0.0 if member.call is not None and member.session is None else max(0.0, now - member.seen_at),
+        commit_failures=participant.commit_failures if participant else 0,
+        address=participant.address if participant else "",
+        store_address=participant.store_address if participant else "",
+    )
+
+
+def _state(member: Member, machine: QuorumMachine) -> MemberState:
+    if not member.is_alive:
+        return MemberState.LAPSED
+    if member.call is not None:
+        return MemberState.JOINED
+    if member.is_starting:
+        return MemberState.STARTING
+    if member.down:
+        return MemberState.DOWN
+    if member.has_missed:
+        return MemberState.MISSED
+    if len(machine.joins) and machine.missed_at() is not None:
+        return MemberState.STRAGGLER
+    return MemberState.PARTICIPANT if machine.is_participant(member) else MemberState.IDLE

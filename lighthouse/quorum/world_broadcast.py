@@ -1,0 +1,109 @@
+"""The loop's side of the grid: managers that take it are told of the world when it has changed, and which groups are
+held back for ranks that are missing goes to the log.
+
+Levels, not edges: a new session is told as soon as it is open, and a burst of changes is told once.
+"""
+
+import asyncio
+import logging
+
+from lighthouse.members.rules.rank_grid import Grid, grid_of
+from lighthouse.quorum.log import NAMES_LOGGED
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.sessions import OpenSessions
+from lighthouse_protocol.messages.membership import World
+from lighthouse_protocol.messages.session import Hello
+from lighthouse_protocol.wire.session_wire import world_bytes
+from lighthouse_runtime.timing.sustained import Lasting
+
+log = logging.getLogger(__name__)
+
+TOLD_AFTER_S = 0.1
+SESSIONS_PER_S = 2000
+# Ranks of one group come one after the other: only a wait that lasts is worth a line.
+HELD_BACK_LOGGED_AFTER_S = 10.0
+
+
+class JobWorlds:
+    def __init__(self, job: str, machine: QuorumMachine, sessions: OpenSessions) -> None:
+        self._job = job
+        self._machine = machine
+        self._sessions = sessions
+        self._takers: set[int] = set()
+        self._untold: set[int] = set()
+        self._seen = (0, 0)
+        self._grid = Grid(())
+        self._world: World | None = None
+        self._waiting_for = ""
+        self._held_back = Lasting(self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def opened(self, session: int, hello: Hello) -> None:
+        if hello.takes_world:
+            self._takers.add(session)
+            self._untold.add(session)
+
+    def ended(self, session: int) -> None:
+        self._takers.discard(session)
+        self._untold.discard(session)
+
+    def wait(self, waiting_for: str) -> None:
+        """What requests for a quorum wait for, now that it lasts; empty: nothing."""
+        if waiting_for != self._waiting_for:
+            self._waiting_for = waiting_for
+            self.wake()
+
+    def wake(self) -> None:
+        """Something may have happened. O(1)."""
+        told = self._world.waiting_for if self._world is not None else ""
+        is_new = self._changes != self._seen or self._waiting_for != told
+        if self._timer is None and (self._untold or is_new):
+            after_s = max(TOLD_AFTER_S, len(self._takers) / SESSIONS_PER_S)
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._look)
+
+    def close(self) -> None:
+        self._held_back.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def _changes(self) -> tuple[int, int]:
+        return self._machine.roster.changes, self._machine.joins.changes
+
+    def _look(self) -> None:
+        """A round without newcomers changes nothing of the grid: who asks is all that is looked at."""
+        self._timer = None
+        before, self._seen = self._seen, self._changes
+        if before[0] != self._seen[0]:
+            self._grid = grid_of(self._machine)
+            self._held_back.set(self._grid.explain())
+        world = world_of(self._machine, self._grid, self._waiting_for)
+        if world.pending and (self._world is None or world.pending != self._world.pending):
+            log.info("[%s] ask to come in: %s", self._job, ", ".join(world.pending[:NAMES_LOGGED]))
+        is_new, self._world = world != self._world, world
+        self._tell(world, self._takers if is_new else self._untold)
+        self._untold = set()
+
+    def _tell(self, world: World, sessions: set[int]) -> None:
+        message = world_bytes(world)
+        for session in sessions:
+            self._sessions.send_bytes(session, message)
+
+    def _log_held_back(self, groups: str) -> None:
+        log.warning("[%s] %s; a replica group takes part only when all its ranks are there", self._job, groups)
+
+    def _log_whole(self) -> None:
+        log.info("[%s] every replica group is whole", self._job)
+
+
+def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:
+    """As any group is told it: without its own size."""
+    pending = machine.peers_pending
+    return World(
+        global_world_size=grid.global_world_size,
+        largest_peer_group_world_size=grid.largest_peer_group_world_size,
+        ranks_pending=grid.ranks_pending,
+        peers_pending=pending,
+        pending=tuple(machine.joins.list_newcomers()[:pending]),
+        waiting_for=waiting_for,
+    )

@@ -1,0 +1,1 @@
+"""Restarts: generations, ranks, supervisors, spares, keys."""

@@ -1,0 +1,279 @@
+"""The loop's side of one run's machine: feed an event, perform the effects in order, re-arm one timer.
+
+What an effect brings to be remembered is written down before anything of it is told.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from lighthouse.runs.rules import events
+from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.runs.rules.rate_limit import RateLimit
+from lighthouse.runs.rules.record import RunName, RunRecord
+from lighthouse.runs.rules.status import run_status
+from lighthouse.runs.store import RunMemory
+from lighthouse.runs.streams import Ranks, Supervisors
+from lighthouse_protocol.messages.run import (
+    Done,
+    Entry,
+    Failure,
+    Finish,
+    FromWorker,
+    Generation,
+    KeyKind,
+    Over,
+    RankId,
+    Ready,
+    Refusal,
+    StepReport,
+    Told,
+    Welcome,
+)
+from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.supervisor import (
+    FromSupervisor,
+    HostExcluded,
+    StopAsked,
+    SupervisorBeat,
+    SupervisorEntry,
+    WorkerLost,
+)
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Unreachable
+from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
+
+log = logging.getLogger(__name__)
+
+NOTED_WITHIN_S = 0.2
+SLOTS_LOGGED = 16
+# A durable write takes a millisecond or more from everybody. All ranks may write at once when a generation begins.
+KEY_WRITES_PER_S = 100.0
+KEY_WRITES_AT_ONCE = 1000
+
+
+class RunDriver:
+    """`check_lateness` says by how much the loop itself was late."""
+
+    def __init__(
+        self,
+        name: RunName,
+        machine: RunMachine,
+        memory: RunMemory,
+        check_lateness: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.machine = machine
+        self._memory = memory
+        self._check_lateness = check_lateness
+        self._clock = asyncio.get_running_loop().time
+        self._timer = DeadlineTimer(self._tick)
+        self._note_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
+        self._numbers = itertools.count(1)
+        self._ranks = Ranks()
+        self._supervisors = Supervisors()
+
+    # -- ranks
+
+    def open_rank(self, entry: Entry, sender: Sender) -> int:
+        """The number of the stream."""
+        session = next(self._numbers)
+        self._ranks.add(session, entry.rank, sender)
+        self._feed(events.Entered(entry, session))
+        if self._ranks.rank_of(session) is not None:
+            self._ranks.tell((entry.rank,), Welcome())
+        return session
+
+    def receive_from_rank(self, session: int, message: FromWorker) -> None:
+        rank = self._ranks.rank_of(session)
+        if rank is None:
+            return
+        match message:
+            case StepReport(step, phase):
+                self._feed(events.Beaten(rank, step, phase))
+            case Ready(generation):
+                self._feed(events.Readied(rank, generation))
+            case Failure(generation, reason):
+                self._feed(events.Failed(rank, generation, reason))
+            case Finish(generation):
+                self._feed(events.Finished(rank, generation))
+            case Entry():
+                raise InvalidRequest("a rank's stream has one", field="entry")
+
+    def end_rank(self, session: int) -> None:
+        self._ranks.remove(session)
+        self._feed(events.SessionEnded(session))
+
+    # -- supervisors
+
+    def open_supervisor(self, entry: SupervisorEntry, sender: Sender) -> int:
+        """The number of the stream."""
+        session = next(self._numbers)
+        self._supervisors.add(session, entry, sender)
+        self._feed(events.SupervisorEntered(entry, session))
+        return session
+
+    def receive_from_supervisor(self, session: int, message: FromSupervisor) -> None:
+        entry = self._supervisors.entry_of(session)
+        if entry is None:
+            return
+        match message:
+            case SupervisorBeat():
+                pass
+            case WorkerLost(rank, reason, output):
+                self._feed(events.RankLost(rank, reason, output, entry.name))
+            case StopAsked(reason):
+                self.stop(reason, entry.name)
+            case HostExcluded(reason):
+                self._feed(events.HostExcluded(entry.host or entry.name, reason))
+            case SupervisorEntry():
+                raise InvalidRequest("a supervisor's stream has one", field="entry")
+
+    def end_supervisor(self, session: int) -> None:
+        self._supervisors.remove(session)
+        self._feed(events.SupervisorEnded(session))
+
+    # -- people, and keys
+
+    def stop(self, reason: str, who: str) -> None:
+        self._feed(events.StopAsked(reason, who))
+
+    def resume(self) -> None:
+        self._feed(events.ResumeAsked())
+
+    def put_key(self, generation: int, kind: KeyKind, name: str, value: bytes) -> None:
+        """Durable when it returns. Raises a refusal."""
+        self._key_writes.take(self._clock())
+        self._memory.commit_key(self.name, self.machine.keys.put(generation, kind, name, value))
+
+    def status(self) -> RunStatus:
+        return run_status(self.name, self.machine, self._clock())
+
+    # -- its own life
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.machine.is_quiet and not self._ranks and not self._supervisors
+
+    def was_late(self, by_s: float) -> None:
+        """The whole process was held up; feed that before anything that has waited meanwhile."""
+        now = self._clock()
+        self._perform(self.machine.handle(events.WasLate(by_s), now), now)
+
+    def write_notes(self) -> None:
+        """Whatever was not worth a write of its own."""
+        if self._note_timer is not None:
+            self._note_timer.cancel()
+            self._note_timer = None
+            self._remember(self.machine.record(self._clock()))
+
+    def close(self, reason: str) -> None:
+        """Nobody is counted as lost by it."""
+        self._is_closed = True
+        self._timer.cancel()
+        if self._note_timer is not None:
+            self._note_timer.cancel()
+        self._ranks.close(Unreachable(reason))
+        self._supervisors.close(Unreachable(reason))
+
+    # -- feed and perform
+
+    def _feed(self, event: events.GenerationEvent) -> None:
+        if self._is_closed:
+            return
+        self._check_lateness()
+        now = self._clock()
+        self._perform(self.machine.handle(event, now), now)
+
+    def _tick(self) -> None:
+        self._check_lateness()
+        now = self._clock()
+        with suppress(LighthouseError):  # the journal cannot be written: that is logged, and ends the daemon (jobs.py)
+            self._perform(self.machine.tick(now), now)
+
+    def _perform(self, effects: Sequence[events.GenerationEffect], now: float) -> None:
+        for effect in effects:
+            self._perform_one(effect)
+        self._timer.set(self.machine.deadline(now))
+
+    def _perform_one(self, effect: events.GenerationEffect) -> None:
+        match effect:
+            case events.GenerationFormed(generation, spares, record):
+                self._remember(record)
+                self._tell(generation, (*generation.active, *spares))
+            case events.GenerationHanded(rank, generation):
+                self._tell(generation, (rank,))
+            case events.Interrupted(number, reason, ranks, record):
+                self._remember(record)
+                self._ranks.tell(ranks, Over(number, reason))
+            case events.RankRefused(rank, error):
+                self._ranks.refuse(rank, Refusal(error))
+            case events.Completed(number, ranks, record):
+                self._remember(record)
+                self._ranks.tell(ranks, Done(number))
+                if record is not None:
+                    self._supervisors.tell_all(Done(number))
+            case events.Stopped(stop, ranks, record):
+                self._remember(record)
+                self._ranks.tell(ranks, stop)
+                if record is not None:
+                    self._supervisors.tell_all(stop)
+            case events.Resumed(record):
+                self._remember(record)
+            case events.SupervisorTold(session, message):
+                self._supervisors.tell(session, message)
+            case events.Noted():
+                self._note()
+        self._log(effect)
+
+    def _tell(self, generation: Generation, ranks: Sequence[RankId]) -> None:
+        slots = tuple(rank.slot for rank in generation.active)
+        self._ranks.tell(ranks, Told(generation.counters, slots))
+
+    def _remember(self, record: RunRecord | None) -> None:
+        if record is None:
+            return
+        kept = self.machine.keys.generations
+        self._memory.commit_run(self.name, record, kept[0] if kept else 0)
+
+    def _note(self) -> None:
+        if self._note_timer is None:
+            self._note_timer = asyncio.get_running_loop().call_later(NOTED_WITHIN_S, self._write_notes_in_time)
+
+    def _write_notes_in_time(self) -> None:
+        with suppress(LighthouseError):  # as in _tick
+            self.write_notes()
+
+    # -- log
+
+    def _log(self, effect: events.GenerationEffect) -> None:
+        job, run = self.name
+        match effect:
+            case events.GenerationFormed(generation, spares):
+                slots = [str(rank.slot) for rank in generation.active[:SLOTS_LOGGED]]
+                more = " ..." if len(generation.active) > SLOTS_LOGGED else ""
+                log.info(
+                    "[%s/%s] generation %d: slots %s%s; %d spares",
+                    job,
+                    run,
+                    generation.number,
+                    " ".join(slots),
+                    more,
+                    len(spares),
+                )
+            case events.Interrupted(number, reason, _, record) if record is not None:
+                log.info("[%s/%s] generation %d is over: %s", job, run, number, reason)
+            case events.RankRefused(rank, error):
+                log.info("[%s/%s] %s is refused: %s", job, run, rank, error)
+            case events.Completed(number, _, record) if record is not None:
+                log.info("[%s/%s] completed by generation %d", job, run, number)
+            case events.Stopped(stop, _, record) if record is not None:
+                log.warning("[%s/%s] stopped by %s: %s", job, run, stop.who or "the lighthouse", stop.reason)
+            case events.Resumed():
+                log.info("[%s/%s] resumed", job, run)
+            case _:
+                pass

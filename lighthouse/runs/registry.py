@@ -1,0 +1,140 @@
+"""Every run's driver; made when first asked for, dropped when it has gone quiet. Its record stays (run_memory.py)."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from lighthouse.runs.driver import RunDriver
+from lighthouse.runs.rules.config import GenerationConfig
+from lighthouse.runs.rules.key_space import Row
+from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun
+from lighthouse.runs.rules.status import saved_run_status
+from lighthouse.runs.store import RunMemory
+from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.refusals import LimitReached, UnknownName, Unreachable
+from lighthouse_runtime.timing.loop_lag import Lateness
+
+log = logging.getLogger(__name__)
+
+MAX_RUNS = 1000
+SAVED_SHOWN = 32  # of those that nobody is of at present, the newest
+NAMES_SHOWN = 16
+
+
+class Runs:
+    """`memory` is claimed when the first run is asked for; `guarded` ends the daemon where it cannot be written."""
+
+    def __init__(
+        self,
+        memory: RunMemory,
+        rank_timeout_s: float,
+        lateness: Lateness,
+        guarded: Callable[[Callable[[], None]], None] = lambda act: act(),
+    ) -> None:
+        self._memory = _Guarded(memory, guarded)
+        self._rank_timeout_s = rank_timeout_s
+        self._lateness = lateness
+        self._lateness.listen(self._was_late)
+        self._drivers: dict[RunName, RunDriver] = {}
+        self._closed = ""
+
+    def __iter__(self) -> Iterator[RunDriver]:
+        return iter(self._drivers.values())
+
+    def get(self, job: str, run: str) -> RunDriver:
+        """Raises a refusal for an unusable name, for too many runs, and while the lighthouse is going away."""
+        if self._closed:
+            raise Unreachable(self._closed)
+        name = check_name(job, "job"), check_name(run, "run")
+        driver = self._drivers.get(name)
+        if driver is None:
+            self.forget_quiet()
+            if len(self._drivers) >= MAX_RUNS:
+                raise LimitReached(
+                    f"run: {run} would be number {MAX_RUNS + 1}; the lighthouse takes {MAX_RUNS} at once"
+                )
+            driver = self._drivers[name] = self._make(name)
+        return driver
+
+    def find(self, job: str, run: str) -> RunDriver:
+        """Raises UnknownName for a run that nobody was ever of."""
+        name = check_name(job, "job"), check_name(run, "run")
+        if name not in self._drivers and self._memory.load_run(name) is None:
+            known = ", ".join(sorted(other for at, other in self._names() if at == job)[:NAMES_SHOWN]) or "none"
+            raise UnknownName(f"run: nobody was ever of run {run!r} of job {job!r}; known runs: {known}")
+        return self.get(job, run)
+
+    def status(self, job: str = "", run: str = "") -> tuple[RunStatus, ...]:
+        """Of `run`; or of every run of `job`, or of all, those that nobody is of at present included."""
+        self.forget_quiet()
+        names = [(job, run)] if run else [name for name in self._names() if not job or name[0] == job]
+        found = [self._status(name) for name in names]
+        return tuple(status for status in found if status is not None)
+
+    def live_status(self) -> tuple[RunStatus, ...]:
+        """Of those that somebody is of."""
+        self.forget_quiet()
+        return tuple(driver.status() for driver in self)
+
+    def stop_all(self, job: str, reason: str, who: str) -> list[str]:
+        """Those of `job` that somebody is of and that are not over; which they were."""
+        machines = {driver: driver.machine for driver in self if driver.name[0] == job and not driver.is_quiet}
+        live = [driver for driver, machine in machines.items() if machine.stop is None and machine.completed is None]
+        for driver in live:
+            driver.stop(reason, who)
+        return [driver.name[1] for driver in live]
+
+    def forget_quiet(self) -> None:
+        for driver in [driver for driver in self if driver.is_quiet]:
+            driver.write_notes()
+            driver.close("this run has gone quiet")
+            del self._drivers[driver.name]
+
+    def close(self, reason: str) -> None:
+        """Write down what is noted, end every stream with `reason`, refuse new ones."""
+        self._closed = reason
+        for driver in self:
+            driver.write_notes()
+            driver.close(reason)
+
+    # -- within
+
+    def _make(self, name: RunName) -> RunDriver:
+        self._lateness.watch()
+        now = asyncio.get_running_loop().time()
+        saved = self._memory.load_run(name) or SavedRun(RunRecord())
+        config = GenerationConfig(self._rank_timeout_s, wall_offset_s=time.time() - now)
+        machine = RunMachine(config, record=saved.record, keys=saved.keys, now=now)
+        return RunDriver(name, machine, self._memory, self._lateness.check)
+
+    def _names(self) -> list[RunName]:
+        return sorted({*self._memory.run_names(SAVED_SHOWN), *self._drivers})
+
+    def _status(self, name: RunName) -> RunStatus | None:
+        if (driver := self._drivers.get(name)) is not None:
+            return driver.status()
+        saved = self._memory.load_run(name)
+        return None if saved is None else saved_run_status(name, saved)
+
+    def _was_late(self, by_s: float) -> None:
+        for driver in self:
+            driver.was_late(by_s)
+
+
+class _Guarded:
+    """A lighthouse that cannot write down what it is about to tell must not tell it."""
+
+    def __init__(self, memory: RunMemory, guarded: Callable[[Callable[[], None]], None]) -> None:
+        self._memory = memory
+        self._guarded = guarded
+        self.load_run = memory.load_run
+        self.run_names = memory.run_names
+
+    def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
+        self._guarded(lambda: self._memory.commit_run(name, record, keys_from))
+
+    def commit_key(self, name: RunName, row: Row) -> None:
+        self._guarded(lambda: self._memory.commit_key(name, row))

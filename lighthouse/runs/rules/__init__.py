@@ -1,0 +1,1 @@
+"""The rules of restarts. No I/O, no clock."""

@@ -1,0 +1,220 @@
+"""What happens to a run's machine, and what it answers with; and why there is, or is not, a generation."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from lighthouse.runs.rules.record import RunRecord
+from lighthouse_protocol.messages.run import Entry, Generation, RankId, Stop
+from lighthouse_protocol.messages.supervisor import SupervisorEntry, ToSupervisor
+from lighthouse_protocol.refusals import LighthouseError
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A process is here, or here again. `session`: the stream that it came by; None: it only beats."""
+
+    entry: Entry
+    session: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """A sign of life. `phase` is for people; empty: as before."""
+
+    rank: RankId
+    step: int = 0
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Readied:
+    """It runs nothing, and waits. `generation`: the one that it leaves, the last in which it was active."""
+
+    rank: RankId
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Its function has failed; the process lives."""
+
+    rank: RankId
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Its function has returned."""
+
+    rank: RankId
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankLost:
+    """Its supervisor says that the process is gone. `output`: its last lines; `by`: the supervisor's name."""
+
+    rank: RankId
+    reason: str
+    output: tuple[str, ...] = ()
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """By exit code 130 of a rank, an exhausted budget, an operator."""
+
+    reason: str
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorEntered:
+    entry: SupervisorEntry
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorEnded:
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostExcluded:
+    """Its supervisor gives it up: none of its processes comes back."""
+
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WasLate:
+    """The lighthouse itself was paused: it acts now on what should have been seen `by_s` ago."""
+
+    by_s: float
+
+
+# -- effects; a `record` is written down before anything of its effect is told
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFormed:
+    """Told to all its active ranks at once, and to `spares`."""
+
+    generation: Generation
+    spares: tuple[RankId, ...] = ()
+    record: RunRecord | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationHanded:
+    """Told to one: it has not heard of its generation, or is a spare of it."""
+
+    rank: RankId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """`number` is over for `ranks`: they stop what they run, and say ready. Also when nobody is left to be told."""
+
+    number: int
+    reason: str
+    ranks: tuple[RankId, ...]
+    record: RunRecord | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RankRefused:
+    rank: RankId
+    error: LighthouseError
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """Every active rank has finished: all may end with 0, `ranks`, and every supervisor if there is a record."""
+
+    number: int
+    ranks: tuple[RankId, ...]
+    record: RunRecord | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """To `ranks`, and to every supervisor if there is a record: it has just come into force."""
+
+    stop: Stop
+    ranks: tuple[RankId, ...]
+    record: RunRecord | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    record: RunRecord = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """The record has changed, and nothing that is told depends on it: it is to be written down soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorTold:
+    """After a Refusal its stream ends."""
+
+    session: int
+    message: ToSupervisor
+
+
+class AdvanceVerdict(StrEnum):
+    """Why the next generation forms, or does not."""
+
+    STOPPED = "stopped"
+    COMPLETED = "completed"
+    STANDS = "stands"
+    NOBODY_READY = "nobody_ready"
+    WAITING_FOR_RANKS = "waiting_for_ranks"
+    NO_MAJORITY = "no_majority"
+    TOO_FEW = "too_few"
+    READY = "ready"
+
+
+GenerationEvent = (
+    Entered
+    | Beaten
+    | Readied
+    | Failed
+    | Finished
+    | SessionEnded
+    | RankLost
+    | StopAsked
+    | ResumeAsked
+    | SupervisorEntered
+    | SupervisorEnded
+    | HostExcluded
+    | WasLate
+)
+GenerationEffect = (
+    GenerationFormed
+    | GenerationHanded
+    | Interrupted
+    | RankRefused
+    | Completed
+    | Stopped
+    | Resumed
+    | SupervisorTold
+    | Noted
+)

@@ -1,0 +1,102 @@
+"""When the next generation forms, and of whom.
+
+1. All active ranks of the last generation that are alive are ready: at once. Who is lost is not waited for. Who is
+   alive and not ready is waited for until `join_timeout_s` after the wait began; then those who are ready go on if they
+   fill at least floor(n/2)+1 of the n places of the last generation.
+2. None of these ranks is alive, or there was no generation: it is a start. The slots that shall be active are waited
+   for, until the same timeout; then floor(n/2)+1 of these n must be ready.
+3. Too few all the same, for `return_timeout_s`: it is hopeless.
+"""
+
+from collections.abc import Iterable
+
+from lighthouse.runs.rules.assignment import Candidate, assign
+from lighthouse.runs.rules.events import AdvanceVerdict
+from lighthouse.runs.rules.generation import GenerationLife
+from lighthouse.runs.rules.ranks import Rank, Ranks
+from lighthouse_protocol.messages.run import Counters, RankId, Terms
+
+
+class Advance:
+    """Reads who is here and the last generation's life; of its own it has the moments when a wait began."""
+
+    def __init__(self) -> None:
+        self._waits_since: float | None = None
+        self._short_since: float | None = None
+
+    def look(self, ranks: Ranks, life: GenerationLife, terms: Terms, now: float) -> AdvanceVerdict:
+        """Call it after each change."""
+        self._waits_since = _since(self._waits_since, now, bool(ranks.ready) and not life.stands)
+        verdict = self.verdict(ranks, life, terms, now)
+        self._short_since = _since(self._short_since, now, _is_short(verdict, life))
+        return verdict
+
+    def is_hopeless(self, terms: Terms, now: float) -> bool:
+        return self._short_since is not None and now >= self._short_since + terms.return_timeout_s
+
+    def shift(self, by_s: float) -> None:
+        """Nobody could be heard of for so long."""
+        self._waits_since = None if self._waits_since is None else self._waits_since + by_s
+        self._short_since = None if self._short_since is None else self._short_since + by_s
+
+    def moments(self, terms: Terms) -> list[float]:
+        """When time alone may change the verdict, or make it hopeless."""
+        waits = [] if self._waits_since is None else [self._waits_since + terms.join_timeout_s]
+        return waits + ([] if self._short_since is None else [self._short_since + terms.return_timeout_s])
+
+    def verdict(self, ranks: Ranks, life: GenerationLife, terms: Terms, now: float) -> AdvanceVerdict:
+        if life.stands:
+            return AdvanceVerdict.STANDS
+        if self._waits_since is None:
+            return AdvanceVerdict.NOBODY_READY
+        if _is_incomplete(ranks, life, terms):
+            if now < self._waits_since + terms.join_timeout_s:
+                return AdvanceVerdict.WAITING_FOR_RANKS
+            if not _is_majority(ranks, life, terms):
+                return AdvanceVerdict.NO_MAJORITY
+        return AdvanceVerdict.READY if choose(ranks, life, terms) else AdvanceVerdict.TOO_FEW
+
+
+def choose(ranks: Ranks, life: GenerationLife, terms: Terms, *, with_running: bool = False) -> tuple[RankId, ...]:
+    """Who would be active now, or, `with_running`, when those who run are ready. O(n log n)."""
+    candidates = (
+        Candidate(
+            rank.rank,
+            rank.host,
+            rank.is_ready or (with_running and rank.rank in life.running),
+            rank.waits_since or 0.0,
+        )
+        for rank in ranks
+    )
+    return assign(candidates, life.slots, terms)
+
+
+def begins_by_restart(members: Iterable[Rank], life: GenerationLife, counters: Counters) -> bool:
+    """Whether restarted processes begin it; also when numbers go on and all that is here is new: another launch."""
+    members = list(members)
+    is_launch = life.generation is None and counters.number >= 0 and all(rank.generation is None for rank in members)
+    return is_launch or any(rank.attempt > 0 and rank.generation is None for rank in members)
+
+
+def _since(before: float | None, now: float, is_so: bool) -> float | None:
+    return None if not is_so else now if before is None else before
+
+
+def _is_short(verdict: AdvanceVerdict, life: GenerationLife) -> bool:
+    """Too few are left of a generation, and nobody who is alive is waited for."""
+    is_lost = verdict is AdvanceVerdict.NO_MAJORITY and not life.survivors
+    return life.generation is not None and (verdict is AdvanceVerdict.TOO_FEW or is_lost)
+
+
+def _is_incomplete(ranks: Ranks, life: GenerationLife, terms: Terms) -> bool:
+    """Somebody is waited for."""
+    if life.survivors:
+        return bool(life.running)
+    return len(ranks.ready) < terms.target or any(slot not in ranks.ready for slot in range(terms.target))
+
+
+def _is_majority(ranks: Ranks, life: GenerationLife, terms: Terms) -> bool:
+    """O(n)."""
+    if not life.survivors:
+        return len(ranks.ready) >= terms.target // 2 + 1
+    return sum(slot in ranks.ready for slot in life.slots) >= len(life.slots) // 2 + 1

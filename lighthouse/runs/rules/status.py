@@ -1,0 +1,79 @@
+"""The one snapshot of a run that CLI, page and metrics show."""
+
+from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.runs.rules.ranks import Rank
+from lighthouse.runs.rules.record import Incident, RunName, SavedRun
+from lighthouse_protocol.messages.run_status import IncidentStatus, RankState, RankStatus, RunStatus, SupervisorStatus
+
+
+def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
+    """O(n log n): for a person or a scrape."""
+    return RunStatus(
+        job=name[0],
+        run=name[1],
+        verdict=machine.verdict(now).value,
+        counters=machine.ledger.counters,
+        terms=machine.terms,
+        slots=tuple(machine.life.slots),
+        is_complete=machine.completed is not None,
+        stop=machine.stop,
+        ranks=tuple(_rank(rank, machine, now) for rank in sorted(machine.ranks, key=lambda rank: rank.rank)),
+        incidents=tuple(map(_incident, machine.ledger.incidents)),
+        supervisors=tuple(
+            SupervisorStatus(each.entry.name, each.entry.host, each.entry.slots, each.session is not None)
+            for each in sorted(machine.supervisors, key=lambda each: each.entry.name)
+        ),
+        excluded=machine.supervisors.excluded,
+    )
+
+
+def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
+    """Of one that nobody is of at present."""
+    machine = RunMachine(record=saved.record)
+    for rank in machine.ranks.here:
+        machine.ranks.lose(rank)
+    return run_status(name, machine, 0.0)
+
+
+def _rank(rank: Rank, machine: RunMachine, now: float) -> RankStatus:
+    generation = machine.life.generation
+    return RankStatus(
+        slot=rank.rank.slot,
+        incarnation=rank.rank.incarnation,
+        state=_state(rank, machine),
+        rank=None if generation is None else generation.place(rank.rank),
+        generation=rank.generation,
+        step=rank.step,
+        phase=rank.phase,
+        beat_age_s=max(0.0, now - rank.seen_at),
+        attempt=rank.attempt,
+        host=rank.host,
+        pid=rank.pid,
+    )
+
+
+def _state(rank: Rank, machine: RunMachine) -> RankState:
+    life = machine.life
+    if rank.rank in life.finished:
+        return RankState.FINISHED
+    if not rank.is_here:
+        return RankState.LOST
+    if rank.rank in life.running:
+        return RankState.ACTIVE
+    if not rank.is_ready:
+        return RankState.STARTING
+    return RankState.SPARE if life.stands else RankState.READY
+
+
+def _incident(incident: Incident) -> IncidentStatus:
+    return IncidentStatus(
+        generation=incident.generation,
+        cause=incident.cause,
+        is_fault=incident.is_fault,
+        lost=tuple(map(str, incident.lost)),
+        noticed_at=incident.noticed_at,
+        formed=incident.formed,
+        formed_at=incident.formed_at,
+        stepped_at=incident.stepped_at,
+        evidence=incident.evidence,
+    )

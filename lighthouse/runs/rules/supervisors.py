@@ -1,0 +1,154 @@
+"""Who supervises processes of a run, and which hosts are given up.
+
+1. One entry a name, of its newest incarnation, kept after its connection. A newer incarnation takes the name, and the
+   older one never gets it back. So of two supervisors that were given one name one goes on, and the other one ends.
+2. Who was told a stop ends by it, and is told so when it comes again, also when the stop has been lifted.
+3. An excluded host has no rank and no supervisor in the run until the run is resumed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from lighthouse.runs.rules.record import SupervisorRecord
+from lighthouse_protocol.messages.run_status import ExcludedHost
+from lighthouse_protocol.messages.supervisor import SupervisorEntry
+from lighthouse_protocol.refusals import LighthouseError, LimitReached, Superseded, WrongState
+
+MAX_SUPERVISORS = 4096
+FORMER_KEPT = 16  # incarnations of one name
+MAX_EXCLUDED = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Supervisor:
+    entry: SupervisorEntry
+    session: int | None = None
+    former: tuple[str, ...] = ()
+
+
+class Supervisors:
+    def __init__(
+        self,
+        records: Iterable[SupervisorRecord] = (),
+        excluded: Iterable[ExcludedHost] = (),
+        ending: Mapping[str, str] | None = None,
+    ) -> None:
+        self._names = {record.name: _restored(record) for record in records}
+        self._sessions: dict[int, Supervisor] = {}
+        self._excluded = {host.host: host for host in excluded}
+        self._ending = dict(ending or {})
+
+    def __iter__(self) -> Iterator[Supervisor]:
+        return iter(self._names.values())
+
+    @property
+    def are_connected(self) -> bool:
+        return bool(self._sessions)
+
+    @property
+    def excluded(self) -> tuple[ExcludedHost, ...]:
+        return tuple(self._excluded.values())
+
+    @property
+    def incarnations(self) -> tuple[str, ...]:
+        """Of all that were ever here."""
+        return tuple(one for each in self for one in (each.entry.incarnation, *each.former))
+
+    def records(self) -> tuple[SupervisorRecord, ...]:
+        return tuple(
+            SupervisorRecord(each.entry.name, each.entry.incarnation, each.entry.host, each.entry.slots, each.former)
+            for each in self
+        )
+
+    # -- coming and going
+
+    def refusal(self, entry: SupervisorEntry) -> LighthouseError | None:
+        """Why it may not come in."""
+        known = self._names.get(entry.name)
+        if known is not None and entry.incarnation in known.former:
+            return _superseded(entry, known.entry)
+        if known is None and len(self._names) >= MAX_SUPERVISORS:
+            return LimitReached(f"name: {entry.name} would be supervisor {MAX_SUPERVISORS + 1} of this run")
+        return self.why_excluded(entry.host or entry.name)
+
+    def enter(self, entry: SupervisorEntry, session: int) -> tuple[int, LighthouseError] | None:
+        """Take it in; an older stream of that name that is to be ended, and why."""
+        known = self._names.setdefault(entry.name, Supervisor(entry))
+        older, before = known.session, known.entry
+        if before.incarnation != entry.incarnation:
+            known.former = (*known.former, before.incarnation)[-FORMER_KEPT:]
+        known.entry, known.session = entry, session
+        self._sessions[session] = known
+        if older is None:
+            return None
+        del self._sessions[older]
+        if before.incarnation == entry.incarnation:
+            return older, Superseded(f"supervisor {entry.name} has come by another stream; this one ends")
+        return older, _superseded(before, entry)
+
+    def end(self, session: int) -> None:
+        known = self._sessions.pop(session, None)
+        if known is not None:
+            known.session = None
+
+    # -- stops
+
+    @property
+    def connected(self) -> set[str]:
+        return {known.entry.incarnation for known in self._sessions.values()}
+
+    @property
+    def ending(self) -> Mapping[str, str]:
+        """Incarnations, and the reason of the stop that each was told."""
+        return dict(self._ending)
+
+    def stop(self, reason: str, incarnations: Iterable[str]) -> bool:
+        """They end by it. Whether that is new."""
+        new = [each for each in sorted(incarnations) if each not in self._ending]
+        self._ending |= dict.fromkeys(new, reason)
+        for oldest in list(self._ending)[:-MAX_SUPERVISORS]:
+            del self._ending[oldest]
+        return bool(new)
+
+    def stopped_by(self, incarnation: str) -> str | None:
+        return self._ending.get(incarnation)
+
+    def incarnation_of(self, name: str) -> str:
+        """Of the newest; empty: there is none."""
+        known = self._names.get(name)
+        return known.entry.incarnation if known is not None else ""
+
+    # -- hosts
+
+    def exclude(self, host: str, reason: str, at: float) -> bool:
+        """Whether that is new."""
+        if host in self._excluded or len(self._excluded) >= MAX_EXCLUDED:
+            return False
+        self._excluded[host] = ExcludedHost(host, reason, at)
+        return True
+
+    def why_excluded(self, host: str) -> WrongState | None:
+        excluded = self._excluded.get(host)
+        if excluded is None:
+            return None
+        return WrongState(
+            f"host: {host} is excluded from this run: {excluded.reason}; "
+            "repair it, and let it in again by `lighthouse resume`"
+        )
+
+    def lift(self) -> bool:
+        """Let all hosts in again. Whether there was one to let in."""
+        had, self._excluded = bool(self._excluded), {}
+        return had
+
+
+def _superseded(older: SupervisorEntry, newer: SupervisorEntry) -> Superseded:
+    return Superseded(
+        f"supervisor {older.name} on {older.host or 'an unnamed host'} has a successor of that name on "
+        f"{newer.host or 'an unnamed host'}; end this one, or give each a --replica-group-id of its own"
+    )
+
+
+def _restored(record: SupervisorRecord) -> Supervisor:
+    entry = SupervisorEntry(record.name, record.incarnation, record.host, record.slots)
+    return Supervisor(entry, former=record.former)

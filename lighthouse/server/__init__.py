@@ -1,0 +1,1 @@
+"""The daemon, its RPCs, its configuration."""

@@ -1,0 +1,168 @@
+"""`lighthouse serve`: gRPC and HTTP on one loop, until a signal."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from lighthouse import dashboard
+from lighthouse.incidents.files import IncidentFiles
+from lighthouse.incidents.metrics import IncidentCollector
+from lighthouse.incidents.registry import Desk
+from lighthouse.incidents.rules.policy import OnStall
+from lighthouse.journal.journal import Journal
+from lighthouse.progress.metrics import PhaseCollector
+from lighthouse.quorum.metrics import Counters, LighthouseCollector, render
+from lighthouse.quorum.registry import Jobs
+from lighthouse.runs.metrics import RunCollector
+from lighthouse.runs.registry import Runs
+from lighthouse.runs.store import RunsInProcess
+from lighthouse.server.config import LighthouseConfig
+from lighthouse.server.incident_service import IncidentService
+from lighthouse.server.quorum_service import REFLECTED, LighthouseService
+from lighthouse.server.run_service import RunService
+from lighthouse_protocol import VERSION
+from lighthouse_protocol.identity import Address
+from lighthouse_protocol.messages.incident import to_document
+from lighthouse_protocol.messages.status import LighthouseStatus
+from lighthouse_protocol.pb.documented import lighthouse_pb2
+from lighthouse_runtime.net.bind import grpc_bind, split_bind
+from lighthouse_runtime.net.own_address import served_host
+from lighthouse_runtime.process.loop import StopRequest
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.grpc_server import GrpcServer
+from lighthouse_runtime.server.rpc_handler import Call
+from lighthouse_runtime.web.control import HttpControl, KillOrder
+from lighthouse_runtime.web.server import Document, HttpServer, HttpSide
+
+log = logging.getLogger(__name__)
+
+_STOPPING = "the lighthouse is shutting down; ask again, it or its successor will answer"
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": dashboard.CONTENT_SECURITY_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class LighthouseDaemon:
+    """`grpc_port` and `http_port` are those it listens on, once started."""
+
+    def __init__(self, config: LighthouseConfig, token: str | None, stop: Callable[[int], None]) -> None:
+        self._config = config
+        self._is_ready = False
+        self._memory = config.memory()
+        self._desk = self._make_desk()
+        self._jobs = Jobs(config.quorum_config, self._memory, stop, config.stall_after_s, self._desk)
+        runs_kept = self._memory if isinstance(self._memory, Journal) else RunsInProcess()
+        self._runs = Runs(runs_kept, config.rank_timeout_s, self._jobs.lateness, self._jobs.guarded)
+        counters, policy = Counters(), ControlPolicy(token, config.allow_remote_control)
+        service = LighthouseService(self._jobs, policy, counters)
+        registry = CollectorRegistry()
+        registry.register(LighthouseCollector(service.status, counters))
+        registry.register(RunCollector(self._runs.live_status))
+        registry.register(PhaseCollector(lambda: {driver.job: driver.phase_seconds for driver in self._jobs}))
+        registry.register(IncidentCollector(self._desk.times))
+        more = {
+            **RunService(self._runs, policy).methods(),
+            **IncidentService(self._jobs, self._desk, policy).methods(),
+        }
+        self._grpc = GrpcServer(service.services(more), REFLECTED, counters.called)
+        self._http = HttpServer(
+            HttpSide(
+                is_ready=lambda: self._is_ready,
+                metrics=lambda: render(registry),
+                status=lambda: self._status(service),
+                page=Document(dashboard.page(), "text/html", PAGE_HEADERS),
+                control=HttpControl(policy, lambda order, call: _kill(service, order, call), _hosts(config)),
+                incident=lambda name: to_document(self._desk.book.get(name)),
+            )
+        )
+        self.grpc_port = 0
+        self.http_port = 0
+
+    def _make_desk(self) -> Desk:
+        folder = self._config.incident_folder(self._memory)
+        files = None if folder is None else IncidentFiles(folder)
+        return Desk(OnStall(self._config.on_stall), files, lambda *asked: self._runs.stop_all(*asked))
+
+    def _status(self, service: LighthouseService) -> dict[str, Any]:
+        """Nothing in it changes any more."""
+        status = service.status(has_ranks=True)
+        shown = {name: getattr(status, name) for name in LighthouseStatus.__slots__}
+        return {**shown, "runs": tuple(self._runs.live_status()), "now_unix_s": time.time()}
+
+    async def start(self) -> None:
+        """Raises a refusal, naming the option, if an address cannot be listened on or the journal cannot be had."""
+        try:
+            await self._start()
+        except BaseException:
+            self._memory.release()
+            raise
+
+    async def _start(self) -> None:
+        if self._memory.claim():
+            self._jobs.remember(self._memory.load())
+        await asyncio.to_thread(self._desk.load)
+        self.http_port = await self._http.start(self._config.http)
+        try:
+            self.grpc_port = await self._grpc.start(grpc_bind(self._config.bind))
+        except Exception:
+            await self._http.stop()
+            raise
+        self._is_ready = True
+        grpc, http = [await asyncio.to_thread(served_host, host) for host in _hosts(self._config)]
+        log.info(
+            "lighthouse %s serves gRPC on port %d, HTTP on port %d: managers reach it at %s, browsers at http://%s/",
+            VERSION,
+            self.grpc_port,
+            self.http_port,
+            Address(grpc, self.grpc_port),
+            Address(http, self.http_port),
+        )
+
+    async def stop(self) -> None:
+        """Refuse what comes, end what waits, with the reason; then close every connection."""
+        self._is_ready = False
+        await self._grpc.set_serving(False)
+        self._runs.close(_STOPPING)
+        self._jobs.close(_STOPPING)
+        await self._grpc.stop(self._config.drain_timeout_s)
+        await self._http.stop()
+        await asyncio.to_thread(self._desk.close)
+        self._memory.release()
+        log.info("lighthouse stopped")
+
+
+async def _kill(service: LighthouseService, order: KillOrder, call: Call) -> None:
+    request = lighthouse_pb2.LighthouseKillRequest(job=order.job, replica_id=order.replica_id, msg=order.reason)
+    await service.kill(request, call)
+
+
+def _hosts(config: LighthouseConfig) -> tuple[str, str]:
+    """The names by which it was told to listen."""
+    return split_bind(config.bind, "--bind")[0], split_bind(config.http, "--http")[0]
+
+
+async def serve(config: LighthouseConfig, token: str | None, announce: int | None, stop: StopRequest) -> None:
+    """`announce`: a file descriptor to which gRPC's port is written once it serves."""
+    daemon = LighthouseDaemon(config, token, stop)
+    await daemon.start()
+    try:
+        if announce is not None:
+            _announce(announce, daemon.grpc_port)
+        await stop.wait()
+        log.info("draining: asked to stop")
+    finally:
+        await daemon.stop()
+
+
+def _announce(descriptor: int, port: int) -> None:
+    with open(descriptor, "w") as pipe:
+        pipe.write(f"{port}\n")

@@ -1,0 +1,47 @@
+"""The RPCs of incidents, and of stacks on demand."""
+
+from collections.abc import Mapping
+
+from lighthouse.incidents.registry import Desk
+from lighthouse.incidents.rules.evidence_round import check_ranks, read_ranks
+from lighthouse.quorum.registry import Jobs
+from lighthouse.server.lookup import job_of, live_member
+from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.pb.extensions import incident_pb2 as pb
+from lighthouse_protocol.wire import incident_wire
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.rpc_handler import Call, Entry, Method
+
+
+class IncidentService:
+    """Stacks and output are their owner's: who may see them is as for Kill."""
+
+    def __init__(self, jobs: Jobs, desk: Desk, policy: ControlPolicy) -> None:
+        self._jobs = jobs
+        self._desk = desk
+        self._policy = policy
+
+    def methods(self) -> Mapping[str, Entry]:
+        return {
+            "Incidents": Method(pb.IncidentsRequest, self.incidents),
+            "Incident": Method(pb.IncidentRequest, self.incident),
+            "Stacks": Method(pb.StacksRequest, self.stacks),
+        }
+
+    async def incidents(self, request: pb.IncidentsRequest, _: Call) -> pb.IncidentsResponse:
+        job = check_name(request.job, "job") if request.job else ""
+        return incident_wire.incidents_to_wire(self._desk.book.summaries(job))
+
+    async def incident(self, request: pb.IncidentRequest, call: Call) -> pb.IncidentResponse:
+        self._policy.check(call)
+        return incident_wire.incident_to_wire(self._desk.book.get(request.id))
+
+    async def stacks(self, request: pb.StacksRequest, call: Call) -> pb.StacksResponse:
+        self._policy.check(call)
+        driver, ranks = self._jobs.find(request.job or job_of(call)), read_ranks(request.ranks)
+        found: dict[str, tuple[int, ...]] = {}
+        for name, of in (ranks or {}).items():
+            member = live_member(driver, check_name(name))
+            check_ranks(member.replica_id, of, member.participant.group_world_size if member.participant else 0)
+            found[member.replica_id] = of
+        return incident_wire.gathered_to_wire(await driver.incidents.gather(found or None))

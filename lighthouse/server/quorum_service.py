@@ -1,0 +1,195 @@
+"""The lighthouse's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from lighthouse.members.rules.roster import Member
+from lighthouse.quorum.driver import JobDriver
+from lighthouse.quorum.metrics import Counters
+from lighthouse.quorum.registry import Jobs
+from lighthouse.quorum.waiting_joins import Answer
+from lighthouse.server.lookup import job_of, live_member
+from lighthouse_protocol import VERSION
+from lighthouse_protocol.identity import check_name, split_replica_id
+from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.session import DrainRequest, Hello, KillRequest
+from lighthouse_protocol.messages.status import LighthouseStatus, TimelineKind
+from lighthouse_protocol.pb.documented import lighthouse_pb2
+from lighthouse_protocol.pb.torchft import torchft_pb2
+from lighthouse_protocol.refusals import (
+    InvalidRequest,
+    LighthouseError,
+    NotServed,
+    Unreachable,
+    WrongState,
+)
+from lighthouse_protocol.wire import documented as wire
+from lighthouse_protocol.wire import session_wire, status_wire
+from lighthouse_runtime.client.manager import AsyncManagerClient
+from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
+from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
+
+log = logging.getLogger(__name__)
+
+REFLECTED = ("lighthouse.v1.LighthouseService", "torchft.LighthouseService")
+
+
+class LighthouseService:
+    def __init__(
+        self, jobs: Jobs, policy: ControlPolicy, counters: Counters, hello_within_s: float = FIRST_WITHIN_S
+    ) -> None:
+        self._jobs = jobs
+        self._hello_within_s = hello_within_s
+        self._policy = policy
+        self._counters = counters
+        self._started_at = time.monotonic()
+
+    def services(self, more: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
+        """Handlers by service and method; `more`: those of run_service.py and incident_service.py."""
+        documented: dict[str, Entry] = {
+            "Quorum": Method(lighthouse_pb2.LighthouseQuorumRequest, self.quorum),
+            "Heartbeat": Method(lighthouse_pb2.LighthouseHeartbeatRequest, self.heartbeat),
+            "Status": Method(lighthouse_pb2.LighthouseStatusRequest, self.status_rpc),
+            "Kill": Method(lighthouse_pb2.LighthouseKillRequest, self.kill),
+            "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
+            "Session": Stream(lighthouse_pb2.SessionRequest, self.session),
+            **(more or {}),
+        }
+        torchft: dict[str, Entry] = {
+            "Quorum": Method(torchft_pb2.LighthouseQuorumRequest, self.torchft_quorum),
+            "Heartbeat": Method(torchft_pb2.LighthouseHeartbeatRequest, self.torchft_heartbeat),
+        }
+        return {
+            "lighthouse.v1.LighthouseService": documented,
+            "LighthouseService": documented,
+            "torchft.LighthouseService": torchft,
+        }
+
+    async def quorum(self, request: lighthouse_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
+        return (await self._join(lambda: wire.participant_from_native(_requester(request)), call)).native
+
+    async def torchft_quorum(self, request: torchft_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
+        return (await self._join(lambda: wire.participant_from_torchft(_requester(request)), call)).torchft
+
+    async def heartbeat(
+        self, request: lighthouse_pb2.LighthouseHeartbeatRequest, call: Call
+    ) -> lighthouse_pb2.LighthouseHeartbeatResponse:
+        self._beat(request.replica_id, request.incarnation, call)
+        return lighthouse_pb2.LighthouseHeartbeatResponse()
+
+    async def torchft_heartbeat(
+        self, request: torchft_pb2.LighthouseHeartbeatRequest, call: Call
+    ) -> torchft_pb2.LighthouseHeartbeatResponse:
+        self._beat(request.replica_id, "", call)
+        return torchft_pb2.LighthouseHeartbeatResponse()
+
+    async def status_rpc(
+        self, request: lighthouse_pb2.LighthouseStatusRequest, _: Call
+    ) -> lighthouse_pb2.LighthouseStatusResponse:
+        return status_wire.lighthouse_status_to_wire(self.status(request.job, has_ranks=request.ranks))
+
+    async def kill(
+        self, request: lighthouse_pb2.LighthouseKillRequest, call: Call
+    ) -> lighthouse_pb2.LighthouseKillResponse:
+        driver, member, reason = self._control(request, call)
+        log.warning("[%s] %s asks to kill %s: %s", driver.job, call.peer, member.replica_id, reason)
+        driver.note(TimelineKind.KILLED, (member.replica_id,), reason)
+        why = f"by {call.peer}" + (f": {reason}" if reason else "")
+        if not driver.tell(member, KillRequest(reason or f"killed {why}")):
+            await self._kill(_manager_address(member), reason or f"killed {why}", call.time_left_s or 10.0)
+        driver.incidents.killed(member, why)
+        return lighthouse_pb2.LighthouseKillResponse()
+
+    async def drain(
+        self, request: lighthouse_pb2.LighthouseDrainRequest, call: Call
+    ) -> lighthouse_pb2.LighthouseDrainResponse:
+        driver, member, reason = self._control(request, call)
+        log.info("[%s] %s asks to drain %s: %s", driver.job, call.peer, member.replica_id, reason)
+        if not driver.tell(member, DrainRequest(reason or f"drained by {call.peer}")):
+            raise WrongState(
+                f"replica_id: {member.replica_id} holds no session, so it cannot be asked; kill it instead"
+            )
+        return lighthouse_pb2.LighthouseDrainResponse()
+
+    def _control(
+        self, request: lighthouse_pb2.LighthouseKillRequest | lighthouse_pb2.LighthouseDrainRequest, call: Call
+    ) -> tuple[JobDriver, Member, str]:
+        """Who is meant, and the reason in one line. Raises a refusal for a caller that may not, or an unknown name."""
+        self._policy.check(call)
+        check_name(request.replica_id)
+        driver = self._jobs.find(request.job or job_of(call))
+        return driver, live_member(driver, request.replica_id), cut_reason(request.msg)
+
+    async def session(self, requests: Requests[lighthouse_pb2.SessionRequest], call: Call, sender: Sender) -> None:
+        """A manager's session, until it ends."""
+        read = session_wire.session_request_from_wire
+        hello = await requests.first(read, "hello", self._hello_within_s)
+        if hello is None:
+            return
+        if not isinstance(hello, Hello):
+            raise InvalidRequest("must be a session's first message", field="hello")
+        driver = self._jobs.get(job_of(call))  # only now: a quiet job is forgotten
+        number = driver.open_session(hello, sender)
+        try:
+            async for request in requests:
+                if (message := read(request)) is not None:
+                    driver.receive(number, message)
+        finally:
+            driver.end_session(number)
+
+    def status(self, job: str = "", *, has_ranks: bool = False) -> LighthouseStatus:
+        self._jobs.forget_quiet()
+        drivers = [self._jobs.find(job)] if job else list(self._jobs)
+        uptime_s = time.monotonic() - self._started_at
+        return LighthouseStatus(VERSION, uptime_s, tuple(driver.status(has_ranks=has_ranks) for driver in drivers))
+
+    async def _join(self, read: Callable[[], Participant], call: Call) -> Answer:
+        began_at = time.monotonic()
+        try:
+            answer = await self._jobs.get(job_of(call)).join(read(), call.require_deadline())
+        except LighthouseError as e:
+            self._counters.refused(type(e).__name__)
+            raise
+        self._counters.waited(job_of(call), time.monotonic() - began_at)
+        return answer
+
+    def _beat(self, wire_id: str, incarnation: str, call: Call) -> None:
+        name, implied = split_replica_id(check_name(wire_id))
+        if incarnation and check_name(incarnation, "incarnation") != implied:
+            name, implied = wire_id, incarnation
+        self._jobs.get(job_of(call)).beat(name, implied)
+
+    async def _kill(self, address: str, msg: str, time_left_s: float) -> None:
+        """A manager that goes away while it is told has done what it was told."""
+        timeout_s = max(0.1, time_left_s / 3)
+        async with AsyncManagerClient(address, token=self._policy.token) as manager:
+            await manager.connect(timeout_s)
+            try:
+                await manager.kill(msg, timeout_s=timeout_s)
+            except NotServed:
+                await _unless_gone(manager.torchft_kill(msg, timeout_s=timeout_s))
+            except Unreachable:
+                return
+
+
+async def _unless_gone(telling: Awaitable[None]) -> None:
+    try:
+        await telling
+    except Unreachable:
+        return
+
+
+def _requester(request: Any) -> Any:
+    if not request.HasField("requester"):
+        raise InvalidRequest("is missing; say who asks", field="requester")
+    return request.requester
+
+
+def _manager_address(member: Member) -> str:
+    if member.participant is None or not member.participant.address:
+        raise WrongState(f"address: {member.replica_id} has advertised no manager to kill it through")
+    return member.participant.address
