@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 # Read by gRPC when it is loaded: a script whose data loader forks would get two lines of it for each fork.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
+from agent_client.agent.rules.world_size import WorldSizeMode
 from agent_client.errors import (
     AgentError,
     ConfigurationError,
@@ -20,40 +21,39 @@ from agent_client.errors import (
     RanksDiffer,
     ScriptMismatch,
 )
-from agent_client.world_size import WorldSizeMode
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
 from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
 
 if TYPE_CHECKING:
-    from agent_client.agent import Agent
-    from agent_client.checkpoint.folder import CheckpointFolder
-    from agent_client.ddp import DistributedDataParallel
-    from agent_client.diloco import DiLoCo
-    from agent_client.hsdp import replicate
-    from agent_client.local_sgd import LocalSGD
-    from agent_client.optimizer import FaultTolerantOptimizer
+    from agent_client.agent.agent import Agent
     from agent_client.restart.call import CallWrapper
     from agent_client.restart.monitor import fork_and_monitor
     from agent_client.restart.state import RestartAbort, State
     from agent_client.restart.store import StoreMixin
     from agent_client.restart.wrapper import Wrapper
-    from agent_client.sampler import StepSampler
-    from agent_client.scheduler import FaultTolerantScheduler
-    from agent_client.step_loader import StepLoader
-    from agent_client.train_state import TrainState
+    from agent_client.state.train_state import TrainState
+    from agent_client.training.checkpoint_folder import CheckpointFolder
+    from agent_client.training.ddp import DistributedDataParallel
+    from agent_client.training.diloco import DiLoCo
+    from agent_client.training.hsdp import replicate
+    from agent_client.training.local_sgd import LocalSGD
+    from agent_client.training.optimizer import FaultTolerantOptimizer
+    from agent_client.training.sampler import StepSampler
+    from agent_client.training.scheduler import FaultTolerantScheduler
+    from agent_client.training.step_loader import StepLoader
 
 _WHEN_NAMED = {
-    "Agent": "agent_client.agent",
-    "CheckpointFolder": "agent_client.checkpoint.folder",
-    "DiLoCo": "agent_client.diloco",
-    "DistributedDataParallel": "agent_client.ddp",
-    "FaultTolerantOptimizer": "agent_client.optimizer",
-    "FaultTolerantScheduler": "agent_client.scheduler",
-    "LocalSGD": "agent_client.local_sgd",
-    "StepLoader": "agent_client.step_loader",
-    "StepSampler": "agent_client.sampler",
-    "TrainState": "agent_client.train_state",
-    "replicate": "agent_client.hsdp",
+    "Agent": "agent_client.agent.agent",
+    "CheckpointFolder": "agent_client.training.checkpoint_folder",
+    "DiLoCo": "agent_client.training.diloco",
+    "DistributedDataParallel": "agent_client.training.ddp",
+    "FaultTolerantOptimizer": "agent_client.training.optimizer",
+    "FaultTolerantScheduler": "agent_client.training.scheduler",
+    "LocalSGD": "agent_client.training.local_sgd",
+    "StepLoader": "agent_client.training.step_loader",
+    "StepSampler": "agent_client.training.sampler",
+    "TrainState": "agent_client.state.train_state",
+    "replicate": "agent_client.training.hsdp",
     "CallWrapper": "agent_client.restart.call",
     "RestartAbort": "agent_client.restart.state",
     "State": "agent_client.restart.state",

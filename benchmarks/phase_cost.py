@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from agent_client.progress import Progress
+from agent_client.progress.progress import Progress
 from benchmarks.support.bars import Bar, conclude
 from benchmarks.support.figures import Spread, machine, machine_text, spread, table, write_json
 

@@ -9,7 +9,7 @@ import sys
 
 def abort_groups() -> None:
     """Every process group that this process holds."""
-    living = sys.modules.get("agent_client.process_group.living")
+    living = sys.modules.get("agent_client.collectives.open_groups")
     if living is not None:
         living.abort_all()
     torch = sys.modules.get("torch")

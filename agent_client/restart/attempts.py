@@ -2,7 +2,7 @@
 
 from typing import Protocol, Self
 
-from agent_client.restart.rank_events import Ended, Run
+from agent_client.restart.rules.events import Ended, Run
 from lighthouse_protocol.messages.run import Counters, Done, Stop
 
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from agent_client.restart.abort import abort_groups
+from agent_client.restart.async_exception import Interruption, Section
 from agent_client.restart.attempts import Attempts, LocalAttempts
-from agent_client.restart.hands import Hands
-from agent_client.restart.interruption import Interruption, Section
+from agent_client.restart.interrupter import Hands
 from agent_client.restart.launch import Launch
 from agent_client.restart.options import Hook, Options
-from agent_client.restart.rank_events import Ended, Run
-from agent_client.restart.ranks_place import RanksPlace
-from agent_client.restart.run_link import RunLink
+from agent_client.restart.rank_environment import RanksPlace
+from agent_client.restart.rules.events import Ended, Run
+from agent_client.restart.run_session import RunLink
 from agent_client.restart.state import RestartAbort, State
 from agent_client.restart.store import StoreMixin
 from lighthouse_protocol.messages.run import Done, Stop

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_client.errors import ConfigurationError
 from agent_client.restart.launch import Launch
-from agent_client.restart.rank_config import RankConfig
+from agent_client.restart.rules.config import RankConfig
 from agent_client.restart.state import State
 from lighthouse_protocol.messages.run import Terms
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Protocol, Self
 
-from agent_client.restart import rank_events as events
-from agent_client.restart.rank_machine import RankMachine
+from agent_client.restart.rules import events
+from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol.messages.run import FromWorker, ToWorker
 from lighthouse_protocol.refusals import InternalError, LighthouseError
 

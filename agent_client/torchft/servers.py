@@ -9,12 +9,12 @@ import os
 import sys
 from datetime import timedelta
 
-from agent_client.server_process import ServerProcess
 from agent_client.torchft.clients import Channel
 from lighthouse_protocol.identity import Address, split_replica_id
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.net.bind import split_bind
 from lighthouse_runtime.net.own_address import served_host
+from lighthouse_runtime.process.daemon_child import ServerProcess
 
 log = logging.getLogger(__name__)
 

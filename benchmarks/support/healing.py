@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
-from agent_client.checkpoint.fetch import Fetch
-from agent_client.checkpoint.http import CheckpointServer
-from agent_client.train_state import TrainState
+from agent_client.state.train_state import TrainState
+from agent_client.transfer.fetch import Fetch
+from agent_client.transfer.server import CheckpointServer
 from benchmarks.support.line_protocol import answer_orders
 from benchmarks.support.torchft_native import native
 

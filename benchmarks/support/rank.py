@@ -10,7 +10,7 @@ import time
 from datetime import timedelta
 from typing import Any, Protocol
 
-from agent_client.manager_link import ManagerLink
+from agent_client.manager_client.client import ManagerLink
 from benchmarks.support.line_protocol import answer_orders
 from benchmarks.support.torchft_native import native
 

@@ -25,7 +25,10 @@ from lighthouse_runtime.client.lighthouse import LighthouseClient
 HERE = Path(__file__).parent
 RANKS = 8
 STALL_AFTER_S = 3.0
-PRELOADED = "torch,torch._dynamo,agent_client.agent,agent_client.ddp,agent_client.optimizer,agent_client.sampler"
+PRELOADED = (
+    "torch,torch._dynamo,agent_client.agent.agent,"
+    "agent_client.training.ddp,agent_client.training.optimizer,agent_client.training.sampler"
+)
 
 
 class FreezeRun:

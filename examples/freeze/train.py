@@ -29,7 +29,7 @@ from agent_client import (
     StepSampler,
     TrainState,
 )
-from agent_client.process_group.gloo import GlooGroup
+from agent_client.collectives.gloo import GlooGroup
 
 log = logging.getLogger("train")
 

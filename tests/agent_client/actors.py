@@ -17,12 +17,12 @@ import torch
 import uvloop
 from torch.distributed import PrefixStore, TCPStore
 
-from agent_client.agent import Agent
-from agent_client.checkpoint.fetch import Fetch
-from agent_client.checkpoint.format import encode
-from agent_client.peers import Peers
-from agent_client.process_group.gloo import GlooGroup, connect_store
-from agent_client.train_state import TrainState
+from agent_client.agent.agent import Agent
+from agent_client.collectives.gloo import GlooGroup, connect_store
+from agent_client.collectives.peers import Peers
+from agent_client.state.decoding import encode
+from agent_client.state.train_state import TrainState
+from agent_client.transfer.fetch import Fetch
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_runtime.process.loop import StopRequest
 from manager.server import daemon

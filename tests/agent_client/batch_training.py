@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from agent_client.ddp import DistributedDataParallel
-from agent_client.optimizer import FaultTolerantOptimizer
-from agent_client.sampler import StepSampler
-from agent_client.train_state import TrainState
-from agent_client.world_size import WorldSizeMode
+from agent_client.agent.rules.world_size import WorldSizeMode
+from agent_client.state.train_state import TrainState
+from agent_client.training.ddp import DistributedDataParallel
+from agent_client.training.optimizer import FaultTolerantOptimizer
+from agent_client.training.sampler import StepSampler
 from tests.agent_client.actors import digest
 from tests.agent_client.outer_training import build_agent
 

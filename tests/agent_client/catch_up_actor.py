@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
-from agent_client import follower, healing
-from agent_client.agent import Agent
-from agent_client.ddp import DistributedDataParallel
-from agent_client.optimizer import FaultTolerantOptimizer
-from agent_client.train_state import TrainState
+from agent_client.agent.agent import Agent
+from agent_client.healing import catch_up, healing
+from agent_client.state.train_state import TrainState
+from agent_client.training.ddp import DistributedDataParallel
+from agent_client.training.optimizer import FaultTolerantOptimizer
 from tests.agent_client.actors import LOOPBACK, AgentActor, digest, meet_in_group
 from tests.agent_client.ddp_actor import TwoBranches
 
@@ -115,5 +115,5 @@ class CatchUpActor(AgentActor):
 
     def have_no_room(self) -> None:
         """From now on there is no memory for another copy of anything."""
-        for module in (healing, follower):
+        for module in (healing, catch_up):
             module.has_room = lambda size: False

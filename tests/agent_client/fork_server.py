@@ -23,23 +23,23 @@ import sklearn.datasets
 import torch._dynamo  # torch's optimizers import it when first used: seconds of CPU, in every process
 from torch.distributed import TCPStore
 
-import agent_client.agent
-import agent_client.ddp
-import agent_client.diloco
-import agent_client.hsdp
-import agent_client.optimizer
-import agent_client.sampler
+import agent_client.agent.agent
+import agent_client.training.ddp
+import agent_client.training.diloco
+import agent_client.training.hsdp
+import agent_client.training.optimizer
+import agent_client.training.sampler
 from manager.guard import preload
 
 PRELOADED = (
     sklearn.datasets,
     torch._dynamo,
-    agent_client.agent,
-    agent_client.ddp,
-    agent_client.diloco,
-    agent_client.hsdp,
-    agent_client.optimizer,
-    agent_client.sampler,
+    agent_client.agent.agent,
+    agent_client.training.ddp,
+    agent_client.training.diloco,
+    agent_client.training.hsdp,
+    agent_client.training.optimizer,
+    agent_client.training.sampler,
 )
 
 

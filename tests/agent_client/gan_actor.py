@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from agent_client.agent import Agent
-from agent_client.ddp import DistributedDataParallel
+from agent_client.agent.agent import Agent
 from agent_client.errors import ScriptMismatch
-from agent_client.optimizer import FaultTolerantOptimizer
-from agent_client.train_state import TrainState
+from agent_client.state.train_state import TrainState
+from agent_client.training.ddp import DistributedDataParallel
+from agent_client.training.optimizer import FaultTolerantOptimizer
 from tests.agent_client.actors import LOOPBACK, digest
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from agent_client.checkpoint import process_group
-from agent_client.checkpoint.encoding import Encoding
-from agent_client.checkpoint.folder import CheckpointFolder
+from agent_client.state.encoding import Encoding
+from agent_client.training.checkpoint_folder import CheckpointFolder
+from agent_client.transfer import gloo_transport
 from tests.agent_client.actors import AgentActor
 
 CHUNK_BYTES = 2**18
@@ -87,10 +87,10 @@ class HealingActor(AgentActor):
     def break_groups(self) -> None:
         """What this rank sends over process groups breaks off after the second message."""
 
-        def two(encoding: Encoding, real: Any = process_group.messages) -> Iterator[torch.Tensor]:
+        def two(encoding: Encoding, real: Any = gloo_transport.messages) -> Iterator[torch.Tensor]:
             return itertools.islice(real(encoding), 2)
 
-        process_group.messages = two
+        gloo_transport.messages = two
 
     def send_slowly(self, pause_s: float) -> None:
         """For each chunk from here."""

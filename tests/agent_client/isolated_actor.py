@@ -5,8 +5,9 @@ import time
 
 import torch
 
-from agent_client.process_group import isolated
-from agent_client.process_group.choice import Place, connector
+from agent_client.collectives import isolated
+from agent_client.collectives.connectors import connector
+from agent_client.collectives.group_spec import Place
 from tests.agent_client.actors import LOOPBACK, AgentActor, GlooActor, digest
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from agent_client.agent import Agent
-from agent_client.ddp import DistributedDataParallel
-from agent_client.optimizer import FaultTolerantOptimizer
-from agent_client.scheduler import FaultTolerantScheduler
-from agent_client.train_state import TrainState
+from agent_client.agent.agent import Agent
+from agent_client.state.train_state import TrainState
+from agent_client.training.ddp import DistributedDataParallel
+from agent_client.training.optimizer import FaultTolerantOptimizer
+from agent_client.training.scheduler import FaultTolerantScheduler
 from tests.agent_client.actors import LOOPBACK, digest, meet_in_group
 
 

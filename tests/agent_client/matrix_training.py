@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from agent_client.agent import Agent
-from agent_client.checkpoint.encoding import Encoding
-from agent_client.ddp import DistributedDataParallel
-from agent_client.hsdp import replicate
-from agent_client.local_sgd import OuterSteps
-from agent_client.optimizer import FaultTolerantOptimizer
-from agent_client.sampler import Position, StepSampler
-from agent_client.train_state import TrainState
+from agent_client.agent.agent import Agent
+from agent_client.state.encoding import Encoding
+from agent_client.state.train_state import TrainState
+from agent_client.training.ddp import DistributedDataParallel
+from agent_client.training.hsdp import replicate
+from agent_client.training.local_sgd import OuterSteps
+from agent_client.training.optimizer import FaultTolerantOptimizer
+from agent_client.training.sampler import Position, StepSampler
 from tests.agent_client import outer_training
 from tests.agent_client.actors import digest
 from tests.agent_client.healing_actor import Ballast

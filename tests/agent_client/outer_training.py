@@ -14,12 +14,12 @@ from torch import distributed
 from torch.distributed import PrefixStore
 from torch.distributed.fsdp import fully_shard
 
-from agent_client.agent import Agent
-from agent_client.diloco import DiLoCo
-from agent_client.local_sgd import LocalSGD, OuterSteps
-from agent_client.process_group.gloo import connect_store
-from agent_client.sampler import StepSampler
-from agent_client.train_state import TrainState
+from agent_client.agent.agent import Agent
+from agent_client.collectives.gloo import connect_store
+from agent_client.state.train_state import TrainState
+from agent_client.training.diloco import DiLoCo
+from agent_client.training.local_sgd import LocalSGD, OuterSteps
+from agent_client.training.sampler import StepSampler
 from lighthouse_protocol.messages.membership import Assignment
 from tests.agent_client.actors import LOOPBACK, digest, meet_in_group
 from tests.processes import PATIENCE_S

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from agent_client.sampler import StepSampler
+from agent_client.training.sampler import StepSampler
 from tests.agent_client.outer_training import INTERVAL, OuterActor
 
 SAMPLES = 64

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from agent_client.agent import Agent
+from agent_client.agent.agent import Agent
 from agent_client.errors import EvaluationLost, ScriptMismatch
-from agent_client.train_state import TrainState
+from agent_client.state.train_state import TrainState
 from tests.agent_client.actors import LOOPBACK, meet_in_group
 
 

@@ -13,12 +13,12 @@ from torch.distributed import PrefixStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from agent_client.agent import Agent
-from agent_client.hsdp import replicate
-from agent_client.optimizer import FaultTolerantOptimizer
-from agent_client.process_group.gloo import connect_store
-from agent_client.process_group.managed import ManagedGroup, managed_mesh
-from agent_client.train_state import TrainState
+from agent_client.agent.agent import Agent
+from agent_client.collectives.gloo import connect_store
+from agent_client.state.train_state import TrainState
+from agent_client.training.device_mesh import ManagedGroup, managed_mesh
+from agent_client.training.hsdp import replicate
+from agent_client.training.optimizer import FaultTolerantOptimizer
 from tests.agent_client.actors import LOOPBACK, MEETS_WITHIN_S, AgentActor, digest, meet_in_group
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.agreement import (
+from agent_client.agent.rules.agreement import (
     Announced,
     Kind,
     Row,

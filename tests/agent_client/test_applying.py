@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_client.applying import Applying
+from agent_client.agent.rules.applying import Applying
 
 
 def never() -> bool:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.checkpoint.format import CorruptState, encode
-from agent_client.checkpoint.response import StateUnavailable
-from agent_client.checkpoint.snapshot import StateMismatch
-from agent_client.healing import DoesNotFit
-from agent_client.step import StepMachine
+from agent_client.agent.rules.step import StepMachine
+from agent_client.healing.healing import DoesNotFit
+from agent_client.state.decoding import CorruptState, encode
+from agent_client.state.snapshot import StateMismatch
+from agent_client.transfer.response import StateUnavailable
 from tests.agent_client.checkpoint.sources import answering, ok
 from tests.agent_client.test_healing import TARGETS, Pair
 

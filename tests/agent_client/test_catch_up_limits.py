@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.agent import Agent
-from agent_client.catch_up import Lead
-from agent_client.checkpoint.folder import CheckpointFolder
+from agent_client.agent.agent import Agent
 from agent_client.errors import ConfigurationError
-from agent_client.hsdp import replicate
-from agent_client.local_sgd import LocalSGD
-from agent_client.train_state import TrainState
+from agent_client.healing.rules.catch_up import Lead
+from agent_client.state.train_state import TrainState
+from agent_client.training.checkpoint_folder import CheckpointFolder
+from agent_client.training.hsdp import replicate
+from agent_client.training.local_sgd import LocalSGD
 from lighthouse_protocol.messages.membership import Tag
 
 

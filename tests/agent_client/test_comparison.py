@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.comparison import LEAST_COST, WINDOW_BYTES, Digest, common_interval, differs, outliers, windows
+from agent_client.state.rules.comparison import (
+    LEAST_COST,
+    WINDOW_BYTES,
+    Digest,
+    common_interval,
+    differs,
+    outliers,
+    windows,
+)
 
 sizes = st.lists(st.tuples(st.integers(0, 300), st.sampled_from([1, 2, 4, 8])), max_size=8)
 digests = st.lists(st.none() | st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=6)

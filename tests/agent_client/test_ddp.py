@@ -11,12 +11,12 @@ import torch
 from torch.distributed import GradBucket, HashStore
 from torch.nn import parallel
 
-from agent_client.ddp import DistributedDataParallel, _name_in
-from agent_client.loop_order import StepPart
-from agent_client.process_group.gloo import GlooGroup
-from agent_client.process_group.observed import ObservedGroup
-from agent_client.progress import Progress
-from agent_client.worker import BackgroundThread
+from agent_client.agent.background_thread import BackgroundThread
+from agent_client.agent.rules.loop_order import StepPart
+from agent_client.collectives.gloo import GlooGroup
+from agent_client.collectives.observed import ObservedGroup
+from agent_client.progress.progress import Progress
+from agent_client.training.ddp import DistributedDataParallel, _name_in
 from tests.processes import LOCALHOST, PATIENCE_S
 
 SMALL_BUCKETS = {"bucket_cap_mb": 0.0005}

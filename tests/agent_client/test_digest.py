@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_client.comparison import Digest
-from agent_client.digest import Digests
+from agent_client.state.digest import Digests
+from agent_client.state.rules.comparison import Digest
 
 
 def of(*tensors: torch.Tensor, number: int = 0) -> Digest:

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agent_client.diloco import DiLoCo, _balanced
-from agent_client.local_sgd import LocalSGD
+from agent_client.training.diloco import DiLoCo, _balanced
+from agent_client.training.local_sgd import LocalSGD
 from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of, values
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

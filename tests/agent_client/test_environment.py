@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from agent_client.environment import Environment
+from agent_client.agent.environment import Environment
 from agent_client.errors import AgentError, ConfigurationError
 
 MANAGED = {"MANAGER_ADDRESS": "here:29512"}

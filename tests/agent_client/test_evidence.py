@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent_client import evidence
-from agent_client.evidence import NEWEST_ENTRIES, Looks, flight_recorder, shortened
+from agent_client.progress import self_report
+from agent_client.progress.self_report import NEWEST_ENTRIES, Looks, flight_recorder, shortened
 from lighthouse_protocol.messages.evidence import MAX_FLIGHT_RECORDER_BYTES, OwnEvidence
 from tests.processes import PATIENCE_S, Process, eventually
 
@@ -36,7 +36,7 @@ import faulthandler, os, signal, sys, threading
 faulthandler.enable()
 faulthandler.register(signal.SIGRTMIN + 10)
 signal.signal(signal.SIGRTMIN + 11, signal.SIG_IGN)
-from agent_client.evidence import offer
+from agent_client.progress.self_report import offer
 first = offer()
 assert offer() == first
 if (child := os.fork()) == 0:
@@ -68,9 +68,9 @@ class TestTheHandler:
     def test_without_a_free_signal_it_is_said_and_nothing_else_changes(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ):
-        monkeypatch.setattr(evidence, "_SIGNALS", ())
-        monkeypatch.setattr(evidence, "_offered", {})
-        assert evidence.offer() == evidence.EvidenceOffer(0, 0)
+        monkeypatch.setattr(self_report, "_SIGNALS", ())
+        monkeypatch.setattr(self_report, "_offered", {})
+        assert self_report.offer() == self_report.EvidenceOffer(0, 0)
         assert "every real-time signal has a handler already" in caplog.text
 
 
@@ -109,7 +109,7 @@ class TestOwnEvidence:
         assert answered(1).missing == ("Flight Recorder: this process has recorded no collective",)
 
     def test_a_recorder_that_fails_costs_nothing_else(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(evidence, "flight_recorder", lambda: 1 / 0)
+        monkeypatch.setattr(self_report, "flight_recorder", lambda: 1 / 0)
         own = answered(1)
         assert own.stacks
         assert own.missing == ("Flight Recorder: ZeroDivisionError('division by zero')",)
@@ -122,8 +122,8 @@ class TestOwnEvidence:
             go_on.wait(PATIENCE_S)
             return "[]"
 
-        monkeypatch.setattr(evidence, "RECORDED_WITHIN_S", 0.05)
-        monkeypatch.setattr(evidence, "flight_recorder", hang)
+        monkeypatch.setattr(self_report, "RECORDED_WITHIN_S", 0.05)
+        monkeypatch.setattr(self_report, "flight_recorder", hang)
         looks = Looks()
         for number in (1, 2):
             own = answered(number, looks)
@@ -131,7 +131,7 @@ class TestOwnEvidence:
             assert own.missing == ("Flight Recorder: torch has said nothing for 0.05 s",)
         assert len(began) == 1, "it is not asked again while it hangs"
         go_on.set()
-        monkeypatch.setattr(evidence, "RECORDED_WITHIN_S", PATIENCE_S)
+        monkeypatch.setattr(self_report, "RECORDED_WITHIN_S", PATIENCE_S)
         assert answered(3, looks).flight_recorder == "[]"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.collectives.all_gather import MAX_BYTES, Gathering, gather
 from agent_client.errors import EvaluationLost
-from agent_client.gathering import MAX_BYTES, Gathering, gather
 from lighthouse_protocol.messages.membership import Assignment
 from tests.processes import PATIENCE_S
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from agent_client.process_group import gloo_wait
-from agent_client.process_group.gloo import GlooGroup
+from agent_client.collectives import gloo_wait
+from agent_client.collectives.gloo import GlooGroup
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
 
 ROUNDS = 25  # without gloo_wait, about one of seven waits until gloo's timeout

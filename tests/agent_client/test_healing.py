@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.checkpoint.encoding import Encoding
-from agent_client.checkpoint.http import CorruptState, StateUnavailable
-from agent_client.checkpoint.snapshot import StateMismatch
-from agent_client.healing import Healing, ServeMode
-from agent_client.step import StepMachine
-from agent_client.train_state import TrainState
+from agent_client.agent.rules.step import StepMachine
+from agent_client.healing.healing import Healing, ServeMode
+from agent_client.state.encoding import Encoding
+from agent_client.state.snapshot import StateMismatch
+from agent_client.state.train_state import TrainState
+from agent_client.transfer.server import CorruptState, StateUnavailable
 from examples.ports import free_port
 from lighthouse_protocol.messages.membership import Assignment
 from tests.agent_client.jobs import Job
@@ -78,7 +78,7 @@ def make_state(seed: int) -> TrainState:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source is asked to wait for its state a moment only."""
-    monkeypatch.setattr("agent_client.checkpoint.fetch._WAIT_SHARE", 0.01)
+    monkeypatch.setattr("agent_client.transfer.fetch._WAIT_SHARE", 0.01)
 
 
 @pytest.fixture
@@ -119,12 +119,12 @@ class TestServing:
     def test_auto_copies_where_there_is_room(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
         pair = Pair(stack, serve=ServeMode.AUTO)
         for free_bytes, is_read_in_place in ((2**30, False), (2**22, True)):
-            monkeypatch.setattr("agent_client.healing.available_bytes", lambda free=free_bytes: free)
+            monkeypatch.setattr("agent_client.healing.healing.available_bytes", lambda free=free_bytes: free)
             pair.serve()
             assert pair.source._is_read_in_place is is_read_in_place
 
     def test_each_rank_of_the_host_needs_room(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("agent_client.healing.available_bytes", lambda: 20 * 2**20)
+        monkeypatch.setattr("agent_client.healing.healing.available_bytes", lambda: 20 * 2**20)
         pair = Pair(stack, serve=ServeMode.AUTO)
         pair.serve()
         assert not pair.source._is_read_in_place
@@ -265,7 +265,7 @@ class TestBadState:
     def test_that_does_not_fit_into_memory(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
         pair = Pair(stack)
         pair.serve()
-        monkeypatch.setattr("agent_client.healing.available_bytes", lambda: 2**20)
+        monkeypatch.setattr("agent_client.healing.healing.available_bytes", lambda: 2**20)
         with pytest.raises(CorruptState, match=r"\d+ bytes, more than 1048576"):
             pair.fetch()
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.checkpoint.encoding import Encoding
-from agent_client.checkpoint.response import StateUnavailable
-from agent_client.checkpoint.snapshot import StateMismatch
-from agent_client.healing import Beside, ServeMode
+from agent_client.healing.healing import Beside, ServeMode
+from agent_client.state.encoding import Encoding
+from agent_client.state.snapshot import StateMismatch
+from agent_client.transfer.response import StateUnavailable
 from tests.agent_client.test_healing import ASSIGNMENT, TARGETS, Pair
 from tests.processes import eventually
 
@@ -95,7 +95,7 @@ def test_it_is_forgotten_after_its_time(stack: ExitStack, monkeypatch: pytest.Mo
     serve(pair)
     now = time.monotonic()
     for later_s, count in ((49, 1), (51, 0)):
-        monkeypatch.setattr("agent_client.healing.time.monotonic", lambda later_s=later_s: now + later_s)
+        monkeypatch.setattr("agent_client.healing.healing.time.monotonic", lambda later_s=later_s: now + later_s)
         pair.source.serve(LATER, pair.machine)
         assert kept(pair) == count
 
@@ -132,7 +132,7 @@ def test_who_follows_no_more_can_end_it(stack: ExitStack) -> None:
 
 def test_without_room_the_source_refuses_at_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(stack, timeout_s=100.0)
-    monkeypatch.setattr("agent_client.healing.has_room", lambda size: False)
+    monkeypatch.setattr("agent_client.healing.healing.has_room", lambda size: False)
     beside = fetch(pair)  # it waits for the copy
     assert not beside.received.done()
     serve(pair)

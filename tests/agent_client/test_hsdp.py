@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 from torch import nn
 
-from agent_client.hsdp import replicate
+from agent_client.training.hsdp import replicate
 from examples.daemons import ROOT
 from tests.agent_client.clusters import Cluster, check_all, fork_server
 from tests.agent_client.ranks import RankEnded, RankError, RankServer

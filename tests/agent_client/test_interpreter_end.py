@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
 import os, sys
-from agent_client.interpreter_end import close_at_end, was_closed
+from agent_client.agent.at_exit import close_at_end, was_closed
 
 class Opened:
     def __init__(self, name):

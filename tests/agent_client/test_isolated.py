@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_client.collectives.connectors import connector
 from agent_client.errors import ConfigurationError
-from agent_client.process_group.choice import connector
 from tests.agent_client.clusters import command_of, descendants, is_running
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank, RankError, RankServer

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from agent_client.rank_watch import RELEASED_WITHIN_S
+from agent_client.manager_client.watch import RELEASED_WITHIN_S
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank
 

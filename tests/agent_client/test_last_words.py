@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from agent_client.errors import AgentError, GroupDrained
-from agent_client.last_words import LastWords
+from agent_client.manager_client.exit_report import LastWords
 
 
 @pytest.fixture

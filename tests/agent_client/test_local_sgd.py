@@ -9,12 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_client.checkpoint.snapshot import snapshot
-from agent_client.local_sgd import LocalSGD
-from agent_client.manager_link import ManagerLink
-from agent_client.sampler import StepSampler
-from agent_client.train_state import TrainState
-from agent_client.world_size import WorldSizeMode
+from agent_client.agent.rules.world_size import WorldSizeMode
+from agent_client.manager_client.client import ManagerLink
+from agent_client.state.snapshot import snapshot
+from agent_client.state.train_state import TrainState
+from agent_client.training.local_sgd import LocalSGD
+from agent_client.training.sampler import StepSampler
 from lighthouse_protocol.messages.membership import Vote
 from lighthouse_runtime.client.manager import ManagerClient
 from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of, values

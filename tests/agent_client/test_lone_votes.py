@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_client.manager_link import ManagerLink
+from agent_client.manager_client.client import ManagerLink
 from lighthouse_protocol.messages.membership import Assignment, Vote
 from lighthouse_protocol.messages.session import Ballot, Counted, FromRank, Revoked, ToRank, WatchOpened
 from lighthouse_protocol.refusals import LighthouseError, Unreachable, WrongState

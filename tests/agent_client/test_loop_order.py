@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.loop_order import ZeroGradOrder
+from agent_client.agent.rules.loop_order import ZeroGradOrder
 
 LOOPS = {"zero compute step": False, "compute step zero": True, "compute zero step": True, "compute step": True}
 

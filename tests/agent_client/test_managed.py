@@ -8,7 +8,7 @@ from torch import distributed
 from torch.distributed import AllreduceOptions, HashStore, ReduceOp
 from torch.distributed.device_mesh import init_device_mesh
 
-from agent_client.process_group.managed import ManagedGroup, managed_mesh
+from agent_client.training.device_mesh import ManagedGroup, managed_mesh
 
 
 class Mean:

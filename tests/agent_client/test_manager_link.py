@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent_client.errors import GroupDrained
-from agent_client.manager_link import ManagerLink
-from agent_client.progress import Progress
-from agent_client.rank_watch import SAMPLED_EVERY_S, RankWatch
+from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.watch import SAMPLED_EVERY_S, RankWatch
+from agent_client.progress.progress import Progress
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import STEP, Sample
 from lighthouse_protocol.messages.session import FromRank, ToRank, WatchOpened

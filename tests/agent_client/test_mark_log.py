@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent_client.errors import ConfigurationError
-from agent_client.mark_log import LOG_VARIABLE, Lines, LoggedProgress, make_progress
-from agent_client.progress import Progress
+from agent_client.progress.progress import Progress
+from agent_client.progress.trace_file import LOG_VARIABLE, Lines, LoggedProgress, make_progress
 
 STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z ")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent_client.agent.rendezvous import wait_for_store
 from agent_client.errors import AgentError
-from agent_client.meeting import wait_for_store
 from examples.ports import free_port
 from tests.processes import LOCALHOST, Lighthouse, Manager
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from agent_client.collectives.connectors import connector
+from agent_client.collectives.group_spec import Place
+from agent_client.collectives.nccl import Fence, NcclGroup
 from agent_client.errors import ConfigurationError
-from agent_client.process_group.choice import Place, connector
-from agent_client.process_group.nccl import Fence, NcclGroup
 from tests.processes import LOCALHOST
 
 ENDS_WITHIN_S = 10.0

@@ -10,9 +10,9 @@ import torch
 from torch.distributed import AllreduceOptions, BroadcastOptions, HashStore
 from torch.nn import parallel
 
-from agent_client.process_group.gloo import GlooGroup
-from agent_client.process_group.observed import ObservedGroup
-from agent_client.progress import Progress
+from agent_client.collectives.gloo import GlooGroup
+from agent_client.collectives.observed import ObservedGroup
+from agent_client.progress.progress import Progress
 from lighthouse_protocol.messages.progress import Collective
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
 

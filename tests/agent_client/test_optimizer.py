@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from agent_client.checkpoint.format import encode
 from agent_client.errors import ConfigurationError
-from agent_client.optimizer import FaultTolerantOptimizer
+from agent_client.state.decoding import encode
+from agent_client.training.optimizer import FaultTolerantOptimizer
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

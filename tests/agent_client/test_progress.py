@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.progress import MAX_UNREAD, Progress
-from agent_client.visits import WAITING
+from agent_client.progress.progress import MAX_UNREAD, Progress
+from agent_client.progress.rules.phase_times import WAITING
 from lighthouse_protocol.messages.progress import (
     MAX_DEPTH,
     MAX_LABEL_CHARS,

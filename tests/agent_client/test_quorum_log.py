@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from agent_client.quorum_log import log_quorum
+from agent_client.agent.quorum_log import log_quorum
 from lighthouse_protocol.messages.membership import Assignment
 from manager.group.rules.assignment import assign
 from tests.manager.builders import member, quorum

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from agent_client.errors import ConfigurationError
-from agent_client.sampler import StepSampler
+from agent_client.training.sampler import StepSampler
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 lengths = st.integers(1, 60)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_client.shared_buffers import SharedBuffers
+from agent_client.training.shared_buffers import SharedBuffers
 from lighthouse_protocol.messages.membership import Tag
 
 

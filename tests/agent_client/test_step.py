@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agent_client.step import HISTORY_KEPT, InvalidTransition, Phase, StepMachine
+from agent_client.agent.rules.step import HISTORY_KEPT, InvalidTransition, Phase, StepMachine
 from lighthouse_protocol.messages.membership import Assignment, Distrust, DistrustKind
 
 TRAINING = Assignment(

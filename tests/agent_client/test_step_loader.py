@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from agent_client.sampler import StepSampler
-from agent_client.step_loader import StepLoader
+from agent_client.training.sampler import StepSampler
+from agent_client.training.step_loader import StepLoader
 from tests.agent_client.test_sampler import Place
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from agent_client.agent.step_runner import Limits, StepRunner
 from agent_client.errors import ModelMismatch
-from agent_client.healing import DoesNotFit
-from agent_client.step_runner import Limits, StepRunner
+from agent_client.healing.healing import DoesNotFit
 from tests.agent_client.test_step import HEALING, computing
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from agent_client.checkpoint.format import decode, encode
-from agent_client.checkpoint.snapshot import StateMismatch
-from agent_client.train_state import TrainState
+from agent_client.state.decoding import decode, encode
+from agent_client.state.snapshot import StateMismatch
+from agent_client.state.train_state import TrainState
 
 
 class Counter:

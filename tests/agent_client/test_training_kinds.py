@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_client.catch_up import APPLIED_AT_ONCE
+from agent_client.healing.rules.catch_up import APPLIED_AT_ONCE
 from tests.agent_client.clusters import check_all
 from tests.agent_client.ranks import RankError, RankServer
 from tests.agent_client.training_jobs import Group, TrainingJob

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_client.manager_link import ManagerLink
-from agent_client.wait_log import WaitLog
+from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.wait_log import WaitLog
 from lighthouse_protocol.messages.session import ToRank, Waiting, WatchOpened
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError
 from lighthouse_protocol.rules import quorum_wait

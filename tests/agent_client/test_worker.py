@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_client.worker import BackgroundThread
+from agent_client.agent.background_thread import BackgroundThread
 from tests.processes import PATIENCE_S, eventually
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client import Agent, ConfigurationError, StepSampler, TrainState
-from agent_client.step import StepMachine
-from agent_client.world_size import NO_SHARE, Share, WorldSize, WorldSizeMode
+from agent_client.agent.rules.step import StepMachine
+from agent_client.agent.rules.world_size import NO_SHARE, Share, WorldSize, WorldSizeMode
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
 from manager.group.rules.assignment import assign
 from tests.agent_client import batch_training

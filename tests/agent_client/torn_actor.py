@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from agent_client.optimizer import FaultTolerantOptimizer
+from agent_client.training.optimizer import FaultTolerantOptimizer
 from tests.agent_client.actors import AgentActor
 
 Event = dict[str, Any]

@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from agent_client.checkpoint.fetch import Fetch
-from agent_client.ddp import DistributedDataParallel
-from agent_client.hsdp import replicate
-from agent_client.optimizer import FaultTolerantOptimizer
-from agent_client.scheduler import FaultTolerantScheduler
-from agent_client.train_state import TrainState
+from agent_client.state.train_state import TrainState
+from agent_client.training.ddp import DistributedDataParallel
+from agent_client.training.hsdp import replicate
+from agent_client.training.optimizer import FaultTolerantOptimizer
+from agent_client.training.scheduler import FaultTolerantScheduler
+from agent_client.transfer.fetch import Fetch
 from tests.agent_client import outer_training
 from tests.agent_client.actors import digest
 from tests.agent_client.outer_training import build_agent, outer_tensors, shard_layers

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from agent_client.errors import GroupDrained
-from agent_client.manager_link import ManagerLink
+from agent_client.manager_client.client import ManagerLink
 from lighthouse_protocol.refusals import LighthouseError
 from tests.processes import PATIENCE_S, Lighthouse, Manager, eventually, together
 

@@ -18,7 +18,7 @@ from tests.processes import LOCALHOST, Manager, Process, eventually
 # The interpreter lock is held in the first two: by C code that goes on, and by C code that waits.
 RANK = """
 import ctypes, re, sys, threading
-from agent_client.manager_link import ManagerLink
+from agent_client.manager_client.client import ManagerLink
 
 def stuck_in_a_regular_expression():
     re.match("(a+)+$", "a" * 64 + "b")

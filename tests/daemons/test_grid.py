@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent_client.manager_link import ManagerLink
+from agent_client.manager_client.client import ManagerLink
 from lighthouse_protocol.messages.membership import Assignment, World
 from lighthouse_protocol.refusals import DeadlinePassed
 from lighthouse_runtime.client.lighthouse import LighthouseClient

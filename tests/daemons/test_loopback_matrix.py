@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from agent_client.manager_link import ManagerLink
+from agent_client.manager_client.client import ManagerLink
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.refusals import InvalidRequest, WrongState

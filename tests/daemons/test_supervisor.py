@@ -150,7 +150,7 @@ def test_a_failed_health_check_excludes_the_host_before_anything_runs(lighthouse
 # It is there, as its manager sees it, and ends, when a test says so.
 WATCHED = """
 import os, pathlib, sys, time
-from agent_client.manager_link import ManagerLink
+from agent_client.manager_client.client import ManagerLink
 folder, here = pathlib.Path(sys.argv[1]), os.environ["LIGHTHOUSE_ATTEMPT"]
 while not (folder / here).exists():
     time.sleep(0.02)

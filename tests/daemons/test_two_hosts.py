@@ -131,7 +131,7 @@ def test_a_supervisor_killed_elsewhere_leaves_nothing_behind_and_is_waited_for(
 # Of the rank that holds the interpreter lock on the other host, nobody hears a word.
 WATCHED = """
 import ctypes, os, threading
-from agent_client.manager_link import ManagerLink
+from agent_client.manager_client.client import ManagerLink
 
 def stuck_in_a_futex():
     mutex = ctypes.create_string_buffer(64)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from agent_client import environment
+from agent_client.agent import environment
 from lighthouse.cli.torchft import main as torchft_lighthouse
 from lighthouse.quorum.rules.verdict import Verdict
 from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose

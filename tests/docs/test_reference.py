@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from agent_client.agent import Agent
+from agent_client.agent.agent import Agent
 from tests.docs.pages import REFERENCE, sections, with_sections
 from tests.docs.tables import tables
 

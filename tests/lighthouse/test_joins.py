@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.agent import Agent
+from agent_client.agent.agent import Agent
 from lighthouse.members.rules.roster import Member
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import QuorumFormed

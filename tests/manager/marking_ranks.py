@@ -1,6 +1,6 @@
 """Ranks of one group that mark where they are, on one virtual clock, and the manager that hears of it."""
 
-from agent_client.progress import Progress
+from agent_client.progress.progress import Progress
 from lighthouse_protocol.messages.progress import RankView
 from lighthouse_protocol.rules.stall import StallVerdict
 from manager.group.rules.progress import GroupProgress, Process

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agent_client.step import Phase
+from agent_client.agent.rules.step import Phase
 from tests.simulation.faults import RETRY_S, Fault
 from tests.simulation.network import End
 

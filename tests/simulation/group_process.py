@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agent_client.step import Phase
+from agent_client.agent.rules.step import Phase
 from lighthouse_protocol.messages.membership import Tag
 from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.rank import Rank, Snapshot

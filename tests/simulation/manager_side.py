@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from agent_client.step import Phase, StepMachine
+from agent_client.agent.rules.step import Phase, StepMachine
 from tests.simulation.network import LOCAL_DELAY_S
 from tests.simulation.world import Process
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-from agent_client.checkpoint.http import CheckpointServer
+from agent_client.transfer.server import CheckpointServer
 
 
 def eventually(is_true: Callable[[], bool], within_s: float = 3.0) -> bool:

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_client.checkpoint import encoding
-from agent_client.checkpoint import format as format_module
-from agent_client.checkpoint.encoding import PIECE_BYTES, encode
-from agent_client.checkpoint.format import CorruptState, decode
+from agent_client.state import decoding as format_module
+from agent_client.state import encoding
+from agent_client.state.decoding import CorruptState, decode
+from agent_client.state.encoding import PIECE_BYTES, encode
 from tests.agent_client.checkpoint.trees import LAYOUTS, same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")

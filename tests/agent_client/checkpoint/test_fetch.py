@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.checkpoint.encoding import Encoding
-from agent_client.checkpoint.fetch import Fetch
-from agent_client.checkpoint.format import CorruptState, encode
-from agent_client.checkpoint.http import CheckpointServer, StateUnavailable
-from agent_client.checkpoint.snapshot import StateMismatch, install_matches
-from agent_client.checkpoint.transfer import TRIES
+from agent_client.state.decoding import CorruptState, encode
+from agent_client.state.encoding import Encoding
+from agent_client.state.snapshot import StateMismatch, install_matches
+from agent_client.transfer.fetch import Fetch
+from agent_client.transfer.rules.source_order import TRIES
+from agent_client.transfer.server import CheckpointServer, StateUnavailable
 from tests.agent_client.checkpoint.sources import answering, eventually, ok, serving, threads, took
 from tests.agent_client.checkpoint.trees import same
 
@@ -256,8 +256,8 @@ def tensors_alive() -> Iterator[torch.Tensor]:
 
 SOURCE = """
 import os, signal, sys, time, torch
-from agent_client.checkpoint.encoding import Encoding
-from agent_client.checkpoint.http import CheckpointServer
+from agent_client.state.encoding import Encoding
+from agent_client.transfer.server import CheckpointServer
 
 def chunks_then_signal(encoding, start, chunks=Encoding.chunks):
     for number, chunk in enumerate(chunks(encoding, start)):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.checkpoint import files
-from agent_client.checkpoint.encoding import Encoding
-from agent_client.checkpoint.files import read_state, write_state
-from agent_client.checkpoint.format import CorruptState
+from agent_client.state import files
+from agent_client.state.decoding import CorruptState
+from agent_client.state.encoding import Encoding
+from agent_client.state.files import read_state, write_state
 from tests.agent_client.checkpoint.trees import same
 
 STATE = {"model": {"w": torch.arange(6.0).reshape(2, 3)}, "step": 12}
@@ -87,7 +87,7 @@ def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatc
 WRITER = """
 import sys, torch
 from pathlib import Path
-from agent_client.checkpoint.files import write_state
+from agent_client.state.files import write_state
 path, number = Path(sys.argv[1]), 0
 while True:
     number += 1

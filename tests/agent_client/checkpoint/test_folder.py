@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.agent import Agent
-from agent_client.checkpoint.files import write_state
-from agent_client.checkpoint.folder import CheckpointFolder, Tag, newest_common
-from agent_client.checkpoint.snapshot import StateMismatch
-from agent_client.train_state import TrainState
+from agent_client.agent.agent import Agent
+from agent_client.state.files import write_state
+from agent_client.state.snapshot import StateMismatch
+from agent_client.state.train_state import TrainState
+from agent_client.training.checkpoint_folder import CheckpointFolder, Tag, newest_common
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankServer
 from tests.processes import Lighthouse

@@ -17,17 +17,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent_client import checkpoint
-from agent_client.checkpoint.format import (
-    MAGIC,
-    MAX_HEADER_BYTES,
-    VERSION,
-    CorruptState,
-    TruncatedState,
-    decode,
-    encode,
-)
-from agent_client.checkpoint.tree import DTYPES, MAX_DEPTH
+from agent_client import state, transfer
+from agent_client.state.decoding import MAGIC, MAX_HEADER_BYTES, VERSION, CorruptState, TruncatedState, decode, encode
+from agent_client.state.tree import DTYPES, MAX_DEPTH
+from agent_client.training import checkpoint_folder
 from tests.agent_client.checkpoint.trees import LAYOUTS, bits, same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
@@ -387,7 +380,8 @@ class TestForgery:
 
     def test_nothing_that_could_run_a_peers_code_is_imported(self) -> None:
         imported: set[str] = set()
-        for path in Path(checkpoint.__path__[0]).glob("*.py"):
+        paths = [path for wing in (state, transfer) for path in Path(wing.__path__[0]).rglob("*.py")]
+        for path in [*paths, Path(checkpoint_folder.__file__)]:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Import):
                     imported |= {alias.name for alias in node.names}

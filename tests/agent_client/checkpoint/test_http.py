@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.checkpoint.fetch import Fetch
-from agent_client.checkpoint.format import Encoding, decode, encode
-from agent_client.checkpoint.http import CheckpointServer, CorruptState, StateKey, StateUnavailable, fetch
+from agent_client.state.decoding import Encoding, decode, encode
+from agent_client.transfer.fetch import Fetch
+from agent_client.transfer.server import CheckpointServer, CorruptState, StateKey, StateUnavailable, fetch
 from tests.agent_client.checkpoint.sources import answering, eventually, ok, serving, threads, took
 from tests.agent_client.checkpoint.trees import same
 
@@ -136,8 +136,8 @@ class TestFetch:
     def test_only_a_reader_that_nobody_waits_for_gives_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """One of what was put is waited for, also the second one."""
         paced: set[str] = set()
-        for side in ("http", "fetch"):
-            monkeypatch.setattr(f"agent_client.checkpoint.{side}.Pace", lambda side=side: Noted(paced, side))
+        for side in ("server", "fetch"):
+            monkeypatch.setattr(f"agent_client.transfer.{side}.Pace", lambda side=side: Noted(paced, side))
         with serving() as server:
             server.publish(KEY, STATE)
             for _ in range(3):
@@ -200,7 +200,7 @@ class TestFetch:
             fetch(server.address, KEY, 60)
 
     def test_waits_no_longer_than_its_share_of_the_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("agent_client.checkpoint.fetch._WAIT_SHARE", 0.01)
+        monkeypatch.setattr("agent_client.transfer.fetch._WAIT_SHARE", 0.01)
         with serving() as server, took(0.3, 20), pytest.raises(StateUnavailable, match="409"):
             fetch(server.address, KEY, 30)
 
@@ -324,7 +324,7 @@ class TestWithdraw:
             server.withdraw()
             return decode(*args, **options)
 
-        monkeypatch.setattr("agent_client.checkpoint.fetch.decode", decode_once_withdrawn)
+        monkeypatch.setattr("agent_client.transfer.fetch.decode", decode_once_withdrawn)
         with serving() as server:
             server.publish(KEY, BIG)
             with pytest.raises(StateUnavailable, match=r"is not there: it answered 409.*null"):
@@ -352,7 +352,7 @@ class TestWithdraw:
             device.wait(5)
             yield memoryview(b"")
 
-        monkeypatch.setattr("agent_client.checkpoint.shelf.ABORT_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("agent_client.transfer.offers.ABORT_TIMEOUT_S", 0.1)
         monkeypatch.setattr(Encoding, "chunks", hang)
         device = threading.Event()
         with serving() as server:
@@ -381,8 +381,8 @@ def half_then_silence(connection: socket.socket) -> None:
 
 KILLED_SOURCE = """
 import os, signal, time, torch
-from agent_client.checkpoint.format import Encoding
-from agent_client.checkpoint.http import CheckpointServer
+from agent_client.state.decoding import Encoding
+from agent_client.transfer.server import CheckpointServer
 
 def chunks_then_death(encoding, start, chunks=Encoding.chunks):
     for number, chunk in enumerate(chunks(encoding, start)):

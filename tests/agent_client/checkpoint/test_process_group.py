@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from agent_client.checkpoint import process_group
-from agent_client.checkpoint.encoding import Encoding, encode
-from agent_client.checkpoint.format import CorruptState
-from agent_client.checkpoint.process_group import MESSAGE_BYTES, GroupTransport, messages
+from agent_client.state.decoding import CorruptState
+from agent_client.state.encoding import Encoding, encode
+from agent_client.transfer import gloo_transport
+from agent_client.transfer.gloo_transport import MESSAGE_BYTES, GroupTransport, messages
 from lighthouse_protocol.messages.membership import Assignment
 from tests.agent_client.checkpoint.sources import took
 from tests.agent_client.checkpoint.trees import same
@@ -104,7 +104,7 @@ def test_a_target_that_breaks_off_keeps_the_other_from_nothing(
                 breaking.cancel(source.quorum_id)
             yield message
 
-    monkeypatch.setattr(process_group, "messages", messages_then_break)
+    monkeypatch.setattr(gloo_transport, "messages", messages_then_break)
     broken = pool.submit(breaking.receive, target(source, 1), max_bytes=2**40)
     received = pool.submit(staying.receive, target(source, 2), max_bytes=2**40)
     transport().send(source, encode(STATE))
@@ -125,7 +125,7 @@ def test_a_source_that_ends_in_the_middle(
         for _, message in zip(range(2), messages(encoding), strict=False):
             yield message
 
-    monkeypatch.setattr(process_group, "messages", half)
+    monkeypatch.setattr(gloo_transport, "messages", half)
     received = pool.submit(transport(silence_s=3.0).receive, target(source, 1), max_bytes=2**40)
     transport().send(replace(source, serve_to=(1,)), encode(STATE))
     with took(0, 10), pytest.raises(RuntimeError):  # at once, or after silence_s where gloo misses the end
@@ -149,7 +149,7 @@ def test_garbage_is_refused(
         if rest:
             yield torch.frombuffer(bytearray(rest), dtype=torch.uint8)
 
-    monkeypatch.setattr(process_group, "messages", garbage)
+    monkeypatch.setattr(gloo_transport, "messages", garbage)
     received = pool.submit(transport().receive, target(source, 1), max_bytes=2**40)
     transport().send(replace(source, serve_to=(1,)), encode(STATE))
     with pytest.raises(CorruptState, match=words):
@@ -163,7 +163,7 @@ def test_damage_is_found(source: Assignment, pool: ThreadPoolExecutor, monkeypat
                 message[77] ^= 1
             yield message
 
-    monkeypatch.setattr(process_group, "messages", damaged)
+    monkeypatch.setattr(gloo_transport, "messages", damaged)
     received = pool.submit(transport().receive, target(source, 1), max_bytes=2**40)
     transport().send(replace(source, serve_to=(1,)), encode(STATE))
     with pytest.raises(CorruptState, match="checksum of blob 0"):
@@ -181,7 +181,7 @@ class TestCancel:
             yield torch.tensor([encoding.length])
             waiting.result(20)
 
-        monkeypatch.setattr(process_group, "messages", stall)
+        monkeypatch.setattr(gloo_transport, "messages", stall)
         received = pool.submit(receiving.receive, target(source, 1), max_bytes=2**40)
         sent = pool.submit(transport().send, replace(source, serve_to=(1,)), encode(STATE))
         time.sleep(0.5)

@@ -15,11 +15,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from agent_client.checkpoint.files import read_state, write_state
-from agent_client.checkpoint.format import decode, encode
-from agent_client.checkpoint.shards import Shards
-from agent_client.checkpoint.tree import CorruptState
-from agent_client.train_state import TrainState
+from agent_client.state.decoding import decode, encode
+from agent_client.state.files import read_state, write_state
+from agent_client.state.shards import Shards
+from agent_client.state.train_state import TrainState
+from agent_client.state.tree import CorruptState
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from agent_client.checkpoint.snapshot import StateMismatch, install_matches, snapshot
+from agent_client.state.snapshot import StateMismatch, install_matches, snapshot
 from tests.agent_client.checkpoint.trees import same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")

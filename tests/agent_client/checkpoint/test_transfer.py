@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_client.checkpoint.transfer import (
+from agent_client.transfer.rules.source_order import (
     FIRST_PAUSE_S,
     TRIES,
     Broken,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from agent_client.checkpoint.tree import DTYPES
+from agent_client.state.tree import DTYPES
 
 
 def bits(tensor: torch.Tensor) -> bytes:

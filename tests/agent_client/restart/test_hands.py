@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from agent_client.process_group import living
-from agent_client.restart.hands import KILLED_STATUS, Hands
-from agent_client.restart.interruption import Interruption, Section
+from agent_client.collectives import open_groups
+from agent_client.restart.async_exception import Interruption, Section
+from agent_client.restart.interrupter import KILLED_STATUS, Hands
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.processes import Lighthouse, Process
 
@@ -37,11 +37,11 @@ class Group:
 def test_every_living_group_is_aborted() -> None:
     groups = [Group(), Group(RuntimeError("it was of no use already")), Group()]
     for group in groups:
-        living.enlist(group)
+        open_groups.enlist(group)
     gone = Group()
-    living.enlist(gone)
+    open_groups.enlist(gone)
     del gone
-    living.abort_all()
+    open_groups.abort_all()
     assert [group.aborts for group in groups] == [1, 1, 1]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent_client.restart.interruption import Interruption, Section
+from agent_client.restart.async_exception import Interruption, Section
 
 
 def never() -> bool:

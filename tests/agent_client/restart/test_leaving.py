@@ -1,7 +1,7 @@
 """What is interrupted and still runs: each test compares all that is said, deadline by deadline."""
 
-from agent_client.restart.leaving import Leaving
-from agent_client.restart.rank_events import Interrupt, Kill
+from agent_client.restart.rules.events import Interrupt, Kill
+from agent_client.restart.rules.interrupt_timer import Leaving
 
 
 def said(leaving: Leaving, until: float) -> list[tuple[float, Interrupt | Kill]]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent_client.restart.rank_config import RankConfig, RankPhase
-from agent_client.restart.rank_events import (
+from agent_client.restart.rules.config import RankConfig, RankPhase
+from agent_client.restart.rules.events import (
     Closed,
     Connect,
     Disconnect,
@@ -23,7 +23,7 @@ from agent_client.restart.rank_events import (
     Stepped,
     Waiting,
 )
-from agent_client.restart.rank_machine import RankMachine
+from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol.messages.run import (
     Counters,
     Done,

@@ -6,9 +6,9 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_client.restart import rank_events as events
-from agent_client.restart.rank_config import RankPhase
-from agent_client.restart.rank_machine import RankMachine
+from agent_client.restart.rules import events
+from agent_client.restart.rules.config import RankPhase
+from agent_client.restart.rules.machine import RankMachine
 from lighthouse.runs.rules import events as generation_events
 from lighthouse.runs.rules.generations import GenerationMachine
 from lighthouse_protocol.messages.run import Done, Entry, FromWorker, RankId, Terms, ToWorker, Welcome

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent_client.errors import ConfigurationError
-from agent_client.restart import run_link
+from agent_client.restart import run_session
 from agent_client.restart.call import CallWrapper
 from agent_client.restart.state import RestartAbort, State
 from agent_client.restart.wrapper import Wrapper
@@ -49,8 +49,8 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def inside(variables: pytest.MonkeyPatch) -> Iterator[RunInside]:
     inside = RunInside()
     inside.client = ClientInside(inside)
-    variables.setattr(run_link, "LighthouseClient", lambda address, *, job, run: inside.client)
-    variables.setattr(run_link, "_completed", set())
+    variables.setattr(run_session, "LighthouseClient", lambda address, *, job, run: inside.client)
+    variables.setattr(run_session, "_completed", set())
     yield inside
     eventually(lambda: not any(thread.name.startswith("lighthouse-") for thread in threading.enumerate()), "the end")
 

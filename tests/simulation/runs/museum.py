@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-from agent_client.restart import rank_events
-from agent_client.restart.rank_machine import RankMachine
+from agent_client.restart.rules import events
+from agent_client.restart.rules.machine import RankMachine
 from lighthouse.runs.rules import assignment, formation, restart_log
 from lighthouse.runs.rules import counters as iteration
 from lighthouse.runs.rules.events import GenerationHanded
@@ -111,7 +111,7 @@ def _run_locally(by: int) -> Any:
         if self._stream.is_up or self.generation is None or self.outcome is not None:
             return effects
         counters = replace(_COUNTERS, number=self.generation + by)
-        return [*effects, rank_events.Run(counters, 0, 1)]
+        return [*effects, events.Run(counters, 0, 1)]
 
     return wrong
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent_client.restart import rank_events as events
-from agent_client.restart.rank_config import RankConfig, RankPhase
-from agent_client.restart.rank_machine import RankMachine
+from agent_client.restart.rules import events
+from agent_client.restart.rules.config import RankConfig, RankPhase
+from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol.messages.run import Done, Entry, KeyKind, RankId, Stop, Told
 from tests.simulation.runs.keys import KeyAnswer, KeyRequest
 from tests.simulation.runs.links import Link

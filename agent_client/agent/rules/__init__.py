@@ -1,0 +1,1 @@
+"""The rules of a step. No I/O, no clock."""

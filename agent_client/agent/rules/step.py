@@ -1,0 +1,250 @@
+"""One rank's step: asked -> (reconfigure) -> (heal) -> compute -> vote -> commit or discard. No I/O.
+
+A rank that may have to heal, since its last step was not committed here, waits for its quorum before it computes
+anything: all that the script does in the step, it does with the peer's state. One that is told to heal when it has
+begun to compute does the step with zeros, votes no, and heals before its next one.
+
+A failure inside a step marks it: the vote is no, the optimizer does not move, the next quorum repairs. The state is
+named by its tag (step, quorum_id of its commit). While a healed state is being installed there is no tag: a rank that
+is interrupted there holds nothing, and heals. So does one whose state was torn otherwise: a step that was committed and
+not applied, or a state that differs from that of its peers. `distrust` says why, until it has healed.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from agent_client.agent.rules.world_size import NO_SHARE, Share, WorldSize
+from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.membership import Assignment, Distrust, DistrustKind, Tag
+
+HISTORY_KEPT = 16
+
+
+class Phase(StrEnum):
+    IDLE = "idle"
+    ASKED = "asked"
+    COMPUTING = "computing"
+    VOTED = "voted"
+
+
+class InvalidTransition(RuntimeError):
+    """A defect: something happened in a phase in which it cannot. The message tells the story."""
+
+
+@dataclass(slots=True)
+class StepMachine:
+    """`discards` counts those since the last commit under a quorum; `faults` those of them that no other group is known
+    to have caused. `failure` says why this step cannot commit, `is_blamed` that another group is to blame;
+    `share` is this group's part of the step; `is_alone`: this rank is the only one of its group; `may_heal`: the next
+    quorum may tell it to; `heals_first`: in this step it can, since nothing has been computed in it.
+
+    `has_computed`: a forward pass or a reduction was begun in this step. `is_in_backward`: a backward pass has begun to
+    reduce and has not come to its end. `was_committed`: how the last step ended. `ended`: steps that did, either way.
+    `moves` grows with each forward pass, reduction and vote. `accumulates`: the last forward pass reduces nothing.
+    """
+
+    step: int = 0
+    tag_quorum_id: int | None = 0
+    batches_committed: int = 0
+    phase: Phase = Phase.IDLE
+    assignment: Assignment | None = None
+    failure: str | None = None
+    is_blamed: bool = False
+    discards: int = 0
+    faults: int = 0
+    has_erred: bool = False
+    has_reduced: bool = False
+    has_computed: bool = False
+    is_in_backward: bool = False
+    was_committed: bool = False
+    ended: int = 0
+    moves: int = 0
+    accumulates: bool = False
+    may_heal: bool = True
+    heals_first: bool = False
+    must_install: bool = False
+    is_torn: bool = False
+    is_installing: bool = False
+    distrust: Distrust | None = None
+    torn_under: int | None = None
+    is_alone: bool = False
+    world_size: WorldSize = field(default_factory=WorldSize)
+    share: Share = NO_SHARE
+    _began_with: Tag | None = None
+    _history: list[str] = field(default_factory=list)
+
+    @property
+    def tag(self) -> Tag:
+        """Of the state that this rank works at."""
+        return Tag(self.step, self.tag_quorum_id)
+
+    @property
+    def next_step(self) -> int | None:
+        """The first of which nothing has been computed; None: this rank is in the middle of one."""
+        has_begun = self.phase is not Phase.IDLE and (self.has_computed or self.has_reduced or self.must_install)
+        return None if has_begun or self.phase is Phase.VOTED else self.step
+
+    def begin(self) -> None:
+        """A step begins, and not only a further try of one."""
+        self._began_with = self.tag
+
+    @property
+    def is_salvageable(self) -> bool:
+        """Whether the step's gradients are those of the state that this rank holds, and that counts."""
+        return not self.has_erred and not self.must_install and self.tag == self._began_with
+
+    def ask(self, *, heals_first: bool = False) -> None:
+        self._move("ask", Phase.IDLE, to=Phase.ASKED)
+        self.heals_first = heals_first
+        self.assignment = None
+        self.share = self.world_size.share(None)
+        self.failure = None
+        self.is_blamed = False
+        self.has_erred = False
+        self.has_reduced = False
+        self.has_computed = False
+        self.is_in_backward = False
+        self.must_install = False
+
+    def answered(self, assignment: Assignment) -> None:
+        self._move("answered", Phase.ASKED, to=Phase.COMPUTING)
+        self.assignment = assignment
+        self.share = self.world_size.share(assignment)
+        self.must_install = (assignment.heals or assignment.place is None) and not assignment.catches_up
+
+    def unanswered(self, reason: str) -> None:
+        """There is no quorum for this step; it will be discarded."""
+        self._move("unanswered", Phase.ASKED, to=Phase.COMPUTING)
+        self.failure = reason
+
+    def passed_over(self) -> None:
+        """A quorum was revoked before this step began under it; another one is asked for."""
+        self.discards += 1
+
+    def lost_between(self, reason: str) -> None:
+        """The participants have lost each other while they did something else together: they need another quorum."""
+        if self.phase is Phase.IDLE:
+            self.discards += 1
+        else:
+            self.failed(reason)
+
+    def erred(self, reason: str) -> None:
+        """The script says so: what it has computed is of no use."""
+        self.has_erred = True
+        self.failed(reason)
+
+    def failed(self, reason: str, *, is_blamed: bool = False) -> None:
+        """The first reason stays. `is_blamed`: another group is to blame."""
+        if self.failure is None:
+            self.failure, self.is_blamed = reason, is_blamed
+
+    def computes(self, *, accumulates: bool = False) -> None:
+        """A forward pass that trains, or a reduction, begins in this step."""
+        self.has_computed = True
+        self.accumulates = accumulates
+        self.moves += 1
+
+    def gives_up(self) -> None:
+        """A backward pass that was reducing never came to its end: what it has reduced is of no use, and what the peers
+        reduce next is not what this rank would."""
+        self.is_in_backward = False
+        self.erred("a backward pass was given up before it had reduced all gradients")
+
+    @property
+    def contributes(self) -> bool:
+        """Whether this rank's gradients count: it holds the state of max_step, is no spare, and nothing has failed."""
+        return self.share.counts and self.failure is None and not self.must_install
+
+    def reduced(self) -> None:
+        """An all-reduce over all participants has completed in this step."""
+        self.has_reduced = True
+
+    def installing(self) -> None:
+        """The first byte of a peer's state is about to be written."""
+        self.tag_quorum_id = None
+        self.is_torn = self.is_installing = True
+
+    def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None:
+        self.step = step
+        self.tag_quorum_id = tag_quorum_id
+        self.batches_committed = batches_committed
+        self.must_install = False
+        self.is_torn = self.is_installing = False
+        self.distrust = None
+        self.may_heal = True
+
+    def tear(self, kind: DistrustKind, text: str) -> None:
+        """This rank holds no complete state any more. The first reason stays until it has healed."""
+        self.tag_quorum_id = None
+        self.is_torn = True
+        self.distrust = self.distrust or Distrust(kind, cut_reason(text))
+        self.torn_under = self.assignment.quorum_id if self.assignment is not None else None
+        if self.phase is not Phase.IDLE:
+            self.failed(text)
+        elif self.is_alone:
+            self.discards += 1  # it asks for another quorum; where there are others, they may be in the next step
+
+    @property
+    def is_unhealed(self) -> bool:
+        """It is torn, and the quorum takes it for up to date: this step cannot commit."""
+        if self.assignment is None:
+            return False
+        return self.is_torn and not self.must_install and not self.assignment.catches_up
+
+    @property
+    def cannot_heal(self) -> bool:
+        """The quorum was formed since it said that it is torn: there is no peer that could give it a state."""
+        return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
+
+    def work_at(self, step: int, tag_quorum_id: int | None) -> None:
+        """It catches up, or does so no more: the state that it works at is that one, whichever it holds."""
+        self.step, self.tag_quorum_id = step, tag_quorum_id
+
+    def vote(self) -> bool:
+        """A yes needs a quorum, a completed all-reduce over all its participants, and a state that is up to date."""
+        self._move("vote", Phase.COMPUTING, to=Phase.VOTED)
+        if self.failure is None and not self.has_reduced:
+            self.failed("no collective over all participants completed")
+        if self.is_installing:
+            self.failed("the state of a peer was installed in part")
+        if self.is_torn and self.distrust is not None:
+            self.failed(f"no peer's state was installed, and this rank has none: {self.distrust.text}")
+        if self.failure is None and self.must_install:
+            self.failed("this group holds another state than its peers; it heals before its next step")
+        return self.failure is None
+
+    @property
+    def was_told_late(self) -> bool:
+        """This rank was told to heal when it had begun to compute, and has not healed since."""
+        return self.phase is Phase.IDLE and self.must_install and not self.heals_first
+
+    @property
+    def has_decided(self) -> bool:
+        """Whether the vote is the decision: a yes, and no other rank of the group that could say no."""
+        return self.phase is Phase.VOTED and self.failure is None and self.is_alone
+
+    def decided(self, commit: bool) -> None:
+        self._move("commit" if commit else "discard", Phase.VOTED, to=Phase.IDLE)
+        self.has_computed = False
+        self.was_committed = commit and self.assignment is not None
+        self.ended += 1
+        self.moves += 1
+        assignment = self.assignment
+        if commit and assignment is not None:
+            self.step += 1
+            self.tag_quorum_id = assignment.quorum_id
+            self.batches_committed += self.share.divisor
+            self.discards = self.faults = 0
+        elif assignment is not None:
+            self.discards += 1
+        self.may_heal = not commit or assignment is None
+
+    def faulted(self) -> None:
+        """The step that was discarded last: no other group is known to have caused it."""
+        self.faults += 1
+
+    def _move(self, what: str, expected: Phase, *, to: Phase) -> None:
+        self._history = [*self._history[1 - HISTORY_KEPT :], f"{what}@{self.step}"]
+        if self.phase is not expected:
+            raise InvalidTransition(f"{what} in phase {self.phase}, not {expected}; so far: {' '.join(self._history)}")
+        self.phase = to

@@ -1,0 +1,476 @@
+"""What a rank does in one step: ask for the quorum, meet the peers, heal, reduce, vote.
+
+`begin`, `reduce` and `reach_all` belong to the background thread, in the order in which they were asked for; `install`
+to the script's after `begin`, `finish` when all of these are done.
+
+In the first step under a quorum the participants compare what they do before they do it (agreement.py).
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+
+import torch
+
+from agent_client.agent.quorum_log import log_quorum
+from agent_client.agent.rules import agreement
+from agent_client.agent.rules.agreement import Announced, Kind, standing_of
+from agent_client.agent.rules.patience import Patience
+from agent_client.agent.rules.step import StepMachine
+from agent_client.collectives.gloo import GlooGroup
+from agent_client.collectives.peers import Peers
+from agent_client.errors import AgentError, ModelMismatch, ScriptMismatch, first_line
+from agent_client.healing.catch_up import Follower
+from agent_client.healing.healing import DoesNotFit, Healing
+from agent_client.manager_client.child_manager import ManagerProcess
+from agent_client.manager_client.client import ManagerLink
+from agent_client.progress.activity import Shape
+from agent_client.progress.progress import Block, Progress
+from agent_client.progress.rules.collective_ids import Entry
+from agent_client.state.digest import PendingDigest
+from agent_client.state.rules.comparison import Digest, common_interval, differs, outliers
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
+from lighthouse_protocol.refusals import LighthouseError
+
+log = logging.getLogger(__name__)
+
+REMEDY = (
+    "run the same script with the same model and settings in all groups; where turns differ (two optimizers), take the "
+    "turn from agent.quorum_step, and not from a counter of the script's own"
+)
+PARTS_WITHIN_S = 2.0
+RESTART = "restart the job from its last checkpoint"
+NAMED_WITHIN_S = 0.25
+"""Of a discard that a lost group may have caused: the lighthouse sees its end about when its peers do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds: of each collective and each vote, of each quorum, of a transfer of state. And how many discards in a
+    row."""
+
+    step_s: float
+    quorum_s: float
+    heal_s: float
+    discards: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDigest:
+    """Of a part of the state of that tag."""
+
+    tag: Tag
+    digest: PendingDigest
+
+
+class StepRunner:
+    """`last` is the last quorum, as it was assigned. `group` connects the ranks of a group of several. `progress` is
+    told what is waited for, and of each collective.
+
+    `manager_process`: the manager, where it is a child of this process. `follower`: where this rank may catch up.
+    `counts_at_once`: a group that heals counts in the step in which it does.
+    """
+
+    def __init__(
+        self,
+        machine: StepMachine,
+        manager: ManagerLink,
+        peers: Peers,
+        healing: Healing,
+        group: GlooGroup | None,
+        limits: Limits,
+        manager_process: ManagerProcess | None,
+        follower: Follower | None = None,
+        progress: Progress | None = None,
+        *,
+        check_every: int = 0,
+    ) -> None:
+        self.machine = machine
+        self.progress = progress or Progress()
+        self.last: Assignment | None = None
+        self.compares = False
+        """It is the first step under a quorum whose participants all compare."""
+        self._number = 0
+        self._has_trained = False
+        self._mismatch: ScriptMismatch | None = None
+        self.check_every = 0
+        """Under the present quorum."""
+        self.digest: StepDigest | None = None
+        """Of the state that the step begins with, where it is compared."""
+        self._check_every = check_every
+        self.counts_at_once = True
+        self._manager = manager
+        self._peers = peers
+        self._healing = healing
+        self._group = group
+        self._group_world_size = group.size if group is not None else 1
+        self._limits = limits
+        self._manager_process = manager_process
+        self._follower = follower
+        self._patience = Patience(limits.discards)
+
+    def begin(self, asked_for: int) -> None:
+        """`asked_for`: so many reductions, before this step."""
+        machine = self.machine
+        self.compares = False
+        with self.progress.asking("quorum"):
+            assignment = self._ask_patiently()
+        if isinstance(assignment, LighthouseError):
+            return machine.unanswered(str(assignment))
+        machine.answered(assignment)
+        self.progress.numbers.begin(assignment.quorum_id, asked_for)
+        log_quorum(self.last, assignment)
+        is_first = self.last is None or self.last.quorum_id != assignment.quorum_id
+        self.compares, self._number = is_first and assignment.compares and assignment.replica_world_size > 1, 0
+        self.check_every = 0 if is_first else self.check_every
+        self.last = assignment
+        self._patience.answered()
+        if self._follower is not None:
+            self._follower.answered(assignment)
+            self._manager.asks_ahead = not assignment.catches_up
+        why_revoked = functools.partial(self._why_revoked, assignment)
+        if (reason := why_revoked()) is not None:
+            return machine.failed(reason)
+        if machine.cannot_heal and machine.distrust is not None:
+            raise AgentError(f"{machine.distrust.text}; no other group has a state to heal from: {RESTART}")
+        if machine.is_unhealed and machine.distrust is not None:
+            # The other ranks of the group are in this step already: it is done, and voted no.
+            machine.failed(machine.distrust.text)
+            self._peers.drop()
+            self._healing.withdraw()
+            return None
+        with self.progress.asking("peers"):
+            self._guarded("making the process group", lambda: self._peers.configure(assignment, why_revoked))
+            if assignment.compares and assignment.replica_world_size > 1 and machine.failure is None:
+                self._guarded("comparing", lambda: self._agree() if is_first else self._compare_state(assignment))
+        self._guarded("serving the state", lambda: self._healing.serve(assignment, machine))
+        if not assignment.catches_up:
+            self._heal(assignment)
+        return None
+
+    def _agree(self) -> None:
+        """In the first step under a quorum: how often the participants compare. A change of an option in one group
+        must not let it leave out a collective."""
+        told = [every for (every,) in self._peers.exchange([self._check_every], self._limit_s())]
+        self.check_every = common_interval(told)
+        if len(set(told)) > 1:
+            log.warning("check_state_every differs among the groups (%s): %d counts", told, self.check_every)
+
+    def _compare_state(self, assignment: Assignment) -> None:
+        """All participants do so in the same steps."""
+        if not self.check_every or assignment.max_step % self.check_every:
+            return
+        digest, self.digest = self.digest, None
+        is_up_to_date = not (self.machine.must_install or assignment.catches_up)
+        own = digest.digest.read() if is_up_to_date and digest and digest.tag == self.machine.tag else None
+        wrong = outliers(self._tell_digest(own))
+        if wrong:
+            self._differ(assignment, wrong)
+
+    def _tell_digest(self, own: Digest | None) -> list[Digest | None]:
+        told = self._peers.exchange([own is not None, *(own or (0, 0))], self._limit_s())
+        return [(first, second) if is_told else None for is_told, first, second in told]
+
+    def _differ(self, assignment: Assignment, wrong: Sequence[int]) -> None:
+        """All ranks of the same place know, and discard the step: its gradients are of different states. Those in the
+        minority hold no state from now on."""
+        machine, names = self.machine, assignment.replica_ids
+        others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
+        text = f"the state of step {machine.step} in {', '.join(names[place] for place in wrong)} differs from {others}"
+        log.error("%s", text)
+        if assignment.replica_rank in wrong:
+            text = f"rank {self._manager.group_rank}: the state of step {machine.step} differs from that of {others}"
+            machine.tear(DistrustKind.DIVERGENCE, text)
+        else:
+            machine.failed(text)
+
+    @property
+    def compares_gradients(self) -> bool:
+        """While a participant catches up: it is to apply what the others apply."""
+        assignment, machine = self.machine.assignment, self.machine
+        if assignment is None or not assignment.compares or machine.failure is not None or not self.check_every:
+            return False
+        return bool(assignment.catching_up)
+
+    def compare_gradients(self, digest: PendingDigest) -> str:
+        """Why this rank cannot catch up by what it would apply; empty: it can, or does not catch up."""
+        assignment, reasons = self.machine.assignment, list[str]()
+        assert assignment is not None
+
+        def compare() -> None:
+            own = digest.read()
+            told = self._peers.exchange([*own, self.machine.contributes], self._limit_s())
+            contributors = [(first, second) if counts else None for first, second, counts in told]
+            if assignment.catches_up and differs(own, contributors):
+                reasons.append(f"step {self.machine.step}: the gradients here are not those that the others apply")
+
+        self._guarded("comparing gradients", compare)
+        return "".join(reasons)
+
+    def _heal(self, assignment: Assignment) -> None:
+        """Raises AgentError for a state that does not fit: the next one would not, either."""
+        machine = self.machine
+        if machine.must_install and not machine.heals_first:
+            log.warning("step %d has begun, and the peers hold another state; healing before the next", machine.step)
+            if assignment.place is not None:
+                self._guarded("healing", _refuse_to_count)
+            return
+        with self.progress.busy("heal") if assignment.heals else nullcontext():
+            self._guarded("healing", lambda: self._healing.fetch(assignment))
+
+    def _ask_patiently(self) -> Assignment | LighthouseError:
+        """A manager that is gone is asked again until it is back: the group's other ranks may wait for what this one
+        asks, and not for its next gradients. One that answers, but has no quorum, is asked again in the next round."""
+        while True:
+            try:
+                return self._ask_manager()
+            except LighthouseError as e:
+                patience = self._patience
+                if reason := patience.refused(e, time.monotonic()):
+                    raise AgentError(f"the manager at {self._manager.address} refuses this rank: {reason}") from e
+                is_alive = self._check_manager(e)
+                if news := patience.take_news(e, time.monotonic()):
+                    log.error("step %d: %s", self.machine.step, news)
+                time.sleep(patience.backoff_s)
+                if is_alive:
+                    return e
+
+    def _ask_manager(self) -> Assignment:
+        """A quorum for this step. One that was revoked before it was used is given back by a no, where no other rank
+        of the group can have begun the step."""
+        machine = self.machine
+        while True:
+            assignment = self._manager.ask(
+                machine.step,
+                self._healing.address,
+                timeout_s=self._limits.quorum_s,
+                tag_quorum_id=machine.tag_quorum_id,
+                commit_failures=machine.discards,
+                catch_up=self._follower.words() if self._follower is not None else PLAIN,
+                distrust=machine.distrust,
+                heals_first=machine.heals_first if self.counts_at_once else None,
+            )
+            if self._group_world_size > 1 or self._why_revoked(assignment) is None:
+                return assignment
+            step, quorum_id = assignment.max_step, assignment.quorum_id
+            self._manager.vote(step, False, quorum_id=quorum_id, timeout_s=self._limits.step_s)
+            machine.passed_over()
+
+    def _why_revoked(self, assignment: Assignment) -> str | None:
+        reason = self._manager.revoked(assignment.quorum_id)
+        if reason is None and assignment.revoked:
+            reason = "told with the answer"
+        return None if reason is None else f"quorum {assignment.quorum_id} was revoked: {reason}"
+
+    def _check_manager(self, error: LighthouseError) -> bool:
+        """Whether it answers, and has only had no quorum. One that is gone for good ends this rank."""
+        if self._manager_process is not None and not self._manager_process.is_alive:
+            raise AgentError("the group's manager has ended; restart the group") from error
+        return self._manager.check_alive(error)
+
+    def reduce(self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str) -> torch.Tensor:
+        """The group's own sum is always taken, whatever has failed: its other ranks wait in it."""
+        group = self._group
+        if group is not None and within_group:
+            with self.inside(entry, "all_reduce", tensor.shape, within_group=True):
+                self._guarded("reducing inside the group", lambda: group.all_reduce(tensor, self._limit_s()))
+            tensor /= self._group_world_size
+        if not self.machine.contributes:
+            tensor.zero_()
+        self._reduce_over_peers(tensor, entry, name)
+        return tensor
+
+    def take_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
+        """The bytes of the first participant that counts, in place; byte 0 is 1 there, and must be 1 in the sum."""
+        machine = self.machine
+        if not (machine.contributes and machine.share.is_first):
+            packed.zero_()
+        self._reduce_over_peers(packed, entry, is_mean=False)
+        if machine.failure is None and int(packed[0]) != 1:
+            machine.failed(f"{int(packed[0])} participants spoke as the first")
+        return packed
+
+    def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
+        """Raises RuntimeError."""
+        if self._group is not None:
+            with self.inside(entry, "all_reduce", tensor.shape, within_group=True):
+                self._group.all_reduce(tensor)
+
+    def inside(self, entry: Entry, operation: str, shape: Shape = "", *, within_group: bool) -> Block:
+        quorum_id, number, inner = self.progress.numbers.told(entry, within_group=within_group)
+        return self.progress.collective(quorum_id, number, operation, shape, within_group=within_group, inner=inner)
+
+    def _reduce_over_peers(self, tensor: torch.Tensor, entry: Entry, name: str = "", *, is_mean: bool = True) -> None:
+        assignment = self.machine.assignment
+        if assignment is None or self.machine.failure is not None:
+            return
+        with self.inside(entry, "all_reduce", tensor.shape, within_group=False):
+            is_reduced = (not self.compares or self._agree_on(tensor, name)) and self._guarded(
+                "reducing", lambda: self._peers.all_reduce(tensor, self._limit_s())
+            )
+        if is_reduced:
+            self.machine.reduced()
+            if is_mean:
+                tensor /= self.machine.share.divisor
+
+    def _agree_on(self, tensor: torch.Tensor, name: str) -> bool:
+        self._number += 1
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return self.agree(Announced(Kind.REDUCE, self._number, tensor.numel() * tensor.itemsize, dtype, name))
+
+    def agree(self, announced: Announced, within_s: float | None = None) -> bool:
+        """Whether all participants are about to do that. If not, this step has failed here as it has everywhere.
+
+        `within_s`: they may take so long to come to it.
+        """
+        assignment, limit_s = self.machine.assignment, self._limit_s() if within_s is None else within_s
+        assert assignment is not None
+        said: list[tuple[int, ...]] = []
+        heals = assignment.heals or assignment.catches_up
+        standing = standing_of(heals=heals, max_step=assignment.max_step, has_trained=self._has_trained)
+        words = agreement.to_words(announced, standing)
+        if not self._guarded("comparing", lambda: said.extend(self._peers.exchange(words, limit_s))):
+            return False
+        rows = [agreement.from_words(each) for each in said]
+        if faulty := agreement.find_faulty(rows):
+            place = assignment.replica_rank
+            text = agreement.explain(rows, faulty, assignment.replica_ids, place)
+            self._disagree(f"step {assignment.max_step}: {text}", is_ours=place in faulty)
+        return not faulty
+
+    def _disagree(self, what: str, *, is_ours: bool) -> None:
+        """A group that is at fault cannot mend that. The others go on without it."""
+        log.error("%s", what)
+        with suppress(RuntimeError):  # none parts before all have learnt what all have said
+            self._peers.exchange([0], PARTS_WITHIN_S)
+        if is_ours:
+            self._mismatch = ScriptMismatch(f"{what}: {REMEDY}")
+        self.machine.failed(what, is_blamed=not is_ours)
+        self._peers.drop()
+        if is_ours:
+            self._manager.report(f"ScriptMismatch: {what}", ends_group=True)
+
+    def _limit_s(self) -> float:
+        """How long a collective or a vote of this step may take: where somebody heals, the others wait for it."""
+        assignment = self.machine.assignment
+        heals = assignment is not None and assignment.has_healing
+        return self._limits.step_s + (self._limits.heal_s if heals else 0.0)
+
+    def reach_all(self) -> None:
+        """A step that reduced nothing has still to know that every participant is in it; the first one under a quorum,
+        that none of them reduces anything more."""
+        if self.compares:
+            self._end_comparing()
+        elif not self.machine.has_reduced:
+            self._reduce_over_peers(torch.zeros(1), self.progress.numbers.over())  # the script waits for this
+
+    def _end_comparing(self) -> None:
+        if self.machine.failure is not None:
+            return self._peers.drop()  # the others wait in an exchange
+        entry = self.progress.numbers.over()  # the script waits for this
+        with self.inside(entry, "all_reduce", within_group=False):
+            if self.agree(Announced(Kind.END, self._number)):
+                self.machine.reduced()
+        return None
+
+    def _guarded(self, what: str, act: Callable[[], object]) -> bool:
+        """Whether `act` succeeded. A failure marks the step, and ends it for the peers too.
+
+        Raises ModelMismatch for what no later quorum can repair; the peers are not left before that has been said."""
+        try:
+            act()
+        except DoesNotFit as e:
+            mismatch = ModelMismatch(
+                f"the state received does not fit the local one: {e.difference or first_line(e)}; this group's model "
+                "or optimizer is not its peers': start it with theirs"
+            )
+            self._manager.report(f"ModelMismatch: {mismatch}", ends_group=True)
+            raise mismatch from None
+        except Exception as e:  # noqa: BLE001  whatever it was, the next quorum repairs it
+            log.info("step %d: %s failed: %s", self.machine.step, what, first_line(e))
+            self.machine.failed(f"{what}: {first_line(e)}")
+            self._peers.drop()
+            return False
+        return True
+
+    # -- on the script's thread
+
+    def finish(self) -> bool:
+        """Vote, and learn the decision. Raises AgentError where this rank cannot go on."""
+        if self._mismatch is not None:
+            raise self._mismatch
+        machine = self.machine
+        commit = self._vote()
+        self._healing.release(is_committed=commit)
+        failure = machine.failure
+        machine.decided(commit)
+        self.compares = False
+        self._has_trained |= commit
+        if machine.is_installing:
+            raise AgentError(f"a peer's state was installed in part: {failure}; restart the group")
+        if not commit:
+            self._note_discard(failure or "another rank of the group voted no")
+        return commit
+
+    def install(self) -> bool:
+        """Take over the state that `begin` has received. Whether there was one. Raises AgentError if that broke."""
+        machine = self.machine
+        assignment = machine.assignment
+        if assignment is None or machine.failure is not None or not machine.must_install:
+            return False
+        self._guarded("installing a peer's state", lambda: self._healing.install(assignment, machine))
+        if machine.is_installing:
+            raise AgentError(f"a peer's state was installed in part: {machine.failure}; restart the group")
+        return not machine.must_install
+
+    def _vote(self) -> bool:
+        """Without the decision a rank that voted yes cannot go on: the others may have committed. A rank that is alone
+        in its group has made it."""
+        vote, machine = self.machine.vote(), self.machine
+        step = machine.assignment.max_step if machine.assignment else machine.step
+        quorum_id = machine.assignment.quorum_id if machine.assignment else None
+        if machine.has_decided:
+            self._manager.tell(step, quorum_id=quorum_id, timeout_s=self._limit_s())
+            return True
+        try:
+            with self.progress.waiting_for("vote"):
+                return self._manager.vote(step, vote, quorum_id=quorum_id, timeout_s=self._limit_s())
+        except LighthouseError as e:
+            if not vote:
+                return False
+            raise AgentError(f"voted yes for step {step} and cannot learn the decision: {e}; restart the group") from e
+
+    def _note_discard(self, reason: str) -> None:
+        machine, assignment = self.machine, self.machine.assignment
+        lost = self._why_lost(assignment) if assignment is not None else None
+        log.warning("step %d discarded: %s", machine.step, lost or reason)
+        if assignment is None or lost is not None or machine.is_blamed:
+            return
+        if self._waits_for_healing(assignment) and not machine.has_erred:
+            return
+        machine.faulted()
+        if machine.faults >= self._limits.discards:
+            names = ", ".join(assignment.replica_ids)
+            raise AgentError(
+                f"{machine.faults} steps discarded in a row (max_consecutive_discards): {reason}; quorum of {names}"
+            )
+
+    def _why_lost(self, assignment: Assignment) -> str | None:
+        """Which other group's end has discarded the step; None: none is known."""
+        if self.machine.has_erred or assignment.replica_world_size == 1:
+            return None
+        told = self._manager.why_lost(assignment.quorum_id, NAMED_WITHIN_S)
+        if told is None or told.lost == assignment.replica_ids[assignment.replica_rank]:
+            return None
+        return f"lost {told.lost} ({told.reason.removeprefix(f'{told.lost}: ')})"
+
+    def _waits_for_healing(self, assignment: Assignment) -> bool:
+        """Another group takes over a state in this step, and this one does not: what fails then is the transfer."""
+        return assignment.has_healing and assignment.replica_rank not in assignment.healing
+
+
+def _refuse_to_count() -> None:
+    raise RuntimeError("the peers count this group's gradients, and these were computed from another state")

@@ -1,0 +1,121 @@
+"""The program behind isolated.py: an interpreter with torch imported, which forks a child for each group, in no time.
+
+It has one thread and no group of its own. It ends with the process that started it, and its children with it.
+
+Orders come over one socket: a byte, with a child's end of a socket of its own; answered by a byte, with a pidfd of the
+new child. A child is then told, in JSON, one thing after the other:
+
+    {"meet": {Place}, "backend": "gloo", "device": null}  -> {}  or  {"error": "..."}
+    {"reduce": "float32", "count": 7, "timeout_s": 60}    -> {}  or  {"error": "..."}
+
+The tensor lies in memory that both have mapped; a new piece of it comes as a descriptor beside the order.
+"""
+
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import torch
+
+from agent_client.collectives.connectors import connector
+from agent_client.collectives.group_spec import Place, RankGroup
+from lighthouse_runtime.process.children import die_with_parent
+
+MAX_MESSAGE_BYTES = 65536
+
+
+def main() -> NoReturn:
+    """Arguments: the descriptor of the socket for orders, the pid of the parent."""
+    orders, parent_pid = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    parent = os.pidfd_open(parent_pid)  # neither the socket, which its forked children hold, nor a thread's end
+    if os.getppid() != parent_pid:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    poll = select.poll()
+    poll.register(orders, select.POLLIN)
+    poll.register(parent, select.POLLIN)
+    while True:
+        ready = [descriptor for descriptor, _ in poll.poll()]
+        if parent in ready or not _bear(orders):
+            os._exit(0)
+
+
+def _bear(orders: socket.socket) -> bool:
+    """Fork one child as ordered; False at the end of the orders."""
+    order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
+    if not order:
+        return False
+    nursery = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        orders.close()
+        _live(nursery, socket.socket(fileno=descriptors[0]))
+    os.close(descriptors[0])
+    pidfd = os.pidfd_open(pid)
+    socket.send_fds(orders, [b"."], [pidfd])
+    os.close(pidfd)
+    return True
+
+
+# -- in a child
+
+
+def _live(nursery: int, channel: socket.socket) -> NoReturn:
+    try:
+        die_with_parent(nursery, signal.SIGKILL)
+        Child(channel).serve()
+    except BaseException:  # noqa: BLE001  its last words
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+class Child:
+    """One rank of one group."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._group: RankGroup | None = None
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def serve(self) -> None:
+        """Until the parent closes its end."""
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(self._channel, MAX_MESSAGE_BYTES, 1)
+            if not message:
+                return
+            if descriptors:
+                self._memory = mapped(descriptors[0])
+            self._channel.send(json.dumps(self._answer(json.loads(message))).encode())
+
+    def _answer(self, order: dict[str, Any]) -> dict[str, str]:
+        try:
+            if "meet" in order:
+                self._group = connector(order["backend"], order["device"]).connect(Place(**order["meet"]))
+            else:
+                self._reduce(getattr(torch, order["reduce"]), order["count"], order["timeout_s"])
+        except Exception as e:  # noqa: BLE001  it belongs to the parent
+            return {"error": str(e) or type(e).__name__}
+        return {}
+
+    def _reduce(self, dtype: torch.dtype, count: int, timeout_s: float | None) -> None:
+        assert self._group is not None
+        self._group.all_reduce(self._memory[: count * dtype.itemsize].view(dtype), timeout_s)
+
+
+def mapped(descriptor: int) -> torch.Tensor:
+    """The memory behind `descriptor`, which is closed, as bytes; unmapped with the last tensor that shows it."""
+    memory = mmap.mmap(descriptor, 0)
+    os.close(descriptor)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""What a group of ranks is connected by, and the interfaces of what connects it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`rank` of `size` in the group that meets in the store at `store_address` under `prefix`; `host` is the address of
+    this host that peers can reach, `timeout_s` bounds a collective."""
+
+    store_address: str
+    prefix: str
+    rank: int
+    size: int
+    host: str
+    connect_timeout_s: float
+    timeout_s: float
+
+
+class RankGroup(Protocol):
+    def all_reduce(self, tensor: Tensor, timeout_s: float | None = None) -> None:
+        """The sum over all ranks, in place. Raises RuntimeError when a peer is lost; the group is of no use then."""
+        ...
+
+    def abort(self) -> None:
+        """End every collective under way, here and at the peers. From any thread; more than once does no harm."""
+        ...
+
+
+class Connector(Protocol):
+    def connect(self, place: Place) -> RankGroup:
+        """Meet all peers. Raises RuntimeError if one does not come in time."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,153 @@
+"""A group in a child process that can be killed, so that an end is an end, whatever the backend waits for.
+
+Tensors go through memory that both processes have mapped: a copy there and a copy back. Children come from a nursery
+(nursery.py), a child process with an interpreter of its own, so nothing is forked here.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import torch
+
+from agent_client.collectives.fork_server import MAX_MESSAGE_BYTES, mapped
+from agent_client.collectives.group_spec import Place
+from agent_client.collectives.nccl import NcclConnector
+from agent_client.collectives.open_groups import enlist
+
+START_TIMEOUT_S = 120.0
+"""For the nursery to import torch."""
+SLACK_S = 5.0
+"""How long after its own timeout a child is waited for before it is killed."""
+_LEAST_BYTES = 2**20
+
+
+class IsolatedConnector:
+    """Holds the nursery, and starts it again if it ends. Close it; it ends with this process, too."""
+
+    def __init__(self, backend: str = "gloo") -> None:
+        """`backend`: gloo or nccl. Raises ConfigurationError if it cannot be had."""
+        self._backend = backend
+        self._device = NcclConnector().device.index if backend == "nccl" else None
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._nursery, self._orders = _start_nursery()
+
+    def connect(self, place: Place) -> "IsolatedGroup":
+        order = {"backend": self._backend, "device": self._device, "meet": dataclasses.asdict(place)}
+        return IsolatedGroup(*self._bear(), order, place)
+
+    def close(self) -> None:
+        """Kills the nursery, and with it all children."""
+        self._is_closed = True
+        self._nursery.kill()
+        with self._lock:
+            self._end_nursery()
+
+    def _bear(self) -> tuple[socket.socket, int]:
+        """A new child: the socket to it, and its pidfd. Raises RuntimeError if the nursery ends, or does not answer."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, self._lock:
+            try:
+                socket.send_fds(self._orders, [b"."], [theirs.fileno()])
+                _, [pidfd], _, _ = socket.recv_fds(self._orders, 1, 1)
+            except (OSError, ValueError) as e:
+                ours.close()
+                self._end_nursery()  # a late answer would be taken for the next one's
+                if not self._is_closed:
+                    self._nursery, self._orders = _start_nursery()
+                raise RuntimeError(f"no child for the process group: its nursery has ended ({e})") from e
+        return ours, pidfd
+
+    def _end_nursery(self) -> None:
+        self._nursery.kill()
+        self._nursery.wait()
+        self._orders.close()
+
+
+def _start_nursery() -> "tuple[subprocess.Popen[bytes], socket.socket]":
+    """The process, and the socket for orders to it."""
+    orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    orders.settimeout(START_TIMEOUT_S)
+    # -P: the training repository may have modules of its own by these names in its working directory.
+    program = "from agent_client.collectives.fork_server import main; main()"
+    command = [sys.executable, "-P", "-c", program, str(theirs.fileno()), str(os.getpid())]
+    with theirs:
+        return subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL), orders
+
+
+class IsolatedGroup:
+    """all_reduce is for one thread at a time; abort for any."""
+
+    def __init__(self, channel: socket.socket, pidfd: int, order: dict[str, Any], place: Place) -> None:
+        self._channel = channel
+        self._pidfd = pidfd
+        self._timeout_s = place.timeout_s
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._poll = select.poll()
+        for descriptor in (channel.fileno(), pidfd):
+            self._poll.register(descriptor, select.POLLIN)
+        try:
+            self._ask(order, place.connect_timeout_s)
+        except RuntimeError:
+            self.abort()
+            raise
+        enlist(self)
+
+    def __del__(self) -> None:
+        self._channel.close()
+        os.close(self._pidfd)
+
+    def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
+        """The sum over all ranks, in place. Raises RuntimeError when a peer is lost; the group is of no use then."""
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        size = tensor.numel() * tensor.itemsize
+        descriptors = self._grow(size) if size > self._memory.numel() else []
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        with torch.no_grad():
+            shared = self._memory[:size].view(tensor.dtype).view(tensor.shape)
+            shared.copy_(tensor)
+            self._ask({"reduce": dtype, "count": tensor.numel(), "timeout_s": limit_s}, limit_s, descriptors)
+            tensor.copy_(shared)
+
+    def abort(self) -> None:
+        """Kill the child, whose connections the kernel closes. From any thread; more than once does no harm."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _grow(self, size: int) -> list[int]:
+        """Map a larger memory; its descriptor, for the child."""
+        descriptor = os.memfd_create("lighthouse")
+        os.ftruncate(descriptor, max(_LEAST_BYTES, size))
+        self._memory = mapped(os.dup(descriptor))
+        return [descriptor]
+
+    def _ask(self, order: dict[str, Any], within_s: float, descriptors: list[int] | None = None) -> None:
+        try:
+            socket.send_fds(self._channel, [json.dumps(order).encode()], descriptors or [])
+            answer = self._receive(within_s + SLACK_S)
+        except OSError as e:
+            raise RuntimeError(f"the child of the process group is gone ({e})") from e
+        finally:
+            for descriptor in descriptors or []:
+                os.close(descriptor)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+
+    def _receive(self, within_s: float) -> dict[str, str]:
+        ready = [descriptor for descriptor, _ in self._poll.poll(1000 * within_s)]
+        if not ready:
+            self.abort()
+            raise RuntimeError(f"the child of the process group did not answer within {within_s:g} s; it was killed")
+        message = self._channel.recv(MAX_MESSAGE_BYTES) if self._channel.fileno() in ready else b""
+        if not message:
+            raise RuntimeError("the child of the process group has ended, or was killed to end what it waited for")
+        return json.loads(message)

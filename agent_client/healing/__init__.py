@@ -1,0 +1,1 @@
+"""Giving and taking state, and catching up beside steps."""

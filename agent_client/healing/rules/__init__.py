@@ -1,0 +1,1 @@
+"""How a group catches up. No I/O, no clock."""

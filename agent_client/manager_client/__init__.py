@@ -1,0 +1,1 @@
+"""This rank's requests, votes and watch at its manager."""

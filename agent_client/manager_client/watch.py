@@ -1,0 +1,220 @@
+"""A rank's watch: by it the manager knows that this rank lives and where it is, and tells it at once what it must know.
+
+A stream on a thread of its own. A grant and its revoke travel on different streams, so revoked ids are remembered. The
+end of the watch is a revoke of whatever is held.
+"""
+
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+from agent_client.errors import AgentError
+from agent_client.manager_client.votes import Ballots
+from agent_client.progress import self_report
+from agent_client.progress.progress import Progress
+from lighthouse_protocol.messages.membership import World
+from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.session import (
+    Counted,
+    EvidenceAsked,
+    Killed,
+    Leaving,
+    RankGone,
+    Released,
+    Revoked,
+    ToRank,
+    Waiting,
+    WatchOpened,
+    WatchRequest,
+)
+from lighthouse_protocol.refusals import LighthouseError, NotServed, Unreachable
+from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.streams import Watch
+from lighthouse_runtime.process.children import host_id, started_at
+
+log = logging.getLogger(__name__)
+
+OPENED_WITHIN_S = 5.0
+LEFT_WITHIN_S = 1.0
+RELEASED_WITHIN_S = 10.0
+"""How long a rank that leaves stays for peers that are still in its last step, and may read what it has sent."""
+REVOKED_KEPT = 64
+SAMPLED_EVERY_S = 0.5
+
+
+class RankWatch:
+    """`ballots` are the votes that go over it. The callbacks are called on the watch's thread: `on_revoked` with None
+    for every quorum of before; `on_group_lost` when a rank of the group is gone for good, and what waits for it is to
+    be ended. `progress`: what the manager is told of where this rank is, from the thread that sends the votes.
+    """
+
+    def __init__(
+        self,
+        client: ManagerClient,
+        group_rank: int,
+        worker: str,
+        ballots: Ballots,
+        on_revoked: Callable[[int | None, str], None],
+        on_group_lost: Callable[[str], None],
+        progress: Progress | None,
+    ) -> None:
+        self.world: World | None = None  # as it was told last; None: never
+        self.waiting_for = ""  # what requests for a quorum wait for, as it was told last
+        self.is_drained = False  # the group has done its last step: the manager ends, and is not lost
+        self.is_served = True  # else the manager is an older one
+        self.is_closing = False  # its end is no news
+        self._client = client
+        self._group_rank = group_rank
+        self._worker = worker
+        self._ballots = ballots
+        self._on_revoked = on_revoked
+        self._on_group_lost = on_group_lost
+        self._progress = progress
+        self._looks = self_report.Looks()
+        self._stream: Watch | None = None
+        self._has_opened = threading.Event()
+        self._has_ended = threading.Event()
+        self._takes_leave = False
+        self._is_released = False
+        self._revoked: dict[int, Revoked] = {}
+        self._is_told = threading.Condition()
+        self._why_group_lost: str | None = None
+
+    def ensure_open(self, *, wait_for_ready: bool) -> None:
+        """Before the first request, so that the manager knows from the start when this rank ends."""
+        if not self.is_served or (self._stream is not None and not self._has_ended.is_set()):
+            return
+        self._has_ended.clear()
+        self._has_opened.clear()
+        pid = os.getpid()
+        where = (host_id(), started_at(pid), socket.gethostname())
+        request = WatchRequest(self._group_rank, self._worker, pid, *where, self_report.offer(), takes_world=True)
+        self._stream = self._client.watch(request, wait_for_ready=wait_for_ready)
+        self._ballots.open(self._stream)
+        threading.Thread(target=self._follow, args=(self._stream,), name="lighthouse watch", daemon=True).start()
+        self._has_opened.wait(OPENED_WITHIN_S)
+
+    @property
+    def is_open(self) -> bool:
+        """The manager has answered, and holds it."""
+        return self._has_opened.is_set() and not self._has_ended.is_set()
+
+    def close(self, step: int | None) -> None:
+        """Say that this is no failure, where that is understood, and stay until nobody needs this rank any more. `step`
+        as in Leaving."""
+        self.is_closing = True
+        stream = self._stream
+        if stream is None:
+            return
+        if self._takes_leave and not self._has_ended.is_set():
+            stream.send(Leaving(step))
+            with self._is_told:
+                self._is_told.wait_for(lambda: self._is_released or self._has_ended.is_set(), RELEASED_WITHIN_S)
+            stream.end()
+            self._has_ended.wait(LEFT_WITHIN_S)
+        stream.cancel()
+
+    def wait_ended(self, within_s: float) -> None:
+        self._has_ended.wait(within_s)
+
+    def revoked(self, quorum_id: int) -> str | None:
+        """Why that quorum was revoked; None: it was not."""
+        told = self._revoked.get(quorum_id)
+        return told.reason if told is not None else None
+
+    def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
+        """The group that this quorum has lost, and why; None: none is named in that time, or the watch has ended."""
+        with self._is_told:
+            self._is_told.wait_for(lambda: self._has_ended.is_set() or self._names(quorum_id), within_s)
+        return self._revoked[quorum_id] if self._names(quorum_id) else None
+
+    def _names(self, quorum_id: int) -> bool:
+        told = self._revoked.get(quorum_id)
+        return told is not None and bool(told.lost)
+
+    def check_group(self) -> None:
+        """Raises AgentError if a rank of the group is gone for good."""
+        if self._why_group_lost is not None:
+            raise AgentError(f"this replica group is lost: {self._why_group_lost}; restart the group")
+
+    # -- on its thread
+
+    def _follow(self, stream: Watch) -> None:
+        reason = f"the manager at {self._client.address} has ended the watch"
+        try:
+            for message in stream:
+                self._take(message, stream)
+        except NotServed as e:
+            self.is_served = False  # an older manager: without a watch, as before
+            self._ballots.end(Unreachable(str(e)))
+            self._has_opened.set()
+            return
+        except LighthouseError as e:
+            reason = str(e)
+        self._ballots.end(Unreachable(reason))
+        self.waiting_for = ""
+        with self._is_told:
+            self._has_ended.set()
+            self._is_told.notify_all()
+        self._has_opened.set()
+        if not self.is_closing:
+            if self.is_drained:
+                log.info("the manager has left with its group: %s", reason)
+            else:
+                log.warning("the manager is lost: %s", reason)
+            self._on_revoked(None, reason)
+
+    def _sample(self) -> Sample | None:
+        """That nobody can tell where this rank is is no reason to end its watch."""
+        assert self._progress is not None
+        try:
+            return self._progress.sample()
+        except Exception:
+            log.exception("where this rank is cannot be told")
+            return None
+
+    def _note(self, revoked: Revoked) -> None:
+        """What names the group that was lost may come after the news itself."""
+        with self._is_told:
+            if revoked.lost or revoked.quorum_id not in self._revoked:
+                self._revoked[revoked.quorum_id] = revoked
+            while len(self._revoked) > REVOKED_KEPT:
+                del self._revoked[next(iter(self._revoked))]
+            self._is_told.notify_all()
+
+    def _take(self, message: ToRank, stream: Watch) -> None:
+        match message:
+            case Counted():
+                self._ballots.take(message)
+            case World():
+                if message.pending and (self.world is None or message.pending != self.world.pending):
+                    log.info("ask to come in: %s", ", ".join(message.pending))
+                self.world = message
+            case WatchOpened(takes_progress, takes_leave):
+                self._takes_leave = takes_leave
+                if takes_progress and self._progress is not None:
+                    stream.repeat(self._sample, SAMPLED_EVERY_S)
+                self._has_opened.set()
+            case Revoked(quorum_id, reason):
+                self._note(message)
+                self._on_revoked(quorum_id, reason)
+            case RankGone(_, reason):
+                self._why_group_lost = reason
+                log.error("this replica group is lost: %s", reason)
+                self._on_group_lost(reason)
+            case Waiting(reason):
+                self.waiting_for = reason
+            case Released():
+                with self._is_told:
+                    self._is_released = True
+                    self._is_told.notify_all()
+            case EvidenceAsked(number):
+                self._looks.answer(number, stream.send)
+            case Killed(reason):
+                log.error("killed by the manager: %s", reason)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(1)

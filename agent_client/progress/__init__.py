@@ -1,0 +1,1 @@
+"""The phases and collectives of this rank."""

@@ -1,0 +1,126 @@
+"""What the Agent's own thread does for this rank: the collective that it is in, the quorum or the peers that it waits
+for, the state that it heals by. The script's thread may compute beside it, or wait for it; and torch's modules may have
+collectives of theirs (process_group/observed.py).
+
+Each of the two marks for itself; a mark replaces one tuple, and words are made when somebody reads.
+"""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, TypeAlias
+
+from agent_client.progress.rules.collective_ids import Entry, Number, Numbers
+from agent_client.progress.rules.phase_times import Done
+from lighthouse_protocol.messages.progress import MAX_LABEL_CHARS, MAX_NAME_CHARS, Collective
+
+Shape: TypeAlias = "str | Sequence[int]"
+
+
+class OwnMarks:
+    """`clock`: seconds that never go back."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.numbers = Numbers()
+        self.collective: tuple[Inside | None, bool, float] = (None, False, clock())
+        self.act: tuple[Act | None, float] = (None, clock())
+        self.torchs: tuple[Torchs, ...] = ()  # that go on, and the newest
+
+    def read(self) -> Done:
+        (inside, is_inside, moved_at), (act, since) = self.collective, self.act
+        own = None if inside is None else inside.told(is_inside)
+        torchs, torchs_at = self._read_torchs()
+        collective = max((c for c in (own, torchs) if c is not None), key=_unfinished_first, default=None)
+        waits_for = act.what if act is not None and act.is_wait else ""
+        busy = act.what if act is not None and not act.is_wait else ""
+        return Done(collective, waits_for, busy, max(moved_at, since, torchs_at))
+
+    def enter(self, torchs: "Torchs") -> None:
+        self.torchs = (*(before for before in self.torchs if before.goes_on(self.clock)), torchs)
+
+    def _read_torchs(self) -> tuple[Collective | None, float]:
+        """Of several that go on, the first is what the others wait for."""
+        entered = self.torchs
+        if not entered:
+            return None, 0.0
+        torchs = next((each for each in entered if each.goes_on(self.clock)), entered[-1])
+        return torchs.told(self.numbers), max(each.at for each in entered)
+
+
+def _unfinished_first(collective: Collective) -> tuple[bool, tuple[int, int, int]]:
+    return collective.is_inside, collective.order
+
+
+class Inside:
+    """The block in which the rank is in a collective."""
+
+    __slots__ = ("marks", "number", "operation", "shape", "within_group")
+
+    def __init__(self, marks: OwnMarks, number: Number, operation: str, shape: Shape, within_group: bool) -> None:
+        self.marks, self.number = marks, number
+        self.operation, self.shape, self.within_group = operation, shape, within_group
+
+    def __enter__(self) -> None:
+        self.marks.collective = (self, True, self.marks.clock())
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self.marks.collective = (self, False, self.marks.clock())
+
+    def told(self, is_inside: bool) -> Collective:
+        return _collective(self.number, self.operation, self.shape, is_inside, self.within_group)
+
+
+class Work(Protocol):
+    """Of torch's."""
+
+    def is_completed(self) -> bool: ...
+
+
+class Torchs:
+    """A collective of torch's own inside the group. Its end nobody tells: who looks sees it."""
+
+    __slots__ = ("at", "entry", "is_inside", "operation", "shape", "work")
+
+    def __init__(self, entry: Entry, operation: str, shape: Shape, at: float) -> None:
+        self.entry, self.operation, self.shape, self.at = entry, operation, shape, at
+        self.work: Work | None = None
+        self.is_inside = True
+
+    def runs(self, work: Work | None) -> None:
+        """What was entered goes on as `work`; None: it is over."""
+        self.work, self.is_inside = work, work is not None
+
+    def goes_on(self, clock: Callable[[], float]) -> bool:
+        work = self.work
+        if work is not None and work.is_completed():
+            self.at = clock()
+            self.runs(None)  # what it holds may be large
+        return self.is_inside
+
+    def told(self, numbers: Numbers) -> Collective:
+        number = numbers.told(self.entry, within_group=True)
+        return _collective(number, self.operation, self.shape, self.is_inside, True)
+
+
+def shown(shape: Shape) -> str:
+    return shape if isinstance(shape, str) else "x".join(map(str, shape))
+
+
+def _collective(number: Number, operation: str, shape: Shape, is_inside: bool, within_group: bool) -> Collective:
+    name, label = operation[:MAX_NAME_CHARS], shown(shape)[:MAX_LABEL_CHARS]
+    return Collective(number.quorum_id, number.number, name, label, is_inside, within_group, number.inner)
+
+
+class Act:
+    """The block in which it waits for `what`, or does that."""
+
+    __slots__ = ("is_wait", "marks", "what")
+
+    def __init__(self, marks: OwnMarks, what: str, *, is_wait: bool) -> None:
+        self.marks, self.what, self.is_wait = marks, what[:MAX_NAME_CHARS], is_wait
+
+    def __enter__(self) -> None:
+        self.marks.act = (self, self.marks.clock())
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self.marks.act = (None, self.marks.clock())

@@ -1,0 +1,156 @@
+"""Where this rank is: its step, the phases that its script names, what it waits for, the collective that it is in.
+
+One thread marks (what the Agent does beside it is in own_marks.py), any thread takes samples. A mark only notes the
+time, in some hundred nanoseconds, and waits for no lock; who takes a sample reckons what the marks amount to
+(visits.py). Where nobody does, the marking thread does it once in a while, so that notes do not pile up.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TypeAlias
+
+from agent_client.progress.activity import Act, Inside, OwnMarks, Shape, Torchs
+from agent_client.progress.rules.collective_ids import Number, Numbers
+from agent_client.progress.rules.phase_times import Name, Visits
+from lighthouse_protocol.messages.progress import MAX_NAME_CHARS, MAX_NAMES, OTHER, STEP, Sample
+
+MAX_UNREAD = 4096
+
+Block: TypeAlias = "AbstractContextManager[None]"
+
+# A tick; a phase entered or left; a step begun.
+_Mark: TypeAlias = "float | tuple[float, Phase, bool] | tuple[float, int]"
+
+
+class Progress:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds that never go back."""
+        self.clock = clock
+        self.begun = 0
+        self.number = 0
+        self.marks: deque[_Mark] = deque()
+        root = Phase(STEP, progress=self)
+        self._phases = {STEP: root}
+        self._waits: dict[str, Phase] = {}
+        self._visits = Visits(root, clock())
+        self._reckoning = threading.Lock()
+        self.own = OwnMarks(clock)
+
+    # -- marks, on the script's thread
+
+    def step(self, number: int) -> None:
+        """The rank begins step `number`."""
+        self.begun, self.number = self.begun + 1, number
+        self.marks.append((self.clock(), number))
+        self.bound()
+
+    def tick(self) -> None:
+        """One more of the phase's `total` is done; it moves."""
+        marks = self.marks
+        marks.append(self.clock())
+        if len(marks) > MAX_UNREAD:
+            self.bound()
+
+    def phase(self, name: str, total: int | None = None) -> Block:
+        """A part of the script's work, for as long as the block runs; `total`: how many ticks it will have."""
+        try:
+            phase = self._phases[name]
+        except KeyError:
+            phase = self._new(name, self._phases, is_wait=False)
+        phase.total = total
+        return phase
+
+    def waiting_for(self, what: str) -> Block:
+        """In this block the rank waits for others, however long that takes: it is not suspected."""
+        return self._waits.get(what) or self._new(what, self._waits, is_wait=True)
+
+    def _new(self, name: str, known: "dict[str, Phase]", *, is_wait: bool) -> "Phase":
+        name = name[:MAX_NAME_CHARS]
+        if len(known) >= MAX_NAMES - 1:
+            name = OTHER
+        if name not in known:
+            known[name] = Phase(name, is_wait, progress=self)
+        return known[name]
+
+    def bound(self) -> None:
+        if len(self.marks) > MAX_UNREAD:
+            with self._reckoning:
+                self._reckon()
+
+    # -- marks, on the Agent's own thread
+
+    @property
+    def numbers(self) -> Numbers:
+        return self.own.numbers
+
+    def collective(
+        self,
+        quorum_id: int,
+        number: int,
+        operation: str,
+        shape: Shape = "",
+        *,
+        within_group: bool = False,
+        inner: int = 0,
+    ) -> Block:
+        """The rank is in this collective for as long as the block runs, however it ends."""
+        return Inside(self.own, Number(quorum_id, number, inner), operation, shape, within_group)
+
+    def torchs(self, operation: str, shape: Shape) -> Torchs:
+        """The rank enters a collective of torch's own inside the group."""
+        entered = Torchs(self.numbers.inside(), operation, shape, self.clock())
+        self.own.enter(entered)
+        return entered
+
+    def asking(self, what: str) -> Block:
+        """The rank waits for others in this block, whatever its script does beside it."""
+        return Act(self.own, what, is_wait=True)
+
+    def busy(self, what: str) -> Block:
+        """In this block the Agent does what the script will wait for, and what may take its time."""
+        return Act(self.own, what, is_wait=False)
+
+    # -- on any thread
+
+    def sample(self) -> Sample:
+        with self._reckoning:
+            self._reckon()
+            return self._visits.sample(self.own.read(), self.clock())
+
+    def _reckon(self) -> None:
+        """What has been marked until now."""
+        for _ in range(len(self.marks)):
+            mark = self.marks.popleft()
+            if not isinstance(mark, tuple):
+                self._visits.tick(mark)
+            elif len(mark) == 2:
+                self._visits.step(mark[1], mark[0])
+            elif mark[2]:
+                self._visits.enter(mark[1], mark[0])
+            else:
+                self._visits.leave(mark[1], mark[0])
+
+
+class Phase(Name):
+    """A name, and the block that visits it."""
+
+    __slots__ = ("progress",)
+
+    def __init__(self, name: str, is_wait: bool = False, *, progress: Progress) -> None:
+        super().__init__(name, is_wait)
+        self.progress = progress
+
+    def __enter__(self) -> None:
+        progress = self.progress
+        progress.marks.append((progress.clock(), self, True))
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        progress = self.progress
+        marks = progress.marks
+        marks.append((progress.clock(), self, False))
+        if len(marks) > MAX_UNREAD:
+            progress.bound()

@@ -1,0 +1,1 @@
+"""Counting phases and collectives. No I/O, no clock."""

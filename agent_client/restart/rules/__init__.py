@@ -1,0 +1,1 @@
+"""The rules of in-process restart. No I/O, no clock."""

@@ -1,0 +1,284 @@
+"""One rank's life in a run. Pure: told what happens and what time it is; it says what is to be done.
+
+        Waiting         Told           Over, Stop          Raised, Returned
+    idle ---> ready ----------> running ------------> leaving ------------> idle
+               |  ^ Told (is in it) |  Raised -> idle, with a Failure
+               v  |                 |  Returned -> finished ---- Done -> the end; Over -> ready
+              spare                 |  Waiting -> ready: it asks for the next generation by itself
+
+1. A rank runs only what it was told, and each number once. It never makes up a number: without a lighthouse, who runs
+   goes on, and who waits, waits.
+2. What is over is interrupted at once, again and again, and its process is killed when that does not help in time.
+3. What it holds (its last generation, ready, failed, finished) is repeated on each new stream: no message must arrive.
+   A failure is held until the lighthouse has said that the generation is over.
+4. Stop, Done and a refusal that no repetition mends are the end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agent_client.restart.rules import events
+from agent_client.restart.rules.config import RankConfig, RankPhase
+from agent_client.restart.rules.interrupt_timer import Leaving
+from agent_client.restart.rules.reconnect import LighthouseStream
+from lighthouse_protocol.messages.run import (
+    Done,
+    Entry,
+    Failure,
+    Finish,
+    FromWorker,
+    Over,
+    Ready,
+    Refusal,
+    StepReport,
+    Stop,
+    Told,
+    ToWorker,
+    Welcome,
+)
+from lighthouse_protocol.refusals import LighthouseError, Unreachable
+
+_WAITS = (RankPhase.READY, RankPhase.SPARE)
+
+
+class RankMachine:
+    """`entry`: who this process is, as it first comes. Time is the caller's monotonic clock and never goes back."""
+
+    def __init__(self, entry: Entry, config: RankConfig | None = None) -> None:
+        self.config = config or RankConfig()
+        self.phase = RankPhase.IDLE
+        self.generation = entry.generation
+        self.seen = entry.seen
+        self.step = entry.step
+        self.outcome: Done | Stop | LighthouseError | None = None
+        self._entry = entry
+        self._stream = LighthouseStream(self.config.accept_timeout_s, self.config.duplicate_timeout_s)
+        self._leaving = Leaving(self.config.interrupt_interval_s, self.config.hard_timeout_s)
+        self._failure: Failure | None = None
+        self._beat_at = 0.0
+        self._report_at: float | None = None
+        self._stepped_at: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """It says and hears nothing more; it may still be leaving its function."""
+        return self.outcome is not None
+
+    # -- events and time
+
+    def start(self, now: float) -> Sequence[events.RankEffect]:
+        """Once, before anything else."""
+        return self._connect(now)
+
+    def handle(self, event: events.RankEvent, now: float) -> Sequence[events.RankEffect]:
+        match event:
+            case events.Heard(session, message):
+                effects = self._hear(session, message, now)
+            case events.Closed(session, error, jitter):
+                effects = self._closed(session, error, jitter, now)
+            case events.Stepped(step):
+                effects = self._step(step, now)
+            case events.Waiting():
+                effects = self._wait()
+            case events.Raised(reason):
+                effects = self._leave(Failure(self.generation or 0, reason))
+            case events.Returned():
+                effects = self._return()
+        return [*effects, *self.tick(now)]
+
+    def tick(self, now: float) -> Sequence[events.RankEffect]:
+        effects: list[events.RankEffect] = [*self._leaving.tick(now)]
+        if self.has_ended:
+            return effects
+        effects += self._pass_silence(now)
+        effects += self._pass_stream(now)
+        return effects + self._pass_beat(now)
+
+    def deadline(self, now: float) -> float | None:
+        """When to call tick next; after `now`, once handle or tick was called for `now`."""
+        moments: list[float | None] = [self._leaving.deadline]
+        if not self.has_ended:
+            moments += [self._stream.next_at, self._gives_up_at(), self._silent_at()]
+            moments += [self._beat_at, self._report_at] if self._stream.is_open else []
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    # -- the stream
+
+    def _connect(self, now: float) -> list[events.RankEffect]:
+        session = self._stream.open(now)
+        self._beat_at = now + self.config.beat_interval_s
+        return [events.Connect(session), *(events.Send(session, message) for message in self._held())]
+
+    def _held(self) -> list[FromWorker]:
+        """Rule 3."""
+        is_ready = self.phase in _WAITS
+        entry = replace(
+            self._entry,
+            generation=self.generation,
+            is_ready=is_ready and self._failure is None,
+            seen=self.seen,
+            step=self.step,
+        )
+        held: list[FromWorker] = [entry]
+        if self._failure is not None:
+            held += [self._failure, Ready(self.generation)] if is_ready else [self._failure]
+        if self.phase is RankPhase.FINISHED and self.generation is not None:
+            held.append(Finish(self.generation))
+        return held
+
+    def _send(self, *messages: FromWorker) -> list[events.RankEffect]:
+        """Without a stream, the next one repeats what is held."""
+        if not self._stream.is_open:
+            return []
+        return [events.Send(self._stream.session, message) for message in messages]
+
+    def _is_of_now(self, session: int) -> bool:
+        return not self.has_ended and self._stream.is_open and session == self._stream.session
+
+    def _accept(self) -> list[events.RankEffect]:
+        return [events.LighthouseBack()] if self._stream.accept() else []
+
+    def _closed(
+        self, session: int, error: LighthouseError | None, jitter: float, now: float
+    ) -> list[events.RankEffect]:
+        if not self._is_of_now(session):
+            return []
+        if error is not None and self._stream.is_final(error, now):
+            return self._end(error, now)
+        is_news = self._stream.close(now, jitter)
+        return [events.LighthouseLost(str(error or "it has ended the stream"))] if is_news else []
+
+    def _pass_stream(self, now: float) -> list[events.RankEffect]:
+        gives_up_at = self._gives_up_at()
+        if gives_up_at is not None and now >= gives_up_at:
+            waited_s = self.config.lighthouse_timeout_s
+            return self._end(Unreachable(f"the lighthouse was not reached for {waited_s:g} s; is it running?"), now)
+        if not self._stream.is_due(now):
+            return []
+        if not self._stream.is_open:
+            return self._connect(now)
+        session = self._stream.session
+        reason = f"no answer within {self.config.accept_timeout_s:g} s"
+        return [events.Disconnect(session), *self._closed(session, Unreachable(reason), 0.5, now)]
+
+    def _gives_up_at(self) -> float | None:
+        """Who runs can do without a lighthouse."""
+        since = self._stream.since
+        if since is None or self.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
+            return None
+        return since + self.config.lighthouse_timeout_s
+
+    # -- what the lighthouse says
+
+    def _hear(self, session: int, message: ToWorker, now: float) -> list[events.RankEffect]:
+        if not self._is_of_now(session):
+            return []
+        if isinstance(message, Refusal):
+            return self._closed(session, message.error, 0.5, now)
+        effects = self._accept()
+        match message:
+            case Welcome():
+                return effects
+            case Told():
+                return effects + self._told(message, now)
+            case Over(number, reason):
+                return effects + self._over(number, reason, now)
+            case Stop() | Done():
+                return effects + self._end(message, now)
+
+    def _told(self, told: Told, now: float) -> list[events.RankEffect]:
+        number = told.counters.number
+        if self.generation is not None and number <= self.generation:
+            return []
+        self.seen = max(number, -1 if self.seen is None else self.seen)
+        if self.phase not in _WAITS:
+            return [] if self.generation is None else self._over(self.generation, f"generation {number} runs", now)
+        self._failure = None
+        slot = self._entry.rank.slot
+        if slot not in told.slots:
+            was_spare, self.phase = self.phase is RankPhase.SPARE, RankPhase.SPARE
+            return [] if was_spare else [events.StandBy(told.counters)]
+        self.generation, self.phase, self._stepped_at = number, RankPhase.RUNNING, None
+        return [events.Run(told.counters, told.slots.index(slot), len(told.slots))]
+
+    def _over(self, number: int, reason: str, now: float) -> list[events.RankEffect]:
+        if number != self.generation:
+            return []
+        self._failure = None
+        if self.phase is RankPhase.FINISHED:
+            self.phase = RankPhase.READY
+            return self._send(Ready(number))
+        return self._interrupt(reason, now)
+
+    def _end(self, outcome: Done | Stop | LighthouseError, now: float) -> list[events.RankEffect]:
+        """Rule 4."""
+        self.outcome = outcome
+        effects: list[events.RankEffect] = [events.Disconnect(self._stream.session)] if self._stream.is_open else []
+        self._stream.give_up()
+        reason = outcome.reason if isinstance(outcome, Stop) else str(outcome)
+        return [*effects, events.Ended(outcome), *self._interrupt(reason, now)]
+
+    # -- what the function does
+
+    def _wait(self) -> list[events.RankEffect]:
+        if self.phase in (*_WAITS, RankPhase.FINISHED):
+            return []
+        self.phase = RankPhase.READY
+        self._leaving.end()
+        return self._send(Ready(self.generation))
+
+    def _leave(self, failure: Failure | None) -> list[events.RankEffect]:
+        """What was interrupted has not failed by itself."""
+        has_failed = self.phase is RankPhase.RUNNING and failure is not None
+        self.phase = RankPhase.IDLE
+        self._leaving.end()
+        if not has_failed or failure is None:
+            return []
+        self._failure = failure
+        return self._send(failure)
+
+    def _return(self) -> list[events.RankEffect]:
+        if self.phase is RankPhase.LEAVING:  # who has returned says no more: it waits
+            return self._wait()
+        if self.phase is not RankPhase.RUNNING or self.generation is None:
+            return self._leave(None)
+        self.phase = RankPhase.FINISHED
+        return self._send(Finish(self.generation))
+
+    def _step(self, step: int, now: float) -> list[events.RankEffect]:
+        self._stepped_at = now
+        if step > self.step:
+            self.step = step
+            last_at = self._beat_at - self.config.beat_interval_s
+            self._report_at = max(now, last_at + self.config.report_interval_s)
+        return []
+
+    # -- time
+
+    def _interrupt(self, reason: str, now: float) -> list[events.RankEffect]:
+        if self.phase is RankPhase.RUNNING:
+            self.phase = RankPhase.LEAVING
+            self._leaving.begin(reason, now)
+        return []  # tick says it, now and again
+
+    def _silent_at(self) -> float | None:
+        limit_s = self.config.soft_timeout_s
+        if limit_s is None or self._stepped_at is None or self.phase is not RankPhase.RUNNING:
+            return None
+        return self._stepped_at + limit_s
+
+    def _pass_silence(self, now: float) -> list[events.RankEffect]:
+        silent_at = self._silent_at()
+        if silent_at is None or now < silent_at or self.generation is None:
+            return []
+        self._failure = Failure(self.generation, f"no progress for {self.config.soft_timeout_s:g} s")
+        self._interrupt(self._failure.reason, now)
+        return [*self._send(self._failure), *self._leaving.tick(now)]
+
+    def _pass_beat(self, now: float) -> list[events.RankEffect]:
+        if not self._stream.is_open:
+            return []
+        if now < self._beat_at and (self._report_at is None or now < self._report_at):
+            return []
+        self._beat_at, self._report_at = now + self.config.beat_interval_s, None
+        return self._send(StepReport(self.step, self.phase.value))

@@ -1,0 +1,103 @@
+"""A wrapped function's side of its run in the lighthouse: the client, the rank's thread, and what StoreMixin asks."""
+
+import logging
+from types import TracebackType
+from typing import Self
+
+from agent_client.errors import ConfigurationError
+from agent_client.restart.async_exception import Interruption
+from agent_client.restart.interrupter import Hands
+from agent_client.restart.launch import Launch
+from agent_client.restart.options import Options
+from agent_client.restart.rank_environment import RanksPlace
+from agent_client.restart.rank_thread import RankThread
+from agent_client.restart.rules.events import Ended, Run
+from agent_client.restart.rules.machine import RankMachine
+from agent_client.restart.state import RestartAbort
+from agent_client.restart.store import enter_run, last_generation, leave_run
+from lighthouse_protocol.messages.run import Done
+from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_runtime.client.lighthouse import LighthouseClient
+
+log = logging.getLogger(__name__)
+
+_completed: set[tuple[str, str, str]] = set()
+"""Lighthouse, job and run of what this process has seen the end of."""
+
+
+class RunLink:
+    """A context manager, around that of its `thread`."""
+
+    def __init__(self, options: Options, launch: Launch, hands: Hands, place: RanksPlace) -> None:
+        """Raises ConfigurationError if there is no lighthouse, or the run has been completed by this process."""
+        if not launch.lighthouse:
+            raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; use_global_iteration=True needs a lighthouse")
+        self._key = (launch.lighthouse, launch.job, launch.run)
+        if self._key in _completed:
+            raise ConfigurationError(f"run {launch.run!r} is complete; the next needs a LIGHTHOUSE_RUN_ID of its own")
+        self.client = LighthouseClient(launch.lighthouse, job=launch.job, run=launch.run)
+        self.run = launch.run
+        self.slot = launch.slot
+        self.timeout_s = options.store_timeout_s
+        self._launch = launch
+        self._place = place
+        self._hands = hands
+        machine = RankMachine(launch.entry(options.terms(launch)), options.rank_config())
+        self.thread = RankThread(machine, self.client.rank, hands)
+        self._previous: int | None = None
+
+    def __enter__(self) -> Self:
+        if self._launch.attempt > 0:
+            self._previous = self._last_generation()
+        enter_run(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        leave_run(self)
+        self.client.close()
+
+    @property
+    def iteration(self) -> int:
+        return self._place.state.iteration
+
+    def began(self, run: Run) -> None:
+        """Say so, if it is not the run's first."""
+        if self._previous is not None or self._launch.attempt > 0:
+            previous = "unknown" if self._previous is None else self._previous
+            log.info("Rank %d: Restart complete. Previous: %s, Current: %d", run.rank, previous, run.number)
+        self._previous = run.number
+
+    def advance(self) -> int:
+        """The function wants the next generation. While this rank is a spare, it stays in here."""
+        self._hands.end()
+        self.thread.ready()
+        verdict = self.thread.wait()
+        if isinstance(verdict, Ended):
+            raise Interruption
+        self._place.take(verdict)
+        self.began(verdict)
+        self._hands.begin()
+        return verdict.number
+
+    def ended(self, verdict: Ended) -> None:
+        if isinstance(verdict.outcome, Done):
+            _completed.add(self._key)
+
+    def abort(self, end: SystemExit | KeyboardInterrupt) -> None:
+        """This process ends by what stops the whole run. A supervisor sees that by itself."""
+        asks = isinstance(end, KeyboardInterrupt) or end.code == RestartAbort().code
+        if self._launch.is_supervised or not asks:
+            return
+        reason = f"rank {self._place.state.rank}: {end if str(end) else 'interrupted'}"
+        try:
+            self.client.stop_run(reason, timeout_s=self.timeout_s)
+        except LighthouseError as e:
+            log.warning("the other ranks were not told to stop (%s): %s", reason, e)
+
+    def _last_generation(self) -> int | None:
+        """Of this slot's previous process, for the log."""
+        try:
+            return last_generation(self.client, self.run, self.slot, self.timeout_s)
+        except LighthouseError as e:
+            log.info("the previous generation is not known: %s", e)
+            return None

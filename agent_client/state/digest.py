@@ -1,0 +1,127 @@
+"""A digest of tensors, bit by bit, so that ranks which should hold the same can tell whether they do.
+
+Two sums of products that wrap around at 64 bits: of all words, and of their upper halves, each times a weight that is
+drawn for its place. So an element that changes, and elements that change places, or their signs, are seen. The sums are
+exact, so their order does not matter, and they are the same on every machine of one byte order. On a GPU nothing is
+waited for when a digest is taken: only `read` waits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from agent_client.state.rules.comparison import WINDOW_BYTES, Digest, Piece, windows
+
+WORD_BYTES = 8
+HALF_BITS = 32
+MULTIPLIER = 0x9E3779B97F4A7C15  # of splitmix64, which the weights are
+_MIXES = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+
+
+@dataclass(slots=True)
+class PendingDigest:
+    """One of each device, in order; on the CPU as soon as `events` have happened."""
+
+    sums: list[Tensor]
+    events: list[torch.cuda.Event]
+
+    def read(self) -> Digest:
+        for event in self.events:
+            event.synchronize()
+        plain = weighted = 0
+        for sums in self.sums:
+            first, second = sums.tolist()
+            plain, weighted = plain * MULTIPLIER + first, weighted * MULTIPLIER + second
+        return _wrapped(plain), _wrapped(weighted)
+
+
+class Digests:
+    """Of samples of tensors, one window after the other."""
+
+    def __init__(self, window_bytes: int = WINDOW_BYTES) -> None:
+        self._window_bytes = window_bytes
+        self._names: list[int] = []
+        self._windows: list[list[Piece]] = [[]]
+        self._memory: dict[torch.device, _Memory] = {}
+
+    @torch.no_grad()
+    def take(
+        self, tensors: Sequence[Tensor], number: int, of: Callable[[Tensor], Tensor | None] = lambda tensor: tensor
+    ) -> PendingDigest:
+        """Of window `number` of `tensors`, modulo their count: of each tensor `of` it, which has its shape, or is
+        None. Of what is sharded, the local part counts."""
+        names = list(map(id, tensors))
+        if names != self._names:
+            local = [_local(tensor) for tensor in tensors]
+            sizes = [(0, 1) if it is None else (it.numel(), it.element_size()) for it in local]
+            self._names, self._windows = names, windows(sizes, self._window_bytes)
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for piece in self._windows[number % len(self._windows)]:
+            tensor = _local(of(tensors[piece.index]))
+            if tensor is not None:
+                flat = tensor.reshape(-1)[piece.start : piece.stop].view(torch.uint8)
+                by_device.setdefault(tensor.device, []).append(flat)
+        return _fetched([self._sums(parts) for parts in by_device.values()])
+
+    def _sums(self, parts: Sequence[Tensor]) -> Tensor:
+        size = sum(part.numel() for part in parts)
+        count = -(-size // WORD_BYTES)
+        memory = self._memory.get(parts[0].device)
+        if memory is None or len(memory.weights) < count:
+            memory = self._memory[parts[0].device] = _Memory(count, parts[0].device)
+        words, halves, weights = memory.words[:count], memory.halves[:count], memory.weights[:count]
+        words[-1:] = 0
+        torch.cat(list(parts), out=words.view(torch.uint8)[:size])
+        torch.bitwise_right_shift(words, HALF_BITS, out=halves)
+        if words.is_cuda:  # torch has no product of integer vectors there
+            return torch.stack([words.mul_(weights).sum(), halves.mul_(weights).sum()])
+        return torch.stack([torch.dot(words, weights), torch.dot(halves, weights)])
+
+
+class _Memory:
+    """For so many words."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.words = torch.empty(count, dtype=torch.int64, device=device)
+        self.halves = torch.empty_like(self.words)
+        self.weights = _weights(count).to(device)
+
+
+def _weights(count: int) -> Tensor:
+    """splitmix64 of the places; the shifts are of unsigned numbers."""
+    weights = torch.arange(1, count + 1) * _wrapped(MULTIPLIER)
+    for bits, multiplier in _MIXES:
+        shifted = (weights >> bits) & ((1 << (64 - bits)) - 1)
+        weights = (weights ^ shifted) * _wrapped(multiplier)
+    return weights
+
+
+def _local(tensor: Tensor | None) -> Tensor | None:
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    if tensor is None or tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return None
+    return tensor.detach()
+
+
+def _fetched(sums: Sequence[Tensor]) -> PendingDigest:
+    found: list[Tensor] = []
+    events: list[torch.cuda.Event] = []
+    for tensor in sums:
+        if not tensor.is_cuda:
+            found.append(tensor.cpu())
+            continue
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        found.append(pinned.copy_(tensor, non_blocking=True))
+        with torch.cuda.device(tensor.device):
+            events.append(torch.cuda.Event())
+            events[-1].record()
+    return PendingDigest(found, events)
+
+
+def _wrapped(value: int) -> int:
+    """As an int64."""
+    return (value + 2**63) % 2**64 - 2**63

@@ -1,0 +1,1 @@
+"""What is compared of a state. No I/O, no clock."""

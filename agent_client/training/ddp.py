@@ -1,0 +1,233 @@
+"""torch's DistributedDataParallel, its gradients reduced by the Agent, bucket by bucket, beside the backward pass.
+
+torch lays its buckets out anew after a replica's first backward pass, in the order of that pass. A group that has just
+come back would then sum other gradients than its peers: silently, since the lengths agree. Here they are laid out once,
+before the first pass, last parameter first; what moves or leaves out buckets is refused.
+
+A forward pass in training mode begins the step. A backward pass that raises after it has reduced some buckets is given
+up: its step is discarded before the next one begins, since the peers wait for the other buckets.
+
+With `find_unused_parameters` torch leaves the gradient of a parameter that no rank used as it was, mostly None, and
+asks its process group who used which. All replica groups must agree on that as they do on the sums, so they are asked.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import GradBucket
+from torch.nn import parallel
+
+from agent_client.agent.agent import Agent
+from agent_client.collectives.compiling import never_compiled, not_itself_compiled
+from agent_client.collectives.observed import ObservedGroup
+from agent_client.errors import AgentError
+from agent_client.training.salvage import Salvage
+from agent_client.training.shared_buffers import SharedBuffers
+
+
+class DistributedDataParallel(parallel.DistributedDataParallel):
+    """Replicates inside the group as torch does, and across replica groups through `agent`."""
+
+    def __init__(self, module: torch.nn.Module, agent: Agent, *, salvage: bool = False, **options: Any) -> None:
+        """`salvage`: a step that loses a peer is committed with the survivors' gradients, without computing them again,
+        for the memory of one more set. `options` are torch's, but for process_group. `broadcast_buffers`, True by
+        default, keeps the buffers equal in all replica groups as well: at each commit they are those of the first one.
+
+        Raises ValueError for those that move or leave out buckets.
+        """
+        for name in ("static_graph", "process_group", "skip_all_reduce_unused_params"):
+            if options.get(name):
+                raise ValueError(f"{name}: does not go with replica groups that come and go; leave it out")
+        group = _GroupAmongGroups(agent)
+        super().__init__(module, process_group=group, **options)
+        group.parameters, _ = self._build_params_for_reducer()
+        group.label = name = _name_in(agent.state.model, module)
+        self._lay_out_buckets()
+        self.salvage = Salvage(agent, group.parameters) if salvage else None
+        if self.salvage is not None:
+            group.salvage = self.salvage
+            agent.salvage_by(self.salvage.reduce_again)
+        self._agent = agent
+        self._reduction = _Reduction(agent, self.salvage, name)
+        self._shared = SharedBuffers(agent, self._buffers_to_share)
+        self.register_comm_hook(self._reduction, _reduce_bucket)
+        agent.add_part(self)
+
+    @not_itself_compiled
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """As torch's; in training mode, with gradients, it begins a step where none is under way."""
+        if torch.is_grad_enabled():
+            self._begin_pass()
+        return super().forward(*inputs, **kwargs)
+
+    @never_compiled
+    def _begin_pass(self) -> None:
+        if self.training:
+            self._agent.computes(accumulates=not self.require_backward_grad_sync)
+            self._shared.begin_step()
+            self._forget_untold_pass()
+            if self._reduction.is_expected and not self.require_backward_grad_sync:
+                self._reset_reducer()  # else torch would reduce this pass in place of the one that never came
+        self._reduction.is_expected |= self.require_backward_grad_sync
+
+    # -- a part of each step
+
+    @property
+    def begins_steps(self) -> bool:
+        return self.training
+
+    def give_up(self) -> None:
+        """Raises AgentError in a group of several ranks: the others wait for this one in sums of the group's own."""
+        if self._reduction.buckets is None:
+            return
+        if self._agent.group_world_size > 1:
+            raise AgentError(
+                "a backward pass was given up (it raised, and the script went on): the other ranks of the group wait "
+                "for the rest of its gradients. Let the error end this process, so that its group is restarted"
+            )
+        self._reset_reducer()
+
+    def agree(self) -> None:
+        """Raises RuntimeError, torch's own, where parameters were not used: their buckets were not reduced."""
+        self.reducer._check_reducer_finalized()
+        self._shared.agree()
+
+    def settle(self, *, is_committed: bool) -> None:
+        self._shared.settle(is_committed=is_committed)
+
+    def _forget_untold_pass(self) -> None:
+        """A pass that raised before it had reduced anything: the next one is of the same step. In a group of
+        several torch would wait here for the other ranks: there the next pass raises torch's own error."""
+        try:
+            self.reducer._check_reducer_finalized()
+        except RuntimeError:
+            if self._reduction.buckets is None and self._agent.group_world_size == 1:
+                self._reset_reducer()
+
+    def _reset_reducer(self) -> None:
+        self._reduction.ended()
+        self.reducer._reset_state()
+        self._lay_out_buckets()
+
+    def _buffers_to_share(self) -> list[Tensor]:
+        """Those that torch broadcasts inside the group."""
+        if not self.broadcast_buffers:
+            return []
+        self._assign_modules_buffers()
+        return self.modules_buffers
+
+    def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
+        """In the order of the buckets. Where torch looks for unused ones, it turns that order itself."""
+        parameters, are_sparse = super()._build_params_for_reducer()
+        return (parameters, are_sparse) if self.find_unused_parameters else (parameters[::-1], are_sparse[::-1])
+
+    def _lay_out_buckets(self) -> None:
+        """What torch does after a first backward pass, and once only; never where it looks for unused parameters."""
+        self.reducer._push_all_rebuilt_params()
+        self.reducer._rebuild_buckets()
+
+
+class _GroupAmongGroups(ObservedGroup):
+    """The ranks of this replica group; but torch's own all-reduce goes over all replica groups.
+
+    That is the one of the map of used parameters: all else that torch all-reduces goes through the hook.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        observed = agent.group_for_torch()
+        super().__init__(observed.ranks, observed.progress)
+        self.agent = agent
+        self.parameters: list[torch.nn.Parameter] = []  # in the order of the map
+        self.salvage: Salvage | None = None
+        self.label = ""
+
+    @never_compiled
+    def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Sets the map to 1 where any rank used the parameter, and its gradient counts."""
+        [used] = tensors
+        here = used.bool()
+        if self.salvage is not None:
+            self.salvage.keep_used(used.float(), self._map)
+        _at_the_end(lambda: self._forget(here & ~used.bool()))  # torch's own end is queued when this returns
+        marked = _reduce(self.agent, used.float(), self._map).then(lambda mean: [used.copy_(mean.value() > 0)])
+        return c10d._create_work_from_future(marked)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def _map(self) -> str:
+        return f"{self.label}, used parameters"
+
+    def _forget(self, uncounted: Tensor) -> None:
+        """A group that heals counts for nothing: what only it used has no gradient in the others, so none here."""
+        for parameter, is_uncounted in zip(self.parameters, uncounted.tolist(), strict=True):
+            if is_uncounted:
+                parameter.grad = None
+
+
+def _name_in(model: torch.nn.Module, module: torch.nn.Module) -> str:
+    """Where `module` stands in the model that all groups have, or its class; the same whether it is compiled or not."""
+    module, model = (getattr(each, "_orig_mod", each) for each in (module, model))
+    found = next((name for name, part in model.named_modules() if part is module), "")
+    return found or type(module).__name__
+
+
+@dataclass(slots=True)
+class _Reduction:
+    """What the hook works with. `buckets`: so many of the pass under way are reduced; None: all, or no pass is.
+
+    `is_expected`: torch reduces in the next backward pass, since a forward pass has told it to: one whose loss may be
+    looked at only, as in an evaluation with gradients enabled."""
+
+    agent: Agent
+    salvage: Salvage | None
+    module: str
+    buckets: int | None = None
+    is_expected: bool = False
+    _names: dict[int, str] = field(default_factory=dict[int, str])
+
+    def name(self, bucket: int) -> str:
+        """The same in all replica groups."""
+        if bucket not in self._names:
+            self._names[bucket] = f"{self.module}, bucket {bucket}"
+        return self._names[bucket]
+
+    def ended(self) -> None:
+        """The pass under way, or that which was expected."""
+        self.buckets, self.is_expected = None, False
+
+
+@never_compiled
+def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    name = reduction.name(bucket.index())
+    reduction.agent.backward_reduces()
+    _at_the_end(reduction.agent.backward_ended)
+    reduction.buckets = bucket.index() + 1
+    if bucket.is_last():
+        _at_the_end(reduction.ended)
+    if reduction.salvage is not None:
+        reduction.salvage.keep_bucket(bucket, name)
+    return _reduce(reduction.agent, bucket.buffer(), name)
+
+
+def _at_the_end(act: Callable[[], None]) -> None:
+    """Of the backward pass, if it comes there; after what torch has queued for it by then."""
+    engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
+    engine.queue_callback(lambda: engine.queue_callback(act))
+
+
+def _reduce(agent: Agent, tensor: Tensor, name: str) -> torch.futures.Future[Tensor]:
+    reduced: torch.futures.Future[Tensor] = torch.futures.Future()
+
+    def pass_on(done: Future[Tensor]) -> None:
+        error = done.exception()
+        if isinstance(error, Exception):
+            reduced.set_exception(error)  # pyright: ignore[reportArgumentType]
+        else:
+            reduced.set_result(done.result())
+
+    agent.all_reduce(tensor, name=name).add_done_callback(pass_on)
+    return reduced

@@ -1,0 +1,205 @@
+"""LocalSGD (arXiv 1805.09767): each rank takes `sync_every` steps of its own, then all average their parameters.
+
+Between two averages nobody talks to anybody. The average is a step of the Agent, an outer step: its quorum is asked for
+when it begins, so those who have come meanwhile are in it, and it commits in all ranks or in none. What the replica
+groups agree on are the global parameters, those of the last commit; they are what heals.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from agent_client.agent.agent import Agent
+from agent_client.agent.rules.world_size import WorldSizeMode
+from agent_client.training.optimizer import FaultTolerantOptimizer
+
+STATE_NAME = "outer"
+
+
+class OuterState:
+    """The global parameters, beside the local ones that the inner steps move, and what goes with them to who heals.
+
+    Of what is sharded inside the group, each rank holds its shards.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.tensors = [tensor.clone() for tensor in self.local]
+        self.optimizer: Optimizer | None = None
+        self.inner_steps = 0
+
+    @property
+    def local(self) -> list[Tensor]:
+        """The memory of the model's parameters."""
+        detached = [parameter.detach() for parameter in self.parameters]
+        return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in detached]
+
+    def state_dict(self) -> dict[str, Any]:
+        optimizer = self.optimizer.state_dict() if self.optimizer else {}
+        return {"parameters": self.tensors, "optimizer": optimizer, "inner_steps": self.inner_steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for tensor, received in zip(self.tensors, state_dict["parameters"], strict=True):
+            tensor.copy_(received)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state_dict["optimizer"])
+        self.inner_steps = state_dict["inner_steps"]
+
+
+class OuterSteps(FaultTolerantOptimizer):
+    """zero_grad() and step() are the inner optimizer's; every `interval`-th step() ends an outer step.
+
+    An outer step begins `delay` inner steps earlier; what it needs of the peers travels beside them. One that is
+    discarded is tried again at once, `attempts` times in all; after that its inner steps are lost.
+
+    A position for StepSampler: inner steps count, and those of a lost outer step are taken again.
+    """
+
+    votes_each_step = False
+    accumulates = False
+
+    def __init__(
+        self, optimizer: Optimizer, agent: Agent, state: OuterState, *, interval: int, delay: int, attempts: int
+    ) -> None:
+        agent.refuse_catch_up("steps of one's own: an average is no sum of gradients")
+        super().__init__(optimizer, agent)
+        if interval < 1 or attempts < 1:
+            raise ValueError(f"sync_every and attempts must be at least 1, not {interval} and {attempts}")
+        if agent.world_size_mode is WorldSizeMode.CONSTANT_BATCH:
+            raise ValueError(
+                "world_size_mode: constant_batch deals out the microbatches of a step; local steps have none"
+            )
+        if agent.state.standing.setdefault(STATE_NAME, state) is not state:
+            raise ValueError(f"the agent's TrainState holds another {STATE_NAME!r}; one LocalSGD or DiLoCo an agent")
+        if not parameters_of(optimizer) <= set(state.parameters):
+            raise ValueError("optimizer: moves parameters that are not the model's; nobody would synchronise them")
+        agent.ask_late()
+        agent.state.stands_still = delay == 0
+        self._state = state
+        self._interval = interval
+        self._delay = delay
+        self._attempts = attempts
+        self._taken = 0
+
+    @property
+    def global_parameters(self) -> list[Tensor]:
+        """Those of the last committed outer step, in the order of model.parameters(); the same in all groups.
+
+        Of what is sharded inside the group, this rank's shards.
+        """
+        return list(self._state.tensors)
+
+    @property
+    def current_step(self) -> int:
+        """Inner steps so far, those of every committed outer step counted in full."""
+        return self._agent.current_step * self._interval + self._state.inner_steps
+
+    @property
+    def steps_ended(self) -> int:
+        """Inner steps that this rank has taken."""
+        return self._taken
+
+    @property
+    def moves(self) -> int:
+        return self._taken
+
+    def slot(self) -> tuple[int, int]:
+        """(place, number of places) among all ranks of the last outer step's quorum."""
+        self._join()
+        return self._agent.last_slot()
+
+    def slots(self) -> list[tuple[int, int]]:
+        return [self.slot()]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._join()
+        self.wrapped.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], float] | None = None) -> bool:
+        """An inner step. False: it ended an outer step that was discarded; the parameters are the global ones."""
+        self.wrapped.step(closure)
+        self._state.inner_steps += 1
+        self._taken += 1
+        if self._state.inner_steps == self._interval - self._delay:
+            self._begin()
+        return self._state.inner_steps < self._interval or self._end()
+
+    def _join(self) -> None:
+        """Whoever holds nothing yet takes over its peers' state before it trains, in an outer step of no inner ones."""
+        while self._agent.current_step == 0:
+            self._begin()
+            self._end()
+
+    def _begin(self) -> None:
+        """The quorum is waited for: a peer that heals is served the state as it is now."""
+        self._agent.start_quorum()
+        step = self._agent.quorum_step
+        self._contribute(self._agent.current_step if step is None else step)
+
+    @torch.no_grad()
+    def _end(self) -> bool:
+        is_committed = self._agent.should_commit()
+        for _ in range(1, self._attempts):
+            if is_committed:
+                break
+            self._begin()
+            is_committed = self._agent.should_commit()
+        with self._agent.applying() if is_committed else nullcontext():
+            self._settle(is_committed)
+        self._state.inner_steps = 0
+        self._agent.tell_commit()
+        return is_committed
+
+    def _mean(self, index: int, tensor: Tensor) -> "Future[Tensor]":
+        """Begin to average what this rank has found for parameter `index`, in place."""
+        is_sharded = isinstance(self._state.parameters[index], DTensor)
+        return self._agent.all_reduce(tensor, within_group=not is_sharded, name=f"parameter {index}")
+
+    def _contribute(self, step: int) -> None:
+        """Begin to average what outer step `step` is made of."""
+        raise NotImplementedError
+
+    def _settle(self, is_committed: bool) -> None:
+        """Move the global parameters, if it was committed, and then the local ones."""
+        raise NotImplementedError
+
+
+def parameters_of(optimizer: Optimizer) -> set[Tensor]:
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
+
+
+class LocalSGD(OuterSteps):
+    """Averages `model`'s parameters every `sync_every` steps of `optimizer`.
+
+        agent = Agent.from_env(state=TrainState(model, optimizer))
+        optimizer = LocalSGD(model, optimizer, agent, sync_every=100)
+
+    Then use it like the optimizer that it wraps. Every replica group gives the same numbers. The Agent's timeouts must
+    allow for how far apart the groups reach an outer step. Costs the memory of the parameters once, and once more in an
+    outer step.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: Optimizer, agent: Agent, *, sync_every: int, attempts: int = 2
+    ) -> None:
+        state = OuterState(model.parameters())
+        super().__init__(optimizer, agent, state, interval=sync_every, delay=0, attempts=attempts)
+        self._means: list[Future[Tensor]] = []
+
+    def _contribute(self, step: int) -> None:
+        self._means = [self._mean(index, tensor.clone()) for index, tensor in enumerate(self._state.local)]
+
+    def _settle(self, is_committed: bool) -> None:
+        state = self._state
+        if is_committed:
+            for tensor, mean in zip(state.tensors, self._means, strict=True):
+                tensor.copy_(mean.result())
+        for parameter, tensor in zip(state.local, state.tensors, strict=True):
+            parameter.copy_(tensor)
+        self._means = []

@@ -1,0 +1,96 @@
+"""An optimizer whose step() commits a step, or discards it, whatever begins it."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch.optim import Optimizer
+
+from agent_client.agent.agent import Agent
+from agent_client.agent.rules.loop_order import ZeroGradOrder
+from agent_client.collectives.compiling import not_itself_compiled
+from agent_client.errors import ConfigurationError
+
+
+class FaultTolerantOptimizer(Optimizer):
+    """Wraps `optimizer`; schedulers take either of the two. A discarded step leaves everything as it was.
+
+    `last_loss` is what the closure of the last step() returned; None without one.
+    """
+
+    votes_each_step: ClassVar[bool] = True
+
+    def __init__(self, optimizer: Optimizer, agent: Agent) -> None:
+        """Raises ConfigurationError for an optimizer that evaluates the model several times in one step (LBFGS)."""
+        if self.votes_each_step and _needs_closure(optimizer):
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} evaluates the model several times in one step, and moves the parameters "
+                "in between; a step is voted on once. Use an optimizer whose step() needs no closure, or LocalSGD"
+            )
+        self.wrapped = optimizer
+        self.last_loss: Any = None
+        self._order = ZeroGradOrder()
+        self._agent = agent
+        self._follower = agent.follow(optimizer)
+        # Hooks have one home: those registered here run when the wrapped one steps, or saves or loads its state.
+        vars(self).update((name, hooks) for name, hooks in vars(optimizer).items() if name.endswith("_hooks"))
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.wrapped.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.wrapped.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.wrapped.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """At the top of a loop, begin the step: its quorum is asked for while the forward pass runs. At its end, only
+        zero the gradients: the next forward pass, reduction or vote begins the next step (see loop_order.py)."""
+        agent = self._agent
+        if self._order.zeroes(has_computed=agent.has_computed, forward_begins=agent.forward_begins):
+            agent.start_quorum()
+        self.wrapped.zero_grad(set_to_none)
+
+    @not_itself_compiled
+    def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
+        """Vote; apply the gradients if every rank of the group agrees: at once, or where this group catches up when
+        their turn comes. Whether the step was committed.
+
+        `closure` computes the loss and the gradients anew; it is called once, before the vote, with gradients enabled.
+        """
+        self._order.steps()
+        self.last_loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                self.last_loss = closure()
+        if not self._agent.should_commit():
+            return False
+        with self._agent.applying():
+            if self._follower is not None:
+                self._follower.apply()
+            else:
+                self.wrapped.step()
+        self._agent.tell_commit()
+        return True
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.wrapped.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        self.wrapped.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.wrapped.add_param_group(param_group)
+
+    def __repr__(self) -> str:
+        return f"FaultTolerantOptimizer({self.wrapped!r})"
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    parameter = inspect.signature(optimizer.step).parameters.get("closure")
+    return parameter is not None and parameter.default is inspect.Parameter.empty

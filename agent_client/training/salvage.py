@@ -1,0 +1,78 @@
+"""Gradients that were computed are not thrown away with the quorum under which they could not be summed.
+
+What each bucket held before its reduction is kept until the next backward pass. If a peer is lost, the step is tried
+again under the next quorum from there, bucket by bucket in the order of a backward pass: so it meets peers that do
+the same, and peers that compute the step anew. It costs no recomputation, and the memory of one more set of gradients.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.distributed import GradBucket
+
+from agent_client.agent.agent import Agent
+
+log = logging.getLogger(__name__)
+
+MIB = 2**20
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One bucket: its parameters in order, what it held, flat, and what the sum of it is called."""
+
+    parameters: list[Tensor]
+    content: Tensor
+    name: str
+
+
+@dataclass(slots=True)
+class Salvage:
+    """`parameters` are those of the map of used ones, in its order."""
+
+    agent: Agent
+    parameters: list[torch.nn.Parameter] = field(default_factory=list[torch.nn.Parameter])
+    _buckets: list[_Kept] = field(default_factory=list[_Kept])
+    _used: tuple[Tensor, str] | None = None
+    _has_told: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(kept.content.nbytes for kept in self._buckets)
+
+    def keep_bucket(self, bucket: GradBucket, name: str) -> None:
+        if bucket.index() == 0:
+            self._buckets, self._used = [], None
+        self._buckets.append(_Kept(bucket.parameters(), bucket.buffer().clone(), name))
+        if bucket.is_last() and not self._has_told:
+            self._has_told = True
+            log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
+
+    def keep_used(self, used: Tensor, name: str) -> None:
+        """The map of the parameters that this rank has used, where torch asks for it: what is reduced last."""
+        self._used = used.clone(), name
+
+    def reduce_again(self) -> None:
+        """Under the quorum of the step under way; leaves the means where a backward pass would leave them."""
+        missing: dict[int, Tensor] = {}
+        for kept in self._buckets:
+            reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name).result()
+            sizes = [parameter.numel() for parameter in kept.parameters]
+            for parameter, mean in zip(kept.parameters, reduced.split(sizes), strict=True):
+                if parameter.grad is None:
+                    missing[id(parameter)] = mean
+                else:
+                    parameter.grad.copy_(mean.view_as(parameter.grad))
+        if self._used is not None:
+            self._settle_unused(*self._used, missing)
+
+    def _settle_unused(self, used: Tensor, name: str, missing: dict[int, Tensor]) -> None:
+        """A parameter that nobody used has no gradient; one that only a peer used has that of the peer."""
+        by_any = self.agent.all_reduce(used.clone(), name=name).result() > 0
+        for parameter, here, anywhere in zip(self.parameters, used.tolist(), by_any.tolist(), strict=True):
+            if anywhere and id(parameter) in missing:
+                parameter.grad = missing[id(parameter)].view_as(parameter).clone()
+            elif here and not anywhere:
+                parameter.grad = None

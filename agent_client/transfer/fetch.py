@@ -1,0 +1,253 @@
+"""The target's side of http.py: transfer.py decides what to read next, this reads it. Errors name every source."""
+
+import http.client
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+
+from agent_client.state.decoding import MAX_HEADER_BYTES, CorruptState, decode
+from agent_client.state.snapshot import StateMismatch
+from agent_client.state.tree import State
+from agent_client.transfer.connection import DeadlineSocket, connect, split_address
+from agent_client.transfer.offers import StateKey
+from agent_client.transfer.priority import Pace
+from agent_client.transfer.response import StateUnavailable, check_begin, check_rest
+from agent_client.transfer.rules.source_order import Broken, Failed, Read, Refused, TransferMachine
+from lighthouse_protocol.refusals import LighthouseError
+
+log = logging.getLogger(__name__)
+
+_WAIT_SHARE = 0.9
+"""Of its time the source may wait for its snapshot, so that its refusal arrives before that is over."""
+
+FindAddress = Callable[[], str]
+
+
+def fetch(
+    address: str,
+    key: tuple[int, int, int],
+    timeout_s: float,
+    *,
+    wait_s: float | None = None,
+    max_bytes: int | None = None,
+    max_header_bytes: int = MAX_HEADER_BYTES,
+) -> State:
+    """The state that `address` (http://host:port) holds under `key`. Parameters and errors as those of Fetch."""
+    sources = {address: lambda: address}
+    return Fetch(
+        sources,
+        key,
+        timeout_s,
+        accept=lambda _: None,
+        wait_s=wait_s,
+        max_bytes=max_bytes,
+        max_header_bytes=max_header_bytes,
+    ).run()
+
+
+class Fetch:
+    """One transfer of the state under `key`, its tensors on the CPU, from the first of `sources` that can give it.
+
+    `sources`: name to what finds its address (http://host:port), in the order in which they are asked. `accept` raises
+    StateMismatch for a state that does not fit; the next source is asked then. `silence_s`: how long a source may send
+    nothing while there is another; `wait_s`: how long it may wait for that key to be published, by default most of its
+    time. `timeout_s` bounds all but the resolution of host names. `gives_way`: nobody waits for it (priority.py).
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, FindAddress],
+        key: tuple[int, int, int],
+        timeout_s: float,
+        *,
+        accept: Callable[[State], object],
+        expect: Callable[[State], object] | None = None,
+        silence_s: float | None = None,
+        wait_s: float | None = None,
+        max_bytes: int | None = None,
+        max_header_bytes: int = MAX_HEADER_BYTES,
+        gives_way: bool = False,
+    ) -> None:
+        self._sources = sources
+        self._key = StateKey(*key)
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._accept, self._expect = accept, expect
+        self._wait_s = wait_s
+        self._max_bytes = max_bytes
+        self._max_header_bytes = max_header_bytes
+        self._gives_way = gives_way
+        self._pace: Pace | None = None
+        self._machine = TransferMachine(list(sources), deadline=self._deadline, silence_s=silence_s or timeout_s)
+        self._kinds: list[type[Exception]] = []
+        self._difference = ""
+        self._lock = threading.Lock()
+        self._cancelled = threading.Event()
+        self._why_cancelled = ""
+        self._socket: DeadlineSocket | None = None
+        self._response: http.client.HTTPResponse | None = None
+        self._length = self._received = 0
+        self._source = self._tag = ""
+
+    def run(self) -> State:
+        """Raises TimeoutError, StateUnavailable (ask the next quorum for a source), or, where each source failed in
+        the same way, what `accept` raised, CorruptState, or ValueError for a malformed address. Nothing is used then.
+        """
+        self._pace = Pace() if self._gives_way else None
+        action = self._machine.begin(time.monotonic())
+        while isinstance(action, Read):
+            try:
+                return self._attempt(action)
+            except _Next as next_:
+                action = next_.action
+            finally:
+                self._hang_up()
+        raise self._failure(action)
+
+    def cancel(self, reason: str) -> None:
+        """From any thread: `run` raises StateUnavailable at once."""
+        with self._lock:
+            self._why_cancelled = reason
+            self._cancelled.set()
+            if self._socket is not None:
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """The next bytes of the state, over a new connection where the old one broke."""
+        while True:
+            try:
+                with self._judging():
+                    return self._receive(buffer)
+            except _Next as next_:
+                self._resume(next_.action)
+
+    def _attempt(self, read: Read) -> State:
+        self._source, self._received, self._tag = read.source, 0, ""
+        with self._judging():
+            self._open(read)
+            state = decode(self, self._length, max_header_bytes=self._max_header_bytes, expect=self._expect)
+            self._accept(state)
+        return state
+
+    def _resume(self, action: Read | Failed) -> None:
+        """Raises _Next where that is not to go on with the state that is being decoded."""
+        while isinstance(action, Read) and action.offset > 0:
+            try:
+                with self._judging():
+                    return self._open(action)
+            except _Next as next_:
+                action = next_.action
+        raise _Next(action)
+
+    def _receive(self, buffer: memoryview) -> int:
+        count = self._response.readinto(buffer) if self._response else 0
+        if not count and self._received >= self._length:
+            raise CorruptState(f"the state is longer than the {self._length} bytes that were announced")
+        if not count:
+            raise ConnectionError("the source withdrew it or has ended")
+        self._received += count
+        if self._pace is not None:
+            self._pace.rest()
+        return count
+
+    # -- the connection
+
+    def _open(self, read: Read) -> None:
+        self._hang_up()
+        self._cancelled.wait(max(0.0, read.at - time.monotonic()))
+        host, port = split_address(self._sources[read.source]())
+        connection = http.client.HTTPConnection(host, port)
+        connection.sock = self._adopt(connect(host, port, self._deadline, read.silence_s))
+        headers = {"Range": f"bytes={read.offset}-", "If-Match": self._tag} if read.offset else {}
+        connection.request("GET", self._path(read), headers=headers)
+        self._response = connection.getresponse()
+        if read.offset:
+            check_rest(self._response, read.offset, self._length)
+        else:
+            self._length, self._tag = check_begin(self._response, self._max_bytes)
+
+    def _path(self, read: Read) -> str:
+        key = self._key
+        wait_s = read.silence_s * _WAIT_SHARE if self._wait_s is None else self._wait_s
+        return f"/checkpoint/{key.quorum_id}/{key.step}/{key.group_rank}?wait_s={0 if read.offset else wait_s:.3f}"
+
+    def _adopt(self, connection: DeadlineSocket) -> DeadlineSocket:
+        with self._lock:
+            if self._cancelled.is_set():
+                connection.close()
+                raise ConnectionError("cancelled")
+            self._socket = connection
+        return connection
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            connection, response = self._socket, self._response
+            self._socket = self._response = None
+        if response is not None:
+            response.close()
+        if connection is not None:
+            connection.close()
+
+    # -- what a failure means
+
+    @contextmanager
+    def _judging(self) -> Generator[None, None, None]:
+        """Tells the machine of a failure; _Next says what to do now."""
+        try:
+            yield
+        except TimeoutError:
+            self._refuse("sends nothing", StateUnavailable)
+        except (OSError, http.client.HTTPException) as error:
+            self._tell(Broken(self._received, f"{self._where()}: {error!r}"))
+        except (StateUnavailable, LighthouseError) as error:
+            self._refuse(f"is not there: {error}", StateUnavailable)
+        except StateMismatch as error:
+            self._difference = self._difference or error.difference
+            self._refuse(f"cannot be used, nothing of it was: {error}", type(error))
+        except (CorruptState, ValueError) as error:
+            self._refuse(f"cannot be used, nothing of it was: {error}", type(error))
+
+    def _where(self) -> str:
+        if self._response is None:
+            return "cannot be had, no checkpoint server answers there"
+        return f"breaks off after {self._received} bytes"
+
+    def _refuse(self, reason: str, kind: type[Exception]) -> None:
+        self._kinds.append(kind)
+        self._tell(Refused(reason))
+
+    def _tell(self, event: Broken | Refused) -> None:
+        """The cause is not kept: it holds on to what was decoded so far."""
+        if self._cancelled.is_set():
+            raise StateUnavailable(f"the transfer of {self._key} was given up: {self._why_cancelled}") from None
+        action = self._machine.handle(event, time.monotonic())
+        if isinstance(action, Read) and action.source != self._source:
+            log.warning("the state of %s from %s %s; now from %s", self._key, self._source, event.reason, action.source)
+        raise _Next(action) from None
+
+    def _failure(self, failed: Failed) -> Exception:
+        what = f"the state of {self._key}"
+        reasons = "; ".join(f"from {source} {reason}" for source, reason in failed.reasons)
+        if failed.is_late:
+            where = reasons or f"from {', '.join(self._sources)}"
+            advice = (
+                "Look whether that process is alive and the network between; a longer heal timeout helps slow links."
+            )
+            return TimeoutError(f"{what} did not arrive within {self._timeout_s:g} s, {where}. {advice}")
+        is_one_kind = len(set(self._kinds)) == 1 and len(self._kinds) == len(failed.reasons)
+        kind = self._kinds[0] if is_one_kind else StateUnavailable
+        if issubclass(kind, StateMismatch):
+            return kind(f"{what} {reasons}", self._difference)
+        return kind(f"{what} {reasons}")
+
+
+class _Next(Exception):
+    """Not a failure: the machine has said what to do now."""
+
+    def __init__(self, action: Read | Failed) -> None:
+        super().__init__(str(action))
+        self.action = action

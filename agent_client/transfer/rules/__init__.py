@@ -1,0 +1,1 @@
+"""Which source is asked next. No I/O, no clock."""

@@ -1,0 +1,160 @@
+"""Live state over HTTP: the source publishes one snapshot under a key, the target fetches exactly that one.
+
+    GET /checkpoint/{quorum_id}/{step}/{group_rank}?wait_s=...
+    200  the encoding of format.py, with its Content-Length
+         and an ETag, new for each state that is published
+    206  its end, if asked for with `Range: bytes=N-` and `If-Match: ETag`: how a transfer goes on where it broke
+    409  another key, or none, is held: JSON {"asked": key, "held": key or null}; sent after up to `wait_s`, because
+         the target may ask before the source has its snapshot, or at once where the source will not have it
+    412  the state held under this key is not the one that was begun
+
+Plain text, for a network that is trusted as far as the gradients that cross it are.
+"""
+
+import json
+import logging
+import re
+import time
+from functools import partial
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from agent_client.state.decoding import CHUNK_BYTES, CorruptState, encode
+from agent_client.state.tree import State
+from agent_client.transfer.connection import host_in_url
+from agent_client.transfer.fetch import fetch
+from agent_client.transfer.listener import Listener
+from agent_client.transfer.offers import Held, NotHeldError, Shelf, StateKey
+from agent_client.transfer.priority import Pace
+from agent_client.transfer.response import StateUnavailable
+
+__all__ = ["CheckpointServer", "CorruptState", "StateKey", "StateUnavailable", "fetch"]
+
+logger = logging.getLogger(__name__)
+
+_ROUTE = re.compile(r"/checkpoint/([0-9]{1,20})/([0-9]{1,20})/([0-9]{1,20})(?:\?wait_s=([0-9]{1,9}(?:\.[0-9]+)?))?")
+_RANGE = re.compile(r"bytes=([0-9]{1,20})-")
+
+
+class CheckpointServer:
+    """Serves one state, and copies that are kept beside it, from threads of its own, to any number of readers.
+
+    `advertise`: host name or IP address under which peers reach this host. `stall_timeout_s`: how long one chunk may
+    take a reader. `max_wait_s`: how long a request may wait for its key. In a forked child it is closed.
+    """
+
+    def __init__(
+        self,
+        bind_host: str = "",
+        *,
+        advertise: str,
+        port: int = 0,
+        stall_timeout_s: float = 30.0,
+        max_wait_s: float = 60.0,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._shelf = Shelf()
+        self._chunk_bytes = chunk_bytes
+        self._listener = Listener(bind_host, port, partial(_Handler, self._shelf, stall_timeout_s, max_wait_s))
+        self.address = f"http://{host_in_url(advertise)}:{self._listener.server_address[1]}"
+
+    def publish(self, key: tuple[int, int, int], state: State) -> None:
+        """Offer `state` under `key` and nothing else; as with `withdraw`, what was offered before is read no more.
+
+        `state` must not change until it is withdrawn: pass a `snapshot`. TypeError or ValueError for what cannot be
+        sent, before anything changed.
+        """
+        encoding = encode(state, chunk_bytes=self._chunk_bytes)
+        self._shelf.put(StateKey(*key), encoding)
+
+    def keep(self, key: tuple[int, int, int], state: State, reads: int) -> None:
+        """Offer `state`, which never changes, beside all others, until it was read so often, or `forget`."""
+        self._shelf.keep(StateKey(*key), encode(state, chunk_bytes=self._chunk_bytes), reads)
+
+    def forget(self, key: tuple[int, int, int]) -> None:
+        """Offer one that was kept no longer; who reads it is cut off."""
+        self._shelf.forget(StateKey(*key))
+
+    def settle(self, quorum_id: int, step: int) -> None:
+        """Whoever asks for what is not offered of that step, or an earlier one, is refused at once."""
+        self._shelf.settle(quorum_id, step)
+
+    def withdraw(self, grace_s: float = 0.0) -> None:
+        """Offer nothing. Streams in flight may finish for `grace_s`, then they are aborted.
+
+        When it returns nothing reads the state, which may change again. TimeoutError where a read cannot be ended.
+        """
+        self._shelf.clear(grace_s)
+
+    def cut_off(self) -> None:
+        """Abort the streams in flight, also those that `withdraw` waits for. For any thread; waits for nothing."""
+        self._shelf.cut_off()
+
+    def close(self) -> None:
+        """End every stream, every thread and the socket. Calling it again does nothing."""
+        self._shelf.close()
+        self._listener.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_version = "lighthouse-checkpoint"
+    sys_version = ""
+
+    def __init__(self, shelf: Shelf, stall_timeout_s: float, max_wait_s: float, *request: Any) -> None:
+        self._shelf = shelf
+        self._max_wait_s = max_wait_s
+        self._stall_timeout_s = stall_timeout_s
+        super().__init__(*request)
+
+    def setup(self) -> None:
+        super().setup()
+        self.connection.settimeout(self._stall_timeout_s)
+
+    def do_GET(self) -> None:
+        if (match := _ROUTE.fullmatch(self.path)) is None:
+            self.send_error(404)
+            return
+        key = StateKey(*map(int, match.groups()[:3]))
+        wait_s = min(float(match[4] or 0), self._max_wait_s)
+        try:
+            with self._shelf.reading(key, wait_s, self.connection) as held:
+                self._send(held)
+        except NotHeldError as error:
+            self._refuse(409, key, error.held)
+
+    def _send(self, held: Held) -> None:
+        length, asked = held.encoding.length, _RANGE.fullmatch(self.headers.get("Range", ""))
+        if asked is None:
+            return self._stream(held, 0, {"Content-Length": length, "ETag": held.tag})
+        start = int(asked[1])
+        if self.headers.get("If-Match") != held.tag or start >= length:
+            return self._refuse(412, held.key, held.key)
+        logger.info("the rest of the state of %s is read from byte %d", held.key, start)
+        headers = {"Content-Length": length - start, "Content-Range": f"bytes {start}-{length - 1}/{length}"}
+        return self._stream(held, start, headers)
+
+    def _stream(self, held: Held, start: int, headers: dict[str, Any]) -> None:
+        pace = Pace() if held.reads is not None else None
+        began_at = time.monotonic()
+        self._start(206 if start else 200, {"Content-Type": "application/octet-stream", **headers})
+        for chunk in held.encoding.chunks(start):
+            self.wfile.write(chunk)
+            if pace is not None:
+                pace.rest()
+        self._shelf.was_read(held)
+        sent_bytes, took_s = held.encoding.length - start, time.monotonic() - began_at
+        logger.info("sent the state of %s to %s: %d bytes, %.3f s", held.key, self.client_address, sent_bytes, took_s)
+
+    def _refuse(self, status: int, asked: StateKey, held: StateKey | None) -> None:
+        body = json.dumps({"asked": asked._asdict(), "held": held and held._asdict()}).encode()
+        self._start(status, {"Content-Type": "application/json", "Content-Length": len(body)})
+        self.wfile.write(body)
+
+    def _start(self, status: int, headers: dict[str, Any]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug("%s: " + format, self.client_address, *args)
