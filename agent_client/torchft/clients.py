@@ -17,7 +17,7 @@ from agent_client.torchft import results
 from agent_client.torchft.results import Quorum, QuorumResult
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
-from lighthouse_runtime.client import lighthouse
+from lighthouse_runtime.client.connection import SyncClient
 from lighthouse_runtime.client.rpcs import Rpc
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class ManagerClient:
         return self._channel.call(Rpc(_MANAGER + "ShouldCommit", request, answer, _decision), timeout)
 
 
-class Channel(lighthouse.SyncClient):
+class Channel(SyncClient):
     """Connected, or RuntimeError."""
 
     def __init__(self, addr: str, connect_timeout: timedelta) -> None:

@@ -20,9 +20,9 @@ from agent_client.training.device_mesh import ManagedGroup, managed_mesh
 from agent_client.training.hsdp import replicate
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from tests.agent_client.actors import LOOPBACK, MEETS_WITHIN_S, AgentActor, digest, meet_in_group
+from tests.agent_client.agent.test_agent import Step
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank
-from tests.agent_client.test_agent import Step
 
 RANKS = 2
 

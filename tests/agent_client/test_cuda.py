@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.agent_client.agent.test_agent import check_equal
+from tests.agent_client.agent.test_agent import meet as step_into_one_quorum
+from tests.agent_client.collectives.test_gloo import ABORT_WITHIN_S, all_equal, meet, sums, wait_in_all_reduce
 from tests.agent_client.jobs import TIMES, Job
 from tests.agent_client.ranks import Rank, RankServer
-from tests.agent_client.test_agent import check_equal
-from tests.agent_client.test_agent import meet as step_into_one_quorum
-from tests.agent_client.test_gloo import ABORT_WITHIN_S, all_equal, meet, sums, wait_in_all_reduce
 from tests.processes import Lighthouse
 
 pytestmark = [

@@ -4,7 +4,7 @@ import signal
 
 from benchmarks.support.orphans import Orphans
 from tests.agent_client.jobs import Job
-from tests.agent_client.test_salvage import ACTOR, begin, step_together
+from tests.agent_client.training.test_salvage import ACTOR, begin, step_together
 
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
 WORKERS = 2

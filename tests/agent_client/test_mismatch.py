@@ -8,10 +8,10 @@ import time
 
 import pytest
 
+from tests.agent_client.agent.test_agent import build_groups_of_two
 from tests.agent_client.jobs import TIMES as NOT_STANDING
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank, RankError
-from tests.agent_client.test_agent import build_groups_of_two
 
 SCRIPTED = "tests.agent_client.scripted_actor:ScriptedActor"
 TIMES = NOT_STANDING

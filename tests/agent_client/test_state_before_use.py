@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.agent_client.agent.test_agent import check_equal, meet
 from tests.agent_client.jobs import Job
-from tests.agent_client.test_agent import check_equal, meet
 
 ACTOR = "tests.agent_client.state_dependent_actor:StateDependentActor"
 TRANSFORMS = ("scaler", "adaptive", "norm", "ema", "swa", "scheduler")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lighthouse_protocol.limits import MAX_REASON_CHARS, cut_reason
 from lighthouse_protocol.wire import generation_wire, node_wire, session_wire, supervisor_wire, watch_wire
 from lighthouse_protocol.wire.status_codes import error_of
-from tests.lighthouse_protocol import test_generation_wire, test_node_wire, test_session_wire, test_supervisor_wire
+from tests.lighthouse_protocol.wire import test_generation_wire, test_node_wire, test_session_wire, test_supervisor_wire
 
 REASONS = {"reason", "lost", "text", "cause", "why", "who", "excluded", "down"}
 FORGED = "out of memory\n2026-01-01T00:00:00Z E lighthouse: all is lost\r\x1b[2J\x85\u2028."

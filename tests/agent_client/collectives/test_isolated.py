@@ -1,0 +1,213 @@
+"""A group in a child process: the same sums as gloo's own, and an end that is an end, whatever it waits for."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from agent_client.collectives.connectors import connector
+from agent_client.errors import ConfigurationError
+from tests.agent_client.agent.test_agent import check_equal
+from tests.agent_client.agent.test_agent import meet as meet_in_a_quorum
+from tests.agent_client.clusters import command_of, descendants, is_running
+from tests.agent_client.collectives.test_gloo import all_equal, meet, sums, wait_in_all_reduce
+from tests.agent_client.jobs import Job
+from tests.agent_client.ranks import Pending, Rank, RankError, RankServer
+from tests.processes import Lighthouse, eventually
+
+ISOLATED = "tests.agent_client.isolated_actor:IsolatedActor"
+TIMED_AGENT = "tests.agent_client.isolated_actor:TimedAgentActor"
+GLOO = "tests.agent_client.actors:GlooActor"
+ABORT_WITHIN_S = 5.0  # and not the minutes of a group that waits
+RECONFIGURATIONS = 10
+
+Start = Callable[..., list[Rank]]
+
+
+@pytest.fixture
+def start(rank_server: RankServer) -> Iterator[Start]:
+    with ExitStack() as stack:
+        yield lambda count, actor: [stack.enter_context(rank_server.start(actor)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def all_ranks(rank_server: RankServer) -> Iterator[list[Rank]]:
+    """Three, for all tests: a nursery takes seconds to start."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(rank_server.start(ISOLATED)) for _ in range(3)]
+
+
+@pytest.fixture
+def ranks(all_ranks: list[Rank]) -> Iterator[list[Rank]]:
+    """Without a group, before and after."""
+    yield all_ranks
+    for rank in all_ranks:
+        rank.resume()
+        rank.call("drop")
+
+
+def family_of(rank: Rank) -> list[int]:
+    """Its nursery, and that one's only child: an earlier group's is killed, and then gone in its own time."""
+    eventually(lambda: len(descendants(rank.pid)) == 2, f"rank {rank.pid} has a nursery with one child")
+    return descendants(rank.pid)
+
+
+def child_of(rank: Rank) -> int:
+    _, child = family_of(rank)
+    return child
+
+
+def ended_after(rank: Rank, waiting: list[Pending]) -> float:
+    """Seconds from the rank's abort to the end of each wait, at most."""
+    began_at, _ = rank.call("abort")
+    ends = [each.result(ABORT_WITHIN_S) for each in waiting]
+    assert all(error for error, _ in ends)
+    return max(ended_at for _, ended_at in ends) - began_at
+
+
+def test_sums_are_bit_for_bit_gloo_s(store: str, ranks: list[Rank], start: Start) -> None:
+    others = start(3, GLOO)
+    meet(store, ranks, "isolated")
+    meet(store, others, "gloo")
+    for length in (1, 3, 1000, 600_000, 10):  # the shared memory grows once
+        found = sums(ranks, length)
+        assert all_equal(found)
+        assert found == sums(others, length)
+
+
+def test_tensors_of_any_kind_are_summed(store: str, ranks: list[Rank]) -> None:
+    meet(store, ranks, "odd")
+    pending = [rank.begin("all_reduce_odd_tensors", at) for at, rank in enumerate(ranks)]
+    sums, *others = [each.result() for each in pending]
+    assert others == [sums, sums]
+    assert len(set(sums)) == len(sums)
+
+
+def test_an_abort_ends_the_wait_for_a_stopped_peer_and_a_new_group_works(store: str, ranks: list[Rank]) -> None:
+    *survivors, stopped = ranks
+    meet(store, ranks, "stopped")
+    os.kill(child_of(stopped), signal.SIGSTOP)
+    stopped.stop()
+    waiting = wait_in_all_reduce(survivors)
+    for survivor, wait in zip(survivors, waiting, strict=True):
+        took_s = ended_after(survivor, [wait])
+        print(f"out {1000 * took_s:.0f} ms after the abort")
+        assert took_s < ABORT_WITHIN_S
+    meet(store, survivors, "survivors")
+    assert all_equal(sums(survivors))
+
+
+def test_an_abort_ends_a_child_that_does_nothing_any_more(store: str, ranks: list[Rank]) -> None:
+    meet(store, ranks, "stuck")
+    child = child_of(ranks[0])
+    os.kill(child, signal.SIGSTOP)
+    waiting = wait_in_all_reduce(ranks[:1])
+    assert ended_after(ranks[0], waiting) < ABORT_WITHIN_S
+    eventually(lambda: not is_running(child), "the child is gone")
+
+
+def test_a_child_that_dies_ends_the_wait(store: str, ranks: list[Rank]) -> None:
+    meet(store, ranks, "dies")
+    [waiting] = wait_in_all_reduce(ranks[:1])
+    os.kill(child_of(ranks[0]), signal.SIGKILL)
+    error, _ = waiting.result(ABORT_WITHIN_S)
+    assert "the child of the process group has ended" in error
+    with pytest.raises(RankError, match="the child of the process group is gone"):
+        ranks[0].call("all_reduce", 0, 3)
+
+
+def test_a_nursery_that_dies_takes_its_child_along_and_is_started_again(store: str, ranks: list[Rank]) -> None:
+    meet(store, ranks, "orphans")
+    [waiting] = wait_in_all_reduce(ranks[:1])
+    nursery, _ = family_of(ranks[0])
+    os.kill(nursery, signal.SIGKILL)
+    error, _ = waiting.result(ABORT_WITHIN_S)
+    assert "the child of the process group has ended" in error
+    with pytest.raises(RankError, match="its nursery has ended"):
+        ranks[0].call("meet", store, "alone", 0, 1)
+    for rank in ranks:
+        rank.call("drop")
+    meet(store, ranks, "orphans, again")
+    assert all_equal(sums(ranks))
+
+
+def test_a_child_that_does_not_answer_in_time_is_killed(store: str, ranks: list[Rank]) -> None:
+    meet(store, ranks, "late", timeout_s=0.2)
+    ranks[0].call("allow_slack", 0.2)
+    child = child_of(ranks[0])
+    os.kill(child, signal.SIGSTOP)
+    error, _ = ranks[0].call("wait_in_all_reduce")
+    assert "did not answer within 0.4 s; it was killed" in error
+    eventually(lambda: not is_running(child), "the child is gone")
+
+
+def test_a_peer_that_does_not_come_fails_the_meeting_and_its_child_ends(store: str, ranks: list[Rank]) -> None:
+    rank, *_ = ranks
+    with pytest.raises(RankError) as refused:
+        rank.call("meet", store, "alone", 0, 2, connect_timeout_s=0.5)
+    assert refused.value.kind == "RuntimeError"
+    eventually(lambda: len(descendants(rank.pid)) == 1, "only the nursery is left")
+
+
+@pytest.mark.parametrize("how", ["killed", "closed", "killed, and a forked process lives on"])
+def test_nothing_outlives_the_rank(store: str, start: Start, how: str) -> None:
+    [rank, _] = both = [*start(1, ISOLATED), *start(1, GLOO)]
+    meet(store, both, "ends")
+    wait_in_all_reduce([rank])
+    below = descendants(rank.pid)
+    assert "nursery" in command_of(below[0])
+    forked = rank.call("fork") if "forked" in how else None
+    rank.call("close") if how == "closed" else rank.signal(signal.SIGKILL)
+    eventually(lambda: not any(map(is_running, below)), f"{below} have ended", 10.0)
+    if forked is not None:
+        os.kill(forked, signal.SIGKILL)
+
+
+def test_reconfigurations_leak_no_descriptor_and_no_process(store: str, ranks: list[Rank]) -> None:
+    ranks = ranks[:2]
+
+    def reconfigure(count: int) -> None:
+        key = f"again-{time.monotonic_ns()}"
+        for each in [rank.begin("reconfigure", store, key, place, 2, count) for place, rank in enumerate(ranks)]:
+            each.result()
+
+    reconfigure(2)
+    before = [rank.call("held") for rank in ranks]
+    reconfigure(RECONFIGURATIONS)
+    for rank, (descriptors, threads) in zip(ranks, before, strict=True):
+        eventually(lambda rank=rank, d=descriptors: rank.call("held")[0] <= d, f"{descriptors} descriptors")
+        eventually(lambda rank=rank, t=threads: rank.call("held")[1] <= t, f"{threads} threads")
+        eventually(lambda rank=rank: len(descendants(rank.pid)) == 1, "only the nursery is left")
+
+
+def test_agents_train_over_it_to_the_bits_of_gloo_and_survive_a_kill(
+    lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        found: dict[str, list[str]] = {}
+        for kind in ("gloo", "isolated"):
+            job = Job(lighthouse.address, store, rank_server, tmp_path, stack)
+            a, b = job.groups("a", "b", process_group=kind, connect_timeout_s=60.0, actor=TIMED_AGENT)
+            of_a, of_b = meet_in_a_quorum(job, {"a": a, "b": b}, 3)
+            assert check_equal(of_a, of_b) == 3
+            found[kind] = [step["hash"] for step in of_a]
+        assert found["isolated"] == found["gloo"]
+        survivors = a.begin("steps", 6)
+        b.call("ask")
+        b.kill()
+        assert [step["committed"] for step in survivors.result()] == [False, True, True, True]
+        took_s = a.call("last_reconfiguration_s")
+        assert 0 < took_s < 60
+        log = job.log("a")
+        assert "process group (isolated) of 2 made in" in log
+        assert f"process group (isolated) of 1 made in {took_s:.3f} s" in log
+        assert log.count("process group (isolated)") == 2, "once for each quorum"
+
+
+def test_a_process_group_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="'glue' is none of gloo, nccl, isolated and isolated:nccl"):
+        connector("glue")

@@ -1,0 +1,406 @@
+"""The encoding of a state: bit exact, its length known, and nothing but CorruptState for anything else."""
+
+import ast
+import enum
+import io
+import json
+import struct
+import tracemalloc
+import zlib
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from agent_client import state, transfer
+from agent_client.state.decoding import MAGIC, MAX_HEADER_BYTES, VERSION, CorruptState, TruncatedState, decode, encode
+from agent_client.state.tree import DTYPES, MAX_DEPTH
+from agent_client.training import checkpoint_folder
+from tests.agent_client.state.trees import LAYOUTS, bits, same, trees
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
+NAN_WITH_PAYLOAD = struct.unpack(">d", bytes.fromhex("fff8000000abcdef"))[0]
+
+
+def encoded(state: Any, chunk_bytes: int = 64) -> bytes:
+    return b"".join(encode(state, chunk_bytes=chunk_bytes))
+
+
+def forged(header: object, payload: bytes = b"", version: int = VERSION, magic: bytes = MAGIC) -> bytes:
+    """An encoding whose checksums are right, whatever its header says."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    prefix = struct.pack(">8sIQ", magic, version, len(text))
+    return prefix + struct.pack(">I", zlib.crc32(prefix + text)) + text + payload
+
+
+def checksummed(blob: bytes) -> bytes:
+    return blob + struct.pack(">I", zlib.crc32(blob))
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+SMALL = {"w": torch.arange(3, dtype=torch.int16), "n": [1, 2.5, "ü", None], "b": b"\x00\xff", "e": torch.empty(0)}
+
+
+class TestRoundTrip:
+    @settings(max_examples=300, deadline=None)
+    @given(trees, st.integers(1, 40), st.booleans())
+    @example([NAN_WITH_PAYLOAD, -0.0, float("inf"), "\ud800\udc00", {True: 1, NAN_WITH_PAYLOAD: 2}], 3, True)
+    def test_any_tree(self, state: Any, chunk_bytes: int, is_length_known: bool) -> None:
+        content = encoded(state, chunk_bytes)
+        assert len(content) == encode(state).length
+        length = len(content) if is_length_known else None
+        assert same(decode(io.BytesIO(content), length, chunk_bytes=chunk_bytes), state)
+
+    @pytest.mark.parametrize("number", [16**5000, -(16**5000), 2**63, -(2**63), 2**63 - 1], ids=hex)
+    def test_an_int_of_any_size(self, number: int) -> None:
+        assert decode(io.BytesIO(encoded({number: [number]}))) == {number: [number]}, "differs"
+
+    def test_equal_states_have_equal_encodings(self) -> None:
+        assert encoded(SMALL, 1) == encoded({**SMALL}, 4096)
+
+    @pytest.mark.parametrize("name", sorted(DTYPES))
+    def test_every_dtype(self, name: str) -> None:
+        raw = torch.arange(2 * 3 * 16, dtype=torch.uint8)
+        tensor = raw.view(DTYPES[name]).reshape(3, -1)
+        assert same(decode(io.BytesIO(encoded(tensor))), tensor)
+
+    def test_no_dtype_in_use_is_left_out(self) -> None:
+        used = "bfloat16 float16 float8_e4m3fn float8_e5m2 bool complex64 uint16 int64 float64"
+        assert set(used.split()) <= set(DTYPES)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_every_layout(self, layout: Any) -> None:
+        tensor = layout(torch.arange(24).reshape(2, 3, 4))
+        received = decode(io.BytesIO(encoded(tensor)))
+        assert received.tolist() == tensor.tolist()
+        assert received.is_contiguous()
+
+    def test_lazy_views_are_resolved(self) -> None:
+        tensor = torch.tensor([1 + 2j, 3 - 4j])
+        views = [tensor.conj(), tensor.conj().imag, torch._neg_view(torch.tensor([1.0, 2.0]))]
+        received = decode(io.BytesIO(encoded(views)))
+        assert [part.tolist() for part in received] == [[1 - 2j, 3 + 4j], [-2, 4], [-1, -2]]
+
+    def test_parameters_become_plain_tensors(self) -> None:
+        parameter = torch.nn.Parameter(torch.ones(2))
+        received = decode(io.BytesIO(encoded(parameter)))
+        assert (type(received), received.requires_grad, received.tolist()) == (torch.Tensor, False, [1, 1])
+
+    def test_a_source_that_gives_a_byte_at_a_time(self) -> None:
+        class Trickle(io.BytesIO):
+            def readinto(self, buffer: Any) -> int:
+                return super().readinto(memoryview(buffer)[:1])
+
+        assert same(decode(Trickle(encoded(SMALL))), SMALL)
+
+    def test_the_state_of_a_real_training(self) -> None:
+        def make() -> tuple[Any, ...]:
+            model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+            return model, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
+
+        def train(model: Any, optimizer: Any, scheduler: Any) -> None:
+            model(torch.linspace(0, 1, 12).reshape(4, 3)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+
+        source, target = make(), make()
+        train(*source)
+        received = decode(io.BytesIO(encoded([part.state_dict() for part in source])))
+        for part, taken in zip(target, received, strict=True):
+            part.load_state_dict(taken)
+        assert same([part.state_dict() for part in target], [part.state_dict() for part in source])
+        for training in (source, target):
+            training[1].zero_grad()
+            train(*training)
+        assert same(target[0].state_dict(), source[0].state_dict())
+
+    def test_tensors_are_neither_copied_to_send_nor_to_receive(self) -> None:
+        tensor = torch.arange(100, dtype=torch.uint8)
+        chunk = next(chunk for chunk in encode(tensor) if len(chunk) == 100)
+        assert torch.frombuffer(chunk, dtype=torch.uint8).data_ptr() == tensor.data_ptr()
+
+        class Spy(io.BytesIO):
+            def readinto(self, buffer: Any) -> int:
+                filled.add(torch.frombuffer(buffer, dtype=torch.uint8).data_ptr())
+                return super().readinto(buffer)
+
+        filled: set[int] = set()
+        assert decode(Spy(encoded(tensor))).data_ptr() in filled
+
+    def test_the_layout_is_told_before_any_tensor_is_read(self) -> None:
+        state = {"weight": torch.ones(3, 1024), "raw": b"raw", "step": 5}
+        content = encoded(state)
+        source, told = io.BytesIO(content), []
+
+        def expect(layout: Any) -> None:
+            told.append((layout, source.tell()))
+
+        assert same(decode(source, len(content), expect=expect), state)
+        [(layout, read)] = told
+        assert (layout["weight"].shape, layout["weight"].dtype) == ((3, 1024), torch.float32)
+        assert layout["weight"].is_meta
+        assert (layout["raw"], layout["step"]) == (b"", 5)
+        assert read < len(content) - state["weight"].nbytes
+
+    def test_chunks_keep_to_their_size(self) -> None:
+        sizes = [len(chunk) for chunk in encode([torch.zeros(100, dtype=torch.uint8), bytes(70)], chunk_bytes=64)]
+        assert sizes[1:] == [64, 36, 4, 64, 6, 4]
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Wrapped(torch.Tensor):
+    pass
+
+
+ITSELF: list[Any] = []
+ITSELF.append(ITSELF)
+DEEP: Any = 1
+for _ in range(MAX_DEPTH + 2):
+    DEEP = (DEEP,)
+
+
+class TestRefusalToSend:
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            (print, "builtin_function_or_method"),
+            (np.float64(1), r"numpy.float64.*\.item\(\)"),
+            (np.bool_(1), r"numpy.*\.item\(\)"),
+            (np.zeros(2), "numpy.ndarray.*from_numpy"),
+            (Colour.RED, "Colour.*plain"),
+            (namedtuple("Pair", "a b")(1, 2), "Pair.*plain"),
+            (torch.Size([1]), "torch.Size.*plain"),
+            (defaultdict(list), "defaultdict.*plain"),
+            ({1}, "set"),
+            (bytearray(b"x"), "bytearray"),
+            (torch.float32, "dtype"),
+            (torch.zeros(2).to_sparse(), "to_dense"),
+            (torch.zeros(2, device="meta"), "meta"),
+            (torch.zeros(2).as_subclass(Wrapped), "Wrapped.*to_local"),
+            (torch.zeros([1] * 65), "65 dimensions"),
+            (torch.zeros(1, dtype=torch.uint8).view(torch.bits8), "bits8.*wider"),
+            ({b"x": 1}, "has the key b'x', a bytes"),
+            ({(1, frozenset()): 1}, "has the key.*tuple"),
+            ({torch.zeros(1): 1}, "has the key.*Tensor"),
+        ],
+    )
+    def test_names_the_path_the_type_and_what_to_do(self, value: Any, words: str) -> None:
+        state = {"model": {"a": 1}, "optimizer": [0, {"hook": value}]}
+        with pytest.raises(TypeError, match=rf"state\['optimizer'\]\[1\]\['hook'\].*{words}"):
+            encode(state)
+
+    @pytest.mark.parametrize("value", [ITSELF, DEEP])
+    def test_too_deep(self, value: Any) -> None:
+        with pytest.raises(ValueError, match=r"state\['x'\].*deeper than 64"):
+            encode({"x": value})
+
+    def test_as_deep_as_can_be(self) -> None:
+        assert same(decode(io.BytesIO(encoded(DEEP[0]))), DEEP[0])
+
+    def test_a_header_that_no_peer_would_take(self) -> None:
+        with pytest.raises(ValueError, match=r"header of .* bytes, more than 100: keep"):
+            encode(list(range(100)), max_header_bytes=100)
+
+
+class TestDamage:
+    @pytest.mark.parametrize("is_length_known", [True, False])
+    def test_every_truncation(self, is_length_known: bool) -> None:
+        content = encoded(SMALL)
+        for end in range(len(content)):
+            with pytest.raises(TruncatedState):
+                decode(io.BytesIO(content[:end]), len(content) if is_length_known else None)
+
+    def test_every_shorter_announcement(self) -> None:
+        content = encoded(SMALL)
+        for end in range(len(content)):
+            with pytest.raises(CorruptState):
+                decode(io.BytesIO(content[:end]), end)
+
+    def test_every_bit(self) -> None:
+        content = bytearray(encoded(SMALL))
+        for position in range(len(content) * 8):
+            content[position // 8] ^= 1 << position % 8
+            with pytest.raises(CorruptState):
+                decode(io.BytesIO(content), len(content))
+            content[position // 8] ^= 1 << position % 8
+        assert same(decode(io.BytesIO(content)), SMALL)
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.data())
+    def test_any_other_byte(self, data: st.DataObject) -> None:
+        content = bytearray(encoded(SMALL))
+        position = data.draw(st.integers(0, len(content) - 1))
+        content[position] = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[position]))
+        with pytest.raises(CorruptState):
+            decode(io.BytesIO(content))
+
+    def test_more_than_was_announced(self) -> None:
+        content = encoded(SMALL)
+        with pytest.raises(CorruptState, match="but more follow"):
+            decode(io.BytesIO(content + b"x"))
+        with pytest.raises(CorruptState, match=f"{len(content)} bytes, but {len(content) + 1} were announced"):
+            decode(io.BytesIO(content + b"x"), len(content) + 1)
+        source = io.BytesIO(content + b"x")
+        assert same(decode(source, len(content)), SMALL)
+        assert source.read() == b"x"
+
+    def test_a_tensor_that_changes_while_it_is_sent(self) -> None:
+        tensor = torch.zeros(100, dtype=torch.uint8)
+        content = b""
+        for chunk in encode(tensor, chunk_bytes=10):
+            tensor[5] = 1 if len(content) == 0 else tensor[5]
+            content += bytes(chunk)
+        assert decode(io.BytesIO(content))[5] == 1
+        stream = iter(encode(tensor, chunk_bytes=100))
+        head, chunk = next(stream), next(stream)
+        tensor[5] = 2
+        with pytest.raises(CorruptState, match="changed while it was sent"):
+            decode(io.BytesIO(b"".join([head, chunk, *stream])))
+
+
+FLOATS = [["float32", [2], 8]]
+HEADERS = st.recursive(
+    st.sampled_from([None, True, 0, 1, -1, 1.5, "", "ff", "7ff0000000000000"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("iftdcobx"), inner, max_size=2),
+    max_leaves=10,
+)
+SHAPES = st.lists(st.integers(-1, 2), max_size=3)
+ENTRIES = st.tuples(st.sampled_from(["uint8", "int32", "bytes", "qint8"]), SHAPES, st.integers(-1, 8)) | HEADERS
+
+
+class TestForgery:
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (forged({}, magic=b"PK\3\4    "), "no state"),
+            (forged({}, version=VERSION + 1), "version 3, this side reads 2"),
+            (forged({}, version=0), "version 0"),
+            (forged(b"{"), "not the JSON"),
+            (forged(b"\xff\xfe"), "not the JSON"),
+            (forged(b'{"tree": NaN, "blobs": []}'), "NaN is not JSON"),
+            (forged(b'{"tree": 1' + b"0" * 5000 + b', "blobs": []}'), "not the JSON"),
+            (forged(b"[" * 100_000), "not the JSON"),
+            (forged(b'{"tree": ' + b"[" * 500 + b"]" * 500 + b', "blobs": []}'), "nested deeper"),
+            (forged([]), "lacks"),
+            (forged({"tree": 1}), "lacks"),
+            (forged({"tree": 1, "blobs": {}}), "lacks"),
+            (forged({"tree": {}, "blobs": []}), "no value"),
+            (forged({"tree": {"a": 1, "b": 2}, "blobs": []}), "no value"),
+            (forged({"tree": {"p": "os.system"}, "blobs": []}), "unknown or malformed element 'p'"),
+            (forged({"tree": {"t": 1}, "blobs": []}), "malformed element 't'"),
+            (forged({"tree": {"i": "zz"}, "blobs": []}), "not a number"),
+            (forged({"tree": {"f": "00"}, "blobs": []}), "not a number"),
+            (forged({"tree": {"d": [[1, 2, 3]]}, "blobs": []}), "not a pair"),
+            (forged({"tree": {"d": [[1, 2], [True, 3]]}, "blobs": []}), "key twice"),
+            (forged({"tree": {"d": [[[1], 2]]}, "blobs": []}), "cannot be a key"),
+            (forged({"tree": {"d": [[{"t": [[1]]}, 2]]}, "blobs": []}), "cannot be a key"),
+            (forged({"tree": {"o": [[], 5]}, "blobs": []}), "metadata"),
+            (forged({"tree": {"b": 0}, "blobs": []}), "blob 0 twice, or has no such"),
+            (forged({"tree": {"b": -1}, "blobs": FLOATS}, checksummed(bytes(8))), "blob -1 twice, or has no such"),
+            (forged({"tree": [{"b": 0}, {"b": 0}], "blobs": FLOATS}, checksummed(bytes(8))), "blob 0 twice"),
+            (forged({"tree": 1, "blobs": FLOATS}, checksummed(bytes(8))), "1 blobs belong nowhere"),
+            (forged({"tree": {"b": 0}, "blobs": FLOATS}, bytes(12)), "checksum of blob 0"),
+            (forged({"tree": {"b": 0}, "blobs": FLOATS}, checksummed(bytes(8))[:-1]), "breaks off"),
+            (forged({"tree": 1, "blobs": [["float32", [3], 8]]}), "does not take 8 bytes"),
+            (forged({"tree": 1, "blobs": [["float32", [2, 2], 8]]}), "does not take 8 bytes"),
+            (forged({"tree": 1, "blobs": [["bytes", [2, 4], 8]]}), "does not take 8 bytes"),
+            (forged({"tree": 1, "blobs": [["float32", [-2], -8]]}), "not described"),
+            (forged({"tree": 1, "blobs": [["float32", [2.0], 8]]}), "not described"),
+            (forged({"tree": 1, "blobs": [["float32", [True], 4]]}), "not described"),
+            (forged({"tree": 1, "blobs": [["float32", [2]]]}), "not described"),
+            (forged({"tree": 1, "blobs": [["float32", [1] * 65, 4]]}), "not described"),
+            (forged({"tree": 1, "blobs": [["load", [2], 8]]}), "no dtype 'load'"),
+            (forged({"tree": 1, "blobs": [["qint8", [2], 2]]}), "no dtype 'qint8'"),
+            (forged({"tree": 1, "blobs": [["bool", [2**62, 4, 0], 0]]}, checksummed(b"")), "cannot have the shape"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_is_refused_with_its_reason(self, content: bytes, words: str) -> None:
+        for length in (None, len(content)):
+            with pytest.raises(CorruptState, match=words if length is None else "."):
+                decode(io.BytesIO(content), length)
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.data())
+    def test_any_header_gives_a_state_or_corrupt_state(self, data: st.DataObject) -> None:
+        header = {"tree": data.draw(HEADERS), "blobs": data.draw(st.lists(ENTRIES, max_size=3) | HEADERS)}
+        content = forged(header, data.draw(st.sampled_from([b"", checksummed(bytes(4)), bytes(40)])))
+        try:
+            state = decode(io.BytesIO(content))
+        except CorruptState:
+            return
+        assert same(decode(io.BytesIO(encoded(state))), state)
+
+    @pytest.mark.parametrize("size", [2**30, 2**34, 2**50, 2**62])
+    @pytest.mark.parametrize("dtype", ["uint8", "bytes"])
+    def test_a_lying_size_allocates_nothing(self, size: int, dtype: str) -> None:
+        content = forged({"tree": {"b": 0}, "blobs": [[dtype, [size], size]]}, bytes(100))
+        resident = [resident_bytes()]
+
+        class Spy(io.BytesIO):
+            def readinto(self, buffer: Any) -> int:
+                resident.append(resident_bytes())
+                return super().readinto(buffer)
+
+        for length in (None, len(content)):
+            with pytest.raises(CorruptState, match=r"breaks off|cannot allocate|were announced"):
+                decode(Spy(content), length)
+        assert max(resident) - resident[0] < 64 * 2**20
+
+    def test_a_lying_size_is_refused_before_its_tensor_exists(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        content = forged({"tree": {"b": 0}, "blobs": [["uint8", [2**40], 2**40]]}, bytes(100))
+        monkeypatch.setattr(torch, "empty", lambda *_, **__: pytest.fail("allocated"))
+        with pytest.raises(CorruptState, match=f"but {len(content)} were announced"):
+            decode(io.BytesIO(content), len(content))
+
+    def test_a_lying_header_length(self) -> None:
+        prefix = struct.pack(">8sIQI", MAGIC, VERSION, MAX_HEADER_BYTES, 0)
+        tracemalloc.start()
+        with pytest.raises(TruncatedState):
+            decode(io.BytesIO(prefix + bytes(100)))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 16 * 2**20
+        with pytest.raises(CorruptState, match="more than"):
+            decode(io.BytesIO(struct.pack(">8sIQI", MAGIC, VERSION, MAX_HEADER_BYTES + 1, 0)))
+        with pytest.raises(CorruptState, match="more than 10"):
+            decode(io.BytesIO(encoded(SMALL)), max_header_bytes=10)
+
+    def test_nothing_that_could_run_a_peers_code_is_imported(self) -> None:
+        imported: set[str] = set()
+        paths = [path for wing in (state, transfer) for path in Path(wing.__path__[0]).rglob("*.py")]
+        for path in [*paths, Path(checkpoint_folder.__file__)]:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    imported |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    imported.add(str(node.module))
+                elif isinstance(node, ast.Attribute | ast.Name):
+                    name = node.attr if isinstance(node, ast.Attribute) else node.id
+                    assert name not in {"load", "eval", "exec", "__import__", "import_module", "save"}, path
+        assert "json" in imported
+        assert not imported & {"pickle", "marshal", "shelve", "dill", "importlib", "copyreg", "copy"}
+
+
+def test_containers_keep_their_type() -> None:
+    state = [OrderedDict(a=1), Counter("aab"), {1: "int", "1": "str", (1, "x"): "tuple"}]
+    received = decode(io.BytesIO(encoded(state)))
+    assert [type(part) for part in received] == [OrderedDict, Counter, dict]
+    assert received == state
+
+
+def test_bits_tells_tensors_apart() -> None:
+    assert bits(torch.tensor([0.0])) != bits(torch.tensor([-0.0]))
+    assert not same({"a": torch.zeros(1)}, {"a": torch.zeros(1, 1)})

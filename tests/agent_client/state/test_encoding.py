@@ -1,0 +1,115 @@
+"""A stream of a state can begin at any byte, and takes no copy of what it sends."""
+
+import io
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_client.state import decoding as format_module
+from agent_client.state import encoding
+from agent_client.state.decoding import CorruptState, decode
+from agent_client.state.encoding import PIECE_BYTES, encode
+from tests.agent_client.state.trees import LAYOUTS, same, trees
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
+MIB = 2**20
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "PIECE_BYTES", 7)
+    monkeypatch.setattr(format_module, "PIECE_BYTES", 7)
+
+
+def from_byte(state: Any, start: int, chunk_bytes: int = 3) -> bytes:
+    return b"".join(encode(state, chunk_bytes=chunk_bytes).chunks(start))
+
+
+@pytest.mark.usefixtures("small_pieces")
+class TestSmallPieces:
+    @settings(max_examples=200, deadline=None)
+    @given(trees, st.integers(1, 20), st.data())
+    def test_from_any_byte(self, state: Any, chunk_bytes: int, data: st.DataObject) -> None:
+        content = from_byte(state, 0, chunk_bytes)
+        assert len(content) == encode(state).length
+        start = data.draw(st.integers(0, len(content)))
+        assert from_byte(state, start, chunk_bytes) == content[start:]
+        assert same(decode(io.BytesIO(content), len(content)), state)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_every_layout_from_every_byte(self, layout: Any) -> None:
+        tensor = layout(torch.arange(60, dtype=torch.int16).reshape(5, 4, 3))
+        content = from_byte(tensor, 0)
+        assert same(decode(io.BytesIO(content)), tensor.contiguous())
+        for start in range(len(content)):
+            assert from_byte(tensor, start) == content[start:]
+
+    def test_each_piece_has_its_checksum(self) -> None:
+        content = bytearray(from_byte(bytes(20), 0))
+        for at in range(len(content) - 20 - 3 * 4, len(content)):
+            damaged = bytearray(content)
+            damaged[at] ^= 1
+            with pytest.raises(CorruptState, match="checksum of blob 0"):
+                decode(io.BytesIO(damaged), len(damaged))
+
+
+class Counted(io.BytesIO):
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.read_bytes = 0
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer)
+        self.read_bytes += count
+        return count
+
+
+def test_damage_is_found_before_the_next_piece_is_read() -> None:
+    content = bytearray(from_byte(torch.zeros(10 * PIECE_BYTES, dtype=torch.uint8), 0, MIB))
+    content[1000] ^= 1
+    source = Counted(content)
+    with pytest.raises(CorruptState, match="checksum of blob 0"):
+        decode(source, len(content))
+    assert source.read_bytes < 2 * PIECE_BYTES
+
+
+def test_the_rest_of_a_large_tensor_is_found_without_reading_what_lies_before() -> None:
+    state = torch.arange(3 * PIECE_BYTES // 8 + 5)
+    content = from_byte(state, 0, MIB)
+    for start in (PIECE_BYTES, 2 * PIECE_BYTES + 4321, len(content) - 5, len(content) - 4, len(content)):
+        assert from_byte(state, start, MIB) == content[start:]
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("layout", ["transposed", "lazily conjugated", "expanded"])
+def test_what_is_not_contiguous_is_copied_a_piece_at_a_time(layout: str) -> None:
+    tensor = {
+        "transposed": lambda: torch.ones(4096, 4096).t(),
+        "lazily conjugated": lambda: torch.ones(2048, 4096, dtype=torch.complex64).conj(),
+        "expanded": lambda: torch.ones(4096, 1).expand(4096, 4096),
+    }[layout]()
+    size = tensor.numel() * tensor.itemsize
+    assert size == 64 * MIB
+    list(encode(torch.ones(10, 10).t()))  # what is loaded when first used
+    before, peak = resident_bytes(), 0
+    for _ in encode(tensor).chunks(0):
+        peak = max(peak, resident_bytes())
+    assert peak - before < size / 2
+
+
+def test_python_allocates_next_to_nothing_to_send() -> None:
+    state = {"w": torch.zeros(64 * MIB, dtype=torch.uint8)}
+    tracemalloc.start()
+    for _ in encode(state):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < MIB

@@ -1,0 +1,202 @@
+"""State over process groups: the same state, or a clear failure in bounded time; one target harms no other."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from agent_client.state.decoding import CorruptState
+from agent_client.state.encoding import Encoding, encode
+from agent_client.transfer import gloo_transport
+from agent_client.transfer.gloo_transport import MESSAGE_BYTES, GroupTransport, messages
+from lighthouse_protocol.messages.membership import Assignment
+from tests.agent_client.state.trees import same
+from tests.agent_client.transfer.sources import took
+
+HOST = "127.0.0.1"
+STATE = {"w": torch.arange(3 * 2**19 + 5, dtype=torch.int64), "step": 12, "raw": b"abc", "t": torch.ones(7, 5).t()}
+
+
+@pytest.fixture(scope="module")
+def store() -> TCPStore:
+    return TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def source(store: TCPStore, request: pytest.FixtureRequest) -> Assignment:
+    """Of replica 0, from which 1 and 2 heal; a quorum of its own for each test."""
+    return Assignment(
+        quorum_id=abs(hash(request.node.name)) % 10**9 + 1,
+        replica_rank=0,
+        replica_world_size=3,
+        replica_ids=("a", "b", "c"),
+        store_address=f"{HOST}:{store.port}",
+        max_step=12,
+        max_rank=0,
+        max_world_size=1,
+        contributors=1,
+        primary_address="",
+        serve_to=(1, 2),
+    )
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(3) as it:
+        yield it
+
+
+def transport(silence_s: float = 10.0) -> GroupTransport:
+    """As in an Agent, it outlives its transfers."""
+    alive.append(GroupTransport(0, HOST, silence_s))
+    return alive[-1]
+
+
+alive: list[GroupTransport] = []
+
+
+@pytest.fixture(autouse=True)
+def _end_all() -> Iterator[None]:
+    yield
+    while alive:
+        alive.pop().cancel(0)
+
+
+def target(source: Assignment, replica_rank: int) -> Assignment:
+    return replace(source, replica_rank=replica_rank, serve_to=(), heal_from_rank=0)
+
+
+@pytest.mark.parametrize("length", [0, 1, MESSAGE_BYTES // 2, 3 * MESSAGE_BYTES])
+def test_messages_are_the_encoding_in_equal_parts(length: int) -> None:
+    encoding = encode(torch.arange(length, dtype=torch.uint8))
+    first, *others = [message.clone() for message in messages(encoding)]
+    assert first.tolist() == [encoding.length]
+    assert b"".join(message.numpy().tobytes() for message in others) == b"".join(encoding)
+    assert all(len(message) == MESSAGE_BYTES for message in others[:-1])
+
+
+def test_all_targets_get_the_state(source: Assignment, pool: ThreadPoolExecutor) -> None:
+    received = [pool.submit(transport().receive, target(source, rank), max_bytes=2**40) for rank in (1, 2)]
+    transport().send(source, encode(STATE))
+    for each in received:
+        assert same(each.result(20), {**STATE, "t": STATE["t"].contiguous()})
+
+
+def test_a_target_that_does_not_come_keeps_the_other_from_nothing(source: Assignment, pool: ThreadPoolExecutor) -> None:
+    received = pool.submit(transport().receive, target(source, 2), max_bytes=2**40)
+    transport(silence_s=1.0).send(source, encode(STATE))
+    assert same(received.result(20)["w"], STATE["w"])
+
+
+def test_a_target_that_breaks_off_keeps_the_other_from_nothing(
+    source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaking, staying = transport(), transport()
+
+    def messages_then_break(encoding: Encoding) -> Iterator[torch.Tensor]:
+        for number, message in enumerate(messages(encoding)):
+            if number == 2:
+                breaking.cancel(source.quorum_id)
+            yield message
+
+    monkeypatch.setattr(gloo_transport, "messages", messages_then_break)
+    broken = pool.submit(breaking.receive, target(source, 1), max_bytes=2**40)
+    received = pool.submit(staying.receive, target(source, 2), max_bytes=2**40)
+    transport().send(source, encode(STATE))
+    with pytest.raises(RuntimeError):
+        broken.result(15)
+    assert same(received.result(20)["w"], STATE["w"])
+
+
+def test_a_source_that_does_not_come(source: Assignment) -> None:
+    with took(0.4, 10), pytest.raises(RuntimeError):
+        transport(silence_s=0.5).receive(target(source, 1), max_bytes=2**40)
+
+
+def test_a_source_that_ends_in_the_middle(
+    source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(encoding: Encoding) -> Iterator[torch.Tensor]:
+        for _, message in zip(range(2), messages(encoding), strict=False):
+            yield message
+
+    monkeypatch.setattr(gloo_transport, "messages", half)
+    received = pool.submit(transport(silence_s=3.0).receive, target(source, 1), max_bytes=2**40)
+    transport().send(replace(source, serve_to=(1,)), encode(STATE))
+    with took(0, 10), pytest.raises(RuntimeError):  # at once, or after silence_s where gloo misses the end
+        received.result(15)
+
+
+@pytest.mark.parametrize(
+    ("first", "rest", "words"),
+    [
+        ([100], bytes(100), "no state"),
+        ([-5], b"", "a state of -5 bytes"),
+        ([2**39], bytes(MESSAGE_BYTES), "no state"),
+        ([2**60], b"", "a state of 1152921504606846976 bytes was announced, and there is room for 1099511627776"),
+    ],
+)
+def test_garbage_is_refused(
+    source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, first: Any, rest: bytes, words: str
+) -> None:
+    def garbage(_: Encoding) -> Iterator[torch.Tensor]:
+        yield torch.tensor(first)
+        if rest:
+            yield torch.frombuffer(bytearray(rest), dtype=torch.uint8)
+
+    monkeypatch.setattr(gloo_transport, "messages", garbage)
+    received = pool.submit(transport().receive, target(source, 1), max_bytes=2**40)
+    transport().send(replace(source, serve_to=(1,)), encode(STATE))
+    with pytest.raises(CorruptState, match=words):
+        received.result(15)
+
+
+def test_damage_is_found(source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(encoding: Encoding) -> Iterator[torch.Tensor]:
+        for number, message in enumerate(messages(encoding)):
+            if number == 2:
+                message[77] ^= 1
+            yield message
+
+    monkeypatch.setattr(gloo_transport, "messages", damaged)
+    received = pool.submit(transport().receive, target(source, 1), max_bytes=2**40)
+    transport().send(replace(source, serve_to=(1,)), encode(STATE))
+    with pytest.raises(CorruptState, match="checksum of blob 0"):
+        received.result(15)
+
+
+class TestCancel:
+    def test_ends_what_waits(
+        self, source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        receiving = transport()
+        waiting: Future[Any] = Future()
+
+        def stall(encoding: Encoding) -> Iterator[torch.Tensor]:
+            yield torch.tensor([encoding.length])
+            waiting.result(20)
+
+        monkeypatch.setattr(gloo_transport, "messages", stall)
+        received = pool.submit(receiving.receive, target(source, 1), max_bytes=2**40)
+        sent = pool.submit(transport().send, replace(source, serve_to=(1,)), encode(STATE))
+        time.sleep(0.5)
+        assert not received.done()
+        with took(0, 5):
+            receiving.cancel(source.quorum_id)
+            with pytest.raises(RuntimeError):
+                received.result(15)
+        waiting.set_result(None)
+        sent.result(10)
+
+    def test_before_it_begins(self, source: Assignment, pool: ThreadPoolExecutor) -> None:
+        receiving = transport()
+        receiving.cancel(source.quorum_id)
+        sent = pool.submit(transport().send, replace(source, serve_to=(1,)), encode(STATE))
+        with pytest.raises(RuntimeError, match="revoked"):
+            receiving.receive(target(source, 1), max_bytes=2**40)
+        sent.result(10)

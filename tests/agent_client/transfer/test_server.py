@@ -1,0 +1,576 @@
+"""State over HTTP: the right state, or an error of the right class within its deadline; and nothing left behind."""
+
+import logging
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from agent_client.state.decoding import Encoding, decode, encode
+from agent_client.transfer.fetch import Fetch
+from agent_client.transfer.server import CheckpointServer, CorruptState, StateKey, StateUnavailable, fetch
+from tests.agent_client.state.trees import same
+from tests.agent_client.transfer.sources import answering, eventually, ok, serving, threads, took
+
+KEY = StateKey(7, 12, 0)
+OTHER = StateKey(8, 12, 0)
+STATE = {"model": {"w": torch.arange(6.0).reshape(2, 3)}, "step": 12}
+BIG = {"w": torch.arange(4 * 2**20, dtype=torch.int64)}
+BIG_BYTES = encode(BIG).length
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 loopback here")
+
+
+def streams() -> int:
+    return sum(thread.name == "checkpoint-stream" for thread in threading.enumerate())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Every test: no thread of ours survives it, nothing was printed, and nothing was logged that one must see."""
+    yield
+    assert eventually(lambda: not threads()), threads()
+    assert capfd.readouterr() == ("", "")
+    assert [record for record in caplog.get_records("call") if record.levelno >= logging.WARNING] == []
+
+
+@contextmanager
+def reading(server: CheckpointServer, key: StateKey = KEY, wait_s: float = 0) -> Iterator[socket.socket]:
+    """A reader in hand that has sent its request; what the kernel buffers for it is far less than BIG."""
+    with idle(server) as reader:
+        reader.sendall(b"GET /checkpoint/%d/%d/%d?wait_s=%.1f HTTP/1.1\r\n\r\n" % (*key, wait_s))
+        yield reader
+
+
+def idle(server: CheckpointServer) -> socket.socket:
+    """A connection that asks for nothing."""
+    host, port = server.address.removeprefix("http://").rsplit(":", 1)
+    return socket.create_connection((host, int(port)), 5)
+
+
+def read_to_end(reader: socket.socket) -> int:
+    """How many bytes still come before the connection ends, in whatever way."""
+    count = 0
+    try:
+        while chunk := reader.recv(2**20):
+            count += len(chunk)
+    except ConnectionError:
+        pass
+    return count
+
+
+def read_exactly(reader: socket.socket, count: int) -> int:
+    for _ in range(count // 2**10):
+        left = 2**10
+        while left:
+            left -= len(reader.recv(left)) or pytest.fail("the connection has ended")
+    return count
+
+
+def is_refused_soon(address: str, key: StateKey) -> bool:
+    """The source hears of a read a moment after its reader."""
+    return eventually(lambda: is_refused(address, key))
+
+
+def is_refused(address: str, key: StateKey = KEY) -> bool:
+    try:
+        fetch(address, key, 5, wait_s=0)
+    except StateUnavailable:
+        return True
+    return False
+
+
+@contextmanager
+def swallowing() -> Iterator[Any]:
+    """An address that does not even refuse: its queue of connections is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as filling:
+        for _ in range(4):
+            connection = filling.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+CONTENT = b"".join(encode(STATE))
+
+
+class Noted:
+    """Instead of a Pace."""
+
+    def __init__(self, paced: set[str], side: str) -> None:
+        self._paced, self._side = paced, side
+
+    def rest(self) -> None:
+        self._paced.add(self._side)
+
+
+class TestFetch:
+    def test_the_published_state(self) -> None:
+        with serving() as server:
+            server.publish(KEY, STATE)
+            assert same(fetch(server.address, KEY, 5), STATE)
+            assert same(fetch(server.address, (7, 12, 0), 5), STATE)
+
+    def test_only_a_reader_that_nobody_waits_for_gives_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One of what was put is waited for, also the second one."""
+        paced: set[str] = set()
+        for side in ("server", "fetch"):
+            monkeypatch.setattr(f"agent_client.transfer.{side}.Pace", lambda side=side: Noted(paced, side))
+        with serving() as server:
+            server.publish(KEY, STATE)
+            for _ in range(3):
+                fetch(server.address, KEY, 5)
+            assert paced == set()
+            server.keep(OTHER, STATE, 2)
+            fetch(server.address, OTHER, 5)
+            assert paced == {"http"}
+            beside = Fetch({"a": lambda: server.address}, OTHER, 5, accept=lambda _: None, gives_way=True)
+            assert same(beside.run(), STATE)
+            assert paced == {"http", "fetch"}
+            assert is_refused_soon(server.address, OTHER)
+
+    def test_concurrent_readers(self) -> None:
+        with serving(chunk_bytes=100_000) as server, ThreadPoolExecutor(8) as pool:
+            server.publish(KEY, BIG)
+            for received in pool.map(lambda _: fetch(server.address, KEY, 20), range(8)):
+                assert same(received, BIG)
+
+    def test_only_what_is_published_last(self) -> None:
+        with serving() as server:
+            server.publish(KEY, STATE)
+            server.publish(OTHER, {"other": 1})
+            assert fetch(server.address, OTHER, 5) == {"other": 1}
+            with pytest.raises(StateUnavailable):
+                fetch(server.address, KEY, 5, wait_s=0)
+
+    @pytest.mark.parametrize("asked", [OTHER, (7, 13, 0), (7, 12, 1)])
+    def test_another_key_is_refused_by_name(self, asked: tuple[int, int, int]) -> None:
+        with serving() as server:
+            server.publish(KEY, STATE)
+            with took(0, 20), pytest.raises(StateUnavailable) as caught:
+                fetch(server.address, asked, 60, wait_s=0)
+        message = str(caught.value)
+        assert server.address in message
+        assert f"quorum {asked[0]} step {asked[1]} group rank {asked[2]}" in message
+        assert f'"asked": {{"quorum_id": {asked[0]}, "step": {asked[1]}, "group_rank": {asked[2]}}}' in message
+        assert '"held": {"quorum_id": 7, "step": 12, "group_rank": 0}' in message
+
+    @pytest.mark.parametrize("withdraws", [True, False])
+    def test_nothing_is_held(self, withdraws: bool) -> None:
+        with serving() as server:
+            if withdraws:
+                server.publish(KEY, STATE)
+                server.withdraw()
+            with pytest.raises(StateUnavailable, match=r'409.*"held": null'):
+                fetch(server.address, KEY, 5, wait_s=0)
+
+    def test_waits_until_the_source_has_its_snapshot(self) -> None:
+        with serving() as server, ThreadPoolExecutor(1) as pool, took(0.2, 20):
+            server.publish(KEY, STATE)
+            received = pool.submit(fetch, server.address, OTHER, 60)
+            time.sleep(0.2)
+            assert not received.done()
+            server.publish(OTHER, {"other": 1})
+            assert received.result() == {"other": 1}
+
+    def test_waits_no_longer_than_the_server_allows(self) -> None:
+        with serving(max_wait_s=0.2) as server, took(0.2, 20), pytest.raises(StateUnavailable, match="409"):
+            fetch(server.address, KEY, 60)
+
+    def test_waits_no_longer_than_its_share_of_the_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("agent_client.transfer.fetch._WAIT_SHARE", 0.01)
+        with serving() as server, took(0.3, 20), pytest.raises(StateUnavailable, match="409"):
+            fetch(server.address, KEY, 30)
+
+    @pytest.mark.parametrize("path", ["/", "/checkpoint/1/2", "/checkpoint/1/2/x", "/checkpoint/1/2/3?wait_s=nan"])
+    def test_any_other_path_is_not_found(self, path: str) -> None:
+        with serving() as server, idle(server) as client:
+            client.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            assert client.recv(100).split()[1] == b"404"
+
+    def test_a_limit_on_bytes(self) -> None:
+        with serving() as server:
+            server.publish(KEY, STATE)
+            with pytest.raises(CorruptState, match=f"{len(CONTENT)} bytes, more than 100"):
+                fetch(server.address, KEY, 5, max_bytes=100)
+            with pytest.raises(CorruptState, match=r"header of .* more than 10$"):
+                fetch(server.address, KEY, 5, max_header_bytes=10)
+
+    @pytest.mark.parametrize(
+        "address", ["", "host:1", "https://host:1", "http://host", "http://:1", "http://host:99999", "http://host:1/x"]
+    )
+    def test_a_malformed_address(self, address: str) -> None:
+        with pytest.raises(ValueError):
+            fetch(address, KEY, 5)
+
+    def test_proxies_of_the_environment_are_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as proxy, serving() as server:
+            for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+                monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+            monkeypatch.delenv("no_proxy", raising=False)
+            server.publish(KEY, STATE)
+            assert same(fetch(server.address, KEY, 5), STATE)
+            proxy.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                proxy.accept()
+
+
+class TestAddresses:
+    def test_ipv4(self) -> None:
+        with serving(bind_host="127.0.0.1") as server:
+            server.publish(KEY, STATE)
+            assert server.address.startswith("http://127.0.0.1:")
+            assert same(fetch(server.address, KEY, 5), STATE)
+
+    @needs_ipv6
+    def test_ipv6(self) -> None:
+        with serving(bind_host="::1", advertise="::1") as server:
+            server.publish(KEY, STATE)
+            assert server.address.startswith("http://[::1]:")
+            assert same(fetch(server.address, KEY, 5), STATE)
+
+    @needs_ipv6
+    def test_both_by_default(self) -> None:
+        with serving(bind_host="", advertise="localhost") as server:
+            server.publish(KEY, STATE)
+            port = server.address.rsplit(":", 1)[1]
+            for host in ("127.0.0.1", "[::1]", "localhost"):
+                assert same(fetch(f"http://{host}:{port}", KEY, 5), STATE)
+
+    @needs_ipv6
+    def test_the_next_address_of_a_name_is_tried(self) -> None:
+        with serving(bind_host="127.0.0.1", advertise="localhost") as server, pytest.MonkeyPatch.context() as patch:
+            server.publish(KEY, STATE)
+            port = int(server.address.rsplit(":", 1)[1])
+            found = [(socket.AF_INET6, ("::1", port, 0, 0)), (socket.AF_INET, ("127.0.0.1", port))]
+            resolved = [(family, socket.SOCK_STREAM, 0, "", address) for family, address in found]
+            patch.setattr(socket, "getaddrinfo", lambda *_, **__: resolved)
+            assert same(fetch(server.address, KEY, 5), STATE)
+
+    def test_an_address_that_swallows_everything_takes_its_share_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with serving() as server, swallowing() as nowhere:
+            server.publish(KEY, STATE)
+            here = ("127.0.0.1", int(server.address.rsplit(":", 1)[1]))
+            resolved = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in (nowhere, here)]
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resolved)
+            with took(1.9, 4):
+                assert same(fetch(server.address, KEY, 4), STATE)
+            resolved.pop()
+            with took(0.3, 20), pytest.raises(TimeoutError):
+                fetch(server.address, KEY, 0.3)
+
+    def test_a_port_that_is_taken(self) -> None:
+        with serving() as server, pytest.raises(OSError) as caught:
+            CheckpointServer("127.0.0.1", advertise="x", port=int(server.address.rsplit(":", 1)[1]))
+        assert f"on {server.address.removeprefix('http://')}" in caught.value.__notes__[0]
+
+
+class TestWithdraw:
+    def test_aborts_streams_in_flight(self) -> None:
+        with serving(chunk_bytes=2**16) as server:
+            server.publish(KEY, BIG)
+            with reading(server) as reader:
+                assert reader.recv(1000)
+                with took(0, 3):
+                    server.withdraw()
+                assert read_to_end(reader) < BIG_BYTES - 2**20
+
+    def test_nothing_reads_the_state_afterwards(self) -> None:
+        tensor = torch.zeros(32 * 2**20, dtype=torch.uint8)
+        with serving(chunk_bytes=2**16) as server:
+            server.publish(KEY, tensor)
+            with reading(server) as reader:
+                read_exactly(reader, 2**20)
+                server.withdraw()
+                tensor.fill_(0xEE)
+                seen = b"".join(iter(lambda: reader.recv(2**20), b""))
+        assert bytes([0xEE] * 8) not in seen
+
+    def test_lets_them_finish_within_the_grace(self) -> None:
+        with serving(chunk_bytes=2**16) as server, ThreadPoolExecutor(1) as pool:
+            server.publish(KEY, BIG)
+            with reading(server) as reader:
+                count = len(reader.recv(1000))
+                withdrawn = pool.submit(server.withdraw, 10)
+                assert eventually(lambda: is_refused(server.address))
+                assert not withdrawn.done()
+                assert count + read_to_end(reader) > BIG_BYTES
+                withdrawn.result(5)
+
+    def test_the_target_learns_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def decode_once_withdrawn(*args: Any, **options: Any) -> Any:
+            server.withdraw()
+            return decode(*args, **options)
+
+        monkeypatch.setattr("agent_client.transfer.fetch.decode", decode_once_withdrawn)
+        with serving() as server:
+            server.publish(KEY, BIG)
+            with pytest.raises(StateUnavailable, match=r"is not there: it answered 409.*null"):
+                fetch(server.address, KEY, 10)
+
+    def test_publishing_aborts_the_readers_of_the_former(self) -> None:
+        with serving(chunk_bytes=2**16) as server:
+            server.publish(KEY, BIG)
+            with reading(server) as reader:
+                assert reader.recv(1000)
+                with took(0, 3):
+                    server.publish(OTHER, STATE)
+                assert read_to_end(reader) < BIG_BYTES - 2**20
+            assert same(fetch(server.address, OTHER, 5), STATE)
+
+    def test_what_cannot_be_sent_leaves_the_former_in_place(self) -> None:
+        with serving() as server:
+            server.publish(KEY, STATE)
+            with pytest.raises(TypeError, match=r"state\['hook'\]"):
+                server.publish(OTHER, {"hook": print})
+            assert same(fetch(server.address, KEY, 5), STATE)
+
+    def test_says_so_when_a_reader_does_not_let_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def hang(_: Encoding, start: int) -> Iterator[memoryview]:
+            device.wait(5)
+            yield memoryview(b"")
+
+        monkeypatch.setattr("agent_client.transfer.offers.ABORT_TIMEOUT_S", 0.1)
+        monkeypatch.setattr(Encoding, "chunks", hang)
+        device = threading.Event()
+        with serving() as server:
+            server.publish(KEY, STATE)
+            with reading(server) as reader:
+                assert reader.recv(10)
+                with pytest.raises(TimeoutError, match="quorum 7 step 12 group rank 0 is still being read"):
+                    server.withdraw()
+                device.set()
+
+
+def half_then_end(connection: socket.socket) -> None:
+    connection.sendall(ok(len(CONTENT), CONTENT[: len(CONTENT) // 2]))
+
+
+def half_then_reset(connection: socket.socket) -> None:
+    half_then_end(connection)
+    time.sleep(0.05)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def half_then_silence(connection: socket.socket) -> None:
+    half_then_end(connection)
+    connection.recv(1)
+
+
+KILLED_SOURCE = """
+import os, signal, time, torch
+from agent_client.state.decoding import Encoding
+from agent_client.transfer.server import CheckpointServer
+
+def chunks_then_death(encoding, start, chunks=Encoding.chunks):
+    for number, chunk in enumerate(chunks(encoding, start)):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield chunk
+
+Encoding.chunks = chunks_then_death
+server = CheckpointServer("127.0.0.1", advertise="127.0.0.1")
+server.publish((7, 12, 0), torch.zeros(64 * 2**20, dtype=torch.uint8))
+print(server.address, flush=True)
+time.sleep(30)
+"""
+
+
+def drip(content: bytes) -> Callable[[socket.socket], None]:
+    def script(connection: socket.socket) -> None:
+        for byte in content:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.02)
+
+    return script
+
+
+class TestFailingSource:
+    def test_nobody_listens(self) -> None:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            address = f"http://127.0.0.1:{unused.getsockname()[1]}"
+            with took(0, 20), pytest.raises(StateUnavailable, match=f"quorum 7 step 12 .* {address}.*refused"):
+                fetch(address, KEY, 60)
+
+    def test_an_unknown_host(self) -> None:
+        with pytest.raises(StateUnavailable, match="no checkpoint server answers there"):
+            fetch("http://no-such-host.invalid:1", KEY, 5)
+
+    @pytest.mark.parametrize("script", [half_then_end, half_then_reset])
+    def test_it_ends_mid_stream(self, script: Callable[[socket.socket], None]) -> None:
+        with answering(script) as address, took(0, 20), pytest.raises(StateUnavailable, match=address):
+            fetch(address, KEY, 60)
+
+    def test_its_process_is_killed_mid_stream(self) -> None:
+        with subprocess.Popen([sys.executable, "-c", KILLED_SOURCE], stdout=subprocess.PIPE, text=True) as source:
+            assert source.stdout
+            address = source.stdout.readline().strip()
+            with took(0, 5), pytest.raises(StateUnavailable, match=address):
+                fetch(address, KEY, 30)
+            assert source.wait(5) == -signal.SIGKILL
+
+    def test_it_says_nothing(self) -> None:
+        with answering(lambda connection: connection.recv(1)) as address, took(0.3, 20):  # noqa: SIM117
+            with pytest.raises(
+                TimeoutError, match=rf"quorum 7 .* did not arrive within 0\.3 s, from {address} sends nothing"
+            ):
+                fetch(address, KEY, 0.3)
+
+    @pytest.mark.parametrize(
+        "script",
+        [half_then_silence, drip(ok(len(CONTENT), CONTENT)), drip(b"HTTP/1.0 409 Conflict\r\n\r\n" + b"x" * 200)],
+        ids=["silence", "drip", "dripping refusal"],
+    )
+    def test_the_deadline_is_that_of_the_whole(self, script: Callable[[socket.socket], None]) -> None:
+        with answering(script) as address, took(0.5, 20), pytest.raises(TimeoutError, match=r"within 0\.5 s"):
+            fetch(address, KEY, 0.5)
+
+    def test_a_slow_source_in_time(self) -> None:
+        with answering(
+            lambda connection: [connection.sendall(bytes([b])) for b in ok(len(CONTENT), CONTENT)]
+        ) as address:
+            assert same(fetch(address, KEY, 5), STATE)
+
+    @pytest.mark.parametrize(
+        ("answer", "failure", "words"),
+        [
+            (b"HTTP/1.0 200 OK\r\n\r\n" + CONTENT, CorruptState, "no valid Content-Length"),
+            (ok("many", CONTENT), CorruptState, "no valid Content-Length"),
+            (ok(len(CONTENT) - 1, CONTENT), CorruptState, "were announced"),
+            (ok(len(CONTENT) + 1, CONTENT + b"x"), CorruptState, "were announced"),
+            (ok(2**60, CONTENT), CorruptState, "were announced"),
+            (ok(len(CONTENT), b"x" + CONTENT[1:]), CorruptState, "no state"),
+            (ok(len(CONTENT), CONTENT[:-1] + b"x"), CorruptState, "checksum of blob 0"),
+            (ok(5, b"<html"), CorruptState, "longer than the 5 bytes"),
+            (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", CorruptState, "Content-Length"),
+            (b"HTTP/1.0 302 Found\r\nLocation: http://localhost:1/\r\n\r\n", StateUnavailable, "302"),
+            (b"HTTP/1.0 500 No\r\n\r\nthe reason", StateUnavailable, "500: the reason"),
+            (b"SSH-2.0-OpenSSH_9.6\r\n", StateUnavailable, "no checkpoint server"),
+            (b"", StateUnavailable, "no checkpoint server"),
+        ],
+    )
+    def test_a_wrong_answer(self, answer: bytes, failure: type[Exception], words: str) -> None:
+        with answering(lambda connection: connection.sendall(answer)) as address, took(0, 20):  # noqa: SIM117
+            with pytest.raises(failure, match=f"quorum 7 step 12 group rank 0 from {address}.*{words}"):
+                fetch(address, KEY, 60)
+
+
+class TestServer:
+    def test_a_reader_that_stalls_is_cut_off(self) -> None:
+        with serving(stall_timeout_s=0.2) as server:
+            server.publish(KEY, BIG)
+            with reading(server) as reader:
+                assert reader.recv(10)
+                assert eventually(lambda: threads() == {"checkpoint-accept"})
+                assert read_to_end(reader) < BIG_BYTES - 2**20
+
+    def test_a_slow_reader_is_not(self) -> None:
+        with serving(stall_timeout_s=0.4, chunk_bytes=2**16) as server:
+            server.publish(KEY, BIG)
+            with reading(server) as reader, took(0.8, 20):
+                count = 0
+                for _ in range(20):
+                    time.sleep(0.04)
+                    count += read_exactly(reader, 2**20)
+                assert count + read_to_end(reader) > BIG_BYTES
+
+    def test_a_client_that_asks_nothing_is_cut_off(self) -> None:
+        with serving(stall_timeout_s=0.2) as server, idle(server) as client, took(0.1, 20):
+            assert client.recv(1) == b""
+
+    def test_readers_that_leave_disturb_nobody(self) -> None:
+        with serving(chunk_bytes=2**16) as server:
+            server.publish(KEY, BIG)
+            for _ in range(5):
+                with reading(server) as reader:
+                    assert reader.recv(10)
+            assert eventually(lambda: threads() == {"checkpoint-accept"})
+            assert same(fetch(server.address, KEY, 10), BIG)
+
+    def test_a_tensor_that_cannot_be_read_is_logged(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(_: Encoding, start: int) -> Iterator[memoryview]:
+            raise RuntimeError("the device is gone")
+            yield
+
+        with serving() as server:
+            server.publish(KEY, STATE)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Encoding, "chunks", fail)
+                with pytest.raises(StateUnavailable, match="breaks off after 0 bytes"):
+                    fetch(server.address, KEY, 5)
+            assert "the device is gone" in caplog.text
+            assert same(fetch(server.address, KEY, 5), STATE)
+        caplog.clear()
+
+    def test_close_ends_everything_at_once(self) -> None:
+        with serving() as server, ThreadPoolExecutor(1) as pool:
+            server.publish(KEY, BIG)
+            waiting = pool.submit(fetch, server.address, OTHER, 20)
+            with reading(server) as reader, reading(server, OTHER, wait_s=20), idle(server):
+                assert reader.recv(10)
+                assert eventually(lambda: streams() == 4)
+                with took(0, 3):
+                    server.close()
+                assert threads() == set()
+                assert read_to_end(reader) < BIG_BYTES - 2**20
+                with pytest.raises(StateUnavailable):
+                    waiting.result(2)
+                with pytest.raises(StateUnavailable, match="refused"):
+                    fetch(server.address, KEY, 5)
+            server.close()
+
+    def test_a_forked_child_holds_none_of_its_sockets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        start = threading.Thread.start
+        # On a busy machine a thread runs for a while before start() returns.
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: [start(thread), time.sleep(0.1)])
+        with serving() as server:
+            server.publish(KEY, BIG)
+            with reading(server) as reader:
+                assert reader.recv(10)
+                listener = server._listener
+                held = [sock.fileno() for sock in (listener.socket, *listener._connections)]
+                assert len(held) == 2
+                assert os.waitstatus_to_exitcode(os.waitpid(fork_and_count(held), 0)[1]) == 0
+            assert same(fetch(server.address, KEY, 10), BIG)
+
+
+def fork_and_count(descriptors: list[int]) -> int:
+    """The pid of a child that exits with the number of `descriptors` that are sockets in it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        os._exit(sum(is_socket(descriptor) for descriptor in descriptors))
+    return pid
+
+
+def is_socket(descriptor: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False

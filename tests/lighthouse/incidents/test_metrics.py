@@ -1,0 +1,27 @@
+"""Times to detect and to recover, as a scrape shows them."""
+
+from prometheus_client import CollectorRegistry
+
+from lighthouse.incidents.durations import BOUNDS_S, IncidentTimes
+from lighthouse.incidents.metrics import IncidentCollector
+from lighthouse.quorum.metrics import render
+from lighthouse_protocol.messages.incident import IncidentKind
+from tests.lighthouse.quorum.test_metrics import samples
+
+
+def test_times_by_job_and_kind():
+    times = IncidentTimes()
+    times.detected("j", IncidentKind.STALL, 61.0)
+    times.detected("j", IncidentKind.LOSS, 0.0)
+    times.detected("j", IncidentKind.LOSS, 0.04)
+    times.recovered("j", IncidentKind.LOSS, 700.0)
+    registry = CollectorRegistry()
+    registry.register(IncidentCollector(times))
+    seen = samples(render(registry)[0].decode())
+    assert seen["lighthouse_detect_seconds_count", "j", "loss"] == 2
+    assert seen["lighthouse_detect_seconds_bucket", "j", "loss", "0.01"] == 1
+    assert seen["lighthouse_detect_seconds_bucket", "j", "stall", "60.0"] == 0
+    assert seen["lighthouse_detect_seconds_bucket", "j", "stall", "120.0"] == 1
+    assert seen["lighthouse_recover_seconds_bucket", "j", "loss", "600.0"] == 0
+    assert seen["lighthouse_recover_seconds_sum", "j", "loss"] == 700.0
+    assert (BOUNDS_S[0], BOUNDS_S[-1]) == (0.01, 600.0)

@@ -1,0 +1,329 @@
+"""A restart of the lighthouse: its quorum's members go on, and come back; first the phases, then the whole machine."""
+
+import pytest
+
+from lighthouse.quorum.rules.events import QuorumFormed, QuorumHandedAgain
+from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.standing import Standing
+from lighthouse.quorum.rules.status import job_status
+from lighthouse.quorum.rules.verdict import Verdict
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.session import STARTING, Order, Phase
+from tests.lighthouse.builders import ticked
+from tests.lighthouse.quorum.test_standing import ENTRY, QUORUM_ID, holds, phase_of, quorum, says
+from tests.lighthouse.sessions import (
+    asks,
+    ended,
+    held,
+    native,
+    opened,
+    pulse,
+    pulsing,
+    record_of,
+    restarted,
+    standing,
+    stands,
+    told,
+    welcomed,
+)
+
+
+def returning(names: str = "abc", until: float = 5.0, *, stands: bool = True) -> Standing:
+    standing = Standing()
+    standing.restore(Record(QUORUM_ID, quorum(names), stands, dict.fromkeys(names, ENTRY)), until)
+    return standing
+
+
+class TestPhases:
+    """After a restart of the lighthouse; the ways to come back."""
+
+    def test_stands_again_when_all_are_back_with_it(self):
+        standing = returning()
+        assert standing.order().phase is Phase.RETURNING
+        assert [says(standing, name, "standing", 4) for name in "ab"] == [None, None]
+        assert says(standing, "c", "standing", 5) == Order(QUORUM_ID, Phase.STANDING)
+
+    @pytest.mark.parametrize("odd", range(3), ids=["first", "second", "last"])
+    @pytest.mark.parametrize("mode", ["frozen", "resumed", "joining"])
+    def test_one_in_the_middle_of_a_recall_makes_it_a_recall_when_all_are_back(self, mode: str, odd: int):
+        standing = returning()
+        orders = [says(standing, name, mode if n == odd else "standing", 4) for n, name in enumerate("abc")]
+        assert [phase_of(order) for order in orders] == [None, None, Phase.RECALLED]
+        assert [says(standing, name, "frozen", 4) for name in "ab"] == [None, None]
+        assert says(standing, "c", "frozen", 6) == Order(QUORUM_ID, Phase.RESUMED, 6, standing.reason)
+
+    def test_one_that_joins_past_it_makes_it_a_recall_and_has_answered_it(self):
+        standing = returning("ab")
+        assert standing.joined(holds("a", 6)) is None
+        assert phase_of(says(standing, "b", "standing", 5)) is Phase.RECALLED
+        assert standing.holds_back
+        assert phase_of(says(standing, "b", "frozen", 5)) is Phase.RESUMED
+        assert standing.upto == 5
+
+    @pytest.mark.parametrize("number", [0, 2])
+    def test_one_that_comes_back_revoked_revokes_it_at_once(self, number: int):
+        standing = returning()
+        for name in "abc"[:number]:
+            says(standing, name, "standing")
+        assert phase_of(says(standing, "c", "revoked", 4)) is Phase.REVOKED
+
+    def test_one_that_has_discarded_its_step_revokes_it(self):
+        assert phase_of(returning().joined(holds("a", 6, commit_failures=1))) is Phase.REVOKED
+
+    def test_who_is_not_back_within_the_lease_revokes_it(self):
+        standing = returning(until=5)
+        says(standing, "b", "standing")
+        assert standing.pass_time(4.99) is None
+        order = standing.pass_time(5)
+        assert order is not None
+        assert (order.phase, order.reason) == (Phase.REVOKED, "not back within the lease: a, c")
+        assert standing.pass_time(6) is None
+
+    def test_a_loss_before_it_came_back_is_none_and_afterwards_is_one(self):
+        standing = returning("ab")
+        assert standing.lose("a", "i1", "x") is None
+        says(standing, "a", "standing")
+        assert phase_of(standing.lose("a", "i1", "x")) is Phase.REVOKED
+
+    def test_one_that_comes_with_another_quorum_is_not_back(self):
+        standing = returning("ab")
+        says(standing, "a", "standing", quorum_id=6)
+        assert says(standing, "b", "standing") is None
+        assert standing.phase is Phase.RETURNING
+
+    def test_a_lost_journal_holds_back_for_the_lease_and_is_forgotten(self):
+        standing = Standing()
+        standing.restore(None, 5)
+        assert standing.holds_back
+        assert standing.returns_until() == 5
+        assert standing.joined(holds("a")) is None
+        assert standing.pass_time(4.9) is None
+        assert standing.holds_back
+        assert standing.pass_time(5) is None
+        assert (standing.phase, standing.may_form([native("x")], now=5)) == (Phase.NONE, True)
+
+    def test_what_did_not_stand_is_held_by_nobody(self):
+        standing = returning(stands=False)
+        assert (standing.phase, standing.holds_back, standing.returns_until()) == (Phase.NONE, False, None)
+
+
+RETURNING, STANDING = Order(1, Phase.RETURNING), Order(1, Phase.STANDING)
+RECORD = record_of(standing("ab"))
+
+
+class TestMachine:
+    def test_all_back_costs_nothing(self):
+        m = restarted(RECORD)
+        assert m.handle(opened(1, "b", held=held(1, granted=5)), 1) == [welcomed(1, RETURNING)]
+        assert m.handle(opened(2, "a", held=held(1, granted=6)), 2) == [
+            told("standing", (1, 2)),
+            welcomed(2, STANDING),
+        ]
+        assert pulsing(m, {1: {"held": held(1)}, 2: {"held": held(1)}}, 2, 20) == []
+
+    def test_nothing_forms_meanwhile(self):
+        m = restarted(RECORD, until=5)
+        m.handle(opened(1, "x"), 0)
+        assert m.handle(asks(1, 1, "x"), 0) == []
+        assert m.verdict() is Verdict.WAITING_FOR_RETURN
+        assert m.deadline(0) == 5
+        [revoked, formed] = pulsing(m, {1: {}}, 1, 6)
+        assert revoked == told("revoked", (), "not back within the lease: a, b")
+        assert formed == stands(2, (1,), native("x"))
+
+    def test_nor_while_one_that_came_back_has_a_lease(self):
+        m = restarted(RECORD, until=5)
+        m.handle(opened(1, "x"), 0)
+        m.handle(opened(2, "a", held=held(1)), 4.5)
+        m.handle(asks(1, 1, "x"), 4.5)
+        assert ticked(m, 4.5, 5) == [told("revoked", (2,), "not back", "b")]
+        m.handle(pulse(1), 5.5)
+        m.handle(ended(2), 5.5)
+        assert m.verdict() is Verdict.WAITING_FOR_LEASES
+        assert ticked(m, 5.5, 9.49) == []
+        assert ticked(m, 9.49, 9.5) == [stands(2, (1,), native("x"))]
+
+    def test_one_that_came_back_forms_the_next_without_the_missing_at_once(self):
+        m = restarted(RECORD, until=5)
+        m.handle(opened(2, "a", held=held(1, granted=5)), 4)
+        ticked(m, 4, 5)
+        a = native("a", 6, seen_quorum_id=1, tag_quorum_id=1)
+        assert m.handle(asks(1, 2, a), 5.1) == [stands(2, (1,), a)]
+
+    def test_who_was_not_told_is_handed_it_again(self):
+        """It had been told to b when the lighthouse died; a asks again with the very same join."""
+        m = restarted(RECORD)
+        assert m.handle(opened(1, "a"), 1) == [welcomed(1)]
+        assert m.handle(asks(7, 1, "a"), 1) == [QuorumHandedAgain(RECORD.quorum, 7)]
+        assert m.handle(opened(2, "b", held=held(1)), 1.1) == [told("standing", (1, 2)), welcomed(2, STANDING)]
+        assert len(m.joins) == 0
+
+    def test_also_as_the_last_one_to_come_back(self):
+        m = restarted(RECORD)
+        m.handle(opened(2, "b", held=held(1)), 1)
+        m.handle(opened(1, "a"), 1.1)
+        effects = m.handle(asks(7, 1, "a"), 1.1)
+        assert QuorumHandedAgain(RECORD.quorum, 7) in effects
+        assert [e for e in effects if e == told("recalled", (1, 2))] == []
+        assert (m.standing.phase, len(m.joins)) == (Phase.STANDING, 0)
+
+    def test_also_both(self):
+        m = restarted(RECORD)
+        for session, name in enumerate("ab", start=1):
+            m.handle(opened(session, name), 1)
+            assert QuorumHandedAgain(RECORD.quorum, session) in m.handle(asks(session, session, name), 1)
+        assert m.standing.phase is Phase.STANDING
+
+    def test_without_a_restart_too(self):
+        """Its connection broke before it was told, and was replaced at once."""
+        m = standing("ab")
+        m.handle(opened(7, "a"), 0.1)
+        assert m.handle(asks(7, 7, "a"), 0.1) == [QuorumHandedAgain(RECORD.quorum, 7)]
+        assert m.standing.phase is Phase.STANDING
+
+    def test_and_told_that_it_is_recalled(self):
+        m = standing("ab")
+        m.handle(opened(3, "x"), 0.1)
+        m.handle(asks(3, 3, "x"), 0.1)
+        m.handle(opened(7, "a"), 0.1)
+        assert m.handle(asks(7, 7, "a"), 0.1) == [QuorumHandedAgain(RECORD.quorum, 7), told("recalled", (7,))]
+
+    @pytest.mark.parametrize("fields", [{"step": 1}, {"tag_quorum_id": 0}, {"commit_failures": 1}])
+    def test_with_another_join_it_has_lost_it(self, fields: dict[str, int]):
+        m = restarted(RECORD)
+        m.handle(opened(2, "b", held=held(1)), 1)
+        m.handle(opened(1, "a"), 1)
+        assert m.handle(asks(7, 1, "a", **fields), 1) == [told("revoked", (1, 2), "a has lost it")]
+
+    def test_one_that_joins_past_it_makes_it_a_recall(self):
+        m = restarted(RECORD)
+        m.handle(opened(1, "a", held=held(1, "joining", 5)), 1)
+        m.handle(asks(7, 1, "a", step=6, seen_quorum_id=1), 1)
+        assert m.handle(opened(2, "b", held=held(1, granted=5)), 1)[0] == told("recalled", (1, 2))
+        assert m.verdict() is Verdict.WAITING_FOR_RECALL
+        assert m.handle(pulse(2, held=held(1, "frozen", 5)), 1)[0] == told("resumed", (1, 2), upto=5)
+        [formed] = m.handle(asks(8, 2, "b", step=6, seen_quorum_id=1), 2)
+        assert (formed.quorum.quorum_id, formed.calls) == (2, (7, 8))
+
+    def test_its_restarted_incarnation_is_not_it(self):
+        m = restarted(RECORD, until=5)
+        m.handle(opened(2, "b", held=held(1)), 1)
+        m.handle(opened(1, native("a", incarnation="i2")), 1)
+        assert m.handle(asks(7, 1, "a", incarnation="i2"), 1) == []
+        assert told("revoked", (2,), "not back", "a") in pulsing(m, {1: {}, 2: {"held": held(1)}}, 1, 6)
+
+    def test_an_id_is_never_named_again(self):
+        m = restarted(RECORD)
+        m.handle(opened(1, "a", held=held(1, "revoked")), 1)
+        [formed] = m.handle(asks(7, 1, "a", seen_quorum_id=1, commit_failures=1), 1)
+        assert formed.quorum.quorum_id == 2
+
+    def test_a_quorum_that_did_not_stand_is_not_waited_for(self):
+        record = Record(5, Quorum(5, (native("a"),)), stands=False)
+        m = restarted(record)
+        m.handle(opened(1, "x"), 0)
+        assert m.handle(asks(1, 1, "x"), 0) == [stands(6, (1,), native("x"))]
+
+
+class TestLostJournal:
+    def test_what_is_held_is_over_and_the_wait_is_the_same(self):
+        m = restarted(None, until=5, first_quorum_id=1000)
+        order = m.handle(opened(1, "a", held=held(1)), 1)[0].welcome.order
+        assert (order.quorum_id, order.phase) == (1, Phase.REVOKED)
+        a = native("a", 3, seen_quorum_id=1, tag_quorum_id=1)
+        assert m.handle(asks(1, 1, a), 1) == []
+        assert m.verdict() is Verdict.WAITING_FOR_RETURN
+        assert pulsing(m, {1: {}}, 1, 6) == [stands(1000, (1,), a)]
+
+    @pytest.mark.parametrize("where", ["held", "seen", "tag"])
+    def test_ids_are_above_whatever_a_manager_reports(self, where: str):
+        m = restarted(None, until=0)
+        m.handle(opened(1, "a", held=held(2000) if where == "held" else None), 1)
+        fields = {"seen": {"seen_quorum_id": 2000}, "tag": {"tag_quorum_id": 2000}}.get(where, {})
+        [formed] = m.handle(asks(1, 1, "a", step=3, **fields), 1)
+        assert formed.quorum.quorum_id == 2001
+
+    @pytest.mark.parametrize("knows", ["first", "others"])
+    def test_one_that_comes_first_and_empty_does_not_win_over_those_who_have_trained(self, knows: str):
+        """a has lost its state; it forms a quorum alone, and has done a step when the others are back."""
+        m = restarted(None, until=0, first_quorum_id=5000)
+        m.handle(opened(1, "a"), 1)
+        m.handle(asks(1, 1, "a", seen_quorum_id=2000 if knows == "first" else 0), 1)
+        seen = 2000 if knows == "others" else 0
+        for session, name in enumerate("bc", start=2):
+            m.handle(opened(session, name), 2)
+            m.handle(asks(session, session, native(name, 70, tag_quorum_id=2000, seen_quorum_id=seen)), 2)
+        m.handle(pulse(1, held=held(5000, "frozen", 0)), 3)
+        effects = m.handle(asks(4, 1, native("a", 1, tag_quorum_id=5000, seen_quorum_id=5000)), 3)
+        [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
+        assert [(p.replica_id, p.step) for p in formed.quorum.participants] == [("a", 1), ("b", 70), ("c", 70)]
+
+    def test_a_stranger_that_was_told_nothing_here_heals_all_the_same(self):
+        """Its checkpoint is another job's."""
+        m = restarted(None, until=0, first_quorum_id=5000)
+        m.handle(opened(1, "a"), 1)
+        m.handle(asks(1, 1, "a"), 1)
+        m.handle(opened(2, "b"), 2)
+        m.handle(asks(2, 2, native("b", 70, tag_quorum_id=2000)), 2)
+        m.handle(pulse(1, held=held(5000, "frozen", 0)), 3)
+        effects = m.handle(asks(4, 1, native("a", 1, tag_quorum_id=5000, seen_quorum_id=5000)), 3)
+        [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
+        assert [(p.replica_id, p.step) for p in formed.quorum.participants] == [("a", 1), ("b", 0)]
+
+
+class TestMembersAreKnown:
+    """A lighthouse that has read its journal knows whom the quorum was of."""
+
+    def test_its_members_go_before_spares(self):
+        """c and d are spares, at step 0. Were they taken, the state would be lost."""
+        record = record_of(standing("ab", active=2))
+        m = restarted(record, active=2)
+        for n, name in enumerate("cd", start=3):
+            m.handle(opened(n, name), 1)
+            m.handle(asks(n, n, name), 1)
+        for n, name in enumerate("ab", start=1):
+            m.handle(opened(n, name, held=held(1, granted=12)), 1)
+        m.handle(ended(2), 2)
+        effects = m.handle(asks(7, 1, native("a", 12, seen_quorum_id=1, tag_quorum_id=1)), 2)
+        effects += pulsing(m, {1: {}, 3: {}, 4: {}}, 2, 12)
+        assert [p.replica_id for p in effects[0].quorum.participants] == ["a", "c"]
+
+    def test_join_timeout_is_counted_from_a_members_join(self):
+        m = restarted(RECORD, join_timeout_s=60)
+        for n, name in enumerate("ab", start=1):
+            m.handle(opened(n, name, held=held(1, granted=5)), 1)
+        m.handle(opened(3, "c"), 1)
+        m.handle(asks(3, 3, "c"), 1)
+        for n in (1, 2):
+            m.handle(pulse(n, held=held(1, "frozen", 5)), 1)
+        levels = {1: {"held": held(1, "resumed", 5)}, 2: {"held": held(1, "resumed", 5)}, 3: {}}
+        assert pulsing(m, levels, 1, 90) == []
+        assert m.handle(asks(1, 1, "a", step=6, seen_quorum_id=1), 90) == [], "b is in a long step"
+        assert pulsing(m, levels, 90, 149) == []
+        [formed] = pulsing(m, levels, 149, 151)
+        assert [p.replica_id for p in formed.quorum.participants] == ["a", "c"]
+
+    def test_who_starts_is_not_waited_for(self):
+        m = restarted(RECORD)
+        for n, name in enumerate("ab", start=1):
+            m.handle(opened(n, name, held=held(1)), 1)
+        m.handle(opened(3, "c", down=STARTING), 1)
+        m.handle(ended(2), 2)
+        assert len(m.handle(asks(1, 1, "a", step=1, seen_quorum_id=1), 2)) == 1
+
+    def test_all_of_them_are_the_fast_path(self):
+        m = restarted(RECORD)
+        for n, name in enumerate("ab", start=1):
+            m.handle(opened(n, name, held=held(1)), 1)
+        m.handle(opened(3, "c"), 1)
+        m.handle(asks(1, 1, "a", step=6, seen_quorum_id=1, commit_failures=1), 2)
+        [formed] = m.handle(asks(2, 2, "b", step=6, seen_quorum_id=1, commit_failures=1), 2)
+        assert [p.replica_id for p in formed.quorum.participants] == ["a", "b"]
+
+    def test_the_status_names_the_quorum(self):
+        m = restarted(RECORD)
+        for n, name in enumerate("ab", start=1):
+            m.handle(opened(n, name, held=held(1)), 1)
+        status = job_status("j", m, 2)
+        assert (status.quorum_id, status.verdict) == (1, "formed")
+        assert [member.is_participant for member in status.members] == [True, True]
