@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from agent_client.agent.rules.step import StepMachine
+from agent_client.healing.state_owner import StateOwner
 from agent_client.state.decoding import CorruptState, encode
 from agent_client.state.snapshot import StateMismatch, size_bytes
 from agent_client.state.train_state import TrainState
@@ -105,7 +105,7 @@ class Healing:
     def address(self) -> str:
         return self._server.address
 
-    def serve(self, assignment: Assignment, machine: StepMachine) -> None:
+    def serve(self, assignment: Assignment, machine: StateOwner) -> None:
         """Offer this step's state if a participant heals. What the last step offered has been read."""
         self._is_read_in_place = False
         self._quorum_id = assignment.quorum_id
@@ -121,7 +121,7 @@ class Healing:
         self._server.settle(assignment.quorum_id, assignment.max_step)
 
     def _offer(
-        self, assignment: Assignment, machine: StepMachine, beside: list[int], *, offers: bool, is_source: bool
+        self, assignment: Assignment, machine: StateOwner, beside: list[int], *, offers: bool, is_source: bool
     ) -> None:
         agent = {
             "step": machine.step,
@@ -161,7 +161,7 @@ class Healing:
         log.info("healing from %s to step %d", next(iter(sources)), assignment.max_step)
         self._received = self._fetch_over_group(assignment) or self._begin(assignment, sources).run()
 
-    def install(self, assignment: Assignment, machine: StepMachine) -> None:
+    def install(self, assignment: Assignment, machine: StateOwner) -> None:
         """Take over what was received, if anything."""
         received, self._received = self._received, None
         if received is None:

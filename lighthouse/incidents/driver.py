@@ -12,20 +12,12 @@ from lighthouse.incidents.rules import machine as incidents
 from lighthouse.incidents.rules.evidence_round import WITHIN_S, Gathering, Witness
 from lighthouse.incidents.rules.machine import Incidents
 from lighthouse.incidents.rules.policy import Decision
-from lighthouse.members.rules.roster import Member
-from lighthouse.quorum.rules.events import (
-    BeatReceived,
-    Effect,
-    Event,
-    Joined,
-    QuorumFormed,
-    SessionEnded,
-    SessionOpened,
-)
-from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.members.rules.events import Loss
+from lighthouse.members.rules.roster import Member, Roster
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.incident import Gathered, Incident
-from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest, KillRequest, ToManager
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest, Held, KillRequest, ToManager
 from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.refusals import LimitReached
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
@@ -43,21 +35,24 @@ class _Round:
 
 
 class JobIncidents:
-    """`tell` says something to a member, and whether it could; `note` writes a line of the timeline."""
+    """`tell` says something to a member, and whether it could; `note` writes a line of the timeline; `is_asked`:
+    whether any group waits for a quorum."""
 
     def __init__(
         self,
         job: str,
-        machine: QuorumMachine,
+        roster: Roster,
         desk: Desk,
         tell: Callable[[Member, ToManager], bool],
         note: Callable[[TimelineKind, Sequence[str], str], None],
+        is_asked: Callable[[], bool],
     ) -> None:
         self._job = job
-        self._machine = machine
+        self._roster = roster
         self._desk = desk
         self._tell = tell
         self._note = note
+        self._is_asked = is_asked
         self._incidents = Incidents(job, desk.policy, desk.book.make_id)
         self._clock = asyncio.get_running_loop().time
         self._numbers = itertools.count(1)
@@ -67,49 +62,39 @@ class JobIncidents:
 
     # -- what happens
 
-    def heard(self, event: Event) -> None:
-        """The machine has, too."""
-        match event:
-            case SessionOpened(session, hello) if hello.gives_evidence:
-                self._able.add(session)
-            case SessionEnded(session):
-                self._end(session)
-            case Joined(_, participant) if self._incidents.is_followed or self._incidents.listens_to(participant):
-                now = self._clock()
-                told = (participant.replica_id, participant.distrust)
-                self._perform(self._incidents.told(*told, now, time.time()))
-                self._perform(self._incidents.asked(now))
-                self._perform(self._incidents.reached(participant.asks_for, participant.seen_quorum_id, now))
-            case BeatReceived(_, beat) if beat.levels.held is not None and self._incidents.is_followed:
-                held = beat.levels.held
-                self._perform(self._incidents.reached(held.granted, held.quorum_id, self._clock()))
-            case _:
-                pass
+    def session_opened(self, session: int, *, gives_evidence: bool) -> None:
+        if gives_evidence:
+            self._able.add(session)
 
-    def killed(self, member: Member, why: str) -> None:
-        """By a person. Of the quorum, whether it stands or not."""
-        quorum = self._machine.quorum
-        if quorum is not None and self._machine.is_participant(member):
-            self._perform(self._incidents.killed(member.replica_id, quorum.quorum_id, why, self._clock(), time.time()))
-
-    def look(self, effects: Sequence[Effect]) -> None:
-        """What the machine has just done."""
-        losses, now = self._machine.standing.losses, self._clock()
-        while losses:
-            is_asked = len(self._machine.joins) > 0
-            self._perform(self._incidents.lost(losses.popleft(), now, time.time(), is_asked=is_asked))
-        if not self._incidents.is_followed:
-            return
-        for effect in effects:
-            if isinstance(effect, QuorumFormed):
-                step = max(member.asks_for for member in effect.quorum.participants)
-                self._perform(self._incidents.formed(effect.quorum.quorum_id, step, now, is_new=effect.is_new))
-
-    def _end(self, session: int) -> None:
+    def session_ended(self, session: int) -> None:
         self._able.discard(session)
         for number in list(self._rounds):
             self._rounds[number].gathering.ended(session)
             self._finish_if_complete(number)
+
+    def joined(self, participant: Participant) -> None:
+        if self._incidents.is_followed or self._incidents.listens_to(participant):
+            now = self._clock()
+            self._perform(self._incidents.told(participant.replica_id, participant.distrust, now, time.time()))
+            self._perform(self._incidents.asked(now))
+            self._perform(self._incidents.reached(participant.asks_for, participant.seen_quorum_id, now))
+
+    def held(self, held: Held) -> None:
+        """What a member says that it holds."""
+        if self._incidents.is_followed:
+            self._perform(self._incidents.reached(held.granted, held.quorum_id, self._clock()))
+
+    def killed(self, replica_id: str, quorum_id: int, why: str) -> None:
+        """By a person; a member of that quorum, whether it stands or not."""
+        self._perform(self._incidents.killed(replica_id, quorum_id, why, self._clock(), time.time()))
+
+    def lost(self, loss: Loss) -> None:
+        self._perform(self._incidents.lost(loss, self._clock(), time.time(), is_asked=self._is_asked()))
+
+    def formed(self, quorum: Quorum, *, is_new: bool) -> None:
+        if self._incidents.is_followed:
+            step = max(member.asks_for for member in quorum.participants)
+            self._perform(self._incidents.formed(quorum.quorum_id, step, self._clock(), is_new=is_new))
 
     def said(self, verdict: StallVerdict | None) -> None:
         """A verdict that is new; None: something moves again. That all wait for a quorum is no incident: it is the
@@ -117,9 +102,9 @@ class JobIncidents:
         now = self._clock()
         if verdict is None:
             return self._perform(self._incidents.moved(now))
-        if verdict.kind is Kind.WAITING and len(self._machine.joins):
+        if verdict.kind is Kind.WAITING and self._is_asked():
             return None
-        step = max((member.step for member in self._machine.roster if member.in_quorum), default=0)
+        step = max((member.step for member in self._roster if member.in_quorum), default=0)
         return self._perform(self._incidents.stalled(verdict, step, now, time.time()))
 
     def received(self, session: int, message: Evidence | EvidenceDone) -> None:
@@ -148,11 +133,11 @@ class JobIncidents:
         return await answer
 
     def _of(self, ranks: Mapping[str, tuple[int, ...]]) -> Gathering:
-        found = (self._machine.roster.get(name) for name in ranks)
+        found = (self._roster.get(name) for name in ranks)
         return Gathering([self._witness(member) for member in found if member is not None], ranks=ranks)
 
     def _witnesses(self) -> list[Witness]:
-        return [self._witness(member) for member in self._machine.roster if member.in_quorum]
+        return [self._witness(member) for member in self._roster if member.in_quorum]
 
     def _witness(self, member: Member) -> Witness:
         session = member.session if member.is_connected else None
@@ -163,7 +148,7 @@ class JobIncidents:
         limit = asyncio.get_running_loop().call_later(WITHIN_S, self._finish, number)
         self._rounds[number] = _Round(gathering, told, limit)
         for question in gathering.questions:
-            member = self._machine.roster.get(question.replica_id)
+            member = self._roster.get(question.replica_id)
             if member is None or not self._tell(member, EvidenceRequest(number, question.group_ranks)):
                 gathering.ended(question.session)
         self._finish_if_complete(number)
@@ -221,7 +206,7 @@ class JobIncidents:
             )
             members = {
                 member.replica_id: member.participant.group_world_size if member.participant is not None else 1
-                for member in self._machine.roster
+                for member in self._roster
                 if member.in_quorum
             }
             self._perform(self._incidents.took(id, gathered, members, now))
@@ -243,11 +228,11 @@ class JobIncidents:
         runs = list(self._desk.stop_runs(self._job, reason, f"--on-stall stop, incident {id}"))
         if runs:
             return f"stopped the run {', '.join(runs)}"
-        members = sorted(member.replica_id for member in self._machine.roster if member.in_quorum)
+        members = sorted(member.replica_id for member in self._roster if member.in_quorum)
         return f"killed {', '.join(members)}: the job has no run to stop" + self._kill(members, reason)
 
     def _kill(self, names: Sequence[str], reason: str) -> str:
-        found = [self._machine.roster.get(name) for name in names]
+        found = [self._roster.get(name) for name in names]
         told = [m for m in found if m is not None and self._tell(m, KillRequest(cut_reason(reason)))]
         missed = sorted(set(names) - {member.replica_id for member in told})
         return f"; could not be told: {', '.join(missed)}" if missed else ""

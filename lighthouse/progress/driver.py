@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from lighthouse.members.rules.roster import Roster
 from lighthouse.progress.rules.job_progress import JobProgress
-from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.status import RankPlace
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
@@ -20,12 +20,12 @@ class JobPlaces:
     def __init__(
         self,
         job: str,
-        machine: QuorumMachine,
+        roster: Roster,
         floor_s: float = FLOOR_S,
         said: Callable[[StallVerdict | None], None] = lambda verdict: None,
     ) -> None:
         """`said` hears each verdict that is new, and None when something moves again."""
-        self._machine = machine
+        self._roster = roster
         self._progress = JobProgress(floor_s)
         self._clock = asyncio.get_running_loop().time
         self._watch = StallWatch(log, f"[{job}] ", self._verdict, self._left_s, floor_s, said)
@@ -55,15 +55,15 @@ class JobPlaces:
 
     @property
     def _members(self) -> list[str]:
-        return [member.replica_id for member in self._machine.roster if member.in_quorum]
+        return [member.replica_id for member in self._roster if member.in_quorum]
 
     @property
     def _alive(self) -> set[str]:
-        return {member.replica_id for member in self._machine.roster if member.is_alive}
+        return {member.replica_id for member in self._roster if member.is_alive}
 
     def _forget(self) -> None:
         for name in self._progress.names:
-            if self._machine.roster.get(name) is None:
+            if self._roster.get(name) is None:
                 self._progress.drop(name)
 
     def _verdict(self, now: float) -> StallVerdict | None:

@@ -90,8 +90,10 @@ class JobDriver:
         self._names: dict[int, str] = {}  # the replica groups of the sessions
         self._history = History(machine)
         self._desk = desk or Desk()
-        self.incidents = JobIncidents(job, machine, self._desk, self.tell, self.note)
-        self._places = JobPlaces(job, machine, stall_after_s, self._stalled)
+        self.incidents = JobIncidents(
+            job, machine.roster, self._desk, self.tell, self.note, lambda: len(machine.joins) > 0
+        )
+        self._places = JobPlaces(job, machine.roster, stall_after_s, self._stalled)
         self._worlds = JobWorlds(job, machine, self._sessions)
         self._waiting = WaitingCalls(self._sessions)
         self._logged: Verdict | None = None
@@ -178,6 +180,12 @@ class JobDriver:
         self._sessions.send(member.session, message)
         return True
 
+    def killed(self, member: Member, why: str) -> None:
+        """By a person."""
+        quorum = self.machine.quorum
+        if quorum is not None and self.machine.is_participant(member):
+            self.incidents.killed(member.replica_id, quorum.quorum_id, why)
+
     # -- what it is
 
     def status(self, *, has_ranks: bool = False) -> JobStatus:
@@ -232,7 +240,20 @@ class JobDriver:
         self._check_lateness()
         now = self._clock()
         self._perform(self.machine.handle(event, now), now)
-        self.incidents.heard(event)
+        self._tell_incidents(event)
+
+    def _tell_incidents(self, event: Event) -> None:
+        match event:
+            case SessionOpened(session, hello):
+                self.incidents.session_opened(session, gives_evidence=hello.gives_evidence)
+            case SessionEnded(session):
+                self.incidents.session_ended(session)
+            case Joined(_, participant):
+                self.incidents.joined(participant)
+            case BeatReceived(_, beat) if beat.levels.held is not None:
+                self.incidents.held(beat.levels.held)
+            case _:
+                pass
 
     def _tick(self) -> None:
         self._check_lateness()
@@ -244,7 +265,12 @@ class JobDriver:
         for effect in effects:
             self._perform_one(effect)
         self._history.look(effects, time.time())
-        self.incidents.look(effects)
+        losses = self.machine.standing.losses
+        while losses:
+            self.incidents.lost(losses.popleft())
+        for effect in effects:
+            if isinstance(effect, QuorumFormed):
+                self.incidents.formed(effect.quorum, is_new=effect.is_new)
         self._watch_verdict()
         self._worlds.wake()
         self._timer.set(self.machine.deadline(now))

@@ -75,7 +75,7 @@ class JobWorlds:
         self._timer = None
         before, self._seen = self._seen, self._changes
         if before[0] != self._seen[0]:
-            self._grid = grid_of(self._machine)
+            self._grid = grid_of(self._machine.roster)
             self._held_back.set(self._grid.explain())
         world = world_of(self._machine, self._grid, self._waiting_for)
         if world.pending and (self._world is None or world.pending != self._world.pending):

@@ -101,7 +101,7 @@ class LighthouseService:
         why = f"by {call.peer}" + (f": {reason}" if reason else "")
         if not driver.tell(member, KillRequest(reason or f"killed {why}")):
             await self._kill(_manager_address(member), reason or f"killed {why}", call.time_left_s or 10.0)
-        driver.incidents.killed(member, why)
+        driver.killed(member, why)
         return lighthouse_pb2.LighthouseKillResponse()
 
     async def drain(

@@ -17,9 +17,8 @@ from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreac
 from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.server.streams import Sender
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
-from manager.evidence.collector import EvidenceDesk
-from manager.evidence.process_probe import Look, look_alone
 from manager.group.lighthouse_link import LighthouseLink
+from manager.group.ports import EvidenceSource
 from manager.group.progress import Places
 from manager.group.rules import commit, gather
 from manager.group.rules.events import (
@@ -83,17 +82,17 @@ class ManagerDriver:
         me: Participant,
         life: str,
         link: LighthouseLink,
+        evidence: EvidenceSource,
         end: Callable[[int], None],
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
-        look: Look = look_alone,
         on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
     ) -> None:
-        """`limits` say when ranks stall. `look` as in EvidenceDesk."""
+        """`limits` say when ranks stall."""
         self.places = Places(me, limits or Limits(), self._trains_alone, lambda: self.machine.incarnation)
         self.machine = GroupMachine(me, life, _handles_on_the_wire, rank_timeout_s, Telling(self.places.view))
         self.worlds = Worlds()
-        self.evidence = EvidenceDesk(me.group_world_size, link.send, look)
+        self.evidence = evidence
         self._link = link
         self._end = end
         self._on_given_up = on_given_up

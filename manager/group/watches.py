@@ -5,14 +5,14 @@ from collections.abc import Iterable
 from lighthouse_protocol.messages.session import ToRank, WatchOpened, WatchRequest
 from lighthouse_protocol.wire.watch_wire import watch_response_to_wire
 from lighthouse_runtime.server.streams import Sender
-from manager.evidence.collector import EvidenceDesk
+from manager.group.ports import EvidenceSource
 from manager.group.progress import Places
 from manager.group.waits import Waits
 from manager.group.worlds import Worlds
 
 
 class Watchers:
-    def __init__(self, places: Places, worlds: Worlds, waits: Waits, evidence: EvidenceDesk) -> None:
+    def __init__(self, places: Places, worlds: Worlds, waits: Waits, evidence: EvidenceSource) -> None:
         self._places = places
         self._worlds = worlds
         self._waits = waits

@@ -23,6 +23,7 @@ from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Entry
 from lighthouse_runtime.web.server import HttpServer, HttpSide
+from manager.evidence.collector import EvidenceDesk
 from manager.evidence.process_probe import Look, look_alone
 from manager.group.driver import ManagerDriver
 from manager.group.lighthouse_link import LighthouseLink
@@ -77,7 +78,8 @@ class ManagerDaemon:
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
         limits = Limits(floor_s=config.stall_after_s)
         life, timeout_s = secrets.token_hex(6), config.rank_timeout_s
-        driver = ManagerDriver(me, life, self._link, self._end, timeout_s, limits, self._look, self._on_given_up)
+        evidence = EvidenceDesk(config.group_world_size, self._link.send, self._look)
+        driver = ManagerDriver(me, life, self._link, evidence, self._end, timeout_s, limits, self._on_given_up)
         service = ManagerService(driver, self._policy, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED)
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))

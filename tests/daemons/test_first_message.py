@@ -22,7 +22,9 @@ from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.client.rpcs import SESSION, WATCH
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.grpc_server import GrpcServer
+from manager.evidence.collector import EvidenceDesk
 from manager.group.driver import ManagerDriver
+from manager.evidence.collector import EvidenceDesk
 from manager.group.lighthouse_link import LighthouseLink
 from manager.server.service import ManagerService
 from tests.processes import LOCALHOST, PATIENCE_S
@@ -41,7 +43,7 @@ def service_of(jobs: Jobs, within_s: float) -> LighthouseService:
 
 def manager(within_s: float) -> ManagerService:
     link = LighthouseLink(lambda: AsyncLighthouseClient(LOCALHOST), LOCALHOST)
-    driver = ManagerDriver(Participant("a", group_world_size=1), "L", link, lambda status: None)
+    driver = ManagerDriver(Participant("a", group_world_size=1), "L", link, EvidenceDesk(1, link.send), lambda status: None)
     return ManagerService(driver, ControlPolicy(), lambda: pytest.fail("nobody asks for it"), within_s)
 
 

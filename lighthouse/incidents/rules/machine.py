@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from lighthouse.incidents.rules.policy import Decision, OnStall, decide
-from lighthouse.quorum.rules.standing import Loss
+from lighthouse.members.rules.events import Loss
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, suspects_first
 from lighthouse_protocol.messages.membership import Distrust, Participant
 from lighthouse_protocol.rules.stall import StallVerdict

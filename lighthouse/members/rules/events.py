@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from lighthouse_protocol.messages.status import TimelineKind
 
+NOTES_KEPT = 500
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
@@ -12,3 +14,13 @@ class Note:
     kind: TimelineKind
     replica_id: str
     text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Of a member of that quorum. `last_seen_at`: its last sign of life; None: it was there until now."""
+
+    replica_id: str
+    quorum_id: int
+    reason: str
+    last_seen_at: float | None = None

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lighthouse.members.rules.roster import Member
-from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.rules.rank_text import here_and_missing
 
 GROUPS_NAMED = 8
@@ -77,10 +76,10 @@ class Grid:
         return "; ".join(map(str, held_back[:GROUPS_NAMED])) + (f"; and {more} groups more" if more > 0 else "")
 
 
-def grid_of(machine: QuorumMachine) -> Grid:
+def grid_of(members: Iterable[Member]) -> Grid:
     """O(n log n), sorted by replica_id."""
-    members = sorted(machine.roster, key=lambda member: member.replica_id)
-    return Grid(group for member in members if (group := _group_ranks(member)) is not None)
+    ordered = sorted(members, key=lambda member: member.replica_id)
+    return Grid(group for member in ordered if (group := _group_ranks(member)) is not None)
 
 
 def _group_ranks(member: Member) -> GroupRanks | None:

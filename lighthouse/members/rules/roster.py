@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lighthouse.members.rules.events import Note
+from lighthouse.members.rules.events import NOTES_KEPT, Note
 from lighthouse.members.rules.reachability import is_loopback
-from lighthouse.quorum.rules.timeline import LIMIT
 from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
 from lighthouse_protocol.messages.status import TimelineKind
 
@@ -93,7 +92,7 @@ class Roster:
         self._expected: dict[tuple[str, str], Handed] = {}
         self._births = 0
         self.changes = 0  # grows whenever the grid of ranks may have changed
-        self.notes: deque[Note] = deque(maxlen=LIMIT)  # what the timeline has not been told yet
+        self.notes: deque[Note] = deque(maxlen=NOTES_KEPT)  # what the timeline has not been told yet
         self.healthy: set[str] = set()
         self.working: set[str] = set()  # the healthy ones of the present quorum
         self.loopback: set[str] = set()

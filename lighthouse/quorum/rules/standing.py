@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from lighthouse.members.rules.events import Loss
 from lighthouse.quorum.rules.record import Entry, Record
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import Held, HoldMode, Order, Phase
@@ -43,16 +44,6 @@ class _Holder:
     is_spent: bool = False
     has_left: bool = False
     is_back: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Of a member of that quorum. `last_seen_at`: its last sign of life; None: it was there until now."""
-
-    replica_id: str
-    quorum_id: int
-    reason: str
-    last_seen_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

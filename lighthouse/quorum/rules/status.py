@@ -50,7 +50,7 @@ def explain(machine: QuorumMachine, now: float) -> str:
     held = "most members fell silent together: held for one more timeout" if now < machine.braked_until else ""
     silent = machine.attendance.silent(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
-    grid = grid_of(machine)
+    grid = grid_of(machine.roster)
     return "; ".join(filter(None, (_explain(machine, now), held, overdue, _starting(machine, grid), grid.explain())))
 
 
@@ -58,7 +58,7 @@ def awaited(machine: QuorumMachine) -> str:
     """What requests for a quorum wait for, without a number that changes by itself; empty: nothing."""
     if not (what := _awaited(machine)):
         return ""
-    grid = grid_of(machine)
+    grid = grid_of(machine.roster)
     return "; ".join(filter(None, (what, _starting(machine, grid), grid.explain())))
 
 

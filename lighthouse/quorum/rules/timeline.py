@@ -7,15 +7,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lighthouse.members.rules.events import NOTES_KEPT
 from lighthouse_protocol.messages.status import TimelineEntry, TimelineKind
 
-LIMIT = 500
 NAMES = 16
 TOGETHER_S = 1.0
 
 
 class Timeline:
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, limit: int = NOTES_KEPT) -> None:
         self._entries: deque[TimelineEntry] = deque(maxlen=limit)
 
     def note(self, at_unix_s: float, kind: TimelineKind, replica_ids: Sequence[str], text: str = "") -> None:

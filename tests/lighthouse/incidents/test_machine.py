@@ -21,7 +21,7 @@ from lighthouse.incidents.rules.machine import (
     Recovered,
 )
 from lighthouse.incidents.rules.policy import OnStall, decide
-from lighthouse.quorum.rules.standing import Loss
+from lighthouse.members.rules.events import Loss
 from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.messages.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence
 from lighthouse_protocol.messages.membership import Distrust, DistrustKind

@@ -20,14 +20,10 @@ class Member:
 
 
 @dataclass
-class Machine:
+class Roster:
     """As far as it is asked here."""
 
     members: dict[str, Member] = field(default_factory=lambda: {name: Member(name) for name in "ab"})
-
-    @property
-    def roster(self) -> "Machine":
-        return self
 
     def __iter__(self):
         return iter(self.members.values())
@@ -40,8 +36,8 @@ class Job:
     """Rank b/1 has not come into the collective in which all others wait."""
 
     def __init__(self, loop: VirtualLoop) -> None:
-        self.loop, self.machine = loop, Machine()
-        self.places = JobPlaces("j", self.machine)  # pyright: ignore[reportArgumentType]
+        self.loop, self.roster = loop, Roster()
+        self.places = JobPlaces("j", self.roster)  # pyright: ignore[reportArgumentType]
         inside = all_reduce(9)
         self.a = GroupView("a", "i", tuple(rank(n, inside=inside, group="a", still_s=0) for n in range(2)))
         late = rank(1, "loader", left=after(all_reduce(8)), group="b", still_s=0)
@@ -82,11 +78,11 @@ def test_a_session_speaks_for_its_own_group(job: Job):
 def test_a_lost_group_is_shown_until_it_is_forgotten(job: Job):
     job.places.take("a", job.a)
     job.places.take("b", job.b)
-    job.machine.members["b"].is_alive = job.machine.members["b"].in_quorum = False
+    job.roster.members["b"].is_alive = job.machine.members["b"].in_quorum = False
     assert [state for *_, state in job.shown()] == ["lost", "lost", "waiting", "waiting"]
-    del job.machine.members["b"]
+    del job.roster.members["b"]
     assert [name for name, *_ in job.shown()] == ["a", "a"]
-    job.machine.members.clear()
+    job.roster.members.clear()
     job.loop.go(100)
     assert job.loop.timers == 0
 

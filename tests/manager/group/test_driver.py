@@ -8,6 +8,7 @@ import pytest
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Echo, Handed, ToManager, Welcome
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from manager.evidence.collector import EvidenceDesk
 from manager.group.driver import ManagerDriver
 from manager.group.lighthouse_link import LighthouseLink
 from tests.manager.builders import ask
@@ -32,7 +33,7 @@ async def timers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.TimerHandle]:
 def driver() -> ManagerDriver:
     """Of two ranks; it never meets a lighthouse."""
     link = LighthouseLink(lambda: AsyncLighthouseClient("localhost"), "localhost")
-    return ManagerDriver(Participant("a", group_world_size=2), "L", link, lambda status: None)
+    return ManagerDriver(Participant("a", group_world_size=2), "L", link, EvidenceDesk(2, link.send), lambda status: None)
 
 
 async def test_a_report_by_a_stranger_is_no_error_of_the_rank(caplog: pytest.LogCaptureFixture):

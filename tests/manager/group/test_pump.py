@@ -126,7 +126,7 @@ def test_a_newcomer_waits_for_the_next_outer_step_and_no_longer():
 
     job.come("c")
     job.feed("c", ask(1, 0, 0, deadline_at=job.now + 600, tag_quorum_id=0))
-    assert world_of(job.lighthouse, grid_of(job.lighthouse)).pending == ("c",)
+    assert world_of(job.lighthouse, grid_of(job.lighthouse.roster)).pending == ("c",)
     job.wait(OUTER_STEP_S // 2)
     for name in "ab":
         assert {kind: n for (who, kind), n in job.said.items() if who == name} == {"recalled": 1, "resumed": 1}
@@ -140,7 +140,7 @@ def test_a_newcomer_waits_for_the_next_outer_step_and_no_longer():
     assert {key: n for key, n in job.said.items() if key[0] in "ab"} == {
         (name, kind): 1 for name in "ab" for kind in ("JoinRequest", "Handed")
     }
-    assert world_of(job.lighthouse, grid_of(job.lighthouse)).peers_pending == 0
+    assert world_of(job.lighthouse, grid_of(job.lighthouse.roster)).peers_pending == 0
 
 
 def test_while_nobody_comes_an_outer_step_says_nothing_to_the_lighthouse():
