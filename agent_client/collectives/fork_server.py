@@ -12,7 +12,6 @@ The tensor lies in memory that both have mapped; a new piece of it comes as a de
 """
 
 import json
-import mmap
 import os
 import select
 import signal
@@ -25,9 +24,8 @@ import torch
 
 from agent_client.collectives.connectors import connector
 from agent_client.collectives.group_spec import Place, RankGroup
+from agent_client.collectives.shared_memory import MAX_MESSAGE_BYTES, mapped
 from lighthouse_runtime.process.children import die_with_parent
-
-MAX_MESSAGE_BYTES = 65536
 
 
 def main() -> NoReturn:
@@ -108,13 +106,6 @@ class Child:
     def _reduce(self, dtype: torch.dtype, count: int, timeout_s: float | None) -> None:
         assert self._group is not None
         self._group.all_reduce(self._memory[: count * dtype.itemsize].view(dtype), timeout_s)
-
-
-def mapped(descriptor: int) -> torch.Tensor:
-    """The memory behind `descriptor`, which is closed, as bytes; unmapped with the last tensor that shows it."""
-    memory = mmap.mmap(descriptor, 0)
-    os.close(descriptor)
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 if __name__ == "__main__":

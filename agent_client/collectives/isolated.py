@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from agent_client.collectives.fork_server import MAX_MESSAGE_BYTES, mapped
 from agent_client.collectives.group_spec import Place
 from agent_client.collectives.nccl import NcclConnector
 from agent_client.collectives.open_groups import enlist
+from agent_client.collectives.shared_memory import MAX_MESSAGE_BYTES, mapped
 
 START_TIMEOUT_S = 120.0
 """For the nursery to import torch."""

@@ -4,8 +4,9 @@ import asyncio
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from benchmarks.support.lockstep import Lockstep, Tally
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
     Beat,
@@ -19,22 +20,34 @@ from lighthouse_protocol.messages.session import (
     ToManager,
     Welcome,
 )
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.group.lighthouse_link import LighthouseLink
 from manager.group.rules.grants import LEASE_SHARE, GrantMachine, Join, Wait
 from manager.group.rules.lighthouse_session import SessionMachine
 from manager.group.rules.request import Ask
 
-if TYPE_CHECKING:
-    from benchmarks.support.session_crowd import Crowd
-
 TIMEOUT_S = 60.0
+
+
+class Crowd(Protocol):
+    """What a manager needs of the others in its process."""
+
+    address: str
+    tally: Tally
+    lockstep: Lockstep
+
+    def connect(self) -> AsyncLighthouseClient: ...
+
+    def max_step(self, quorum: Quorum) -> int: ...
+
+    def enter(self, quorum: Quorum) -> None: ...
 
 
 class LightManager:
     """As manager/group/rules/machine.py and driver.py, without ranks, calls and assignments."""
 
-    def __init__(self, crowd: "Crowd", number: int) -> None:
+    def __init__(self, crowd: Crowd, number: int) -> None:
         name = f"replica_group_{number}"
         host = f"10.20.{number // 250}.{number % 250 + 1}"
         self.quorum: Quorum | None = None

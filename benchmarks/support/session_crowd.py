@@ -1,12 +1,10 @@
 """The load: many managers in one process, a connection each, that train together in lockstep."""
 
 import asyncio
-import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import uvloop
@@ -14,70 +12,13 @@ import uvloop
 from benchmarks.support.children import allow_many_connections
 from benchmarks.support.light_manager import LightManager
 from benchmarks.support.line_protocol import answer_orders_async
+from benchmarks.support.lockstep import Lockstep, Tally
 from benchmarks.support.shared_session import SharedReader, SharingClient
 from lighthouse_protocol.messages.membership import Quorum
 
 CONNECTS_AT_ONCE = 50
 CONNECTS_EVERY_S = 0.05
 TIMEOUT_S = 60.0
-
-
-@dataclass(slots=True)
-class Tally:
-    """What has happened since the last report. `messages`: sent to the lighthouse, besides beats."""
-
-    beats: int = 0
-    messages: int = 0
-    commits: int = 0
-    discards: int = 0
-    revokes: int = 0
-    refusals: int = 0
-    closings: int = 0
-    longest_step_s: float = 0.0
-
-
-class Lockstep:
-    """A collective of all participants: it completes `step_s` after the last of them has come; infinite: it rests."""
-
-    def __init__(self, on_step: Callable[[float], None]) -> None:
-        """`on_step` hears how long each step took."""
-        self.step_s = math.inf
-        self._on_step = on_step
-        self._meetings: dict[tuple[int, int], set[LightManager]] = {}
-        self._completed_at = math.inf
-
-    def come(self, manager: LightManager, quorum: Quorum, step: int) -> None:
-        key = (quorum.quorum_id, step)
-        meeting = self._meetings.setdefault(key, set())
-        meeting.add(manager)
-        if len(meeting) == len(quorum.participants):
-            self._run(key, len(meeting))
-
-    def leave(self, manager: LightManager) -> None:
-        for meeting in self._meetings.values():
-            meeting.discard(manager)
-        self._meetings = {key: meeting for key, meeting in self._meetings.items() if meeting}
-
-    def pace(self, step_s: float, size: int) -> None:
-        self.step_s, self._completed_at = step_s, math.inf
-        for key, meeting in list(self._meetings.items()):
-            if len(meeting) == size:
-                self._run(key, size)
-
-    def _run(self, key: tuple[int, int], size: int) -> None:
-        if self.step_s < math.inf:
-            asyncio.get_running_loop().call_later(self.step_s, self._complete, key, size)
-
-    def _complete(self, key: tuple[int, int], size: int) -> None:
-        meeting = self._meetings.get(key, set())
-        if len(meeting) < size:  # somebody has left it: those who still wait will be revoked
-            return
-        del self._meetings[key]
-        now = time.monotonic()
-        self._on_step(now - self._completed_at)
-        self._completed_at = now
-        for manager in meeting:
-            manager.complete()
 
 
 class Crowd:

@@ -24,7 +24,6 @@ from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from manager.evidence.collector import EvidenceDesk
 from manager.group.driver import ManagerDriver
-from manager.evidence.collector import EvidenceDesk
 from manager.group.lighthouse_link import LighthouseLink
 from manager.server.service import ManagerService
 from tests.processes import LOCALHOST, PATIENCE_S
@@ -43,7 +42,9 @@ def service_of(jobs: Jobs, within_s: float) -> LighthouseService:
 
 def manager(within_s: float) -> ManagerService:
     link = LighthouseLink(lambda: AsyncLighthouseClient(LOCALHOST), LOCALHOST)
-    driver = ManagerDriver(Participant("a", group_world_size=1), "L", link, EvidenceDesk(1, link.send), lambda status: None)
+    driver = ManagerDriver(
+        Participant("a", group_world_size=1), "L", link, EvidenceDesk(1, link.send), lambda status: None
+    )
     return ManagerService(driver, ControlPolicy(), lambda: pytest.fail("nobody asks for it"), within_s)
 
 

@@ -33,7 +33,9 @@ async def timers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.TimerHandle]:
 def driver() -> ManagerDriver:
     """Of two ranks; it never meets a lighthouse."""
     link = LighthouseLink(lambda: AsyncLighthouseClient("localhost"), "localhost")
-    return ManagerDriver(Participant("a", group_world_size=2), "L", link, EvidenceDesk(2, link.send), lambda status: None)
+    return ManagerDriver(
+        Participant("a", group_world_size=2), "L", link, EvidenceDesk(2, link.send), lambda status: None
+    )
 
 
 async def test_a_report_by_a_stranger_is_no_error_of_the_rank(caplog: pytest.LogCaptureFixture):
