@@ -1,0 +1,39 @@
+"""Nothing imports itself by a detour: no circle of modules, anywhere, and none of rooms inside a package."""
+
+from collections import defaultdict
+from graphlib import TopologicalSorter
+
+import grimp
+import pytest
+
+PACKAGES = ("lighthouse_protocol", "lighthouse_runtime", "lighthouse", "manager", "agent_client")
+MAX_ROOMS = 10
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*PACKAGES, "benchmarks", "examples", cache_dir=None)
+
+
+def imports(graph: grimp.ImportGraph) -> dict[str, set[str]]:
+    return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+
+
+def test_no_module_imports_itself_by_a_detour(graph: grimp.ImportGraph) -> None:
+    TopologicalSorter(imports(graph)).prepare()
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "benchmarks", "examples"])
+def test_no_room_imports_itself_by_a_detour(graph: grimp.ImportGraph, package: str) -> None:
+    """A room is what stands in the package's folder: a folder or a file. The package itself is the door of all."""
+    rooms: dict[str, set[str]] = defaultdict(set)
+    for module, imported in imports(graph).items():
+        for other in imported:
+            here, there = module.split("."), other.split(".")
+            if here[0] == there[0] == package and len(here) > 1 and len(there) > 1 and here[1] != there[1]:
+                rooms[here[1]].add(there[1])
+    TopologicalSorter(rooms).prepare()
+
+
+def test_the_lighthouse_has_rooms_that_one_can_count(graph: grimp.ImportGraph) -> None:
+    assert len(graph.find_children("lighthouse")) <= MAX_ROOMS
