@@ -17,8 +17,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lighthouse.journal import file, run_rows
-from lighthouse.journal.file import explained
+from lighthouse.journal import database, run_rows
+from lighthouse.journal.database import explained
 from lighthouse.journal.file_lock import Claim
 from lighthouse.quorum.rules.record import Record
 from lighthouse.runs.rules.key_space import Row
@@ -60,12 +60,12 @@ class Journal:
         Raises WrongState or InvalidRequest that names the file and what to do, and then has not changed it.
         """
         with explained(self.path):
-            file.check_kind(self.path)
+            database.check_kind(self.path)
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._claim.take()
             try:
-                file.create_if_empty(self.path)
-                file.check(self.path, run_rows.check)
+                database.create_if_empty(self.path)
+                database.check(self.path, run_rows.check)
                 return self._open()
             except BaseException:
                 self.release()
@@ -73,27 +73,27 @@ class Journal:
 
     def load(self) -> Mapping[str, Record]:
         with explained(self.path):
-            return file.get_records(self._opened(), self.path)
+            return database.get_records(self._opened(), self.path)
 
     def last_id(self, job: str) -> int:
         with explained(self.path):
             db = self._opened()
-            quorum_id = file.get_id(db, job)
-            return file.get_head(db, self.path).forgotten_id if quorum_id is None else quorum_id
+            quorum_id = database.get_id(db, job)
+            return database.get_head(db, self.path).forgotten_id if quorum_id is None else quorum_id
 
     def commit(self, job: str, record: Record) -> None:
         """Also raises ValueError for an id below the job's last."""
         with self._change() as db:
-            last_id = file.get_id(db, job)
+            last_id = database.get_id(db, job)
             if last_id is not None and record.quorum_id < last_id:
                 raise ValueError(f"{job} named quorum {last_id}; its ids must not go back to {record.quorum_id}")
-            file.put_record(db, job, record)
+            database.put_record(db, job, record)
 
     def forget(self, job: str) -> None:
         with self._change() as db:
-            last_id = file.get_id(db, job)
+            last_id = database.get_id(db, job)
             if last_id is not None:
-                file.put_forgotten(db, job, last_id)
+                database.put_forgotten(db, job, last_id)
                 self._thin_out(db)
 
     # -- runs
@@ -123,25 +123,25 @@ class Journal:
         self._claim.drop()
 
     def _open(self) -> int:
-        self._db = db = file.connect(self.path, "rw")
+        self._db = db = database.connect(self.path, "rw")
         self._file = self.path.stat()
         db.execute("PRAGMA synchronous = FULL")
         mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise WrongState(f"--journal: {self.path} cannot be kept in WAL mode ({mode}); name one on a local disk")
         with _transaction(db):
-            file.upgrade(db)
-            head = file.get_head(db, self.path)
-            file.put_head(db, replace(head, term=head.term + 1))
+            database.upgrade(db)
+            head = database.get_head(db, self.path)
+            database.put_head(db, replace(head, term=head.term + 1))
         self._copy_log(db)
         self.term = head.term + 1
         return self.term
 
     def _thin_out(self, db: sqlite3.Connection) -> None:
-        ids = file.pop_forgotten(db, FORGOTTEN_JOBS)
+        ids = database.pop_forgotten(db, FORGOTTEN_JOBS)
         if ids:
-            head = file.get_head(db, self.path)
-            file.put_head(db, replace(head, forgotten_id=max(head.forgotten_id, *ids)))
+            head = database.get_head(db, self.path)
+            database.put_head(db, replace(head, forgotten_id=max(head.forgotten_id, *ids)))
 
     @contextlib.contextmanager
     def _change(self) -> Generator[sqlite3.Connection, None, None]:
@@ -176,7 +176,7 @@ class Journal:
         raise WrongState(f"--journal: {self.path} was removed or replaced under this lighthouse; restart it")
 
     def _check_term(self, db: sqlite3.Connection) -> None:
-        term = file.get_head(db, self.path).term
+        term = database.get_head(db, self.path).term
         if term != self.term:
             raise WrongState(
                 f"--journal: {self.path} was taken over by another lighthouse "

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from lighthouse.journal.file import Damaged, checksum
+from lighthouse.journal.database import Damaged, checksum
 from lighthouse.runs.rules.key_space import Row
 from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun, dump, parse
 from lighthouse.runs.store import FINISHED_RUNS_KEPT, RUNS_KEPT

@@ -1,7 +1,7 @@
 """What the ranks are doing, when the lighthouse asks: all of them side by side, each within a time that is set.
 
 Every rank is asked for its stacks and its newest collectives; it answers as long as it runs Python. Where its process
-can be reached it is looked at from outside, too (from_outside.py): its state always, its stacks by a signal where it
+can be reached it is looked at from outside, too (process_probe.py): its state always, its stacks by a signal where it
 says nothing any more. That signal is for no others, since it may crash a process that runs Python. What is not to be
 had is named, with the reason. A rank whose watch has ended may still be there, stopped by a signal, say: then its
 process is looked at all the same.

@@ -16,7 +16,7 @@ from tests.processes import LIGHTHOUSE_CODE, Lighthouse, Manager, Process, run_c
 EVERYWHERE = ("--bind", "[::]:0")
 REMEDIES = ("ask from the daemon's own host", "--control-token-file", "--allow-remote-control")
 
-KILL_MANAGER = "import sys; from lighthouse_runtime.client.lighthouse import ManagerClient as C\n"
+KILL_MANAGER = "import sys; from lighthouse_runtime.client.manager import ManagerClient as C\n"
 KILL_MANAGER += "C(sys.argv[1], token=sys.argv[2] or None).kill('from afar', timeout_s=10)"
 
 

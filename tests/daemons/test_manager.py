@@ -332,7 +332,7 @@ def interpreter(tmp_path: Path) -> Any:
 
 
 def test_the_store_ends_with_a_manager_that_is_killed(interpreter: Any) -> None:
-    # store.py without torch: the manager's own script, given a module of that name
+    # program.py without torch: the manager's own script, given a module of that name
     fake = 'import sys, types\nstore = types.SimpleNamespace(port=4711)\nd = types.ModuleType("torch.distributed")\n'
     fake += "d.TCPStore = lambda *a, **k: store\n"
     fake += 'sys.modules["torch"], sys.modules["torch.distributed"] = types.ModuleType("torch"), d\n'

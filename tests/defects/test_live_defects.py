@@ -108,7 +108,7 @@ def test_defect_1_a_vote_does_not_outlive_its_call(voters: tuple[Manager, Manage
 
 def test_defect_1_a_killed_voter_has_not_voted(voters: tuple[Manager, ManagerClient]) -> None:
     process, manager = voters
-    code = "import sys; from lighthouse_runtime.client.lighthouse import ManagerClient as C\n"
+    code = "import sys; from lighthouse_runtime.client.manager import ManagerClient as C\n"
     code += f"C(sys.argv[1]).should_commit(0, 21, True, timeout_s={LONG_S})"
     with Process(code, [process.address]) as voter:
         eventually(lambda: manager.status().phase == "voting", "rank 0 has voted")
@@ -178,7 +178,7 @@ def test_defect_3_a_call_that_ended_is_not_a_participant(pool: ThreadPoolExecuto
 
 def test_defect_3_a_group_whose_rank_is_killed_takes_its_join_back(pool: ThreadPoolExecutor) -> None:
     with lighthouse_of("--min-replicas", "2") as (lighthouse, client), Manager(lighthouse.address, ranks=2) as process:
-        code = "import sys; from lighthouse_runtime.client.lighthouse import ManagerClient as C\n"
+        code = "import sys; from lighthouse_runtime.client.manager import ManagerClient as C\n"
         code += f"C(sys.argv[1]).quorum(0, 0, timeout_s={LONG_S})"
         with Process(code, [process.address]) as rank, ManagerClient(process.address) as manager:
             other = pool.submit(manager.quorum, 1, 0, timeout_s=LONG_S)

@@ -159,7 +159,7 @@ def test_nothing_outlives_the_rank(store: str, start: Start, how: str) -> None:
     meet(store, both, "ends")
     wait_in_all_reduce([rank])
     below = descendants(rank.pid)
-    assert "nursery" in command_of(below[0])
+    assert "fork_server" in command_of(below[0])
     forked = rank.call("fork") if "forked" in how else None
     rank.call("close") if how == "closed" else rank.signal(signal.SIGKILL)
     eventually(lambda: not any(map(is_running, below)), f"{below} have ended", 10.0)

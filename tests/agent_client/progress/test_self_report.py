@@ -88,7 +88,7 @@ class TestOwnEvidence:
         assert main.startswith(f"Thread 0x{threading.main_thread().ident:016x} MainThread (most recent call first):")
         assert "in test_stacks_of_all_threads" in main
         [other] = [other for other in others if "the waiting one (most recent call first):" in other]
-        assert re.search(r'\n  File ".*test_evidence\.py", line \d+ in wait_inside\n', other)
+        assert re.search(r'\n  File ".*test_self_report\.py", line \d+ in wait_inside\n', other)
         assert "lighthouse look" not in own.stacks
         assert own.number == 5
 

@@ -15,7 +15,8 @@ from agent_client.torchft import LighthouseClient, LighthouseServer, ManagerClie
 from examples.ports import free_port
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.status import MemberState
-from lighthouse_runtime.client import lighthouse as clients
+from lighthouse_runtime.client.lighthouse import LighthouseClient as NativeLighthouseClient
+from lighthouse_runtime.client.manager import ManagerClient as NativeManagerClient
 from lighthouse_runtime.net.own_address import own_name
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Process, eventually
 from tests.torchft.stock import StockTorchft, require
@@ -44,7 +45,7 @@ def has_ended(address: str) -> bool:
     return not is_listening(address)
 
 
-def states(looks: clients.LighthouseClient) -> dict[str, MemberState]:
+def states(looks: NativeLighthouseClient) -> dict[str, MemberState]:
     return {member.replica_id: member.state for job in looks.status().jobs for member in job.members}
 
 
@@ -80,7 +81,7 @@ def test_a_lighthouse_takes_torchfts_times() -> None:
     client = LighthouseClient(server.address(), LONG)
     client.heartbeat("c")
     assert [m.replica_id for m in client.quorum("a", LONG / 2).participants] == ["a"]
-    with clients.LighthouseClient(server.address()) as looks:
+    with NativeLighthouseClient(server.address()) as looks:
         eventually(lambda: states(looks).get("c") is MemberState.LAPSED, "c lapses")
     server.shutdown()
 
@@ -97,7 +98,7 @@ def test_a_manager_joins_under_its_name_without_torchfts_uuid() -> None:
     """A group that comes back with another uuid is the same group."""
     with Lighthouse() as lighthouse:
         server = manager_server(lighthouse.address, "a:0f8fad5b-d9cb-469f-a165-70867728950e")
-        with clients.ManagerClient(server.address()) as looks:
+        with NativeManagerClient(server.address()) as looks:
             assert looks.status().replica_id == "a"
         server.shutdown()
 
@@ -212,7 +213,7 @@ def test_a_group_whose_process_is_killed_has_left_at_once() -> None:
     patient = Lighthouse("--heartbeat-timeout", "600s")
     with patient as lighthouse, Process(OWNER, [lighthouse.address, "waits"]) as owner:
         owner.wait_for_log("owner of")
-        with clients.LighthouseClient(lighthouse.address) as looks:
+        with NativeLighthouseClient(lighthouse.address) as looks:
             assert states(looks) == {"a": MemberState.PARTICIPANT}
             owner.kill()
             is_gone = lambda: states(looks).get("a", MemberState.LAPSED) is MemberState.LAPSED  # noqa: E731
@@ -224,7 +225,7 @@ def test_what_torchft_has_no_argument_for_is_read_from_the_environment() -> None
     hangs = {"MANAGER_RANK_TIMEOUT": "500ms"}
     with Lighthouse() as lighthouse, Process(OWNER, [lighthouse.address, "waits"], env=hangs) as owner:
         owner.wait_for_log("owner of")
-        with clients.LighthouseClient(lighthouse.address) as looks:
+        with NativeLighthouseClient(lighthouse.address) as looks:
             eventually(lambda: states(looks)["a"] is MemberState.DOWN, "the group counts as down")
 
 
@@ -232,7 +233,7 @@ def test_who_kills_the_group_ends_its_process() -> None:
     """As torchft's does: `lighthouse kill` ends the trainer, whatever it is waiting for."""
     with Lighthouse() as lighthouse, Process(OWNER, [lighthouse.address, "waits"]) as owner:
         owner.wait_for_log("owner of")
-        with clients.LighthouseClient(lighthouse.address) as kills:
+        with NativeLighthouseClient(lighthouse.address) as kills:
             kills.kill("a", "for the test")
         assert owner.wait() == 1
         assert "the group's manager was killed" in owner.log()

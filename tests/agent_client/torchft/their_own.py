@@ -26,16 +26,17 @@ def _run(self: Any) -> Any:
 
 
 def _check_and_wait(self: Any, rank: int, step: int) -> None:
-    barriers = self.count[EventInjectorEvent.Barrier]
+    info = self._events.get((rank, step))
     _check(self, rank, step)
-    if step > 0 and self.count[EventInjectorEvent.Barrier] > barriers:
+    if step > 0 and info is not None and info.event is EventInjectorEvent.Barrier:
         with LighthouseClient(self.lighthouse_address) as lighthouse:
-            eventually(lambda: _all_have_asked(lighthouse), "every group asks for a quorum")
+            eventually(lambda: _have_asked(lighthouse) == info.data.parties, "every group asks for a quorum")
 
 
-def _all_have_asked(lighthouse: LighthouseClient) -> bool:
+def _have_asked(lighthouse: LighthouseClient) -> int:
+    """A manager that has just started is no member yet, so it is not enough that all members have asked."""
     [job] = lighthouse.status().jobs
-    return all(member.is_participant or member.state is MemberState.JOINED for member in job.members)
+    return sum(member.is_participant or member.state is MemberState.JOINED for member in job.members)
 
 
 Runner.run_replica = _run

@@ -145,10 +145,10 @@ class TestFetch:
             assert paced == set()
             server.keep(OTHER, STATE, 2)
             fetch(server.address, OTHER, 5)
-            assert paced == {"http"}
+            assert paced == {"server"}
             beside = Fetch({"a": lambda: server.address}, OTHER, 5, accept=lambda _: None, gives_way=True)
             assert same(beside.run(), STATE)
-            assert paced == {"http", "fetch"}
+            assert paced == {"server", "fetch"}
             assert is_refused_soon(server.address, OTHER)
 
     def test_concurrent_readers(self) -> None:

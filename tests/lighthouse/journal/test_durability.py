@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-import lighthouse.journal.file
-from lighthouse.journal.file import beside
+import lighthouse.journal.database
+from lighthouse.journal.database import beside
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import Held, HoldMode, Order, Phase, Welcome
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
@@ -300,7 +300,7 @@ def test_a_journal_that_cannot_be_written_ends_the_lighthouse_with_one_line(
     a = Manager("a").connect(life)
     a.join()  # it forms when the lease of earlier lives is over
     if what == "full":
-        monkeypatch.setattr(lighthouse.journal.file, "put_record", full)
+        monkeypatch.setattr(lighthouse.journal.database, "put_record", full)
     else:
         path.rename(path.with_name("away"))
     loop.go(3)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import lighthouse.journal.file
+import lighthouse.journal.database
 import lighthouse.journal.journal
 from lighthouse.journal.journal import Journal, default_path
 from lighthouse.quorum.rules.record import Entry, Record
@@ -227,7 +227,7 @@ def test_a_change_that_fails_in_the_middle_leaves_nothing_of_it(path: Path, monk
     with claimed(path) as journal:
         journal.commit("job", record(7))
         with monkeypatch.context() as patched:
-            patched.setattr(lighthouse.journal.file, "pop_forgotten", fail)
+            patched.setattr(lighthouse.journal.database, "pop_forgotten", fail)
             with pytest.raises(WrongState, match="disk I/O error"):
                 journal.forget("job")
         assert journal.load() == {"job": record(7)}

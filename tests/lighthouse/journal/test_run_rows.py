@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse.journal import file, run_rows
+from lighthouse.journal import database, run_rows
 from lighthouse.journal.journal import Journal
 from lighthouse.runs.rules.record import Former, Incident, RunRecord, SavedRun, SupervisorRecord
 from lighthouse.runs.store import RunMemory, RunsInProcess
@@ -97,7 +97,7 @@ def test_the_oldest_finished_runs_go_first(path: Path, monkeypatch: pytest.Monke
 def test_an_older_lighthouse_may_not_write(path: Path):
     with claimed(path) as journal:
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
-            file.put_head(db, file.Head(9, 0))
+            database.put_head(db, database.Head(9, 0))
         with pytest.raises(WrongState, match="taken over by another lighthouse"):
             journal.commit_run(RUN, FULL, 0)
 

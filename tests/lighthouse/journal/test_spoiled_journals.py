@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import lighthouse.journal.file
-from lighthouse.journal.file import beside
+import lighthouse.journal.database
+from lighthouse.journal.database import beside
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.lives import FIRST_WALL_MS, JOB, Life, Manager, beat_for
@@ -98,7 +98,7 @@ class Story:
         def full(*_: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        self.monkeypatch.setattr(lighthouse.journal.file, "put_record", full)
+        self.monkeypatch.setattr(lighthouse.journal.database, "put_record", full)
 
     def spoil(self) -> None:
         self.monkeypatch.undo()

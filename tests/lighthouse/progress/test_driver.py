@@ -78,7 +78,7 @@ def test_a_session_speaks_for_its_own_group(job: Job):
 def test_a_lost_group_is_shown_until_it_is_forgotten(job: Job):
     job.places.take("a", job.a)
     job.places.take("b", job.b)
-    job.roster.members["b"].is_alive = job.machine.members["b"].in_quorum = False
+    job.roster.members["b"].is_alive = job.roster.members["b"].in_quorum = False
     assert [state for *_, state in job.shown()] == ["lost", "lost", "waiting", "waiting"]
     del job.roster.members["b"]
     assert [name for name, *_ in job.shown()] == ["a", "a"]

@@ -514,7 +514,7 @@ class TestWatch:
 
 FORKING = """
 import gc, os, sys, threading, time
-from lighthouse_runtime.client.lighthouse import ManagerClient
+from lighthouse_runtime.client.manager import ManagerClient
 from lighthouse_protocol.messages.session import WatchRequest
 
 client = ManagerClient(sys.argv[1])

@@ -9,7 +9,7 @@ import pytest
 
 from lighthouse_protocol.limits import TOKEN_METADATA_KEY
 from lighthouse_protocol.refusals import UnknownName, Unreachable
-from lighthouse_runtime.server import grpc_server, rpc_handler
+from lighthouse_runtime.server import rpc_handler
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.rpc_handler import Call
 from lighthouse_runtime.web.control import CSRF_HEADER, HttpControl, KillOrder
@@ -152,7 +152,7 @@ async def test_the_page_is_told_whether_it_may_and_why_not(daemon: Daemon):
 @pytest.mark.usefixtures("from_afar")
 async def test_from_another_host_it_takes_the_control_token(daemon: Daemon):
     assert (await daemon.post())[0] == 403
-    daemon.policy = daemon.http._side.control._policy = grpc_server.ControlPolicy("secret")
+    daemon.policy = daemon.http._side.control._policy = ControlPolicy("secret")
     _, told = await daemon.get("/control")
     assert (told["may_kill"], told["takes_token"]) == (False, True)
     assert "--control-token-file" in told["why"]
@@ -163,7 +163,7 @@ async def test_from_another_host_it_takes_the_control_token(daemon: Daemon):
 
 @pytest.mark.usefixtures("from_afar")
 async def test_from_another_host_where_anyone_may(daemon: Daemon):
-    daemon.policy = daemon.http._side.control._policy = grpc_server.ControlPolicy(allow_remote=True)
+    daemon.policy = daemon.http._side.control._policy = ControlPolicy(allow_remote=True)
     assert (await daemon.get("/control"))[1]["may_kill"]
     assert (await daemon.post())[0] == 200
     assert (await daemon.post(X_CSRF_Token="guessed"))[0] == 403
