@@ -202,28 +202,26 @@ class RunDriver:
 
     def _perform_one(self, effect: events.GenerationEffect) -> None:
         match effect:
-            case events.GenerationFormed(generation, spares, record):
+            case events.RecordDue(record):
                 self._remember(record)
+            case events.GenerationFormed(generation, spares):
                 self._tell(generation, (*generation.active, *spares))
             case events.GenerationHanded(rank, generation):
                 self._tell(generation, (rank,))
-            case events.Interrupted(number, reason, ranks, record):
-                self._remember(record)
+            case events.Interrupted(number, reason, ranks):
                 self._ranks.tell(ranks, Over(number, reason))
             case events.RankRefused(rank, error):
                 self._ranks.refuse(rank, Refusal(error))
-            case events.Completed(number, ranks, record):
-                self._remember(record)
+            case events.Completed(number, ranks, is_new):
                 self._ranks.tell(ranks, Done(number))
-                if record is not None:
+                if is_new:
                     self._supervisors.tell_all(Done(number))
-            case events.Stopped(stop, ranks, record):
-                self._remember(record)
+            case events.Stopped(stop, ranks, is_new):
                 self._ranks.tell(ranks, stop)
-                if record is not None:
+                if is_new:
                     self._supervisors.tell_all(stop)
-            case events.Resumed(record):
-                self._remember(record)
+            case events.Resumed():
+                pass
             case events.SupervisorTold(session, message):
                 self._supervisors.tell(session, message)
             case events.Noted():
@@ -234,9 +232,7 @@ class RunDriver:
         slots = tuple(rank.slot for rank in generation.active)
         self._ranks.tell(ranks, Told(generation.counters, slots))
 
-    def _remember(self, record: RunRecord | None) -> None:
-        if record is None:
-            return
+    def _remember(self, record: RunRecord) -> None:
         kept = self.machine.keys.generations
         self._memory.commit_run(self.name, record, kept[0] if kept else 0)
 
@@ -265,13 +261,13 @@ class RunDriver:
                     more,
                     len(spares),
                 )
-            case events.Interrupted(number, reason, _, record) if record is not None:
+            case events.Interrupted(number, reason, _, is_new=True):
                 log.info("[%s/%s] generation %d is over: %s", job, run, number, reason)
             case events.RankRefused(rank, error):
                 log.info("[%s/%s] %s is refused: %s", job, run, rank, error)
-            case events.Completed(number, _, record) if record is not None:
+            case events.Completed(number, _, is_new=True):
                 log.info("[%s/%s] completed by generation %d", job, run, number)
-            case events.Stopped(stop, _, record) if record is not None:
+            case events.Stopped(stop, _, is_new=True):
                 log.warning("[%s/%s] stopped by %s: %s", job, run, stop.who or "the lighthouse", stop.reason)
             case events.Resumed():
                 log.info("[%s/%s] resumed", job, run)

@@ -18,6 +18,7 @@ from lighthouse.runs.rules.events import (
     RankLost,
     RankRefused,
     Readied,
+    RecordDue,
     Resumed,
     SessionEnded,
     Stopped,
@@ -248,7 +249,6 @@ class RunStage:
         """It may die after any of its messages, and before the first, when it has written down what it was to tell."""
         try:
             for effect in effects:
-                self.record = getattr(effect, "record", None) or self.record
                 self.carry(effect)
         except LighthouseDied:
             return self.kill_lighthouse()
@@ -259,6 +259,8 @@ class RunStage:
 
     def carry(self, effect: GenerationEffect) -> None:
         match effect:
+            case RecordDue(record):
+                self.record = record
             case GenerationFormed(generation, spares):
                 self.check_left_out(generation, spares)
                 self.check(generation)
@@ -278,9 +280,9 @@ class RunStage:
                     self._count()
                     self.worker(rank).stop = stop
                     self.worker(rank).runs = False
-            case Completed(number, ranks, record):
+            case Completed(number, ranks, is_new):
                 assert {(rank, number) for rank in self.named[number].active} <= self.finished
-                self.completed += [] if record is None else [number]
+                self.completed += [number] if is_new else []
                 for rank in ranks:
                     self._count()
                     self._end(self.worker(rank))
@@ -299,7 +301,7 @@ class RunStage:
         """Who is alive is left out by a majority only."""
         before = self.named[max(self.named)].active if self.named else ()
         ready = {rank.slot for rank in (*generation.active, *spares)}
-        left_out = [rank for rank in before if rank.slot not in ready and self.machine.ranks.get(rank)]
+        left_out = [rank for rank in before if rank.slot not in ready and self.machine.generations.ranks.get(rank)]
         assert not left_out or sum(rank.slot in ready for rank in before) >= len(before) // 2 + 1
 
     def check(self, generation: Generation) -> None:
@@ -330,11 +332,11 @@ class RunStage:
 
     @property
     def counters(self) -> Counters:
-        return self.machine.ledger.counters
+        return self.machine.generations.ledger.counters
 
     @property
     def number(self) -> int:
-        return self.machine.life.number
+        return self.machine.generations.life.number
 
     def table(self) -> tuple[int, int, int]:
         """As the documents' state diagram has it."""
@@ -346,7 +348,7 @@ class RunStage:
 
     def members(self) -> set[int]:
         """The slots of the last generation."""
-        return set(self.machine.life.slots)
+        return set(self.machine.generations.life.slots)
 
     def running(self) -> set[int]:
         return set(self.places().values())

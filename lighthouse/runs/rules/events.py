@@ -107,7 +107,14 @@ class WasLate:
     by_s: float
 
 
-# -- effects; a `record` is written down before anything of its effect is told
+# -- effects
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDue:
+    """The record has changed, and what follows in the list depends on it: it is written down first."""
+
+    record: RunRecord = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,6 @@ class GenerationFormed:
 
     generation: Generation
     spares: tuple[RankId, ...] = ()
-    record: RunRecord | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +135,15 @@ class GenerationHanded:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """`number` is over for `ranks`: they stop what they run, and say ready. Also when nobody is left to be told."""
+    """`number` is over for `ranks`: they stop what they run, and report ready. Also if no rank is left to be told.
+
+    `is_new`: it has just been broken, or for one more reason.
+    """
 
     number: int
     reason: str
     ranks: tuple[RankId, ...]
-    record: RunRecord | None = field(default=None, compare=False, repr=False)
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,25 +154,25 @@ class RankRefused:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Every active rank has finished: all may end with 0, `ranks`, and every supervisor if there is a record."""
+    """Every active rank has finished: all may end with 0, `ranks`, and every supervisor if it is new."""
 
     number: int
     ranks: tuple[RankId, ...]
-    record: RunRecord | None = field(default=None, compare=False, repr=False)
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """To `ranks`, and to every supervisor if there is a record: it has just come into force."""
+    """To `ranks`, and to every supervisor if it is new: it has just come into force."""
 
     stop: Stop
     ranks: tuple[RankId, ...]
-    record: RunRecord | None = field(default=None, compare=False, repr=False)
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    record: RunRecord = field(compare=False, repr=False)
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +217,8 @@ GenerationEvent = (
     | WasLate
 )
 GenerationEffect = (
-    GenerationFormed
+    RecordDue
+    | GenerationFormed
     | GenerationHanded
     | Interrupted
     | RankRefused
@@ -218,3 +228,14 @@ GenerationEffect = (
     | SupervisorTold
     | Noted
 )
+
+
+def changes_record(effect: GenerationEffect) -> bool:
+    """Whether the record must be durable before this is told."""
+    match effect:
+        case GenerationFormed() | Resumed():
+            return True
+        case Interrupted(is_new=is_new) | Completed(is_new=is_new) | Stopped(is_new=is_new):
+            return is_new
+        case _:
+            return False

@@ -1,34 +1,30 @@
-"""One run, whole: its generations (generation.py), and around them supervisors, hosts that are given up, launches.
+"""One run, whole: its generations (generations.py), and around them supervisors, hosts that are given up, launches.
 
 1. A run may have supervisors without ranks: stop, incidents and exclusion are theirs, too.
-2. A supervisor's word on a process that has died explains the incident that its loss began. Where the process is no
-   rank of a generation, that is an incident of its own, which ends no generation and counts nowhere.
-3. A completed run stays completed for all who are of its launch, whenever they come, and whatever has restarted.
-   It is launched anew by the first one that knows nothing of it: a supervisor that was never here, nor a rank of it, or
-   a rank of attempt 0 that was told no number, of no supervisor that was here; and only while nobody who was here
-   before is connected. Numbers go on upwards.
-4. Who is told a stop, itself or by one of its ranks, ends by it, and so does who asks for one: what such a supervisor
-   asks when the stop has been lifted is that stop's echo.
+2. What a supervisor reports of a process that has died explains the incident that its loss began. Where the process is
+   no rank of a generation, that is an incident of its own, which ends no generation and counts nowhere.
+3. A completed run stays completed for every process of its launch, whenever it comes, and whatever has restarted. It is
+   launched anew by a process that knows nothing of it (launches.py).
+4. A supervisor that is told a stop, itself or by one of its ranks, ends by it, and so does one that asks for a stop:
+   what such a supervisor asks after the stop has been lifted is that stop's echo.
+5. What is told is durable first: where an effect changes the record, a `RecordDue` stands before all others.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.config import GenerationConfig
-from lighthouse.runs.rules.formation import Advance
-from lighthouse.runs.rules.generation import GenerationLife
-from lighthouse.runs.rules.generations import GenerationMachine
+from lighthouse.runs.rules.generations import Generations
 from lighthouse.runs.rules.key_space import KeySpaces, Row
-from lighthouse.runs.rules.ranks import Ranks
-from lighthouse.runs.rules.record import Former, Incident, RunRecord
+from lighthouse.runs.rules.launches import Launches
+from lighthouse.runs.rules.record import Incident, RunRecord
 from lighthouse.runs.rules.restart_log import evidence
 from lighthouse.runs.rules.supervisors import Supervisors
 from lighthouse_protocol.messages.run import Done, Entry, RankId, Refusal, Stop
 from lighthouse_protocol.messages.supervisor import SupervisorEntry, SupervisorWelcome, ToSupervisor
 
 
-class RunMachine(GenerationMachine):
+class RunMachine:
     """Time is the caller's monotonic clock and never goes back."""
 
     def __init__(
@@ -41,169 +37,236 @@ class RunMachine(GenerationMachine):
     ) -> None:
         """`record` and `keys`: what an earlier lighthouse has written down."""
         record = record or RunRecord()
-        super().__init__(config, record=record, now=now)
-        self.keys = KeySpaces(self.life.number, keys)
+        self.config = config or GenerationConfig()
+        self.stop = record.stop
+        self.completed = record.completed
+        self.generations = Generations(self.config, record, now, self._emit)
         self.supervisors = Supervisors(record.supervisors, record.excluded, record.ending)
-        self.former = record.former
+        self.launches = Launches(record.former)
+        self.keys = KeySpaces(self.generations.life.number, keys)
+        self._effects: list[events.GenerationEffect] = []
+        if self._is_over:
+            self.generations.end()
+
+    # -- what it is
 
     @property
     def is_quiet(self) -> bool:
-        """Nobody is here; what is to be kept is in the record."""
-        return self.ranks.is_empty and not self.supervisors.are_connected
+        """No process is here; what is to be kept is in the record."""
+        return self.generations.ranks.is_empty and not self.supervisors.are_connected
+
+    @property
+    def _is_over(self) -> bool:
+        return self.stop is not None or self.completed is not None
+
+    def verdict(self, now: float) -> events.AdvanceVerdict:
+        if self.stop is not None:
+            return events.AdvanceVerdict.STOPPED
+        if self.completed is not None:
+            return events.AdvanceVerdict.COMPLETED
+        return self.generations.verdict(now)
 
     def record(self, now: float) -> RunRecord:
-        return replace(
-            super().record(now),
+        generations = self.generations
+        return RunRecord(
+            counters=generations.ledger.counters,
+            terms=generations.terms,
+            generation=generations.life.generation,
+            is_broken=generations.life.is_broken,
+            formed=generations.ledger.formed,
+            stop=self.stop,
+            ranks=generations.ranks.records(self.config.wall_offset_s),
+            incidents=generations.ledger.incidents,
+            finished=tuple(sorted(generations.life.finished)),
+            completed=self.completed,
             supervisors=self.supervisors.records(),
             excluded=self.supervisors.excluded,
-            former=self.former,
+            former=self.launches.former,
             ending=self.supervisors.ending,
         )
 
+    # -- events and time
+
     def handle(self, event: events.GenerationEvent, now: float) -> Sequence[events.GenerationEffect]:
+        if isinstance(event, events.WasLate):  # before anything lapses by it
+            self.generations.was_late(event.by_s, now)
+        self.generations.pass_time(now)
+        self._dispatch(event, now)
+        return self._done(now, settles=bool(self._effects) or not isinstance(event, events.Beaten))
+
+    def tick(self, now: float) -> Sequence[events.GenerationEffect]:
+        self.generations.pass_time(now)
+        return self._done(now)
+
+    def deadline(self, now: float) -> float | None:
+        """When to call tick next; after `now`, once handle or tick was called for `now`."""
+        return self.generations.deadline(now)
+
+    def _dispatch(self, event: events.GenerationEvent, now: float) -> None:
         match event:
+            case events.Entered(entry, session):
+                self._enter(entry, session, now)
+            case events.Beaten() | events.Readied() | events.Failed() | events.Finished():
+                if not self._tell_end(event.rank):
+                    self.generations.hear(event, now)
+            case events.SessionEnded(session):
+                self.generations.end_session(session, now)
+            case events.RankLost():
+                self._lose(event, now)
             case events.SupervisorEntered(entry, session):
-                return [*self.tick(now), *self._supervise(entry, session)]
+                self._supervise(entry, session)
             case events.SupervisorEnded(session):
                 self.supervisors.end(session)
-                return self.tick(now)
             case events.HostExcluded(host, reason):
-                return self._exclude(host, reason, now)
-            case events.RankLost():
-                return [*super().handle(event, now), *self._explain(event, now)]
+                self._exclude(host, reason, now)
+            case events.StopAsked(reason, who):
+                if self.supervisors.stopped_by(self.supervisors.incarnation_of(who)) is None:
+                    self._stop(reason, who)
             case events.ResumeAsked():
-                return self._resume(now)
-            case events.StopAsked(who=who) if self._is_ending(who):
-                return self.tick(now)
-            case events.Entered(entry):
-                refused = self._refuse(entry)
-                effects = super().handle(event, now) if refused is None else [*self.tick(now), refused]
-                return [*effects, *self._tell_stop(_supervisors((entry.rank,)))]
+                self._resume()
+            case events.WasLate():
+                pass
+
+    def _emit(self, effect: events.GenerationEffect) -> None:
+        match effect:
+            case events.GenerationFormed(generation):
+                self.keys.advance(generation.number)
+            case events.Completed(number, is_new=True):
+                self.completed = number
             case _:
-                return super().handle(event, now)
+                pass
+        self._effects.append(effect)
+
+    def _done(self, now: float, *, settles: bool = True) -> Sequence[events.GenerationEffect]:
+        if settles and (why := self.generations.settle(now)):
+            self._stop(why, "")
+        effects, self._effects = self._effects, []
+        if any(map(events.changes_record, effects)):
+            return [events.RecordDue(self.record(now)), *effects]
+        return effects
+
+    # -- ranks
+
+    def _enter(self, entry: Entry, session: int | None, now: float) -> None:
+        ranks = self.generations.ranks
+        if (number := self.launches.completed_before(entry)) is not None:
+            self._emit(events.Completed(number, (entry.rank,)))
+        else:
+            if self._may_begin_anew and self.launches.is_first(entry, ranks, self.supervisors):
+                self._begin_anew()
+            error = None if self._is_over else self.supervisors.why_excluded(entry.host)
+            if error is not None:
+                self._emit(events.RankRefused(entry.rank, error))
+            elif not self._tell_end(entry.rank):
+                self.generations.enter(entry, session, now)
+        self._tell_stop(_supervisors((entry.rank,)))
+
+    def _tell_end(self, rank: RankId) -> bool:
+        """Whether the run is over, which that rank is told."""
+        if self.stop is not None:
+            self._emit(events.Stopped(self.stop, (rank,)))
+        elif self.completed is not None:
+            self._emit(events.Completed(self.completed, (rank,)))
+        return self._is_over
+
+    def _lose(self, event: events.RankLost, now: float) -> None:
+        if (rank := self.generations.ranks.get(event.rank)) is not None:
+            self.generations.lose(rank, event.reason, now)
+        self._explain(event, now)
 
     # -- launches
 
-    def _refuse(self, entry: Entry) -> events.GenerationEffect | None:
-        """Why this process is no rank of what goes on now; it may begin a launch."""
-        if self.former is not None and _is_of(self.former, entry):
-            return events.Completed(self.former.number, (entry.rank,))
-        if self._may_begin_anew and entry.is_first and not self._was_here(entry.rank):
-            self._begin_anew()
-        if self._is_over or (error := self.supervisors.why_excluded(entry.host)) is None:
-            return None
-        return events.RankRefused(entry.rank, error)
-
     @property
     def _may_begin_anew(self) -> bool:
-        is_free = not self.ranks.are_connected and not self.supervisors.are_connected
+        is_free = not self.generations.ranks.are_connected and not self.supervisors.are_connected
         return self.completed is not None and self.stop is None and is_free
-
-    def _was_here(self, rank: RankId) -> bool:
-        return rank.supervisor in self._supervisors_ever or self.ranks.knows(rank)
-
-    @property
-    def _supervisors_ever(self) -> tuple[str, ...]:
-        """Their incarnations: of those that were here, and of those whose ranks were."""
-        ever = (*self.supervisors.incarnations, *(rank.rank.supervisor for rank in self.ranks))
-        return tuple(dict.fromkeys(ever))
 
     def _begin_anew(self) -> None:
         assert self.completed is not None
-        self.former = Former(self.completed, self._supervisors_ever)
+        self.launches.begin(self.completed, self.generations.ranks, self.supervisors)
         self.supervisors = Supervisors(excluded=self.supervisors.excluded)
-        self.ranks = Ranks(self.config.rank_timeout_s)
-        self.life = GenerationLife()
+        self.generations.begin_anew()
         self.keys = KeySpaces()
         self.completed = None
-        self.ledger.begin_anew()
 
     # -- the stop
 
-    def _stop(self, reason: str, who: str, now: float) -> list[events.GenerationEffect]:
-        """Rule 4."""
-        if not self._is_over:
-            of_ranks = _supervisors(rank.rank for rank in self.ranks.here if rank.session is not None)
-            self.supervisors.stop(reason, of_ranks | self.supervisors.connected)
-        return super()._stop(reason, who, now)
+    def _stop(self, reason: str, who: str) -> None:
+        """Rule 4. The first reason stays."""
+        if self._is_over:
+            return
+        of_ranks = _supervisors(rank.rank for rank in self.generations.ranks.here if rank.session is not None)
+        self.supervisors.stop(reason, of_ranks | self.supervisors.connected)
+        self.stop = Stop(reason, who, self.generations.life.number)
+        self.generations.life.is_broken = True
+        self.generations.end()
+        self._emit(events.Stopped(self.stop, self.generations.everyone, is_new=True))
 
-    def _tell_stop(self, supervisors: set[str]) -> list[events.GenerationEffect]:
+    def _tell_stop(self, supervisors: set[str]) -> None:
         """They, or one of their ranks, are told while the run is stopped."""
-        is_news = self.stop is not None and self.supervisors.stop(self.stop.reason, supervisors)
-        return [events.Noted()] if is_news else []
+        if self.stop is not None and self.supervisors.stop(self.stop.reason, supervisors):
+            self._emit(events.Noted())
 
-    def _is_ending(self, name: str) -> bool:
-        return self.supervisors.stopped_by(self.supervisors.incarnation_of(name)) is not None
-
-    def _resume(self, now: float) -> list[events.GenerationEffect]:
-        effects: list[events.GenerationEffect] = [*self.tick(now)]
+    def _resume(self) -> None:
         had_excluded = self.supervisors.lift()
         if self.stop is None and not had_excluded:
-            return effects
+            return
         if self.stop is not None:
             self.stop = None
-            self._advance = Advance()  # who waits begins to wait now
-        return [*effects, events.Resumed(self.record(now)), *self._settle(now)]
+            self.generations.resume()
+        self._emit(events.Resumed())
 
     # -- supervisors
 
-    def _supervise(self, entry: SupervisorEntry, session: int) -> list[events.GenerationEffect]:
-        if self._may_begin_anew and entry.incarnation not in self._supervisors_ever:
+    def _supervise(self, entry: SupervisorEntry, session: int) -> None:
+        ranks = self.generations.ranks
+        if self._may_begin_anew and not self.launches.knows(entry.incarnation, ranks, self.supervisors):
             self._begin_anew()
         if (said := self._why_not(entry)) is not None:
-            return [events.SupervisorTold(session, said), *self._tell_stop({entry.incarnation})]
+            self._emit(events.SupervisorTold(session, said))
+            self._tell_stop({entry.incarnation})
+            return
         replaced = self.supervisors.enter(entry, session)
-        welcome = events.SupervisorTold(session, SupervisorWelcome(self.config.beat_interval_s))
-        ended = [] if replaced is None else [events.SupervisorTold(replaced[0], Refusal(replaced[1]))]
-        return [*ended, welcome, events.Noted()]
+        if replaced is not None:
+            self._emit(events.SupervisorTold(replaced[0], Refusal(replaced[1])))
+        self._emit(events.SupervisorTold(session, SupervisorWelcome(self.config.beat_interval_s)))
+        self._emit(events.Noted())
 
     def _why_not(self, entry: SupervisorEntry) -> ToSupervisor | None:
         if self.stop is not None:
             return self.stop
         if self.completed is not None:
             return Done(self.completed)
-        if self.former is not None and entry.incarnation in self.former.incarnations:
-            return Done(self.former.number)
+        if (number := self.launches.completed_for(entry.incarnation)) is not None:
+            return Done(number)
         if (reason := self.supervisors.stopped_by(entry.incarnation)) is not None:
-            return Stop(reason, "the run, which was resumed since", self.life.number)
+            return Stop(reason, "the run, which was resumed since", self.generations.life.number)
         error = self.supervisors.refusal(entry)
         return None if error is None else Refusal(error)
 
-    def _explain(self, event: events.RankLost, now: float) -> list[events.GenerationEffect]:
+    def _explain(self, event: events.RankLost, now: float) -> None:
         """Rule 2."""
         if self._is_over:
-            return []
-        is_news = self.ledger.explain(event.rank, event.reason, event.output)
-        if is_news is None and not self.ranks.knows(event.rank):
+            return
+        ledger = self.generations.ledger
+        is_news = ledger.explain(event.rank, event.reason, event.output)
+        if is_news is None and not self.generations.ranks.knows(event.rank):
             by = f" of {event.by}" if event.by else ""
             cause, lines = f"{event.rank}{by}: {event.reason}", evidence(event.rank, event.reason, event.output)
-            self.ledger.note(
-                Incident(
-                    self.life.number,
-                    cause,
-                    self._wall(now),
-                    lost=(event.rank,),
-                    evidence=lines,
-                    ends_nothing=True,
-                )
-            )
+            number, at = self.generations.life.number, now + self.config.wall_offset_s
+            ledger.note(Incident(number, cause, at, lost=(event.rank,), evidence=lines, ends_nothing=True))
             is_news = True
-        return [events.Noted()] if is_news else []
+        if is_news:
+            self._emit(events.Noted())
 
-    def _exclude(self, host: str, reason: str, now: float) -> list[events.GenerationEffect]:
-        effects: list[events.GenerationEffect] = [*self.tick(now)]
-        if self._is_over or not self.supervisors.exclude(host, reason, self._wall(now)):
-            return effects
-        for rank in [rank for rank in self.ranks.here if rank.host == host]:
-            effects += self._lose(rank, f"its host {host} is excluded: {reason}", now)
-        return [*effects, *self._settle(now), events.Noted()]
+    def _exclude(self, host: str, reason: str, now: float) -> None:
+        if self._is_over or not self.supervisors.exclude(host, reason, now + self.config.wall_offset_s):
+            return
+        for rank in [rank for rank in self.generations.ranks.here if rank.host == host]:
+            self.generations.lose(rank, f"its host {host} is excluded: {reason}", now)
+        self._emit(events.Noted())
 
 
 def _supervisors(ranks: Iterable[RankId]) -> set[str]:
     """Of those ranks that were started by one."""
     return {rank.supervisor for rank in ranks if rank.supervisor != rank.incarnation}
-
-
-def _is_of(former: Former, entry: Entry) -> bool:
-    told = [number for number in (entry.seen, entry.generation) if number is not None]
-    return entry.rank.supervisor in former.incarnations or any(number <= former.number for number in told)

@@ -8,17 +8,18 @@ from lighthouse_protocol.messages.run_status import IncidentStatus, RankState, R
 
 def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
     """O(n log n): for a person or a scrape."""
+    generations = machine.generations
     return RunStatus(
         job=name[0],
         run=name[1],
         verdict=machine.verdict(now).value,
-        counters=machine.ledger.counters,
-        terms=machine.terms,
-        slots=tuple(machine.life.slots),
+        counters=generations.ledger.counters,
+        terms=generations.terms,
+        slots=tuple(generations.life.slots),
         is_complete=machine.completed is not None,
         stop=machine.stop,
-        ranks=tuple(_rank(rank, machine, now) for rank in sorted(machine.ranks, key=lambda rank: rank.rank)),
-        incidents=tuple(map(_incident, machine.ledger.incidents)),
+        ranks=tuple(_rank(rank, machine, now) for rank in sorted(generations.ranks, key=lambda rank: rank.rank)),
+        incidents=tuple(map(_incident, generations.ledger.incidents)),
         supervisors=tuple(
             SupervisorStatus(each.entry.name, each.entry.host, each.entry.slots, each.session is not None)
             for each in sorted(machine.supervisors, key=lambda each: each.entry.name)
@@ -30,13 +31,14 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
 def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
     """Of one that nobody is of at present."""
     machine = RunMachine(record=saved.record)
-    for rank in machine.ranks.here:
-        machine.ranks.lose(rank)
+    ranks = machine.generations.ranks
+    for rank in ranks.here:
+        ranks.lose(rank)
     return run_status(name, machine, 0.0)
 
 
 def _rank(rank: Rank, machine: RunMachine, now: float) -> RankStatus:
-    generation = machine.life.generation
+    generation = machine.generations.life.generation
     return RankStatus(
         slot=rank.rank.slot,
         incarnation=rank.rank.incarnation,
@@ -53,7 +55,7 @@ def _rank(rank: Rank, machine: RunMachine, now: float) -> RankStatus:
 
 
 def _state(rank: Rank, machine: RunMachine) -> RankState:
-    life = machine.life
+    life = machine.generations.life
     if rank.rank in life.finished:
         return RankState.FINISHED
     if not rank.is_here:

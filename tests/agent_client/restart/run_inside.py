@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lighthouse.runs.rules import events
-from lighthouse.runs.rules.generations import GenerationMachine
+from lighthouse.runs.rules.machine import RunMachine
 from lighthouse_protocol.messages.run import (
     Done,
     Entry,
@@ -95,7 +95,7 @@ class RunInside:
 
     def __init__(self) -> None:
         self.client: Any = None
-        self.machine = GenerationMachine(now=time.monotonic())
+        self.machine = RunMachine(now=time.monotonic())
         self.is_reachable = True
         self.formed: list[events.GenerationFormed] = []
         self.steps: dict[int, int] = {}

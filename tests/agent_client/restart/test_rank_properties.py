@@ -10,7 +10,7 @@ from agent_client.restart.rules import events
 from agent_client.restart.rules.config import RankPhase
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse.runs.rules import events as generation_events
-from lighthouse.runs.rules.generations import GenerationMachine
+from lighthouse.runs.rules.machine import RunMachine
 from lighthouse_protocol.messages.run import Done, Entry, FromWorker, RankId, Terms, ToWorker, Welcome
 from lighthouse_protocol.refusals import Unreachable
 from tests.agent_client.restart.run_inside import event_of, told_by
@@ -26,7 +26,7 @@ class World:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.lighthouse = GenerationMachine(now=0.0)
+        self.lighthouse = RunMachine(now=0.0)
         self.streams: dict[int, int] = {}  # slot -> the lighthouse's session
         self.numbers = itertools.count(1)
         self.up: dict[int, deque[FromWorker]] = {slot: deque() for slot in range(SIZE)}
@@ -143,6 +143,6 @@ def test_numbers_rise_are_agreed_on_and_all_end(operations: list[tuple[str, int]
         assert numbers == sorted(set(numbers))  # each once, and never an older one
     places = [(number, rank) for runs in world.runs.values() for number, rank in runs]
     assert len(places) == len(set(places))  # nobody shares a rank
-    assert max(number for number, _ in places) <= world.lighthouse.life.number  # nobody made one up
+    assert max(number for number, _ in places) <= world.lighthouse.generations.life.number  # nobody made one up
     assert {type(outcome) for outcome in world.ended.values()} == {Done}
     assert len(world.ended) == SIZE

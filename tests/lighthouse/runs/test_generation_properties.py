@@ -12,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as hunt
 
 from lighthouse.runs.rules import counters, formation
+from lighthouse.runs.rules.config import GenerationConfig
 from lighthouse.runs.rules.events import AdvanceVerdict, Finished, Readied, ResumeAsked, StopAsked, WasLate
 from lighthouse.runs.rules.generation import GenerationLife
-from lighthouse.runs.rules.generations import GenerationConfig, GenerationMachine
 from lighthouse.runs.rules.key_space import SPACES_KEPT
+from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.restart_log import INCIDENTS_KEPT
 from lighthouse_protocol.messages.run import RankId, Stop
 from tests.lighthouse.run_stage import RunStage, Worker
@@ -216,11 +217,17 @@ class RunOfRanks(RuleBasedStateMachine):
     def what_is_kept_is_bounded(self) -> None:
         if hasattr(self, "stage"):
             machine = self.stage.machine
-            assert len(list(machine.ranks)) <= WORLD
-            assert len(machine.ledger.incidents) <= INCIDENTS_KEPT
+            assert len(list(machine.generations.ranks)) <= WORLD
+            assert len(machine.generations.ledger.incidents) <= INCIDENTS_KEPT
             assert len(machine.keys.generations) <= SPACES_KEPT
-            assert set(machine.ranks.ready) == {rank.rank.slot for rank in machine.ranks if rank.is_ready}
-            assert machine.life.running <= machine.life.survivors <= machine.life.active
+            assert set(machine.generations.ranks.ready) == {
+                rank.rank.slot for rank in machine.generations.ranks if rank.is_ready
+            }
+            assert (
+                machine.generations.life.running
+                <= machine.generations.life.survivors
+                <= machine.generations.life.active
+            )
 
     def teardown(self) -> None:
         if hasattr(self, "stage"):
@@ -228,7 +235,7 @@ class RunOfRanks(RuleBasedStateMachine):
 
     def complete(self) -> None:
         """What somebody has finished all finish: who comes back changes nothing. Then it is launched anew."""
-        stage, life = self.stage, self.stage.machine.life
+        stage, life = self.stage, self.stage.machine.generations.life
         if life.stands and life.finished:
             stage.finish(*(rank.slot for rank in sorted(life.active) if self.is_there(rank)))
             assert stage.machine.completed is not None
@@ -273,7 +280,7 @@ class RunOfRanks(RuleBasedStateMachine):
             self.come(slot)
         stage.obey()
         self.complete()
-        life = stage.machine.life
+        life = stage.machine.generations.life
         left_it = [w for w in stage.workers.values() if w.is_ready and w.generation == life.number]
         assert left_it or life.is_broken or not life.is_advancing, "nobody has left it who had heard of it"
         for slot in range(WORLD):
@@ -297,15 +304,15 @@ TestRunOfRanks = RunOfRanks.TestCase
 
 def forgets(**fields: object) -> Callable[..., object]:
     """A record in which something is missing."""
-    whole = GenerationMachine.record
+    whole = RunMachine.record
     return lambda self, now: replace(whole(self, now), **fields)
 
 
 @pytest.mark.parametrize(
     ("place", "name", "wrong"),
     [
-        (GenerationMachine, "record", forgets(stop=None)),
-        (GenerationMachine, "record", forgets(generation=None)),
+        (RunMachine, "record", forgets(stop=None)),
+        (RunMachine, "record", forgets(generation=None)),
         (GenerationLife, "has_heard", lambda self, rank, generation: True),
         (formation, "_is_incomplete", lambda ranks, life, terms: False),
         (counters, "next_number", lambda current, stride, **_: current + (current < 3)),

@@ -5,11 +5,11 @@ import pytest
 from lighthouse.runs.rules.events import (
     Beaten,
     Entered,
-    GenerationFormed,
     GenerationHanded,
     Interrupted,
     RankRefused,
     Readied,
+    RecordDue,
     SessionEnded,
 )
 from lighthouse_protocol.messages.run import Entry, RankId, Terms
@@ -56,7 +56,7 @@ class TestCatchUp:
         rank = stage.workers[0].rank
         assert stage.named[0].active[0] == rank
         assert stage.machine.handle(Readied(rank, None), 1.0) == [GenerationHanded(rank, stage.named[0])]
-        assert stage.machine.life.stands
+        assert stage.machine.generations.life.stands
 
     def test_a_predecessors_messages_are_refused(self):
         stage = running(2, **SUPERVISED)
@@ -81,7 +81,7 @@ class TestCatchUp:
         older = stage.workers[1].session or 0
         stage.enter(1)
         assert stage.machine.handle(SessionEnded(older), stage.now) == []
-        assert stage.machine.life.stands
+        assert stage.machine.generations.life.stands
 
     def test_a_lost_journal_is_learned_again_from_who_runs(self):
         stage = RunStage(2)
@@ -131,7 +131,7 @@ class TestIdentity:
             assert isinstance(effect, RankRefused)
             assert isinstance(effect.error, DuplicateReplica)
             assert "h2" in str(effect.error)
-        assert stage.machine.life.stands
+        assert stage.machine.generations.life.stands
 
     def test_over_subscription(self):
         """A ninth rank for 6 of 8."""
@@ -231,7 +231,7 @@ class TestRecords:
         stage.wait(2)
         stage.kill(2)
         stage.ready(0, 3)
-        (incident,) = stage.machine.ledger.incidents
+        (incident,) = stage.machine.generations.ledger.incidents
         assert incident.lost == (stage.workers[1].rank, stage.workers[2].rank)
         assert "connection" in incident.cause
         assert (incident.generation, incident.formed) == (0, 1)
@@ -247,7 +247,7 @@ class TestRecords:
                 size = len(stage.machine.record(stage.now).incidents)
         assert len(stage.machine.record(stage.now).incidents) == size == 64
         assert len(stage.machine.keys.generations) == 4
-        assert len(list(stage.machine.ranks)) == 2
+        assert len(list(stage.machine.generations.ranks)) == 2
 
 
 class TestLighthouseGone:
@@ -291,8 +291,7 @@ class TestLighthouseGone:
         stage.fail(0)
         stage.ready(0, 1)
         effects = list(stage.machine.handle(Readied(stage.workers[2].rank, 0), stage.now))
-        assert isinstance(effects[0], GenerationFormed)
-        assert effects[0].record is not None
+        assert isinstance(effects[0], RecordDue)
         stage.workers[2].runs, stage.workers[2].is_ready = False, True
         stage.record = effects[0].record
         stage.kill_lighthouse()

@@ -70,7 +70,7 @@ class TestSixOfEight:
     def test_a_dead_spare_disturbs_nobody(self):
         stage = six_of_eight()
         stage.kill(6)
-        assert stage.machine.life.stands
+        assert stage.machine.generations.life.stands
         stage.kill(2)
         assert stage.places() == {0: 0, 1: 1, 2: 7, 3: 3, 4: 4, 5: 5}
 
@@ -104,7 +104,7 @@ class TestSixOfEight:
         for _ in range(10):
             stage.kill(1)
             stage.start(1)
-        assert stage.machine.ledger.formed == 21
+        assert stage.machine.generations.ledger.formed == 21
         assert (stage.number, stage.counters.job_restarts) == (1000, 10)
 
 

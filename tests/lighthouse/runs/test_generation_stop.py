@@ -9,12 +9,13 @@ from lighthouse.runs.rules.events import (
     Failed,
     Finished,
     Readied,
+    RecordDue,
     ResumeAsked,
     Resumed,
     StopAsked,
     Stopped,
 )
-from lighthouse.runs.rules.generations import GenerationMachine
+from lighthouse.runs.rules.machine import RunMachine
 from lighthouse_protocol.messages.run import Entry, RankId, Stop
 from tests.lighthouse.run_stage import RunStage, running
 
@@ -82,7 +83,7 @@ def test_it_outlives_the_lighthouse():
 def test_it_holds_for_its_run_only():
     """The next run has a machine of its own."""
     stage = stopped()
-    other = GenerationMachine()
+    other = RunMachine()
     rank = RankId(0, "x")
     assert other.handle(Entered(Entry(rank, stage.terms), 1), 0.0) == []
 
@@ -91,8 +92,8 @@ def test_resume_lifts_it_and_numbers_go_on():
     stage = stopped()
     stage.kill(0, 1, 2)
     effects = stage.machine.handle(ResumeAsked(), stage.now)
-    assert effects == [Resumed(stage.record)]
-    assert isinstance(effects[0], Resumed)
+    assert effects == [RecordDue(stage.record), Resumed()]
+    assert isinstance(effects[0], RecordDue)
     assert effects[0].record.stop is None
     assert stage.machine.handle(ResumeAsked(), stage.now) == []
     stage.start(0, 1, 2)

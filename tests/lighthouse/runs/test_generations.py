@@ -11,35 +11,39 @@ from lighthouse.runs.rules.events import (
     GenerationFormed,
     Interrupted,
     Readied,
+    RecordDue,
     SessionEnded,
     WasLate,
 )
-from lighthouse.runs.rules.generations import GenerationMachine
+from lighthouse.runs.rules.machine import RunMachine
+from lighthouse.runs.rules.record import RunRecord
 from lighthouse_protocol.messages.run import Counters, Entry, Generation, RankId, Terms
 from tests.lighthouse.run_stage import RunStage, running
 
 SUPERVISED = {"stride": 100}
+DUE = RecordDue(RunRecord())
 
 
 class TestAdvance:
     def test_when_all_are_ready_all_are_told_at_once(self):
-        machine = GenerationMachine()
+        machine = RunMachine()
         terms = Terms(world_size=2)
         a, b = RankId(0, "a"), RankId(1, "b")
         assert machine.handle(Entered(Entry(a, terms), 1), 0.0) == []
         assert machine.handle(Entered(Entry(b, terms), 2), 0.0) == []
         assert machine.handle(Readied(a), 1.0) == []
         formed = Generation((a, b), Counters(number=0))
-        assert machine.handle(Readied(b), 2.0) == [GenerationFormed(formed)]
+        assert machine.handle(Readied(b), 2.0) == [DUE, GenerationFormed(formed)]
         assert machine.handle(Readied(a, 0), 3.0) == []
         again = Generation((a, b), Counters(number=1, global_iteration=1))
-        assert machine.handle(Readied(b, 0), 4.0) == [GenerationFormed(again)]
+        assert machine.handle(Readied(b, 0), 4.0) == [DUE, GenerationFormed(again)]
 
     def test_a_loss_interrupts_the_others_at_once(self):
         stage = running(3, obedient=False)
         effects = stage.machine.handle(SessionEnded(stage.workers[1].session or 0), stage.now)
         others = (stage.workers[0].rank, stage.workers[2].rank)
-        assert effects == [Interrupted(0, f"{stage.workers[1].rank}: its connection has ended", others)]
+        reason = f"{stage.workers[1].rank}: its connection has ended"
+        assert effects == [DUE, Interrupted(0, reason, others, is_new=True)]
 
     def test_who_is_lost_while_others_wait_is_left_out_at_once(self):
         stage = running(4, obedient=False)
@@ -219,7 +223,7 @@ class TestAlive:
         stage.now += 50  # nobody ticked
         stage.feed(WasLate(50))
         stage.wait(19.9)
-        assert stage.machine.ranks.get(stage.workers[3].rank) is not None
+        assert stage.machine.generations.ranks.get(stage.workers[3].rank) is not None
         stage.beat(3)
         stage.wait(20)
         assert stage.number == 0

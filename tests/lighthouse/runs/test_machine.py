@@ -15,6 +15,7 @@ from lighthouse.runs.rules.events import (
     RankLost,
     RankRefused,
     Readied,
+    RecordDue,
     ResumeAsked,
     Resumed,
     SessionEnded,
@@ -34,6 +35,8 @@ from lighthouse_protocol.refusals import LighthouseError, Superseded, WrongState
 from tests.lighthouse.run_stage import RunStage, running
 
 WELCOME = SupervisorWelcome(1.0)
+
+DUE = RecordDue(RunRecord())
 
 
 def again(machine: RunMachine) -> RunMachine:
@@ -90,7 +93,7 @@ class TestSupervisors:
         machine = RunMachine()
         machine.handle(SupervisorEntered(supervisor(), 1), 0.0)
         stop = Stop("exit code 130", "g", -1)
-        assert machine.handle(StopAsked("exit code 130", "g"), 1.0) == [Stopped(stop, ())]
+        assert machine.handle(StopAsked("exit code 130", "g"), 1.0) == [DUE, Stopped(stop, (), is_new=True)]
         for each in (machine, again(machine)):
             assert each.handle(SupervisorEntered(supervisor("late"), 2), 6.0) == [SupervisorTold(2, stop)]
             assert each.handle(Entered(Entry(RankId(0, "a"), Terms(2)), 3), 6.0) == [Stopped(stop, (RankId(0, "a"),))]
@@ -157,7 +160,7 @@ class TestHosts:
         stage.feed(HostExcluded("h7", "GPU 3 has fallen off the bus"))
         stage.obey()
         assert stage.members() == {0, 1}
-        assert "h7 is excluded" in stage.machine.ledger.incidents[0].cause
+        assert "h7 is excluded" in stage.machine.generations.ledger.incidents[0].cause
         for machine in (stage.machine, again(stage.machine)):
             effects = list(machine.handle(SupervisorEntered(supervisor(host="h7", incarnation="2"), 71), 9.0))
             errors = [refusal(told(effects, 71))]
@@ -172,7 +175,7 @@ class TestHosts:
     def test_resume_lets_it_in_again(self):
         machine = RunMachine()
         machine.handle(HostExcluded("h7", "broken"), 0.0)
-        assert machine.handle(ResumeAsked(), 1.0) == [Resumed(RunRecord())]
+        assert machine.handle(ResumeAsked(), 1.0) == [DUE, Resumed()]
         assert machine.record(1.0).excluded == ()
         effects = machine.handle(SupervisorEntered(supervisor(host="h7"), 1), 2.0)
         assert told(effects, 1) == WELCOME
@@ -211,7 +214,7 @@ class TestIncidents:
         (incident,) = machine.record(2.0).incidents
         assert incident.cause == "slot 3 (a) of g/0: exit code 1"
         assert (incident.generation, incident.formed, incident.noticed_at) == (-1, None, 1002.0)
-        assert machine.ledger.counters.job_restarts == 0
+        assert machine.generations.ledger.counters.job_restarts == 0
         assert machine.handle(RankLost(rank, "exit code 1", ("oops",), "g/0"), 3.0) == []
 
     def test_one_of_its_own_leaves_the_open_one_open(self):
@@ -239,7 +242,7 @@ class TestIncidents:
             rank = stage.workers[1].rank
             stage.feed(SessionEnded(stage.workers[1].session or 0))
             stage.feed(RankLost(rank, "exit code 1", ("a", "b"), "g"))
-        incident = stage.machine.ledger.open_one
+        incident = stage.machine.generations.ledger.open_one
         assert incident is not None
         assert len(incident.lost) <= LOST_KEPT
         assert len(incident.evidence) <= LINES_KEPT
@@ -280,7 +283,7 @@ class TestIncidents:
         stage = running(2, obedient=False)
         stage.fail(0)
         stage.beat(1, step=5)
-        assert stage.machine.ledger.incidents[0].stepped_at is None
+        assert stage.machine.generations.ledger.incidents[0].stepped_at is None
 
     def test_it_is_awaited_after_a_restart_of_the_lighthouse_too(self):
         stage = running(2)

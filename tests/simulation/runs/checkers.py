@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lighthouse.runs.rules import events
-from lighthouse.runs.rules.generations import GenerationMachine
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord
 from lighthouse_protocol.messages.run import Entry, Generation, RankId, Stop, Told
@@ -45,6 +44,7 @@ class Checkers:
         self.ended_at = 0.0
         self._keys: dict[tuple[int, str, str], bytes] = {}
         self._lifted: list[str] = []
+        self._durable: RunRecord | None = None
         self.recount = Recount(simulation.plan.terms)
 
     def is_standing(self, number: int) -> bool:
@@ -61,21 +61,21 @@ class Checkers:
         self.era += 1
         self.named, self.newest, self.stop, self.completed_at = {}, None, None, None
         self.over_at, self._named_once, self._keys, self.heard_of = {}, set(), {}, {}
-        self._lifted = []
+        self._lifted, self._durable = [], None
         self.recount = Recount(self._simulation.plan.terms)
 
     def lighthouse_started(self, machine: RunMachine) -> None:
         if machine.stop != self.stop:
             self._broken("G5", f"a lighthouse starts with stop {machine.stop}; {self.stop} was in force")
-        newest, former = self.newest, machine.former.number if machine.former is not None else None
+        newest, former = self.newest, machine.launches.former.number if machine.launches.former is not None else None
         if self.completed_at is not None and newest is not None:
             if newest.number not in (machine.completed, former):
                 self._broken("G6", f"a lighthouse has forgotten that {newest.number} was completed")
-        elif machine.life.generation != newest:
-            self._broken("G1", f"a lighthouse starts with {machine.life.generation} after {newest}")
+        elif machine.generations.life.generation != newest:
+            self._broken("G1", f"a lighthouse starts with {machine.generations.life.generation} after {newest}")
         if self.newest is not None:
             self.over_at.pop(self.newest.number, None)
-            if machine.life.is_broken or self.completed_at is not None:
+            if machine.generations.life.is_broken or self.completed_at is not None:
                 self.over_at[self.newest.number] = self._simulation.world.now
         self.recount.restarted(machine)
 
@@ -92,15 +92,15 @@ class Checkers:
         if self.stop is not None and not machine.stop and not isinstance(event, events.ResumeAsked):
             self._broken("G5", "a stop was lifted by nobody")
 
-    def effect(self, machine: RunMachine, effect: events.GenerationEffect, record: RunRecord | None) -> None:
+    def effect(self, machine: RunMachine, effect: events.GenerationEffect) -> None:
         match effect:
             case events.GenerationFormed(generation, spares):
-                self._formed(machine, generation, spares, record)
+                self._formed(machine, generation, spares)
             case events.GenerationHanded(rank, generation):
                 self._named(generation, f"handed to {rank}")
-            case events.Interrupted(number, reason, _, record) if record is not None:
+            case events.Interrupted(number, reason, _, is_new=True):
                 self._interrupted(number, reason)
-            case events.Stopped(stop, _, record) if record is not None:
+            case events.Stopped(stop, _, is_new=True):
                 if any(lifted in stop.reason for lifted in self._lifted):  # so a rank says why it has ended
                     self._broken("G5", f"the echo of a stop that was lifted stops the run again: {stop}")
                 self.stop, self.stopped_at = stop, self._simulation.world.now
@@ -109,21 +109,21 @@ class Checkers:
             case events.Resumed():
                 self._lifted += [] if self.stop is None else [str(self.stop)]
                 self.stop, self.ended_by = None, ""
-            case events.Completed(number, _, record) if record is not None:
+            case events.Completed(number, _, is_new=True):
                 self._completed(number)
             case _:
                 pass
-        if record is not None:
-            self._is_bounded(record)
 
-    def _is_bounded(self, record: RunRecord) -> None:
+    def written(self, record: RunRecord) -> None:
+        """It is durable from now on."""
+        self._durable = record
         most_lost = max((len(incident.lost) for incident in record.incidents), default=0)
         if len(record.incidents) > MAX_INCIDENTS or most_lost > MAX_LOST:
             self._broken("G11", f"a record has {len(record.incidents)} incidents, one with {most_lost} lost")
         if len(record.ranks) > self._simulation.plan.terms.world_size:
             self._broken("G11", f"a record has {len(record.ranks)} ranks")
 
-    def settled(self, machine: GenerationMachine, now: float) -> None:
+    def settled(self, machine: RunMachine, now: float) -> None:
         due = machine.deadline(now)
         if due is not None and due <= now:
             self._broken("G4", f"deadline {due} is not after {now}")
@@ -132,12 +132,10 @@ class Checkers:
 
     # -- G1, G6, G7, G8, G10: a generation forms
 
-    def _formed(
-        self, machine: RunMachine, generation: Generation, spares: Sequence[RankId], record: RunRecord | None
-    ) -> None:
+    def _formed(self, machine: RunMachine, generation: Generation, spares: Sequence[RankId]) -> None:
         simulation, number, before = self._simulation, generation.number, self.newest
         simulation.world.counts["generations"] += 1
-        if record is None or record.generation != generation:
+        if self._durable is None or self._durable.generation != generation:
             self._broken("G1", f"generation {number} is told and not written down")
         if number in self.named or (before is not None and number <= before.number):
             self._broken("G1", f"{number} is given out after {before.number if before else 'a lost journal'}")
@@ -184,7 +182,8 @@ class Checkers:
             return
         ready = {rank.slot for rank in (*generation.active, *spares)}
         before = self.newest.active
-        left_out = [rank for rank in before if rank.slot not in ready and machine.ranks.get(rank) is not None]
+        ranks = machine.generations.ranks
+        left_out = [rank for rank in before if rank.slot not in ready and ranks.get(rank) is not None]
         if left_out and sum(rank.slot in ready for rank in before) < len(before) // 2 + 1:
             self._broken("G10", f"{left_out} live, and are left out by less than a majority of {len(before)}")
 

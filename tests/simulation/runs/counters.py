@@ -26,11 +26,11 @@ class Recount:
 
     def restarted(self, machine: RunMachine) -> None:
         """What was not written down is not counted, and will be when it is seen again."""
-        counters = machine.ledger.counters
+        counters = machine.generations.ledger.counters
         self._floor = counters.number
         self._has_fault = self._generation is not None and counters.job_restarts > self._before.job_restarts
-        self._finished = set(machine.life.finished)
-        self._here = {rank for rank in self._members if machine.ranks.get(rank) is not None}
+        self._finished = set(machine.generations.life.finished)
+        self._here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
         self._is_stopped = machine.stop is not None
         self._was_stopped = self._was_stopped or self._is_stopped
 
@@ -51,7 +51,7 @@ class Recount:
 
     def begins(self, machine: RunMachine, event: events.GenerationEvent | None, now: float) -> None:
         """To be called before it handles `event`: whose time is over is lost by it, even if it comes back by it."""
-        ranks = [machine.ranks.get(rank) for rank in self._members]
+        ranks = [machine.generations.ranks.get(rank) for rank in self._members]
         is_late = isinstance(event, events.WasLate)
         gone = {rank.rank for rank in ranks if rank is not None and rank.session is None and rank.lapses_at <= now}
         self._lapsing = set() if is_late else gone & self._here
@@ -62,9 +62,9 @@ class Recount:
     def handled(self, machine: RunMachine, event: events.GenerationEvent | None, *, stood: bool) -> None:
         """To be called when it has handled `event`, before what came of it is looked at. `stood`: until then.
         Whoever dies after a stop makes no incident, but makes a fault of a return that was one already."""
-        if isinstance(event, events.Entered) and machine.ranks.get(event.entry.rank) is not None:
+        if isinstance(event, events.Entered) and machine.generations.ranks.get(event.entry.rank) is not None:
             self._learn(event.entry)  # who is refused ends, and its numbers bind nobody
-        here = {rank for rank in self._members if machine.ranks.get(rank) is not None}
+        here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
         lost, self._here = (self._here - here | self._lapsing) - self._finished, here
         was_stopped, self._is_stopped = self._is_stopped, machine.stop is not None
         self._was_stopped = self._was_stopped or was_stopped

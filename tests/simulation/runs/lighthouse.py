@@ -50,7 +50,7 @@ class RunLighthouse(Process):
             rank_timeout_s=site.simulation.plan.rank_timeout_s, wall_offset_s=self.world.random.choice(WALL_SKEW_S)
         )
         self.machine = RunMachine(config, record=record, now=self.clock())
-        self.machine.keys = KeySpaces(self.machine.life.number, site.rows.values())
+        self.machine.keys = KeySpaces(self.machine.generations.life.number, site.rows.values())
         self.streams: dict[RankId, End] = {}
         self.supervisors: dict[int, End] = {}
         self._names: dict[End, tuple[int, SupervisorEntry]] = {}
@@ -63,7 +63,7 @@ class RunLighthouse(Process):
         self._keepalive = Keepalive(self, self._ended)
         self.on_death.append(lambda: self.simulation.network.end_all(self))
         self.checkers.lighthouse_started(self.machine)
-        self.say(f"starts with generation {self.machine.life.number}, stop {self.machine.stop}")
+        self.say(f"starts with generation {self.machine.generations.life.number}, stop {self.machine.stop}")
         self._timer.set(self.machine.deadline(self.clock()))
 
     # -- streams
@@ -157,7 +157,7 @@ class RunLighthouse(Process):
                 self.site.rows[row[0], row[1], row[2]] = row
         except LighthouseError as refusal:
             error = refusal
-        self.checkers.key_answered(request, value, error, self.machine.life.number)
+        self.checkers.key_answered(request, value, error, self.machine.generations.life.number)
         end.send(KeyAnswer(request, value, error))
 
     # -- the operator
@@ -194,12 +194,14 @@ class RunLighthouse(Process):
         self, effects: Sequence[events.GenerationEffect], end: End | None, event: events.GenerationEvent | None
     ) -> None:
         self.checkers.handled(self.machine, event)
+        is_written = False
         for effect in effects:
             self._may_die()
-            record: RunRecord | None = getattr(effect, "record", None)
-            if record is not None:
-                self.site.record = dump(record)
-            self.checkers.effect(self.machine, effect, record)
+            if isinstance(effect, events.RecordDue):
+                self._write(effect.record, effects)
+                is_written = True
+            elif not (is_written and events.changes_record(effect)):
+                self.checkers.effect(self.machine, effect)
             if isinstance(effect, events.GenerationFormed):
                 self._fire_crash()
             self._may_die()
@@ -207,6 +209,13 @@ class RunLighthouse(Process):
         now = self.clock()
         self.checkers.settled(self.machine, now)
         self._timer.set(self.machine.deadline(now))
+
+    def _write(self, record: RunRecord, effects: Sequence[events.GenerationEffect]) -> None:
+        """From now on it holds, whether it is told or not."""
+        self.site.record = dump(record)
+        self.checkers.written(record)
+        for effect in filter(events.changes_record, effects):
+            self.checkers.effect(self.machine, effect)
 
     def _carry(self, effect: events.GenerationEffect, end: End | None) -> None:
         match effect:
@@ -222,21 +231,21 @@ class RunLighthouse(Process):
                 self.say(f"refuses {rank}: {error}")
                 if end is not None:
                     self._end(end, Refusal(error))
-            case events.Completed(number, ranks, record):
+            case events.Completed(number, ranks, is_new):
                 self.say(f"{number} is completed")
                 self._tell(ranks, Done(number))
-                if record is not None:
+                if is_new:
                     self._tell_supervisors(Done(number))
-            case events.Stopped(stop, ranks, record):
+            case events.Stopped(stop, ranks, is_new):
                 self.say(f"stops: {stop}")
                 self._tell(ranks, stop)
-                if record is not None:
+                if is_new:
                     self._tell_supervisors(stop)
             case events.SupervisorTold(session, message):
                 self._tell_supervisor(session, message)
             case events.Noted():
                 self._note()
-            case events.Resumed():
+            case events.Resumed() | events.RecordDue():
                 pass
 
     def _note(self) -> None:

@@ -12,9 +12,10 @@ from agent_client.restart.rules import events
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse.runs.rules import assignment, formation, restart_log
 from lighthouse.runs.rules import counters as iteration
+from lighthouse.runs.rules import events as lighthouse_events
 from lighthouse.runs.rules.events import GenerationHanded
 from lighthouse.runs.rules.generation import GenerationLife
-from lighthouse.runs.rules.generations import GenerationMachine
+from lighthouse.runs.rules.generations import Generations
 from lighthouse.runs.rules.key_space import KeySpaces
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.restart_log import Ledger
@@ -65,9 +66,17 @@ def _forgets(**fields: Any) -> Any:
     return lambda self, now: replace(whole(self, now), **fields)
 
 
-def _hand_by_slot(self: GenerationMachine, rank: Any) -> list[Any]:
+def _hand_by_slot(self: Generations, rank: Any) -> None:
     assert self.life.generation is not None
-    return [GenerationHanded(rank.rank, self.life.generation)]
+    self._emit(GenerationHanded(rank.rank, self.life.generation))
+
+
+def _stop_ranks_only(self: RunMachine, reason: str, who: str) -> None:
+    if not self._is_over:
+        self.stop = Stop(reason, who, self.generations.life.number)
+        self.generations.life.is_broken = True
+        self.generations.end()
+        self._emit(lighthouse_events.Stopped(self.stop, self.generations.everyone, is_new=True))
 
 
 def _half(ranks: Any, life: Any, terms: Any) -> bool:
@@ -94,9 +103,11 @@ def _break_for_anybody(self: GenerationLife, rank: RankId) -> bool:
     return True
 
 
-def _launch_for_anybody(self: RunMachine, entry: Entry) -> None:
+def _launch_for_anybody(self: RunMachine, entry: Entry, session: int | None, now: float) -> None:
     if self.completed is not None:
         self._begin_anew()
+    if not self._tell_end(entry.rank):
+        self.generations.enter(entry, session, now)
 
 
 # -- ranks and supervisors
@@ -162,7 +173,7 @@ EXHIBITS = (
         "place-of-a-finished-predecessor",
         "who comes is told a generation in which its slot is that of its predecessor, which has finished",
         "G3",
-        ((GenerationMachine, "_hand", _hand_by_slot),),
+        ((Generations, "_hand", _hand_by_slot),),
         scenario="ends",
         plan={**CROWDED, "mix": ("pause_rank", *3 * ("kill_rank",), "launch_again"), "steps": 3},
         shown_by=range(9, 60),
@@ -171,7 +182,7 @@ EXHIBITS = (
         "spare-told-nothing",
         "who comes while a generation stands is not told so, and waits for a number that has passed",
         "G4",
-        ((GenerationMachine, "_hand", lambda self, rank: []),),
+        ((Generations, "_hand", lambda self, rank: None),),
         terms=WITH_SPARES,
     ),
     Exhibit(
@@ -193,8 +204,8 @@ EXHIBITS = (
         "who was told a stop and comes again when it has been lifted stops the run once more",
         "G5",
         (
-            (RunMachine, "_stop", GenerationMachine._stop),
-            (RunMachine, "_tell_stop", lambda self, supervisors: []),
+            (RunMachine, "_stop", _stop_ranks_only),
+            (RunMachine, "_tell_stop", lambda self, supervisors: None),
         ),
         scenario="stops",
         plan={"mix": ("stop_run", "resume", "break_supervisor", "pause_supervisor"), "fault_every_s": 0.3},
@@ -222,7 +233,7 @@ EXHIBITS = (
         "completed-and-begun-again",
         "any rank that comes after the completion begins a new launch, also one of the old",
         "G6",
-        ((RunMachine, "_refuse", _launch_for_anybody),),
+        ((RunMachine, "_enter", _launch_for_anybody),),
         scenario="ends",
         plan={**PAIR, **CROWDED, "mix": ("cut_one_way", "launch_again"), "steps": 3},
         terms=OF_TWO,
