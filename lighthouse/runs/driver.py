@@ -14,7 +14,7 @@ from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.rate_limit import RateLimit
 from lighthouse.runs.rules.record import RunName, RunRecord
 from lighthouse.runs.rules.status import run_status
-from lighthouse.runs.store import RunMemory
+from lighthouse.runs.store import RunStore
 from lighthouse.runs.streams import Ranks, Supervisors
 from lighthouse_protocol.messages.run import (
     Done,
@@ -61,7 +61,7 @@ class RunDriver:
         self,
         name: RunName,
         machine: RunMachine,
-        memory: RunMemory,
+        memory: RunStore,
         check_lateness: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class RunDriver:
         """The number of the stream."""
         session = next(self._numbers)
         self._ranks.add(session, entry.rank, sender)
-        self._feed(events.Entered(entry, session))
+        self._feed(events.RankJoined(entry, session))
         if self._ranks.rank_of(session) is not None:
             self._ranks.tell((entry.rank,), Welcome())
         return session
@@ -94,13 +94,13 @@ class RunDriver:
             return
         match message:
             case StepReport(step, phase):
-                self._feed(events.Beaten(rank, step, phase))
+                self._feed(events.RankHeartbeat(rank, step, phase))
             case Ready(generation):
-                self._feed(events.Readied(rank, generation))
+                self._feed(events.RankReady(rank, generation))
             case Failure(generation, reason):
-                self._feed(events.Failed(rank, generation, reason))
+                self._feed(events.RankFailed(rank, generation, reason))
             case Finish(generation):
-                self._feed(events.Finished(rank, generation))
+                self._feed(events.RankFinished(rank, generation))
             case Entry():
                 raise InvalidRequest("a rank's stream has one", field="entry")
 
@@ -114,7 +114,7 @@ class RunDriver:
         """The number of the stream."""
         session = next(self._numbers)
         self._supervisors.add(session, entry, sender)
-        self._feed(events.SupervisorEntered(entry, session))
+        self._feed(events.SupervisorJoined(entry, session))
         return session
 
     def receive_from_supervisor(self, session: int, message: FromSupervisor) -> None:
@@ -182,7 +182,7 @@ class RunDriver:
 
     # -- feed and perform
 
-    def _feed(self, event: events.GenerationEvent) -> None:
+    def _feed(self, event: events.Event) -> None:
         if self._is_closed:
             return
         self._check_lateness()
@@ -195,18 +195,18 @@ class RunDriver:
         with suppress(LighthouseError):  # the journal cannot be written: that is logged, and ends the daemon (jobs.py)
             self._perform(self.machine.tick(now), now)
 
-    def _perform(self, effects: Sequence[events.GenerationEffect], now: float) -> None:
+    def _perform(self, effects: Sequence[events.Effect], now: float) -> None:
         for effect in effects:
             self._perform_one(effect)
         self._timer.set(self.machine.deadline(now))
 
-    def _perform_one(self, effect: events.GenerationEffect) -> None:
+    def _perform_one(self, effect: events.Effect) -> None:
         match effect:
             case events.RecordDue(record):
                 self._remember(record)
             case events.GenerationFormed(generation, spares):
                 self._tell(generation, (*generation.active, *spares))
-            case events.GenerationHanded(rank, generation):
+            case events.GenerationTold(rank, generation):
                 self._tell(generation, (rank,))
             case events.Interrupted(number, reason, ranks):
                 self._ranks.tell(ranks, Over(number, reason))
@@ -224,7 +224,7 @@ class RunDriver:
                 pass
             case events.SupervisorTold(session, message):
                 self._supervisors.tell(session, message)
-            case events.Noted():
+            case events.RecordChanged():
                 self._note()
         self._log(effect)
 
@@ -246,7 +246,7 @@ class RunDriver:
 
     # -- log
 
-    def _log(self, effect: events.GenerationEffect) -> None:
+    def _log(self, effect: events.Effect) -> None:
         job, run = self.name
         match effect:
             case events.GenerationFormed(generation, spares):

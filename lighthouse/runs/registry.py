@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 
 from lighthouse.runs.driver import RunDriver
-from lighthouse.runs.rules.config import GenerationConfig
+from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.key_space import Row
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun
 from lighthouse.runs.rules.status import saved_run_status
-from lighthouse.runs.store import RunMemory
+from lighthouse.runs.store import RunStore
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.refusals import LimitReached, UnknownName, Unreachable
@@ -24,12 +24,12 @@ SAVED_SHOWN = 32  # of those that nobody is of at present, the newest
 NAMES_SHOWN = 16
 
 
-class Runs:
+class RunRegistry:
     """`memory` is claimed when the first run is asked for; `guarded` ends the daemon where it cannot be written."""
 
     def __init__(
         self,
-        memory: RunMemory,
+        memory: RunStore,
         rank_timeout_s: float,
         lateness: Lateness,
         guarded: Callable[[Callable[[], None]], None] = lambda act: act(),
@@ -106,7 +106,7 @@ class Runs:
         self._lateness.watch()
         now = asyncio.get_running_loop().time()
         saved = self._memory.load_run(name) or SavedRun(RunRecord())
-        config = GenerationConfig(self._rank_timeout_s, wall_offset_s=time.time() - now)
+        config = RunConfig(self._rank_timeout_s, wall_offset_s=time.time() - now)
         machine = RunMachine(config, record=saved.record, keys=saved.keys, now=now)
         return RunDriver(name, machine, self._memory, self._lateness.check)
 
@@ -127,7 +127,7 @@ class Runs:
 class _Guarded:
     """A lighthouse that cannot write down what it is about to tell must not tell it."""
 
-    def __init__(self, memory: RunMemory, guarded: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, memory: RunStore, guarded: Callable[[Callable[[], None]], None]) -> None:
         self._memory = memory
         self._guarded = guarded
         self.load_run = memory.load_run

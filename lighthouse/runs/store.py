@@ -11,7 +11,7 @@ FINISHED_RUNS_KEPT = 500
 RUNS_KEPT = 4000
 
 
-class RunMemory(Protocol):
+class RunStore(Protocol):
     """Every method may raise WrongState that names what to do."""
 
     def load_run(self, name: RunName) -> SavedRun | None: ...
@@ -29,7 +29,7 @@ class RunMemory(Protocol):
         ...
 
 
-class RunsInProcess:
+class RunStoreInProcess:
     """`--journal none`: a run is kept as long as the lighthouse lives."""
 
     def __init__(self) -> None:

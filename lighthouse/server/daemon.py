@@ -18,8 +18,8 @@ from lighthouse.progress.metrics import PhaseCollector
 from lighthouse.quorum.metrics import Counters, LighthouseCollector, render
 from lighthouse.quorum.registry import Jobs
 from lighthouse.runs.metrics import RunCollector
-from lighthouse.runs.registry import Runs
-from lighthouse.runs.store import RunsInProcess
+from lighthouse.runs.registry import RunRegistry
+from lighthouse.runs.store import RunStoreInProcess
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.server.incident_service import IncidentService
 from lighthouse.server.quorum_service import REFLECTED, LighthouseService
@@ -60,8 +60,8 @@ class LighthouseDaemon:
         self._memory = config.memory()
         self._desk = self._make_desk()
         self._jobs = Jobs(config.quorum_config, self._memory, stop, config.stall_after_s, self._desk)
-        runs_kept = self._memory if isinstance(self._memory, Journal) else RunsInProcess()
-        self._runs = Runs(runs_kept, config.rank_timeout_s, self._jobs.lateness, self._jobs.guarded)
+        runs_kept = self._memory if isinstance(self._memory, Journal) else RunStoreInProcess()
+        self._runs = RunRegistry(runs_kept, config.rank_timeout_s, self._jobs.lateness, self._jobs.guarded)
         counters, policy = Counters(), ControlPolicy(token, config.allow_remote_control)
         service = LighthouseService(self._jobs, policy, counters)
         registry = CollectorRegistry()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from lighthouse.runs.registry import Runs
+from lighthouse.runs.registry import RunRegistry
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, cut_reason
 from lighthouse_protocol.messages.run import Entry as RankEntry
 from lighthouse_protocol.messages.supervisor import SupervisorEntry
@@ -15,7 +15,7 @@ from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 
 
 class RunService:
-    def __init__(self, runs: Runs, policy: ControlPolicy, entry_within_s: float = FIRST_WITHIN_S) -> None:
+    def __init__(self, runs: RunRegistry, policy: ControlPolicy, entry_within_s: float = FIRST_WITHIN_S) -> None:
         self._runs = runs
         self._policy = policy
         self._entry_within_s = entry_within_s

@@ -2,22 +2,22 @@
 
 from dataclasses import dataclass, field
 
-from lighthouse.runs.rules.config import GenerationConfig
+from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.events import (
-    Beaten,
     Completed,
-    Entered,
-    Failed,
-    Finished,
-    GenerationEffect,
-    GenerationEvent,
+    Effect,
+    Event,
     GenerationFormed,
-    GenerationHanded,
+    GenerationTold,
     Interrupted,
-    Noted,
+    RankFailed,
+    RankFinished,
+    RankHeartbeat,
+    RankJoined,
     RankLost,
+    RankReady,
     RankRefused,
-    Readied,
+    RecordChanged,
     RecordDue,
     Resumed,
     SessionEnded,
@@ -87,7 +87,7 @@ class RunStage:
         self, world_size: int = 4, *, obedient: bool = True, wall_offset_s: float = 0.0, **terms: object
     ) -> None:
         self.terms = Terms(world_size=world_size, **terms)  # pyright: ignore[reportArgumentType]
-        self.config = GenerationConfig(wall_offset_s=wall_offset_s)
+        self.config = RunConfig(wall_offset_s=wall_offset_s)
         self.machine = RunMachine(self.config)
         self.obedient = obedient
         self.now = 0.0
@@ -139,7 +139,7 @@ class RunStage:
             is_ready=worker.is_ready,
             seen=seen,
         )
-        self.feed(Entered(entry, worker.session))
+        self.feed(RankJoined(entry, worker.session))
 
     def ready(self, *slots: int) -> None:
         for slot in slots:
@@ -147,19 +147,19 @@ class RunStage:
             if worker.is_done:
                 continue
             worker.runs, worker.is_ready = False, True
-            self.feed(Readied(worker.rank, worker.generation))
+            self.feed(RankReady(worker.rank, worker.generation))
 
     def fail(self, slot: int, reason: str = "ValueError") -> None:
         worker = self.workers[slot]
         assert worker.generation is not None
-        self.feed(Failed(worker.rank, worker.generation, reason))
+        self.feed(RankFailed(worker.rank, worker.generation, reason))
         self.obey()
 
     def finish(self, *slots: int) -> None:
         for slot in slots:
             worker = self.workers[slot]
             assert worker.generation is not None
-            self.feed(Finished(worker.rank, worker.generation))
+            self.feed(RankFinished(worker.rank, worker.generation))
 
     def kill(self, *slots: int) -> None:
         for slot in slots:
@@ -196,7 +196,7 @@ class RunStage:
 
     def beat(self, *slots: int, step: int = 0) -> None:
         for slot in slots:
-            self.feed(Beaten(self.workers[slot].rank, step))
+            self.feed(RankHeartbeat(self.workers[slot].rank, step))
 
     def obey(self) -> None:
         """Whoever was interrupted has stopped, and is ready."""
@@ -239,13 +239,13 @@ class RunStage:
 
     # -- to the machine
 
-    def feed(self, event: GenerationEvent) -> None:
-        if isinstance(event, Finished):
+    def feed(self, event: Event) -> None:
+        if isinstance(event, RankFinished):
             self.finished.add((event.rank, event.generation))
         if not self.is_down:
             self.perform(list(self.machine.handle(event, self.now)))
 
-    def perform(self, effects: list[GenerationEffect]) -> None:
+    def perform(self, effects: list[Effect]) -> None:
         """It may die after any of its messages, and before the first, when it has written down what it was to tell."""
         try:
             for effect in effects:
@@ -257,7 +257,7 @@ class RunStage:
         assert due is None or due > self.now
         return None
 
-    def carry(self, effect: GenerationEffect) -> None:
+    def carry(self, effect: Effect) -> None:
         match effect:
             case RecordDue(record):
                 self.record = record
@@ -266,7 +266,7 @@ class RunStage:
                 self.check(generation)
                 for rank in (*generation.active, *spares):
                     self._tell(rank, generation)
-            case GenerationHanded(rank, generation):
+            case GenerationTold(rank, generation):
                 self.check(generation)
                 self._tell(rank, generation)
             case Interrupted(number, _, ranks):
@@ -286,7 +286,7 @@ class RunStage:
                 for rank in ranks:
                     self._count()
                     self._end(self.worker(rank))
-            case Noted():
+            case RecordChanged():
                 self.record = self.machine.record(self.now)
             case Resumed() | SupervisorTold():
                 pass

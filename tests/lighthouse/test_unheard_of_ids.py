@@ -12,7 +12,7 @@ from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import JoinRefused, QuorumFormed, SessionRefused
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.numbering import AHEAD_MS
-from lighthouse.runs.rules.events import Entered, GenerationFormed, RankRefused
+from lighthouse.runs.rules.events import GenerationFormed, RankJoined, RankRefused
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse_protocol.limits import MAX_COUNT, MAX_LEARNED_GENERATION, MAX_QUORUM_ID
 from lighthouse_protocol.messages.run import Entry, RankId, Terms
@@ -99,10 +99,10 @@ def test_a_generation_that_a_run_cannot_have_come_to_is_refused(field: str) -> N
     terms = Terms(world_size=1)
     evil = Entry(RankId(0, "evil"), terms, is_ready=True)
     evil = replace(evil, **{field: MAX_LEARNED_GENERATION + 1})
-    [refused] = machine.handle(Entered(evil, 1), 0)
+    [refused] = machine.handle(RankJoined(evil, 1), 0)
     assert isinstance(refused, RankRefused)
     assert str(refused.error).startswith(f"{field}: is {MAX_LEARNED_GENERATION + 1}; this run is at generation -1")
-    effects = machine.handle(Entered(Entry(RankId(0, "i1"), terms, is_ready=True), 2), 1)
+    effects = machine.handle(RankJoined(Entry(RankId(0, "i1"), terms, is_ready=True), 2), 1)
     [formed_] = [effect for effect in effects if isinstance(effect, GenerationFormed)]
     assert formed_.generation.number == 0
 
@@ -113,7 +113,7 @@ def test_after_the_highest_that_is_learned_a_run_goes_on_for_long() -> None:
     number = MAX_LEARNED_GENERATION
     for life in range(5):
         rank = Entry(RankId(0, f"i{life}"), terms, attempt=life, is_ready=True, seen=number)
-        effects = machine.handle(Entered(rank, life), float(life))
+        effects = machine.handle(RankJoined(rank, life), float(life))
         [formed_] = [effect for effect in effects if isinstance(effect, GenerationFormed)]
         assert number < formed_.generation.number <= number + 65536 < MAX_COUNT
         number = formed_.generation.number

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationConfig:
+class RunConfig:
     """`wall_offset_s` makes the wall clock of the machine's monotonic one, for the moments that people read.
 
     `beat_interval_s`: how often a supervisor is to beat.

@@ -12,7 +12,7 @@ from lighthouse_protocol.refusals import LighthouseError
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class RankJoined:
     """A process is here, or here again. `session`: the stream that it came by; None: it only beats."""
 
     entry: Entry
@@ -20,7 +20,7 @@ class Entered:
 
 
 @dataclass(frozen=True, slots=True)
-class Beaten:
+class RankHeartbeat:
     """A sign of life. `phase` is for people; empty: as before."""
 
     rank: RankId
@@ -29,7 +29,7 @@ class Beaten:
 
 
 @dataclass(frozen=True, slots=True)
-class Readied:
+class RankReady:
     """It runs nothing, and waits. `generation`: the one that it leaves, the last in which it was active."""
 
     rank: RankId
@@ -37,7 +37,7 @@ class Readied:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RankFailed:
     """Its function has failed; the process lives."""
 
     rank: RankId
@@ -46,7 +46,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class RankFinished:
     """Its function has returned."""
 
     rank: RankId
@@ -82,7 +82,7 @@ class ResumeAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorEntered:
+class SupervisorJoined:
     entry: SupervisorEntry
     session: int
 
@@ -126,7 +126,7 @@ class GenerationFormed:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationHanded:
+class GenerationTold:
     """Told to one: it has not heard of its generation, or is a spare of it."""
 
     rank: RankId
@@ -176,7 +176,7 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class RecordChanged:
     """The record has changed, and nothing that is told depends on it: it is to be written down soon."""
 
 
@@ -188,7 +188,7 @@ class SupervisorTold:
     message: ToSupervisor
 
 
-class AdvanceVerdict(StrEnum):
+class RunVerdict(StrEnum):
     """Why the next generation forms, or does not."""
 
     STOPPED = "stopped"
@@ -201,36 +201,36 @@ class AdvanceVerdict(StrEnum):
     READY = "ready"
 
 
-GenerationEvent = (
-    Entered
-    | Beaten
-    | Readied
-    | Failed
-    | Finished
+Event = (
+    RankJoined
+    | RankHeartbeat
+    | RankReady
+    | RankFailed
+    | RankFinished
     | SessionEnded
     | RankLost
     | StopAsked
     | ResumeAsked
-    | SupervisorEntered
+    | SupervisorJoined
     | SupervisorEnded
     | HostExcluded
     | WasLate
 )
-GenerationEffect = (
+Effect = (
     RecordDue
     | GenerationFormed
-    | GenerationHanded
+    | GenerationTold
     | Interrupted
     | RankRefused
     | Completed
     | Stopped
     | Resumed
     | SupervisorTold
-    | Noted
+    | RecordChanged
 )
 
 
-def changes_record(effect: GenerationEffect) -> bool:
+def changes_record(effect: Effect) -> bool:
     """Whether the record must be durable before this is told."""
     match effect:
         case GenerationFormed() | Resumed():

@@ -11,20 +11,20 @@
 from collections.abc import Iterable
 
 from lighthouse.runs.rules.assignment import Candidate, assign
-from lighthouse.runs.rules.events import AdvanceVerdict
-from lighthouse.runs.rules.generation import GenerationLife
+from lighthouse.runs.rules.events import RunVerdict
+from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.ranks import Rank, Ranks
 from lighthouse_protocol.messages.run import Counters, RankId, Terms
 
 
-class Advance:
+class FormationClock:
     """Reads who is here and the last generation's life; of its own it has the moments when a wait began."""
 
     def __init__(self) -> None:
         self._waits_since: float | None = None
         self._short_since: float | None = None
 
-    def look(self, ranks: Ranks, life: GenerationLife, terms: Terms, now: float) -> AdvanceVerdict:
+    def look(self, ranks: Ranks, life: GenerationState, terms: Terms, now: float) -> RunVerdict:
         """Call it after each change."""
         self._waits_since = _since(self._waits_since, now, bool(ranks.ready) and not life.stands)
         verdict = self.verdict(ranks, life, terms, now)
@@ -44,20 +44,20 @@ class Advance:
         waits = [] if self._waits_since is None else [self._waits_since + terms.join_timeout_s]
         return waits + ([] if self._short_since is None else [self._short_since + terms.return_timeout_s])
 
-    def verdict(self, ranks: Ranks, life: GenerationLife, terms: Terms, now: float) -> AdvanceVerdict:
+    def verdict(self, ranks: Ranks, life: GenerationState, terms: Terms, now: float) -> RunVerdict:
         if life.stands:
-            return AdvanceVerdict.STANDS
+            return RunVerdict.STANDS
         if self._waits_since is None:
-            return AdvanceVerdict.NOBODY_READY
+            return RunVerdict.NOBODY_READY
         if _is_incomplete(ranks, life, terms):
             if now < self._waits_since + terms.join_timeout_s:
-                return AdvanceVerdict.WAITING_FOR_RANKS
+                return RunVerdict.WAITING_FOR_RANKS
             if not _is_majority(ranks, life, terms):
-                return AdvanceVerdict.NO_MAJORITY
-        return AdvanceVerdict.READY if choose(ranks, life, terms) else AdvanceVerdict.TOO_FEW
+                return RunVerdict.NO_MAJORITY
+        return RunVerdict.READY if choose(ranks, life, terms) else RunVerdict.TOO_FEW
 
 
-def choose(ranks: Ranks, life: GenerationLife, terms: Terms, *, with_running: bool = False) -> tuple[RankId, ...]:
+def choose(ranks: Ranks, life: GenerationState, terms: Terms, *, with_running: bool = False) -> tuple[RankId, ...]:
     """Who would be active now, or, `with_running`, when those who run are ready. O(n log n)."""
     candidates = (
         Candidate(
@@ -71,7 +71,7 @@ def choose(ranks: Ranks, life: GenerationLife, terms: Terms, *, with_running: bo
     return assign(candidates, life.slots, terms)
 
 
-def begins_by_restart(members: Iterable[Rank], life: GenerationLife, counters: Counters) -> bool:
+def begins_by_restart(members: Iterable[Rank], life: GenerationState, counters: Counters) -> bool:
     """Whether restarted processes begin it; also when numbers go on and all that is here is new: another launch."""
     members = list(members)
     is_launch = life.generation is None and counters.number >= 0 and all(rank.generation is None for rank in members)
@@ -82,20 +82,20 @@ def _since(before: float | None, now: float, is_so: bool) -> float | None:
     return None if not is_so else now if before is None else before
 
 
-def _is_short(verdict: AdvanceVerdict, life: GenerationLife) -> bool:
+def _is_short(verdict: RunVerdict, life: GenerationState) -> bool:
     """Too few are left of a generation, and nobody who is alive is waited for."""
-    is_lost = verdict is AdvanceVerdict.NO_MAJORITY and not life.survivors
-    return life.generation is not None and (verdict is AdvanceVerdict.TOO_FEW or is_lost)
+    is_lost = verdict is RunVerdict.NO_MAJORITY and not life.survivors
+    return life.generation is not None and (verdict is RunVerdict.TOO_FEW or is_lost)
 
 
-def _is_incomplete(ranks: Ranks, life: GenerationLife, terms: Terms) -> bool:
+def _is_incomplete(ranks: Ranks, life: GenerationState, terms: Terms) -> bool:
     """Somebody is waited for."""
     if life.survivors:
         return bool(life.running)
     return len(ranks.ready) < terms.target or any(slot not in ranks.ready for slot in range(terms.target))
 
 
-def _is_majority(ranks: Ranks, life: GenerationLife, terms: Terms) -> bool:
+def _is_majority(ranks: Ranks, life: GenerationState, terms: Terms) -> bool:
     """O(n)."""
     if not life.survivors:
         return len(ranks.ready) >= terms.target // 2 + 1

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from lighthouse_protocol.messages.run import Counters, Generation, RankId
 
 
-class GenerationLife:
+class GenerationState:
     def __init__(
         self,
         generation: Generation | None = None,

@@ -20,12 +20,12 @@ from collections.abc import Callable
 
 from lighthouse.members.rules.silence import CLOSINGS_HELD_S
 from lighthouse.runs.rules import events
-from lighthouse.runs.rules.config import GenerationConfig
-from lighthouse.runs.rules.formation import Advance, begins_by_restart, choose
-from lighthouse.runs.rules.generation import GenerationLife
+from lighthouse.runs.rules.config import RunConfig
+from lighthouse.runs.rules.formation import FormationClock, begins_by_restart, choose
+from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.ranks import Rank, Ranks
-from lighthouse.runs.rules.record import Incident, RunRecord
-from lighthouse.runs.rules.restart_log import Ledger
+from lighthouse.runs.rules.record import RestartRecord, RunRecord
+from lighthouse.runs.rules.restart_log import RestartLog
 from lighthouse_protocol.messages.run import Entry, Generation, RankId
 
 
@@ -34,24 +34,24 @@ class Generations:
 
     def __init__(
         self,
-        config: GenerationConfig,
+        config: RunConfig,
         record: RunRecord,
         now: float,
-        emit: Callable[[events.GenerationEffect], None],
+        emit: Callable[[events.Effect], None],
     ) -> None:
         """`record`: what an earlier lighthouse has written down."""
         self.config = config
         self.terms = record.terms
         self.ranks = Ranks(config.rank_timeout_s, record.ranks, now)
         here = [rank.rank for rank in self.ranks.here]
-        self.life = GenerationLife(record.generation, here, is_broken=record.is_broken, finished=record.finished)
-        self.ledger = Ledger(record)
+        self.life = GenerationState(record.generation, here, is_broken=record.is_broken, finished=record.finished)
+        self.ledger = RestartLog(record)
         self._emit = emit
         self._is_over = False
-        self._advance = Advance()
+        self._advance = FormationClock()
         self._held_until = now
 
-    def verdict(self, now: float) -> events.AdvanceVerdict:
+    def verdict(self, now: float) -> events.RunVerdict:
         return self._advance.verdict(self.ranks, self.life, self.terms, now)
 
     def deadline(self, now: float) -> float | None:
@@ -78,12 +78,12 @@ class Generations:
     def resume(self) -> None:
         """The stop is lifted: what waits begins to wait now."""
         self._is_over = False
-        self._advance = Advance()
+        self._advance = FormationClock()
 
     def begin_anew(self) -> None:
         """Another launch of the run: its numbers go on upwards."""
         self.ranks = Ranks(self.config.rank_timeout_s)
-        self.life = GenerationLife()
+        self.life = GenerationState()
         self.ledger.begin_anew()
         self.resume()
 
@@ -123,23 +123,25 @@ class Generations:
 
     # -- what ranks say
 
-    def hear(self, event: events.Beaten | events.Readied | events.Failed | events.Finished, now: float) -> None:
+    def hear(
+        self, event: events.RankHeartbeat | events.RankReady | events.RankFailed | events.RankFinished, now: float
+    ) -> None:
         rank = self.ranks.get(event.rank)
         if rank is None:
             self._emit(events.RankRefused(event.rank, self.ranks.why_not(event.rank)))
             return
         self.ranks.see(rank, now)
         match event:
-            case events.Beaten(_, step, phase):
+            case events.RankHeartbeat(_, step, phase):
                 is_step = step > rank.step and self.life.runs(rank.rank, self.life.number)
                 rank.step, rank.phase = step or rank.step, phase or rank.phase
                 if is_step and self.ledger.step(self._wall(now)):
-                    self._emit(events.Noted())
-            case events.Readied(_, generation):
+                    self._emit(events.RecordChanged())
+            case events.RankReady(_, generation):
                 self._ready(rank, generation, now)
-            case events.Failed(_, generation, reason):
+            case events.RankFailed(_, generation, reason):
                 self._fail(rank, generation, reason, now)
-            case events.Finished(_, generation):
+            case events.RankFinished(_, generation):
                 self._finish(rank, generation)
 
     def _holds(self, rank: Rank, generation: int | None) -> None:
@@ -174,7 +176,7 @@ class Generations:
         """Ranks are told by slot, so the successor of a rank that has finished is told nothing: it waits."""
         assert self.life.generation is not None
         if not self.life.is_place_of_another(rank.rank):
-            self._emit(events.GenerationHanded(rank.rank, self.life.generation))
+            self._emit(events.GenerationTold(rank.rank, self.life.generation))
 
     def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> None:
         """A failure in a broken generation is a consequence of the break."""
@@ -185,7 +187,7 @@ class Generations:
         if not self.life.runs(rank.rank, generation):
             self._holds(rank, generation)
         elif not self.life.finish(rank.rank):
-            self._emit(events.Noted())
+            self._emit(events.RecordChanged())
         else:
             self.end()
             self._emit(events.Completed(generation, self.everyone, is_new=True))
@@ -206,7 +208,7 @@ class Generations:
                 self._emit(events.Interrupted(number, cause, (), is_new=True))
             return
         self.life.is_broken = True
-        self.ledger.begin(Incident(number, cause, self._wall(now), is_fault, lost))
+        self.ledger.begin(RestartRecord(number, cause, self._wall(now), is_fault, lost))
         self._emit(events.Interrupted(number, cause, tuple(sorted(self.life.running)), is_new=True))
 
     def settle(self, now: float) -> str:
@@ -214,7 +216,7 @@ class Generations:
         if self._is_over:
             return ""
         verdict = self._advance.look(self.ranks, self.life, self.terms, now)
-        if verdict is events.AdvanceVerdict.READY:
+        if verdict is events.RunVerdict.READY:
             return self._form(now)
         if self._advance.is_hopeless(self.terms, now):
             needed = max(self.terms.min_active, self.terms.divisible_by)
@@ -245,7 +247,7 @@ class Generations:
         for rank in members:
             self.ranks.run(rank)
             rank.generation = generation.number
-        self._advance = Advance()
+        self._advance = FormationClock()
         return generation
 
     def _wall(self, now: float) -> float:

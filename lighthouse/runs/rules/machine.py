@@ -13,11 +13,11 @@
 from collections.abc import Iterable, Sequence
 
 from lighthouse.runs.rules import events
-from lighthouse.runs.rules.config import GenerationConfig
+from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.generations import Generations
 from lighthouse.runs.rules.key_space import KeySpaces, Row
 from lighthouse.runs.rules.launches import Launches
-from lighthouse.runs.rules.record import Incident, RunRecord
+from lighthouse.runs.rules.record import RestartRecord, RunRecord
 from lighthouse.runs.rules.restart_log import evidence
 from lighthouse.runs.rules.supervisors import Supervisors
 from lighthouse_protocol.messages.run import Done, Entry, RankId, Refusal, Stop
@@ -29,7 +29,7 @@ class RunMachine:
 
     def __init__(
         self,
-        config: GenerationConfig | None = None,
+        config: RunConfig | None = None,
         *,
         record: RunRecord | None = None,
         keys: Sequence[Row] = (),
@@ -37,14 +37,14 @@ class RunMachine:
     ) -> None:
         """`record` and `keys`: what an earlier lighthouse has written down."""
         record = record or RunRecord()
-        self.config = config or GenerationConfig()
+        self.config = config or RunConfig()
         self.stop = record.stop
         self.completed = record.completed
         self.generations = Generations(self.config, record, now, self._emit)
         self.supervisors = Supervisors(record.supervisors, record.excluded, record.ending)
         self.launches = Launches(record.former)
         self.keys = KeySpaces(self.generations.life.number, keys)
-        self._effects: list[events.GenerationEffect] = []
+        self._effects: list[events.Effect] = []
         if self._is_over:
             self.generations.end()
 
@@ -59,11 +59,11 @@ class RunMachine:
     def _is_over(self) -> bool:
         return self.stop is not None or self.completed is not None
 
-    def verdict(self, now: float) -> events.AdvanceVerdict:
+    def verdict(self, now: float) -> events.RunVerdict:
         if self.stop is not None:
-            return events.AdvanceVerdict.STOPPED
+            return events.RunVerdict.STOPPED
         if self.completed is not None:
-            return events.AdvanceVerdict.COMPLETED
+            return events.RunVerdict.COMPLETED
         return self.generations.verdict(now)
 
     def record(self, now: float) -> RunRecord:
@@ -87,14 +87,14 @@ class RunMachine:
 
     # -- events and time
 
-    def handle(self, event: events.GenerationEvent, now: float) -> Sequence[events.GenerationEffect]:
+    def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
         if isinstance(event, events.WasLate):  # before anything lapses by it
             self.generations.was_late(event.by_s, now)
         self.generations.pass_time(now)
         self._dispatch(event, now)
-        return self._done(now, settles=bool(self._effects) or not isinstance(event, events.Beaten))
+        return self._done(now, settles=bool(self._effects) or not isinstance(event, events.RankHeartbeat))
 
-    def tick(self, now: float) -> Sequence[events.GenerationEffect]:
+    def tick(self, now: float) -> Sequence[events.Effect]:
         self.generations.pass_time(now)
         return self._done(now)
 
@@ -102,18 +102,18 @@ class RunMachine:
         """When to call tick next; after `now`, once handle or tick was called for `now`."""
         return self.generations.deadline(now)
 
-    def _dispatch(self, event: events.GenerationEvent, now: float) -> None:
+    def _dispatch(self, event: events.Event, now: float) -> None:
         match event:
-            case events.Entered(entry, session):
+            case events.RankJoined(entry, session):
                 self._enter(entry, session, now)
-            case events.Beaten() | events.Readied() | events.Failed() | events.Finished():
+            case events.RankHeartbeat() | events.RankReady() | events.RankFailed() | events.RankFinished():
                 if not self._tell_end(event.rank):
                     self.generations.hear(event, now)
             case events.SessionEnded(session):
                 self.generations.end_session(session, now)
             case events.RankLost():
                 self._lose(event, now)
-            case events.SupervisorEntered(entry, session):
+            case events.SupervisorJoined(entry, session):
                 self._supervise(entry, session)
             case events.SupervisorEnded(session):
                 self.supervisors.end(session)
@@ -127,7 +127,7 @@ class RunMachine:
             case events.WasLate():
                 pass
 
-    def _emit(self, effect: events.GenerationEffect) -> None:
+    def _emit(self, effect: events.Effect) -> None:
         match effect:
             case events.GenerationFormed(generation):
                 self.keys.advance(generation.number)
@@ -137,7 +137,7 @@ class RunMachine:
                 pass
         self._effects.append(effect)
 
-    def _done(self, now: float, *, settles: bool = True) -> Sequence[events.GenerationEffect]:
+    def _done(self, now: float, *, settles: bool = True) -> Sequence[events.Effect]:
         if settles and (why := self.generations.settle(now)):
             self._stop(why, "")
         effects, self._effects = self._effects, []
@@ -205,7 +205,7 @@ class RunMachine:
     def _tell_stop(self, supervisors: set[str]) -> None:
         """They, or one of their ranks, are told while the run is stopped."""
         if self.stop is not None and self.supervisors.stop(self.stop.reason, supervisors):
-            self._emit(events.Noted())
+            self._emit(events.RecordChanged())
 
     def _resume(self) -> None:
         had_excluded = self.supervisors.lift()
@@ -230,7 +230,7 @@ class RunMachine:
         if replaced is not None:
             self._emit(events.SupervisorTold(replaced[0], Refusal(replaced[1])))
         self._emit(events.SupervisorTold(session, SupervisorWelcome(self.config.beat_interval_s)))
-        self._emit(events.Noted())
+        self._emit(events.RecordChanged())
 
     def _why_not(self, entry: SupervisorEntry) -> ToSupervisor | None:
         if self.stop is not None:
@@ -254,17 +254,17 @@ class RunMachine:
             by = f" of {event.by}" if event.by else ""
             cause, lines = f"{event.rank}{by}: {event.reason}", evidence(event.rank, event.reason, event.output)
             number, at = self.generations.life.number, now + self.config.wall_offset_s
-            ledger.note(Incident(number, cause, at, lost=(event.rank,), evidence=lines, ends_nothing=True))
+            ledger.note(RestartRecord(number, cause, at, lost=(event.rank,), evidence=lines, ends_nothing=True))
             is_news = True
         if is_news:
-            self._emit(events.Noted())
+            self._emit(events.RecordChanged())
 
     def _exclude(self, host: str, reason: str, now: float) -> None:
         if self._is_over or not self.supervisors.exclude(host, reason, now + self.config.wall_offset_s):
             return
         for rank in [rank for rank in self.generations.ranks.here if rank.host == host]:
             self.generations.lose(rank, f"its host {host} is excluded: {reason}", now)
-        self._emit(events.Noted())
+        self._emit(events.RecordChanged())
 
 
 def _supervisors(ranks: Iterable[RankId]) -> set[str]:

@@ -32,7 +32,7 @@ class RankRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class RestartRecord:
     """Why a generation ended. `is_fault`: not by a rank's return. `formed`: the number of the next, None until then.
 
     `stepped_at`: the first step after that. `evidence`: last lines of who died. `ends_nothing`: a process has died that
@@ -86,7 +86,7 @@ class RunRecord:
     formed: int = 0
     stop: Stop | None = None
     ranks: tuple[RankRecord, ...] = ()
-    incidents: tuple[Incident, ...] = ()
+    incidents: tuple[RestartRecord, ...] = ()
     finished: tuple[RankId, ...] = ()
     completed: int | None = None
     supervisors: tuple[SupervisorRecord, ...] = ()
@@ -120,9 +120,9 @@ def parse(raw: bytes) -> RunRecord:
     )
 
 
-def _incident(fields: dict[str, Any]) -> Incident:
+def _incident(fields: dict[str, Any]) -> RestartRecord:
     tuples: dict[str, Any] = {"lost": tuple(map(_rank, fields["lost"])), "evidence": tuple(fields["evidence"])}
-    return Incident(**(fields | tuples))
+    return RestartRecord(**(fields | tuples))
 
 
 def _supervisor(fields: dict[str, Any]) -> SupervisorRecord:

@@ -6,7 +6,7 @@ An incident begins when a generation is broken, and ends when the next one forms
 from dataclasses import replace
 
 from lighthouse.runs.rules import counters
-from lighthouse.runs.rules.record import Incident, RunRecord
+from lighthouse.runs.rules.record import RestartRecord, RunRecord
 from lighthouse_protocol.limits import MAX_LEARNED_GENERATION
 from lighthouse_protocol.messages.run import Counters, Entry, RankId
 from lighthouse_protocol.refusals import InvalidRequest
@@ -17,7 +17,7 @@ LOST_KEPT = 64  # of one incident, as the lines of evidence
 LINES_KEPT = 64
 
 
-class Ledger:
+class RestartLog:
     def __init__(self, record: RunRecord) -> None:
         self.counters = record.counters
         self.incidents = record.incidents
@@ -25,7 +25,7 @@ class Ledger:
         self._awaits_step = any(i.formed == self.counters.number and i.stepped_at is None for i in record.incidents)
 
     @property
-    def open_one(self) -> Incident | None:
+    def open_one(self) -> RestartRecord | None:
         last = next((incident for incident in reversed(self.incidents) if not incident.ends_nothing), None)
         return last if last is not None and last.formed is None else None
 
@@ -46,12 +46,12 @@ class Ledger:
         if seen is not None:
             self.counters = counters.learn(self.counters, seen, stride)
 
-    def begin(self, incident: Incident) -> None:
+    def begin(self, incident: RestartRecord) -> None:
         self.note(incident)
         if incident.is_fault:
             self.counters = counters.count_incident(self.counters)
 
-    def note(self, incident: Incident) -> None:
+    def note(self, incident: RestartRecord) -> None:
         """It ends no generation, and counts nowhere."""
         older = (*self.incidents, incident)[-INCIDENTS_KEPT:]
         if len(older) > EVIDENCE_OF and older[-EVIDENCE_OF - 1].evidence:
@@ -118,7 +118,7 @@ class Ledger:
         self.counters = Counters(self.counters.number, self.counters.global_iteration)
         self.formed = 0
 
-    def _replace(self, old: Incident, new: Incident) -> None:
+    def _replace(self, old: RestartRecord, new: RestartRecord) -> None:
         self.incidents = tuple(new if incident is old else incident for incident in self.incidents)
 
 

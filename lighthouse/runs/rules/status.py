@@ -2,7 +2,7 @@
 
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.ranks import Rank
-from lighthouse.runs.rules.record import Incident, RunName, SavedRun
+from lighthouse.runs.rules.record import RestartRecord, RunName, SavedRun
 from lighthouse_protocol.messages.run_status import IncidentStatus, RankState, RankStatus, RunStatus, SupervisorStatus
 
 
@@ -67,7 +67,7 @@ def _state(rank: Rank, machine: RunMachine) -> RankState:
     return RankState.SPARE if life.stands else RankState.READY
 
 
-def _incident(incident: Incident) -> IncidentStatus:
+def _incident(incident: RestartRecord) -> IncidentStatus:
     return IncidentStatus(
         generation=incident.generation,
         cause=incident.cause,

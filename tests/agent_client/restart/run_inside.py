@@ -27,27 +27,27 @@ from lighthouse_protocol.messages.run import (
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
 
 
-def event_of(rank: RankId, message: FromWorker, session: int) -> events.GenerationEvent:
+def event_of(rank: RankId, message: FromWorker, session: int) -> events.Event:
     match message:
         case Entry():
-            return events.Entered(message, session)
+            return events.RankJoined(message, session)
         case StepReport(step, phase):
-            return events.Beaten(rank, step, phase)
+            return events.RankHeartbeat(rank, step, phase)
         case Ready(generation):
-            return events.Readied(rank, generation)
+            return events.RankReady(rank, generation)
         case Failure(generation, reason):
-            return events.Failed(rank, generation, reason)
+            return events.RankFailed(rank, generation, reason)
         case Finish(generation):
-            return events.Finished(rank, generation)
+            return events.RankFinished(rank, generation)
 
 
-def told_by(effect: events.GenerationEffect) -> list[tuple[RankId, ToWorker]]:
+def told_by(effect: events.Effect) -> list[tuple[RankId, ToWorker]]:
     """What an effect says, and to whom."""
     match effect:
         case events.GenerationFormed(generation, spares):
             told = Told(generation.counters, tuple(rank.slot for rank in generation.active))
             return [(rank, told) for rank in (*generation.active, *spares)]
-        case events.GenerationHanded(rank, generation):
+        case events.GenerationTold(rank, generation):
             return [(rank, Told(generation.counters, tuple(rank.slot for rank in generation.active)))]
         case events.Interrupted(number, reason, ranks):
             return [(rank, Over(number, reason)) for rank in ranks]
@@ -127,7 +127,7 @@ class RunInside:
                 del self._streams[stream.session]
                 self.do(events.SessionEnded(stream.session))
 
-    def do(self, event: events.GenerationEvent) -> None:
+    def do(self, event: events.Event) -> None:
         with self._lock:
             for effect in self.machine.handle(event, time.monotonic()):
                 if isinstance(effect, events.GenerationFormed):

@@ -77,7 +77,7 @@ class World:
         if session is not None:
             self.hear(generation_events.SessionEnded(session))
 
-    def hear(self, event: generation_events.GenerationEvent) -> None:
+    def hear(self, event: generation_events.Event) -> None:
         for effect in self.lighthouse.handle(event, self.now):
             for rank, message in told_by(effect):
                 if rank.slot in self.streams:

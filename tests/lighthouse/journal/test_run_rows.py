@@ -9,8 +9,8 @@ import pytest
 
 from lighthouse.journal import database, run_rows
 from lighthouse.journal.journal import Journal
-from lighthouse.runs.rules.record import Former, Incident, RunRecord, SavedRun, SupervisorRecord
-from lighthouse.runs.store import RunMemory, RunsInProcess
+from lighthouse.runs.rules.record import Former, RestartRecord, RunRecord, SavedRun, SupervisorRecord
+from lighthouse.runs.store import RunStore, RunStoreInProcess
 from lighthouse_protocol.messages.run import Counters, Generation, KeyKind, RankId, Stop, Terms
 from lighthouse_protocol.messages.run_status import ExcludedHost
 from lighthouse_protocol.refusals import WrongState
@@ -23,7 +23,7 @@ FULL = RunRecord(
     is_broken=True,
     formed=4,
     stop=Stop("enough", "operator", 3),
-    incidents=(Incident(2, "x", 1.5, lost=(A,), formed=3, formed_at=2.5, stepped_at=3.5, evidence=("l",)),),
+    incidents=(RestartRecord(2, "x", 1.5, lost=(A,), formed=3, formed_at=2.5, stepped_at=3.5, evidence=("l",)),),
     finished=(B,),
     completed=3,
     supervisors=(SupervisorRecord("g", "2", "h", (0, 1), ("1",)),),
@@ -62,7 +62,7 @@ def test_what_was_committed_is_there_again(path: Path):
 
 @pytest.mark.parametrize("is_file", [True, False])
 def test_keys_are_kept_and_old_spaces_go(path: Path, is_file: bool):
-    def use(memory: RunMemory) -> None:
+    def use(memory: RunStore) -> None:
         memory.commit_run(RUN, FULL, 0)
         memory.commit_key(RUN, (2, KeyKind.ITERATION, "a", b"1"))
         memory.commit_key(RUN, (3, KeyKind.ITERATION, "a", b"2"))
@@ -76,7 +76,7 @@ def test_keys_are_kept_and_old_spaces_go(path: Path, is_file: bool):
         with claimed(path) as journal:
             use(journal)
     else:
-        use(RunsInProcess())
+        use(RunStoreInProcess())
 
 
 def test_the_oldest_finished_runs_go_first(path: Path, monkeypatch: pytest.MonkeyPatch):

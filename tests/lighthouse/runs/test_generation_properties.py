@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as hunt
 
 from lighthouse.runs.rules import counters, formation
-from lighthouse.runs.rules.config import GenerationConfig
-from lighthouse.runs.rules.events import AdvanceVerdict, Finished, Readied, ResumeAsked, StopAsked, WasLate
-from lighthouse.runs.rules.generation import GenerationLife
+from lighthouse.runs.rules.config import RunConfig
+from lighthouse.runs.rules.events import RankFinished, RankReady, ResumeAsked, RunVerdict, StopAsked, WasLate
+from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.key_space import SPACES_KEPT
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.restart_log import INCIDENTS_KEPT
@@ -70,8 +70,8 @@ class RunOfRanks(RuleBasedStateMachine):
         if ready:
             self.stage.ready(slot)
 
-    @rule(slot=slots, says=st.sampled_from([Readied, Finished]))
-    def a_predecessor_is_heard_late(self, slot: int, says: type[Readied] | type[Finished]) -> None:
+    @rule(slot=slots, says=st.sampled_from([RankReady, RankFinished]))
+    def a_predecessor_is_heard_late(self, slot: int, says: type[RankReady] | type[RankFinished]) -> None:
         old = self.old.get(slot)
         if old is not None and old.generation is not None:
             self.stage.feed(says(old.rank, old.generation))
@@ -106,7 +106,7 @@ class RunOfRanks(RuleBasedStateMachine):
         for slot in sorted(which):
             worker = self.worker(slot)
             if worker is not None and worker.generation is not None and (worker.runs or stale):
-                self.stage.feed(Finished(worker.rank, worker.generation))
+                self.stage.feed(RankFinished(worker.rank, worker.generation))
 
     @rule(which=st.sets(slots, min_size=1, max_size=3))
     def kill(self, which: set[int]) -> None:
@@ -169,7 +169,7 @@ class RunOfRanks(RuleBasedStateMachine):
     def start_the_lighthouse(self, away_s: float, wall_s: float) -> None:
         """And its host's wall clock has jumped."""
         self.stage.wait(away_s)
-        self.stage.config = GenerationConfig(wall_offset_s=wall_s)
+        self.stage.config = RunConfig(wall_offset_s=wall_s)
         self.stage.start_lighthouse()
 
     @rule(really=st.sampled_from([False, False, True]))
@@ -290,7 +290,7 @@ class RunOfRanks(RuleBasedStateMachine):
         target = stage.terms.target // stage.terms.divisible_by * stage.terms.divisible_by
         if target < stage.terms.min_active:
             return
-        assert stage.machine.verdict(stage.now) is AdvanceVerdict.STANDS
+        assert stage.machine.verdict(stage.now) is RunVerdict.STANDS
         assert stage.running() == stage.members()
         assert sorted(stage.places()) == list(range(target))
         assert {worker.number for worker in stage.workers.values()} == {stage.number}
@@ -313,7 +313,7 @@ def forgets(**fields: object) -> Callable[..., object]:
     [
         (RunMachine, "record", forgets(stop=None)),
         (RunMachine, "record", forgets(generation=None)),
-        (GenerationLife, "has_heard", lambda self, rank, generation: True),
+        (GenerationState, "has_heard", lambda self, rank, generation: True),
         (formation, "_is_incomplete", lambda ranks, life, terms: False),
         (counters, "next_number", lambda current, stride, **_: current + (current < 3)),
     ],

@@ -3,12 +3,12 @@
 import pytest
 
 from lighthouse.runs.rules.events import (
-    Beaten,
-    Entered,
-    GenerationHanded,
+    GenerationTold,
     Interrupted,
+    RankHeartbeat,
+    RankJoined,
+    RankReady,
     RankRefused,
-    Readied,
     RecordDue,
     SessionEnded,
 )
@@ -55,14 +55,14 @@ class TestCatchUp:
         stage = running(2)
         rank = stage.workers[0].rank
         assert stage.named[0].active[0] == rank
-        assert stage.machine.handle(Readied(rank, None), 1.0) == [GenerationHanded(rank, stage.named[0])]
+        assert stage.machine.handle(RankReady(rank, None), 1.0) == [GenerationTold(rank, stage.named[0])]
         assert stage.machine.generations.life.stands
 
     def test_a_predecessors_messages_are_refused(self):
         stage = running(2, **SUPERVISED)
         old = stage.workers[1].rank
         stage.start(1)
-        for event in (Beaten(old), Readied(old, 0)):
+        for event in (RankHeartbeat(old), RankReady(old, 0)):
             (effect,) = stage.machine.handle(event, stage.now)
             assert isinstance(effect, RankRefused)
             assert isinstance(effect.error, Superseded)
@@ -95,7 +95,7 @@ class TestCatchUp:
     def test_who_is_gone_must_enter_again(self):
         stage = running(2)
         stage.kill(1)
-        (effect,) = stage.machine.handle(Beaten(stage.workers[1].rank), stage.now)
+        (effect,) = stage.machine.handle(RankHeartbeat(stage.workers[1].rank), stage.now)
         assert isinstance(effect, RankRefused)
         assert isinstance(effect.error, UnknownName)
 
@@ -117,7 +117,7 @@ class TestCatchUp:
         assert stage.number == 1
         worker = stage.workers[0]
         entry = Entry(worker.rank, stage.terms, generation=0)
-        effects = stage.machine.handle(Entered(entry, 99), stage.now)
+        effects = stage.machine.handle(RankJoined(entry, 99), stage.now)
         assert effects == [Interrupted(0, "this generation is over", (worker.rank,))]
 
 
@@ -125,9 +125,9 @@ class TestIdentity:
     def test_a_slot_of_its_own(self):
         stage = running(2)
         for attempt in (0, -1):
-            stage.machine.handle(Entered(Entry(stage.workers[1].rank, stage.terms), 77), stage.now)
+            stage.machine.handle(RankJoined(Entry(stage.workers[1].rank, stage.terms), 77), stage.now)
             entry = Entry(RankId(1, "thief"), stage.terms, attempt=attempt, host="h2", pid=7)
-            (effect,) = stage.machine.handle(Entered(entry, 50), stage.now)
+            (effect,) = stage.machine.handle(RankJoined(entry, 50), stage.now)
             assert isinstance(effect, RankRefused)
             assert isinstance(effect.error, DuplicateReplica)
             assert "h2" in str(effect.error)
@@ -143,7 +143,7 @@ class TestIdentity:
     def test_all_have_the_same_terms(self):
         stage = running(2)
         entry = Entry(RankId(1, "other"), Terms(world_size=2, active=1), attempt=1)
-        (effect,) = stage.machine.handle(Entered(entry, 50), stage.now)
+        (effect,) = stage.machine.handle(RankJoined(entry, 50), stage.now)
         assert isinstance(effect, RankRefused)
         assert isinstance(effect.error, WrongState)
 
@@ -216,7 +216,7 @@ class TestRecords:
         stage.start(0)
         stage.start(1, host="node7")
         stage.wait(3)
-        stage.feed(Beaten(stage.workers[1].rank, 41, "forward"))
+        stage.feed(RankHeartbeat(stage.workers[1].rank, 41, "forward"))
         stage.kill(1)
         stage.kill_lighthouse()
         stage.start_lighthouse()
@@ -290,7 +290,7 @@ class TestLighthouseGone:
         stage = running(3, obedient=False)
         stage.fail(0)
         stage.ready(0, 1)
-        effects = list(stage.machine.handle(Readied(stage.workers[2].rank, 0), stage.now))
+        effects = list(stage.machine.handle(RankReady(stage.workers[2].rank, 0), stage.now))
         assert isinstance(effects[0], RecordDue)
         stage.workers[2].runs, stage.workers[2].is_ready = False, True
         stage.record = effects[0].record

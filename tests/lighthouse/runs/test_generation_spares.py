@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse.runs.rules.events import AdvanceVerdict
+from lighthouse.runs.rules.events import RunVerdict
 from tests.lighthouse.run_stage import RunStage, running
 
 SUPERVISED = {"stride": 100}
@@ -50,7 +50,7 @@ class TestSixOfEight:
     def test_the_third_stops_the_run_where_five_are_too_few(self):
         stage = six_of_eight(min_active=6, return_timeout_s=60.0)
         stage.kill(1, 4, 0)
-        assert stage.machine.verdict(stage.now) is AdvanceVerdict.TOO_FEW
+        assert stage.machine.verdict(stage.now) is RunVerdict.TOO_FEW
         stage.wait(59.9)
         assert stage.machine.stop is None
         stage.wait(0.2)

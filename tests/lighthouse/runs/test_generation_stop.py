@@ -3,15 +3,15 @@
 import pytest
 
 from lighthouse.runs.rules.events import (
-    AdvanceVerdict,
-    Beaten,
-    Entered,
-    Failed,
-    Finished,
-    Readied,
+    RankFailed,
+    RankFinished,
+    RankHeartbeat,
+    RankJoined,
+    RankReady,
     RecordDue,
     ResumeAsked,
     Resumed,
+    RunVerdict,
     StopAsked,
     Stopped,
 )
@@ -50,7 +50,7 @@ def test_nothing_restarts():
     stage.wait(1000)
     assert stage.workers[0].stop == stop
     assert (stage.number, stage.running()) == (1, set())
-    assert stage.machine.verdict(stage.now) is AdvanceVerdict.STOPPED
+    assert stage.machine.verdict(stage.now) is RunVerdict.STOPPED
 
 
 def test_what_dies_after_it_is_no_incident():
@@ -60,8 +60,10 @@ def test_what_dies_after_it_is_no_incident():
     assert stage.counters == before
 
 
-@pytest.mark.parametrize("event", [Beaten, Readied, lambda r: Failed(r, 1, "x"), lambda r: Finished(r, 1)])
-def test_whoever_says_something_is_told_again(event: type[Beaten]):
+@pytest.mark.parametrize(
+    "event", [RankHeartbeat, RankReady, lambda r: RankFailed(r, 1, "x"), lambda r: RankFinished(r, 1)]
+)
+def test_whoever_says_something_is_told_again(event: type[RankHeartbeat]):
     stage = stopped()
     rank = stage.workers[2].rank
     assert stage.machine.stop is not None
@@ -85,7 +87,7 @@ def test_it_holds_for_its_run_only():
     stage = stopped()
     other = RunMachine()
     rank = RankId(0, "x")
-    assert other.handle(Entered(Entry(rank, stage.terms), 1), 0.0) == []
+    assert other.handle(RankJoined(Entry(rank, stage.terms), 1), 0.0) == []
 
 
 def test_resume_lifts_it_and_numbers_go_on():

@@ -5,13 +5,13 @@ import itertools
 import pytest
 
 from lighthouse.runs.rules.events import (
-    AdvanceVerdict,
-    Beaten,
-    Entered,
     GenerationFormed,
     Interrupted,
-    Readied,
+    RankHeartbeat,
+    RankJoined,
+    RankReady,
     RecordDue,
+    RunVerdict,
     SessionEnded,
     WasLate,
 )
@@ -29,14 +29,14 @@ class TestAdvance:
         machine = RunMachine()
         terms = Terms(world_size=2)
         a, b = RankId(0, "a"), RankId(1, "b")
-        assert machine.handle(Entered(Entry(a, terms), 1), 0.0) == []
-        assert machine.handle(Entered(Entry(b, terms), 2), 0.0) == []
-        assert machine.handle(Readied(a), 1.0) == []
+        assert machine.handle(RankJoined(Entry(a, terms), 1), 0.0) == []
+        assert machine.handle(RankJoined(Entry(b, terms), 2), 0.0) == []
+        assert machine.handle(RankReady(a), 1.0) == []
         formed = Generation((a, b), Counters(number=0))
-        assert machine.handle(Readied(b), 2.0) == [DUE, GenerationFormed(formed)]
-        assert machine.handle(Readied(a, 0), 3.0) == []
+        assert machine.handle(RankReady(b), 2.0) == [DUE, GenerationFormed(formed)]
+        assert machine.handle(RankReady(a, 0), 3.0) == []
         again = Generation((a, b), Counters(number=1, global_iteration=1))
-        assert machine.handle(Readied(b, 0), 4.0) == [DUE, GenerationFormed(again)]
+        assert machine.handle(RankReady(b, 0), 4.0) == [DUE, GenerationFormed(again)]
 
     def test_a_loss_interrupts_the_others_at_once(self):
         stage = running(3, obedient=False)
@@ -56,7 +56,7 @@ class TestAdvance:
         stage = running(4, obedient=False, join_timeout_s=60.0)
         stage.ready(0, 1, 2)
         stage.wait(59.9)
-        assert stage.machine.verdict(stage.now) is AdvanceVerdict.WAITING_FOR_RANKS
+        assert stage.machine.verdict(stage.now) is RunVerdict.WAITING_FOR_RANKS
         assert stage.number == 0
         stage.wait(0.2)
         assert (stage.number, stage.running()) == (1, {0, 1, 2})
@@ -85,7 +85,7 @@ class TestAdvance:
         stage.kill(3, 4)
         stage.ready(0, 1)
         stage.wait(100)
-        assert stage.machine.verdict(stage.now) is AdvanceVerdict.NO_MAJORITY
+        assert stage.machine.verdict(stage.now) is RunVerdict.NO_MAJORITY
         stage.kill(2)
         assert (stage.number, stage.running()) == (1, {0, 1})
 
@@ -94,7 +94,7 @@ class TestAdvance:
         stage.kill(3)
         assert stage.running() == {0, 1, 2}
         stage.kill(2)
-        assert stage.machine.verdict(stage.now) is AdvanceVerdict.TOO_FEW
+        assert stage.machine.verdict(stage.now) is RunVerdict.TOO_FEW
         stage.start(3)
         assert stage.running() == {0, 1, 3}
 
@@ -102,7 +102,7 @@ class TestAdvance:
         stage = RunStage(4)
         stage.start(0, 1)
         stage.wait(100)
-        assert stage.machine.verdict(stage.now) is AdvanceVerdict.NO_MAJORITY
+        assert stage.machine.verdict(stage.now) is RunVerdict.NO_MAJORITY
         stage.start(2)
         assert (stage.number, stage.running()) == (0, {0, 1, 2})
 
@@ -185,7 +185,7 @@ class TestAlive:
 
     def test_moments_are_the_lighthouses_own(self):
         """Nothing that a rank says can be a moment: no event has a field for one."""
-        fields = {name for event in (Beaten, Readied, Entry) for name in event.__dataclass_fields__}
+        fields = {name for event in (RankHeartbeat, RankReady, Entry) for name in event.__dataclass_fields__}
         assert not {name for name in fields if name.endswith(("_at", "time", "clock"))}
 
     @pytest.mark.parametrize("skew_s", [-31.0, 31.0])

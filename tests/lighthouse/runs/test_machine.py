@@ -2,19 +2,19 @@
 
 import pytest
 
-from lighthouse.runs.rules.config import GenerationConfig
+from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.events import (
-    Beaten,
     Completed,
-    Entered,
-    Finished,
-    GenerationEffect,
-    GenerationEvent,
+    Effect,
+    Event,
     HostExcluded,
-    Noted,
+    RankFinished,
+    RankHeartbeat,
+    RankJoined,
     RankLost,
+    RankReady,
     RankRefused,
-    Readied,
+    RecordChanged,
     RecordDue,
     ResumeAsked,
     Resumed,
@@ -22,7 +22,7 @@ from lighthouse.runs.rules.events import (
     StopAsked,
     Stopped,
     SupervisorEnded,
-    SupervisorEntered,
+    SupervisorJoined,
     SupervisorTold,
 )
 from lighthouse.runs.rules.machine import RunMachine
@@ -41,7 +41,7 @@ DUE = RecordDue(RunRecord())
 
 def again(machine: RunMachine) -> RunMachine:
     """After a restart of the lighthouse."""
-    return RunMachine(GenerationConfig(), record=parse(dump(machine.record(5.0))), now=5.0)
+    return RunMachine(RunConfig(), record=parse(dump(machine.record(5.0))), now=5.0)
 
 
 def supervisor(name: str = "g", incarnation: str = "1", host: str = "") -> SupervisorEntry:
@@ -61,15 +61,15 @@ def refusal(message: object) -> LighthouseError:
 class TestSupervisors:
     def test_it_is_welcome(self):
         machine = RunMachine()
-        assert machine.handle(SupervisorEntered(supervisor(), 1), 0.0) == [SupervisorTold(1, WELCOME), Noted()]
+        assert machine.handle(SupervisorJoined(supervisor(), 1), 0.0) == [SupervisorTold(1, WELCOME), RecordChanged()]
         assert not machine.is_quiet
         machine.handle(SupervisorEnded(1), 1.0)
         assert machine.is_quiet
 
     def test_a_newer_stream_of_it_takes_the_older_ones_place(self):
         machine = RunMachine()
-        machine.handle(SupervisorEntered(supervisor(), 1), 0.0)
-        effects = machine.handle(SupervisorEntered(supervisor(), 2), 1.0)
+        machine.handle(SupervisorJoined(supervisor(), 1), 0.0)
+        effects = machine.handle(SupervisorJoined(supervisor(), 2), 1.0)
         assert isinstance(refusal(told(effects, 1)), Superseded)
         assert told(effects, 2) == WELCOME
         machine.handle(SupervisorEnded(1), 1.0)
@@ -78,31 +78,33 @@ class TestSupervisors:
     def test_of_two_with_one_name_the_older_ends_for_good(self):
         """It comes again, and again: it never gets the name back."""
         machine = RunMachine()
-        machine.handle(SupervisorEntered(supervisor(incarnation="old", host="h1"), 1), 0.0)
-        effects = machine.handle(SupervisorEntered(supervisor(incarnation="new", host="h2"), 2), 1.0)
+        machine.handle(SupervisorJoined(supervisor(incarnation="old", host="h1"), 1), 0.0)
+        effects = machine.handle(SupervisorJoined(supervisor(incarnation="new", host="h2"), 2), 1.0)
         error = refusal(told(effects, 1))
         assert isinstance(error, Superseded)
         assert "h1" in str(error)
         assert "h2" in str(error)
         for session, each in enumerate([machine, again(machine)], start=3):
-            (effect,) = each.handle(SupervisorEntered(supervisor(incarnation="old", host="h1"), session), 2.0)
+            (effect,) = each.handle(SupervisorJoined(supervisor(incarnation="old", host="h1"), session), 2.0)
             assert isinstance(effect, SupervisorTold)
             assert isinstance(refusal(effect.message), Superseded)
 
     def test_a_stop_is_told_to_who_comes_later_and_outlives_the_lighthouse(self):
         machine = RunMachine()
-        machine.handle(SupervisorEntered(supervisor(), 1), 0.0)
+        machine.handle(SupervisorJoined(supervisor(), 1), 0.0)
         stop = Stop("exit code 130", "g", -1)
         assert machine.handle(StopAsked("exit code 130", "g"), 1.0) == [DUE, Stopped(stop, (), is_new=True)]
         for each in (machine, again(machine)):
-            assert each.handle(SupervisorEntered(supervisor("late"), 2), 6.0) == [SupervisorTold(2, stop)]
-            assert each.handle(Entered(Entry(RankId(0, "a"), Terms(2)), 3), 6.0) == [Stopped(stop, (RankId(0, "a"),))]
+            assert each.handle(SupervisorJoined(supervisor("late"), 2), 6.0) == [SupervisorTold(2, stop)]
+            assert each.handle(RankJoined(Entry(RankId(0, "a"), Terms(2)), 3), 6.0) == [
+                Stopped(stop, (RankId(0, "a"),))
+            ]
 
 
 class TestLiftedStops:
     """Who was told a stop ends by it. What it asks for later is no second stop."""
 
-    def stopped(self, *before: GenerationEvent) -> RunMachine:
+    def stopped(self, *before: Event) -> RunMachine:
         machine = RunMachine()
         for event in (*before, StopAsked("enough", "operator"), SupervisorEnded(1), ResumeAsked()):
             machine.handle(event, 0.0)
@@ -110,38 +112,38 @@ class TestLiftedStops:
 
     @pytest.mark.parametrize("restarts", [False, True])
     def test_a_supervisor_that_was_connected_is_told_it_again(self, restarts: bool):
-        machine = self.stopped(SupervisorEntered(supervisor(), 1))
+        machine = self.stopped(SupervisorJoined(supervisor(), 1))
         machine = again(machine) if restarts else machine
-        stop = told(machine.handle(SupervisorEntered(supervisor(), 2), 9.0), 2)
+        stop = told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2)
         assert isinstance(stop, Stop)
         assert stop.reason == "enough"
         assert machine.handle(StopAsked("a rank has ended by 130", "g"), 9.0) == []
         assert machine.stop is None
 
     def test_one_of_which_a_rank_was_connected_is_told_it_also_without_having_been_here(self):
-        machine = self.stopped(Entered(Entry(RankId(0, "1.7"), Terms(2)), 7))
-        assert isinstance(told(machine.handle(SupervisorEntered(supervisor(), 2), 9.0), 2), Stop)
+        machine = self.stopped(RankJoined(Entry(RankId(0, "1.7"), Terms(2)), 7))
+        assert isinstance(told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2), Stop)
 
     @pytest.mark.parametrize(
-        "came", [SupervisorEntered(supervisor(), 1), Entered(Entry(RankId(0, "1.7"), Terms(2)), 7)]
+        "came", [SupervisorJoined(supervisor(), 1), RankJoined(Entry(RankId(0, "1.7"), Terms(2)), 7)]
     )
-    def test_who_comes_while_it_is_in_force_ends_by_it_and_that_is_written_down(self, came: GenerationEvent):
+    def test_who_comes_while_it_is_in_force_ends_by_it_and_that_is_written_down(self, came: Event):
         machine = RunMachine()
         machine.handle(StopAsked("enough", "operator"), 0.0)
-        assert machine.handle(came, 1.0)[-1] == Noted()
+        assert machine.handle(came, 1.0)[-1] == RecordChanged()
         machine = again(machine)
         machine.handle(ResumeAsked(), 8.0)
-        assert isinstance(told(machine.handle(SupervisorEntered(supervisor(), 2), 9.0), 2), Stop)
+        assert isinstance(told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2), Stop)
 
     def test_one_that_was_away_with_all_its_ranks_goes_on_and_may_stop_the_run(self):
-        machine = self.stopped(SupervisorEntered(supervisor(), 1), SupervisorEnded(1))
-        assert told(machine.handle(SupervisorEntered(supervisor(), 2), 9.0), 2) == WELCOME
+        machine = self.stopped(SupervisorJoined(supervisor(), 1), SupervisorEnded(1))
+        assert told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2) == WELCOME
         machine.handle(StopAsked("a rank has ended by 130", "g"), 9.0)
         assert machine.stop == Stop("a rank has ended by 130", "g", -1)
 
     def test_its_successor_may_stop_the_run(self):
-        machine = self.stopped(SupervisorEntered(supervisor(), 1))
-        assert told(machine.handle(SupervisorEntered(supervisor(incarnation="2"), 2), 9.0), 2) == WELCOME
+        machine = self.stopped(SupervisorJoined(supervisor(), 1))
+        assert told(machine.handle(SupervisorJoined(supervisor(incarnation="2"), 2), 9.0), 2) == WELCOME
         machine.handle(StopAsked("again", "g"), 9.0)
         assert machine.stop == Stop("again", "g", -1)
 
@@ -156,15 +158,15 @@ class TestHosts:
         stage = RunStage(3)
         stage.start(0, 1)
         stage.start(2, host="h7")
-        stage.feed(SupervisorEntered(supervisor(host="h7"), 70))
+        stage.feed(SupervisorJoined(supervisor(host="h7"), 70))
         stage.feed(HostExcluded("h7", "GPU 3 has fallen off the bus"))
         stage.obey()
         assert stage.members() == {0, 1}
         assert "h7 is excluded" in stage.machine.generations.ledger.incidents[0].cause
         for machine in (stage.machine, again(stage.machine)):
-            effects = list(machine.handle(SupervisorEntered(supervisor(host="h7", incarnation="2"), 71), 9.0))
+            effects = list(machine.handle(SupervisorJoined(supervisor(host="h7", incarnation="2"), 71), 9.0))
             errors = [refusal(told(effects, 71))]
-            for effect in machine.handle(Entered(Entry(RankId(2, "n"), stage.terms, host="h7"), 72), 9.0):
+            for effect in machine.handle(RankJoined(Entry(RankId(2, "n"), stage.terms, host="h7"), 72), 9.0):
                 assert isinstance(effect, RankRefused)
                 errors.append(effect.error)
             assert len(errors) == 2
@@ -177,12 +179,12 @@ class TestHosts:
         machine.handle(HostExcluded("h7", "broken"), 0.0)
         assert machine.handle(ResumeAsked(), 1.0) == [DUE, Resumed()]
         assert machine.record(1.0).excluded == ()
-        effects = machine.handle(SupervisorEntered(supervisor(host="h7"), 1), 2.0)
+        effects = machine.handle(SupervisorJoined(supervisor(host="h7"), 1), 2.0)
         assert told(effects, 1) == WELCOME
 
     def test_it_is_said_once(self):
         machine = RunMachine()
-        assert machine.handle(HostExcluded("h7", "broken"), 0.0) == [Noted()]
+        assert machine.handle(HostExcluded("h7", "broken"), 0.0) == [RecordChanged()]
         assert machine.handle(HostExcluded("h7", "again"), 1.0) == []
         assert [(each.host, each.reason) for each in machine.supervisors.excluded] == [("h7", "broken")]
 
@@ -208,9 +210,9 @@ class TestIncidents:
         assert stage.counters.job_restarts == 1
 
     def test_of_a_process_that_is_no_rank_it_is_one_of_its_own(self):
-        machine = RunMachine(GenerationConfig(wall_offset_s=1000.0))
+        machine = RunMachine(RunConfig(wall_offset_s=1000.0))
         rank = RankId(3, "a")
-        assert machine.handle(RankLost(rank, "exit code 1", ("oops",), "g/0"), 2.0) == [Noted()]
+        assert machine.handle(RankLost(rank, "exit code 1", ("oops",), "g/0"), 2.0) == [RecordChanged()]
         (incident,) = machine.record(2.0).incidents
         assert incident.cause == "slot 3 (a) of g/0: exit code 1"
         assert (incident.generation, incident.formed, incident.noticed_at) == (-1, None, 1002.0)
@@ -265,7 +267,7 @@ class TestIncidents:
         assert stage.record.incidents[0].stepped_at == 1002.0
         stage.wait(1)
         for step in (8, 9):
-            assert stage.machine.handle(Beaten(stage.workers[0].rank, step), stage.now) == []
+            assert stage.machine.handle(RankHeartbeat(stage.workers[0].rank, step), stage.now) == []
         assert stage.record.incidents[0].stepped_at == 1002.0
 
     def test_a_step_that_is_no_higher_is_none(self):
@@ -326,26 +328,26 @@ class TestCompletion:
             Entry(RankId(1, "told"), stage.terms, seen=0),
         ]
         for session, entry in enumerate(late, start=90):
-            assert stage.machine.handle(Entered(entry, session), stage.now) == [Completed(0, (entry.rank,))]
-            assert stage.machine.handle(Readied(entry.rank, 0), stage.now) == [Completed(0, (entry.rank,))]
+            assert stage.machine.handle(RankJoined(entry, session), stage.now) == [Completed(0, (entry.rank,))]
+            assert stage.machine.handle(RankReady(entry.rank, 0), stage.now) == [Completed(0, (entry.rank,))]
         stage.wait(1000)
         assert stage.number == 0
 
     def test_a_supervisor_of_it_is_told_whenever_it_comes(self):
         stage = running(2)
-        stage.feed(SupervisorEntered(supervisor(), 70))
+        stage.feed(SupervisorJoined(supervisor(), 70))
         stage.feed(SupervisorEnded(70))
         stage.finish(0, 1)
         stage.read_ends()
         for machine in (stage.machine, again(stage.machine)):
-            assert machine.handle(SupervisorEntered(supervisor(), 71), 9.0) == [SupervisorTold(71, Done(0))]
+            assert machine.handle(SupervisorJoined(supervisor(), 71), 9.0) == [SupervisorTold(71, Done(0))]
 
     def test_while_one_of_it_is_connected_nothing_begins(self):
         stage = running(2)
-        stage.feed(SupervisorEntered(supervisor(), 70))
+        stage.feed(SupervisorJoined(supervisor(), 70))
         stage.finish(0, 1)
         stage.read_ends()
-        newer = SupervisorEntered(supervisor("other", "2"), 71)
+        newer = SupervisorJoined(supervisor("other", "2"), 71)
         assert stage.machine.handle(newer, 9.0) == [SupervisorTold(71, Done(0))]
         stage.feed(SupervisorEnded(70))
         assert told(stage.machine.handle(newer, 10.0), 71) == WELCOME
@@ -358,7 +360,7 @@ class TestCompletion:
         former = list(stage.workers.values())
         stage.workers.clear()
         if by_supervisor:
-            stage.feed(SupervisorEntered(supervisor(), 71))
+            stage.feed(SupervisorJoined(supervisor(), 71))
         stage.start(0, 1)
         assert (stage.number, stage.running(), stage.table()) == (100, {0, 1}, (100, 0, 0))
         if restarts:
@@ -366,18 +368,18 @@ class TestCompletion:
             stage.start_lighthouse()
         for worker in former:
             entry = Entry(worker.rank, stage.terms, generation=0, seen=0)
-            assert stage.machine.handle(Entered(entry, 99), stage.now) == [Completed(0, (worker.rank,))]
+            assert stage.machine.handle(RankJoined(entry, 99), stage.now) == [Completed(0, (worker.rank,))]
         stage.wait(100)
         assert (stage.number, stage.running()) == (100, {0, 1})
 
     def test_a_supervisor_of_the_former_launch_is_done(self):
         stage = running(1)
-        stage.feed(SupervisorEntered(supervisor(incarnation="old"), 70))
+        stage.feed(SupervisorJoined(supervisor(incarnation="old"), 70))
         stage.feed(SupervisorEnded(70))
         stage.finish(0)
         stage.read_ends()
-        stage.feed(SupervisorEntered(supervisor(incarnation="new"), 71))
-        assert stage.machine.handle(SupervisorEntered(supervisor(incarnation="old"), 72), stage.now) == [
+        stage.feed(SupervisorJoined(supervisor(incarnation="new"), 71))
+        assert stage.machine.handle(SupervisorJoined(supervisor(incarnation="old"), 72), stage.now) == [
             SupervisorTold(72, Done(0))
         ]
 
@@ -385,28 +387,28 @@ class TestCompletion:
     def test_a_rank_of_a_supervisor_of_the_former_launch_is_done(self, restarts: bool):
         """It was cut off, has started its rank again, and neither was told a number."""
         stage = running(1)
-        stage.feed(SupervisorEntered(supervisor(incarnation="old"), 70))
+        stage.feed(SupervisorJoined(supervisor(incarnation="old"), 70))
         stage.feed(SupervisorEnded(70))
         stage.finish(0)
         stage.read_ends()
         restarted = Entry(RankId(0, "old.2"), stage.terms, attempt=1)
         first = Entry(RankId(0, "old.1"), stage.terms)
-        assert stage.machine.handle(Entered(first, 71), stage.now) == [Completed(0, (first.rank,))]
-        stage.feed(SupervisorEntered(supervisor(incarnation="new"), 72))
+        assert stage.machine.handle(RankJoined(first, 71), stage.now) == [Completed(0, (first.rank,))]
+        stage.feed(SupervisorJoined(supervisor(incarnation="new"), 72))
         machine = again(stage.machine) if restarts else stage.machine
         for entry in (restarted, first):
-            assert machine.handle(Entered(entry, 73), 9.0) == [Completed(0, (entry.rank,))]
-        assert machine.handle(Entered(Entry(RankId(0, "new.1"), stage.terms), 74), 9.0) == []
+            assert machine.handle(RankJoined(entry, 73), 9.0) == [Completed(0, (entry.rank,))]
+        assert machine.handle(RankJoined(Entry(RankId(0, "new.1"), stage.terms), 74), 9.0) == []
 
     def test_a_supervisor_of_which_only_a_rank_was_here_is_done(self):
         """The lighthouse has lost its journal, and the supervisor comes later than its ranks."""
         stage = RunStage(1)
         rank = RankId(0, "old.1")
-        stage.feed(Entered(Entry(rank, stage.terms), 70))
-        stage.feed(Readied(rank))
-        stage.feed(Finished(rank, 0))
+        stage.feed(RankJoined(Entry(rank, stage.terms), 70))
+        stage.feed(RankReady(rank))
+        stage.feed(RankFinished(rank, 0))
         stage.feed(SessionEnded(70))
-        late = SupervisorEntered(supervisor(incarnation="old"), 71)
+        late = SupervisorJoined(supervisor(incarnation="old"), 71)
         assert stage.machine.handle(late, 1.0) == [SupervisorTold(71, Done(0))]
 
     def test_a_stop_after_it_is_nothing(self):
@@ -451,7 +453,7 @@ def test_effects_of_time_come_first():
     stage.workers[1].is_alive = False
     stage.start_lighthouse()
     stage.now += 31
-    effects: list[GenerationEffect] = list(stage.machine.handle(SupervisorEntered(supervisor(), 70), stage.now))
+    effects: list[Effect] = list(stage.machine.handle(SupervisorJoined(supervisor(), 70), stage.now))
     assert isinstance(effects[-2], SupervisorTold)
     assert len(effects) > 2
 

@@ -9,8 +9,8 @@ import pytest
 
 from lighthouse.runs import registry as module
 from lighthouse.runs.driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
-from lighthouse.runs.registry import Runs
-from lighthouse.runs.store import RunsInProcess
+from lighthouse.runs.registry import RunRegistry
+from lighthouse.runs.store import RunStoreInProcess
 from lighthouse_protocol.messages.run import (
     Counters,
     Done,
@@ -62,9 +62,9 @@ class Listener:
 
 
 @pytest.fixture
-async def runs() -> AsyncIterator[Runs]:
+async def runs() -> AsyncIterator[RunRegistry]:
     lateness = Lateness()
-    made = Runs(RunsInProcess(), 30.0, lateness)
+    made = RunRegistry(RunStoreInProcess(), 30.0, lateness)
     yield made
     made.close("the end")
     lateness.stop()
@@ -76,7 +76,7 @@ def entered(driver: RunDriver, slot: int, incarnation: str = "i") -> tuple[int, 
     return driver.open_rank(entry, listener), listener  # pyright: ignore[reportArgumentType]
 
 
-async def test_told_is_serialised_once(runs: Runs):
+async def test_told_is_serialised_once(runs: RunRegistry):
     driver = runs.get("j", "r")
     (_, a), (_, b) = entered(driver, 0), entered(driver, 1)
     assert a.heard == b.heard == [Told(Counters(0), (0, 1))]
@@ -86,7 +86,7 @@ async def test_told_is_serialised_once(runs: Runs):
 
 async def test_what_is_told_was_written_down_before(monkeypatch: pytest.MonkeyPatch):
     written: list[int] = []
-    memory, listeners = RunsInProcess(), list[Listener]()
+    memory, listeners = RunStoreInProcess(), list[Listener]()
     commit = memory.commit_run
 
     def look(*run: Any) -> None:
@@ -94,7 +94,7 @@ async def test_what_is_told_was_written_down_before(monkeypatch: pytest.MonkeyPa
         commit(*run)
 
     monkeypatch.setattr(memory, "commit_run", look)
-    runs = Runs(memory, 30.0, lateness := Lateness())
+    runs = RunRegistry(memory, 30.0, lateness := Lateness())
     driver = runs.get("j", "r")
     listeners += [entered(driver, slot)[1] for slot in (0, 1)]
     assert written == [0]
@@ -103,7 +103,7 @@ async def test_what_is_told_was_written_down_before(monkeypatch: pytest.MonkeyPa
     lateness.stop()
 
 
-async def test_a_quiet_run_is_dropped_and_found_again(runs: Runs):
+async def test_a_quiet_run_is_dropped_and_found_again(runs: RunRegistry):
     driver = runs.get("j", "r")
     sessions = [entered(driver, slot)[0] for slot in (0, 1)]
     driver.put_key(0, KeyKind.ITERATION, "a", b"1")
@@ -120,7 +120,7 @@ async def test_a_quiet_run_is_dropped_and_found_again(runs: Runs):
     assert runs.find("j", "r") is again
 
 
-async def test_a_step_is_noted_a_little_later(runs: Runs):
+async def test_a_step_is_noted_a_little_later(runs: RunRegistry):
     driver = runs.get("j", "r")
     (a, listener), (b, _) = entered(driver, 0), entered(driver, 1)
     driver.receive_from_rank(b, Failure(0, "x"))
@@ -135,7 +135,7 @@ async def test_a_step_is_noted_a_little_later(runs: Runs):
     assert saved.incidents[0].stepped_at is not None
 
 
-async def test_all_are_told_of_the_completion(runs: Runs):
+async def test_all_are_told_of_the_completion(runs: RunRegistry):
     driver, supervisor = runs.get("j", "r"), Listener()
     driver.open_supervisor(SupervisorEntry("g", "1"), supervisor)  # pyright: ignore[reportArgumentType]
     ranks = [entered(driver, slot) for slot in (0, 1)]
@@ -145,7 +145,7 @@ async def test_all_are_told_of_the_completion(runs: Runs):
     assert pb.SupervisorResponse.FromString(supervisor.raw[-1]).completed.number == 0
 
 
-async def test_a_refused_rank_ends_and_is_heard_no_more(runs: Runs):
+async def test_a_refused_rank_ends_and_is_heard_no_more(runs: RunRegistry):
     driver = runs.get("j", "r")
     entered(driver, 0)
     session, thief = entered(driver, 0, "thief")
@@ -155,14 +155,14 @@ async def test_a_refused_rank_ends_and_is_heard_no_more(runs: Runs):
     assert driver.status().ranks[0].incarnation == "i0"
 
 
-async def test_who_says_a_second_entry_is_at_fault(runs: Runs):
+async def test_who_says_a_second_entry_is_at_fault(runs: RunRegistry):
     driver = runs.get("j", "r")
     session, _ = entered(driver, 0)
     with pytest.raises(InvalidRequest, match=r"^entry: "):
         driver.receive_from_rank(session, Entry(RankId(0, "i0"), TERMS))
 
 
-async def test_names_and_limits(runs: Runs, monkeypatch: pytest.MonkeyPatch):
+async def test_names_and_limits(runs: RunRegistry, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(InvalidRequest, match=r"^run: "):
         runs.get("j", "a b")
     with pytest.raises(UnknownName, match="known runs: none"):
@@ -173,7 +173,7 @@ async def test_names_and_limits(runs: Runs, monkeypatch: pytest.MonkeyPatch):
         runs.get("j", "other")
 
 
-async def test_a_lighthouse_that_ends_loses_nobody(runs: Runs):
+async def test_a_lighthouse_that_ends_loses_nobody(runs: RunRegistry):
     driver = runs.get("j", "r")
     ranks = [entered(driver, slot) for slot in (0, 1)]
     runs.close("it ends")
@@ -185,7 +185,7 @@ async def test_a_lighthouse_that_ends_loses_nobody(runs: Runs):
         runs.get("j", "r")
 
 
-async def test_keys_are_written_only_so_often(runs: Runs):
+async def test_keys_are_written_only_so_often(runs: RunRegistry):
     """Each is a durable write, which everybody waits for."""
     driver = runs.get("j", "r")
     with pytest.raises(LimitReached, match="keys written for one run"):
@@ -194,7 +194,7 @@ async def test_keys_are_written_only_so_often(runs: Runs):
                 driver.put_key(0, KeyKind.ITERATION, f"k{number}", b"")
 
 
-async def test_a_key_is_fenced(runs: Runs):
+async def test_a_key_is_fenced(runs: RunRegistry):
     driver = runs.get("j", "r")
     with pytest.raises(WrongState):
         driver.put_key(0, KeyKind.ITERATION, "a", b"1")

@@ -87,16 +87,16 @@ class Checkers:
 
     # -- the machine, after an event and at each of its effects
 
-    def handled(self, machine: RunMachine, event: events.GenerationEvent | None) -> None:
+    def handled(self, machine: RunMachine, event: events.Event | None) -> None:
         self.recount.handled(machine, event, stood=self.newest is not None and self.is_standing(self.newest.number))
         if self.stop is not None and not machine.stop and not isinstance(event, events.ResumeAsked):
             self._broken("G5", "a stop was lifted by nobody")
 
-    def effect(self, machine: RunMachine, effect: events.GenerationEffect) -> None:
+    def effect(self, machine: RunMachine, effect: events.Effect) -> None:
         match effect:
             case events.GenerationFormed(generation, spares):
                 self._formed(machine, generation, spares)
-            case events.GenerationHanded(rank, generation):
+            case events.GenerationTold(rank, generation):
                 self._named(generation, f"handed to {rank}")
             case events.Interrupted(number, reason, _, is_new=True):
                 self._interrupted(number, reason)

@@ -49,7 +49,7 @@ class Recount:
         self._before = Counters(self._before.number, self._before.global_iteration)
         self._generation, self._here, self._has_fault = None, set(), False
 
-    def begins(self, machine: RunMachine, event: events.GenerationEvent | None, now: float) -> None:
+    def begins(self, machine: RunMachine, event: events.Event | None, now: float) -> None:
         """To be called before it handles `event`: whose time is over is lost by it, even if it comes back by it."""
         ranks = [machine.generations.ranks.get(rank) for rank in self._members]
         is_late = isinstance(event, events.WasLate)
@@ -59,10 +59,10 @@ class Recount:
     def broken_by_a_return(self) -> None:
         self._is_return_open = not self._has_fault
 
-    def handled(self, machine: RunMachine, event: events.GenerationEvent | None, *, stood: bool) -> None:
+    def handled(self, machine: RunMachine, event: events.Event | None, *, stood: bool) -> None:
         """To be called when it has handled `event`, before what came of it is looked at. `stood`: until then.
         Whoever dies after a stop makes no incident, but makes a fault of a return that was one already."""
-        if isinstance(event, events.Entered) and machine.generations.ranks.get(event.entry.rank) is not None:
+        if isinstance(event, events.RankJoined) and machine.generations.ranks.get(event.entry.rank) is not None:
             self._learn(event.entry)  # who is refused ends, and its numbers bind nobody
         here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
         lost, self._here = (self._here - here | self._lapsing) - self._finished, here
@@ -72,9 +72,9 @@ class Recount:
             return
         number = self._generation.number
         match event:
-            case events.Failed(rank, generation) if generation == number and rank in here - self._finished:
+            case events.RankFailed(rank, generation) if generation == number and rank in here - self._finished:
                 self._has_fault = self._has_fault or stood
-            case events.Finished(rank, generation) if generation == number and rank in here and stood:
+            case events.RankFinished(rank, generation) if generation == number and rank in here and stood:
                 self._finished.add(rank)
             case _:
                 pass

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lighthouse.runs.rules import events
-from lighthouse.runs.rules.config import GenerationConfig
+from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.key_space import KeySpaces
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord, dump, parse
@@ -46,7 +46,7 @@ class RunLighthouse(Process):
         self.simulation = site.simulation
         self.checkers = site.simulation.checkers
         record = None if site.record is None else parse(site.record)
-        config = GenerationConfig(
+        config = RunConfig(
             rank_timeout_s=site.simulation.plan.rank_timeout_s, wall_offset_s=self.world.random.choice(WALL_SKEW_S)
         )
         self.machine = RunMachine(config, record=record, now=self.clock())
@@ -97,13 +97,13 @@ class RunLighthouse(Process):
             case Entry():
                 self._enter(end, message)
             case StepReport(step, phase) if rank is not None:
-                self.feed(events.Beaten(rank, step, phase), end)
+                self.feed(events.RankHeartbeat(rank, step, phase), end)
             case Ready(generation) if rank is not None:
-                self.feed(events.Readied(rank, generation), end)
+                self.feed(events.RankReady(rank, generation), end)
             case Failure(generation, reason) if rank is not None:
-                self.feed(events.Failed(rank, generation, reason), end)
+                self.feed(events.RankFailed(rank, generation, reason), end)
             case Finish(generation) if rank is not None:
-                self.feed(events.Finished(rank, generation), end)
+                self.feed(events.RankFinished(rank, generation), end)
             case KeyRequest():
                 self._answer(end, message)
             case _:
@@ -121,7 +121,7 @@ class RunLighthouse(Process):
         self._ranks[end] = entry.rank
         self.streams[entry.rank] = end
         self.checkers.entered(entry)
-        self.feed(events.Entered(entry, self._next_session), end)
+        self.feed(events.RankJoined(entry, self._next_session), end)
         if self.streams.get(entry.rank) is end and end.is_open:
             end.send(Welcome())
 
@@ -131,7 +131,7 @@ class RunLighthouse(Process):
             self._names[end] = self._next_session, message
             self.supervisors[self._next_session] = end
             self.checkers.supervisor_entered(message.incarnation)
-            self.feed(events.SupervisorEntered(message, self._next_session))
+            self.feed(events.SupervisorJoined(message, self._next_session))
         if end not in self._names:
             return
         name, host = self._names[end][1].name, self._names[end][1].host
@@ -170,7 +170,7 @@ class RunLighthouse(Process):
 
     # -- the machine
 
-    def feed(self, event: events.GenerationEvent, end: End | None = None) -> None:
+    def feed(self, event: events.Event, end: End | None = None) -> None:
         now = self.clock()
         self.checkers.recount.begins(self.machine, event, now)
         self._perform(self.machine.handle(event, now), end, event)
@@ -190,9 +190,7 @@ class RunLighthouse(Process):
         if late_s > PULSE_S:
             self.feed(events.WasLate(late_s))
 
-    def _perform(
-        self, effects: Sequence[events.GenerationEffect], end: End | None, event: events.GenerationEvent | None
-    ) -> None:
+    def _perform(self, effects: Sequence[events.Effect], end: End | None, event: events.Event | None) -> None:
         self.checkers.handled(self.machine, event)
         is_written = False
         for effect in effects:
@@ -210,19 +208,19 @@ class RunLighthouse(Process):
         self.checkers.settled(self.machine, now)
         self._timer.set(self.machine.deadline(now))
 
-    def _write(self, record: RunRecord, effects: Sequence[events.GenerationEffect]) -> None:
+    def _write(self, record: RunRecord, effects: Sequence[events.Effect]) -> None:
         """From now on it holds, whether it is told or not."""
         self.site.record = dump(record)
         self.checkers.written(record)
         for effect in filter(events.changes_record, effects):
             self.checkers.effect(self.machine, effect)
 
-    def _carry(self, effect: events.GenerationEffect, end: End | None) -> None:
+    def _carry(self, effect: events.Effect, end: End | None) -> None:
         match effect:
             case events.GenerationFormed(generation, spares):
                 self.say(f"forms {generation.counters} of {[str(rank) for rank in generation.active]}")
                 self._tell((*generation.active, *spares), Told(generation.counters, _slots(generation.active)))
-            case events.GenerationHanded(rank, generation):
+            case events.GenerationTold(rank, generation):
                 self._tell((rank,), Told(generation.counters, _slots(generation.active)))
             case events.Interrupted(number, reason, ranks):
                 self.say(f"interrupts {number}: {reason}")
@@ -243,7 +241,7 @@ class RunLighthouse(Process):
                     self._tell_supervisors(stop)
             case events.SupervisorTold(session, message):
                 self._tell_supervisor(session, message)
-            case events.Noted():
+            case events.RecordChanged():
                 self._note()
             case events.Resumed() | events.RecordDue():
                 pass

@@ -13,12 +13,12 @@ from agent_client.restart.rules.machine import RankMachine
 from lighthouse.runs.rules import assignment, formation, restart_log
 from lighthouse.runs.rules import counters as iteration
 from lighthouse.runs.rules import events as lighthouse_events
-from lighthouse.runs.rules.events import GenerationHanded
-from lighthouse.runs.rules.generation import GenerationLife
+from lighthouse.runs.rules.events import GenerationTold
+from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.generations import Generations
 from lighthouse.runs.rules.key_space import KeySpaces
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.restart_log import Ledger
+from lighthouse.runs.rules.restart_log import RestartLog
 from lighthouse_protocol.messages.run import Entry, Over, RankId, Stop
 from tests.simulation.runs.plan import RunPlan, draw_plan
 from tests.simulation.runs.rank import RankProcess
@@ -68,7 +68,7 @@ def _forgets(**fields: Any) -> Any:
 
 def _hand_by_slot(self: Generations, rank: Any) -> None:
     assert self.life.generation is not None
-    self._emit(GenerationHanded(rank.rank, self.life.generation))
+    self._emit(GenerationTold(rank.rank, self.life.generation))
 
 
 def _stop_ranks_only(self: RunMachine, reason: str, who: str) -> None:
@@ -84,7 +84,7 @@ def _half(ranks: Any, life: Any, terms: Any) -> bool:
     return sum(slot in ranks.ready for slot in slots) >= max(1, len(slots) // 2)
 
 
-def _count_every_death(self: Ledger, lost: tuple[RankId, ...], cause: str) -> bool:
+def _count_every_death(self: RestartLog, lost: tuple[RankId, ...], cause: str) -> bool:
     self.counters = iteration.count_incident(self.counters)
     return True
 
@@ -97,7 +97,7 @@ def _unfenced(self: KeySpaces, generation: int) -> dict[Any, bytes]:
     return self._spaces.setdefault(generation, {})
 
 
-def _break_for_anybody(self: GenerationLife, rank: RankId) -> bool:
+def _break_for_anybody(self: GenerationState, rank: RankId) -> bool:
     self.survivors -= {rank}
     self.running.discard(rank)
     return True
@@ -243,7 +243,7 @@ EXHIBITS = (
         "every-death-counts",
         "each rank that dies in one incident is an incident of its own",
         "G7",
-        ((Ledger, "worsen", _count_every_death),),
+        ((RestartLog, "worsen", _count_every_death),),
     ),
     Exhibit(
         "restart-keeps-its-hundred",
@@ -298,7 +298,7 @@ EXHIBITS = (
         "spare-breaks-it",
         "the death of a spare ends the generation of the others",
         "G12",
-        ((GenerationLife, "lose", _break_for_anybody),),
+        ((GenerationState, "lose", _break_for_anybody),),
         terms=WITH_SPARES,
     ),
 )
