@@ -58,7 +58,7 @@ class LightManager:
         self._grants = GrantMachine(name)
         self._session = SessionMachine(lambda: Levels(self._grants.held))
         self._link = LighthouseLink(crowd.connect, crowd.address)
-        self._timer = DeadlineTimer(self._tick)
+        self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._clock = asyncio.get_running_loop().time
         self._step = self._tag = self._failures = 0
         self._handed: Handed | None = None

@@ -84,7 +84,7 @@ class JobDriver:
         self._remember = remember
         self._check_lateness = check_lateness
         self._clock = asyncio.get_running_loop().time
-        self._timer = DeadlineTimer(self._tick)
+        self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._numbers = itertools.count(1)
         self._sessions = OpenSessions()
         self._names: dict[int, str] = {}  # the replica groups of the sessions

@@ -1,21 +1,20 @@
-"""The loop's side of one run's machine: feed an event, perform the effects in order, re-arm one timer.
+"""One run: its machine is fed, its effects are performed in order, one timer is set again.
 
-What an effect brings to be remembered is written down before anything of it is told.
+Synchronous: time, streams and the store are ports, so the simulator runs this very code.
 """
 
-import asyncio
 import itertools
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from lighthouse.runs.log import log_effect
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.rate_limit import RateLimit
 from lighthouse.runs.rules.record import RunName, RunRecord
 from lighthouse.runs.rules.status import run_status
 from lighthouse.runs.store import RunStore
-from lighthouse.runs.streams import Ranks, Supervisors
+from lighthouse.runs.streams import RankStreams, SupervisorStreams
 from lighthouse_protocol.messages.run import (
     Done,
     Entry,
@@ -30,6 +29,7 @@ from lighthouse_protocol.messages.run import (
     Refusal,
     StepReport,
     Told,
+    ToWorker,
     Welcome,
 )
 from lighthouse_protocol.messages.run_status import RunStatus
@@ -39,16 +39,14 @@ from lighthouse_protocol.messages.supervisor import (
     StopAsked,
     SupervisorBeat,
     SupervisorEntry,
+    ToSupervisor,
     WorkerLost,
 )
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Unreachable
-from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.ports import Peer, Timer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
-log = logging.getLogger(__name__)
-
 NOTED_WITHIN_S = 0.2
-SLOTS_LOGGED = 16
 # A durable write takes a millisecond or more from everybody. All ranks may write at once when a generation begins.
 KEY_WRITES_PER_S = 100.0
 KEY_WRITES_AT_ONCE = 1000
@@ -62,27 +60,29 @@ class RunDriver:
         name: RunName,
         machine: RunMachine,
         memory: RunStore,
+        timers: Timers,
         check_lateness: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self.machine = machine
         self._memory = memory
         self._check_lateness = check_lateness
-        self._clock = asyncio.get_running_loop().time
-        self._timer = DeadlineTimer(self._tick)
-        self._note_timer: asyncio.TimerHandle | None = None
+        self._timers = timers
+        self._clock = timers.time
+        self._timer = DeadlineTimer(self._tick, timers)
+        self._note_timer: Timer | None = None
         self._is_closed = False
         self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
         self._numbers = itertools.count(1)
-        self._ranks = Ranks()
-        self._supervisors = Supervisors()
+        self._ranks = RankStreams()
+        self._supervisors = SupervisorStreams()
 
     # -- ranks
 
-    def open_rank(self, entry: Entry, sender: Sender) -> int:
+    def open_rank(self, entry: Entry, peer: Peer[ToWorker]) -> int:
         """The number of the stream."""
         session = next(self._numbers)
-        self._ranks.add(session, entry.rank, sender)
+        self._ranks.add(session, entry.rank, peer)
         self._feed(events.RankJoined(entry, session))
         if self._ranks.rank_of(session) is not None:
             self._ranks.tell((entry.rank,), Welcome())
@@ -110,10 +110,10 @@ class RunDriver:
 
     # -- supervisors
 
-    def open_supervisor(self, entry: SupervisorEntry, sender: Sender) -> int:
+    def open_supervisor(self, entry: SupervisorEntry, peer: Peer[ToSupervisor]) -> int:
         """The number of the stream."""
         session = next(self._numbers)
-        self._supervisors.add(session, entry, sender)
+        self._supervisors.add(session, entry, peer)
         self._feed(events.SupervisorJoined(entry, session))
         return session
 
@@ -226,7 +226,7 @@ class RunDriver:
                 self._supervisors.tell(session, message)
             case events.RecordChanged():
                 self._note()
-        self._log(effect)
+        log_effect(self.name, effect)
 
     def _tell(self, generation: Generation, ranks: Sequence[RankId]) -> None:
         slots = tuple(rank.slot for rank in generation.active)
@@ -238,38 +238,8 @@ class RunDriver:
 
     def _note(self) -> None:
         if self._note_timer is None:
-            self._note_timer = asyncio.get_running_loop().call_later(NOTED_WITHIN_S, self._write_notes_in_time)
+            self._note_timer = self._timers.call_later(NOTED_WITHIN_S, self._write_notes_in_time)
 
     def _write_notes_in_time(self) -> None:
         with suppress(LighthouseError):  # as in _tick
             self.write_notes()
-
-    # -- log
-
-    def _log(self, effect: events.Effect) -> None:
-        job, run = self.name
-        match effect:
-            case events.GenerationFormed(generation, spares):
-                slots = [str(rank.slot) for rank in generation.active[:SLOTS_LOGGED]]
-                more = " ..." if len(generation.active) > SLOTS_LOGGED else ""
-                log.info(
-                    "[%s/%s] generation %d: slots %s%s; %d spares",
-                    job,
-                    run,
-                    generation.number,
-                    " ".join(slots),
-                    more,
-                    len(spares),
-                )
-            case events.Interrupted(number, reason, _, is_new=True):
-                log.info("[%s/%s] generation %d is over: %s", job, run, number, reason)
-            case events.RankRefused(rank, error):
-                log.info("[%s/%s] %s is refused: %s", job, run, rank, error)
-            case events.Completed(number, _, is_new=True):
-                log.info("[%s/%s] completed by generation %d", job, run, number)
-            case events.Stopped(stop, _, is_new=True):
-                log.warning("[%s/%s] stopped by %s: %s", job, run, stop.who or "the lighthouse", stop.reason)
-            case events.Resumed():
-                log.info("[%s/%s] resumed", job, run)
-            case _:
-                pass

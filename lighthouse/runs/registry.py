@@ -108,7 +108,7 @@ class RunRegistry:
         saved = self._memory.load_run(name) or SavedRun(RunRecord())
         config = RunConfig(self._rank_timeout_s, wall_offset_s=time.time() - now)
         machine = RunMachine(config, record=saved.record, keys=saved.keys, now=now)
-        return RunDriver(name, machine, self._memory, self._lateness.check)
+        return RunDriver(name, machine, self._memory, asyncio.get_running_loop(), self._lateness.check)
 
     def _names(self) -> list[RunName]:
         return sorted({*self._memory.run_names(SAVED_SHOWN), *self._drivers})

@@ -1,4 +1,4 @@
-"""Whom a run's driver tells: streams of ranks and of supervisors; what is the same for many is serialised once."""
+"""The open streams of a run: those of its ranks and of its supervisors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from lighthouse_protocol.messages.run import RankId, Refusal, ToWorker
 from lighthouse_protocol.messages.supervisor import SupervisorEntry, ToSupervisor
 from lighthouse_protocol.refusals import LighthouseError, Superseded
-from lighthouse_protocol.wire.generation_wire import rank_response_to_wire
-from lighthouse_protocol.wire.supervisor_wire import supervisor_response_to_wire
-from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.ports import Peer
 
 
 @dataclass(frozen=True, slots=True)
 class _RankStream:
     rank: RankId
-    sender: Sender
+    peer: Peer[ToWorker]
 
 
-class Ranks:
+class RankStreams:
     """A newer stream of the same process takes the place of its older one."""
 
     def __init__(self) -> None:
@@ -27,11 +25,11 @@ class Ranks:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def add(self, session: int, rank: RankId, sender: Sender) -> None:
+    def add(self, session: int, rank: RankId, peer: Peer[ToWorker]) -> None:
         older = self._streams.pop(self._newest.get(rank, 0), None)
         if older is not None:
-            older.sender.end(Superseded(f"{rank} has come by another stream; this one ends"))
-        self._streams[session] = _RankStream(rank, sender)
+            older.peer.end(Superseded(f"{rank} has come by another stream; this one ends"))
+        self._streams[session] = _RankStream(rank, peer)
         self._newest[rank] = session
 
     def rank_of(self, session: int) -> RankId | None:
@@ -40,18 +38,15 @@ class Ranks:
         return None if stream is None else stream.rank
 
     def tell(self, ranks: Sequence[RankId], message: ToWorker) -> None:
-        if not ranks:
-            return
-        body = rank_response_to_wire(message).SerializeToString()
         for rank in ranks:
             if (stream := self._streams.get(self._newest.get(rank, 0))) is not None:
-                stream.sender.send(body)
+                stream.peer.send(message)
 
     def refuse(self, rank: RankId, refusal: Refusal) -> None:
         self.tell((rank,), refusal)
         session = self._newest.get(rank, 0)
         if (stream := self._streams.get(session)) is not None:
-            stream.sender.end()
+            stream.peer.end()
             self.remove(session)
 
     def remove(self, session: int) -> None:
@@ -61,24 +56,24 @@ class Ranks:
 
     def close(self, error: LighthouseError) -> None:
         for stream in self._streams.values():
-            stream.sender.end(error)
+            stream.peer.end(error)
 
 
 @dataclass(frozen=True, slots=True)
 class _SupervisorStream:
     entry: SupervisorEntry
-    sender: Sender
+    peer: Peer[ToSupervisor]
 
 
-class Supervisors:
+class SupervisorStreams:
     def __init__(self) -> None:
         self._streams: dict[int, _SupervisorStream] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def add(self, session: int, entry: SupervisorEntry, sender: Sender) -> None:
-        self._streams[session] = _SupervisorStream(entry, sender)
+    def add(self, session: int, entry: SupervisorEntry, peer: Peer[ToSupervisor]) -> None:
+        self._streams[session] = _SupervisorStream(entry, peer)
 
     def entry_of(self, session: int) -> SupervisorEntry | None:
         """None: it was refused."""
@@ -89,19 +84,18 @@ class Supervisors:
         stream = self._streams.get(session)
         if stream is None:
             return
-        stream.sender.send(supervisor_response_to_wire(message))
+        stream.peer.send(message)
         if isinstance(message, Refusal):
-            stream.sender.end()
+            stream.peer.end()
             self.remove(session)
 
     def tell_all(self, message: ToSupervisor) -> None:
-        body = supervisor_response_to_wire(message).SerializeToString()
         for stream in self._streams.values():
-            stream.sender.send(body)
+            stream.peer.send(message)
 
     def remove(self, session: int) -> None:
         self._streams.pop(session, None)
 
     def close(self, error: LighthouseError) -> None:
         for stream in self._streams.values():
-            stream.sender.end(error)
+            stream.peer.end(error)

@@ -11,7 +11,11 @@ from lighthouse_protocol.refusals import InvalidRequest, WrongState
 from lighthouse_protocol.wire import generation_wire, run_status_wire, supervisor_wire
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
+from lighthouse_runtime.server.stream_peer import Frames, StreamPeer
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
+
+TO_RANKS = Frames(generation_wire.rank_response_to_wire)
+TO_SUPERVISORS = Frames(supervisor_wire.supervisor_response_to_wire)
 
 
 class RunService:
@@ -41,7 +45,7 @@ class RunService:
         if not isinstance(entry, RankEntry):
             raise InvalidRequest("must be the first message of a rank's stream", field="entry")
         driver = self._runs.get(*_named(call))
-        session = driver.open_rank(entry, sender)
+        session = driver.open_rank(entry, StreamPeer(sender, TO_RANKS))
         try:
             async for request in requests:
                 if (message := read(request)) is not None:
@@ -57,7 +61,7 @@ class RunService:
         if not isinstance(entry, SupervisorEntry):
             raise InvalidRequest("must be the first message of a supervisor's stream", field="entry")
         driver = self._runs.get(*_named(call))
-        session = driver.open_supervisor(entry, sender)
+        session = driver.open_supervisor(entry, StreamPeer(sender, TO_SUPERVISORS))
         try:
             async for request in requests:
                 if (message := read(request)) is not None:

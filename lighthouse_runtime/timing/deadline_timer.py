@@ -1,18 +1,20 @@
-"""One timer of a running loop, set to a machine's next deadline."""
+"""One timer, set to a machine's next deadline."""
 
-import asyncio
 from collections.abc import Callable
 
-# A timer that a loop fires a little early must not spin.
+from lighthouse_runtime.ports import Timer, Timers
+
+# A timer that fires a little early must not spin.
 _EARLY_S = 0.0005
 
 
 class DeadlineTimer:
-    """Calls `tick` once at the deadline that was last set. Loop time is the machines' clock."""
+    """Calls `tick` once at the deadline that was last set. The time of `timers` is the machine's clock."""
 
-    def __init__(self, tick: Callable[[], None]) -> None:
+    def __init__(self, tick: Callable[[], None], timers: Timers) -> None:
         self._tick = tick
-        self._handle: asyncio.TimerHandle | None = None
+        self._timers = timers
+        self._handle: Timer | None = None
         self._at: float | None = None
 
     def set(self, deadline: float | None) -> None:
@@ -21,7 +23,7 @@ class DeadlineTimer:
         self.cancel()
         self._at = deadline
         if deadline is not None:
-            self._handle = asyncio.get_running_loop().call_at(deadline + _EARLY_S, self._fire)
+            self._handle = self._timers.call_at(deadline + _EARLY_S, self._fire)
 
     def cancel(self) -> None:
         if self._handle is not None:

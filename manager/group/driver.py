@@ -97,7 +97,7 @@ class ManagerDriver:
         self._end = end
         self._on_given_up = on_given_up
         self._clock = asyncio.get_running_loop().time
-        self._timer = DeadlineTimer(self._tick)
+        self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._waits = Waits(lambda: self.machine.waiting_for(link.error))

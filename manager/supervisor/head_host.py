@@ -68,7 +68,7 @@ class Supervisor:
             host_timeout_s=settings.node_timeout_s,
         )
         self._loop = asyncio.get_running_loop()
-        self._timer = DeadlineTimer(self._tick)
+        self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._over: asyncio.Future[Over] = self._loop.create_future()
         self._nodes = Nodes(self._known_plan, self._feed, self._signalled)
         self._daemon: ManagerDaemon | None = None

@@ -153,3 +153,41 @@ class Timer:
         if self._set_to == moment:
             self._set_to = None
             self._act()
+
+
+class Timers:
+    """A process's clock as lighthouse_runtime.ports.Timers: what a production driver is handed."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._idle = 0
+
+    def time(self) -> float:
+        return self._process.clock()
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any) -> "Call":
+        process = self._process
+        now = process.world.now
+        moment = max(now, process.moment(when)) + TIMER_SLACK_S
+        self._idle = self._idle + 1 if moment <= now + 2 * TIMER_SLACK_S else 0
+        if self._idle > MAX_IDLE_TICKS:
+            raise Violation(f"deadline: {process.name} wants to be called again and again at {now:.6f}")
+        call = Call(callback, args)
+        process.world.at(moment, process, call.fire)
+        return call
+
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> "Call":
+        return self.call_at(self.time() + delay, callback, *args)
+
+
+class Call:
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._callback: Callable[..., Any] | None = callback
+        self._args = args
+
+    def cancel(self) -> None:
+        self._callback = None
+
+    def fire(self) -> None:
+        if self._callback is not None:
+            self._callback(*self._args)

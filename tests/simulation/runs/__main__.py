@@ -1,6 +1,7 @@
 """python -m tests.simulation.runs --seeds 0:1000 [--jobs 2]; --seed N --trace replays one as text."""
 
 import argparse
+import logging
 import sys
 import time
 import traceback
@@ -21,6 +22,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--scenario", choices=SCENARIOS, help="this one; else drawn from the seed")
     options = parser.parse_args()
+    logging.disable()  # the drivers are the product's
     if options.seed is not None:
         result = run_seed(options.seed, scenario=options.scenario, trace=print if options.trace else None)
         print(result.violation or "clean", dict(result.counts))

@@ -123,8 +123,7 @@ class Checkers:
         if len(record.ranks) > self._simulation.plan.terms.world_size:
             self._broken("G11", f"a record has {len(record.ranks)} ranks")
 
-    def settled(self, machine: RunMachine, now: float) -> None:
-        due = machine.deadline(now)
+    def settled(self, machine: RunMachine, due: float | None, now: float) -> None:
         if due is not None and due <= now:
             self._broken("G4", f"deadline {due} is not after {now}")
         if self.stop is not None and machine.stop != self.stop:
