@@ -1,7 +1,4 @@
-"""`lighthouse-manager run` on a group's first host: it serves as the manager, decides, and runs its ranks.
-
-Feed an event, perform the effects in order, re-arm one timer.
-"""
+"""`lighthouse-manager run` on a group's first host: it serves as the manager, decides, and runs its ranks."""
 
 import asyncio
 import logging
@@ -13,34 +10,22 @@ from collections.abc import Sequence
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.messages.evidence import Outside
 from lighthouse_protocol.messages.hosts import NodeHalt, NodeOver, NodeStart
-from lighthouse_protocol.messages.run import Done, Refusal, Stop
 from lighthouse_protocol.messages.session import WatchRequest
-from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_runtime.process.loop import STOP_SIGNALS
-from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.evidence.process_probe import look_alone
 from manager.group.rules.events import GroupGivenUp, RankGivenUp
 from manager.guard.client import Guard
 from manager.server.daemon import ManagerDaemon
+from manager.supervisor.driver import SupervisorDriver
 from manager.supervisor.launch import Launch
 from manager.supervisor.lighthouse_link import RunLink
 from manager.supervisor.local_host import LocalHost
 from manager.supervisor.rules.events import (
-    Effect,
     EndAsked,
-    Event,
-    Halt,
-    HostExcluded,
-    HostReady,
-    KillAsked,
     MisfitHeard,
-    Noted,
     Over,
     RankSilent,
-    RunStopAsked,
-    Start,
-    StopHeard,
 )
 from manager.supervisor.rules.machine import SupervisorMachine
 from manager.supervisor.rules.plan import Plan
@@ -60,7 +45,7 @@ class Supervisor:
         self._launch = launch
         self._guard = guard
         settings = launch.settings
-        self.machine = SupervisorMachine(
+        machine = SupervisorMachine(
             settings.layout,
             settings.policy,
             random.random,
@@ -68,7 +53,8 @@ class Supervisor:
             host_timeout_s=settings.node_timeout_s,
         )
         self._loop = asyncio.get_running_loop()
-        self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
+        self._driver = SupervisorDriver(machine, self._loop, self, self, self._finish)
+        self._feed = self._driver.feed
         self._over: asyncio.Future[Over] = self._loop.create_future()
         self._nodes = Nodes(self._known_plan, self._feed, self._signalled)
         self._daemon: ManagerDaemon | None = None
@@ -77,7 +63,6 @@ class Supervisor:
         self._local: LocalHost | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._excluded: dict[int, str] = {}
-        self._has_started = False
         self._signals: Counter[int] = Counter()  # by host
 
     async def run(self) -> int:
@@ -93,7 +78,7 @@ class Supervisor:
             await self._end(over)
             return over.status
         finally:
-            self._timer.cancel()
+            self._driver.close()
             guarding.cancel()
             if self._daemon is not None:
                 await self._daemon.stop()
@@ -113,7 +98,7 @@ class Supervisor:
         daemon = ManagerDaemon(
             self._launch.manager_config(self._store is not None),
             self._launch.token,
-            self._daemon_ends,
+            self._driver.manager_ended,
             {"Node": self._nodes.entry()},
             self._look,
             self._given_up,
@@ -123,7 +108,7 @@ class Supervisor:
         if self._store is not None:
             self._store.start()
         plan = self._plan(daemon)
-        self._link = self._launch.run_link(plan, self._hear)
+        self._link = self._launch.run_link(plan, self._driver.hear)
         self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
         self._link.open()
 
@@ -155,29 +140,6 @@ class Supervisor:
 
     # -- what happens
 
-    def _hear(self, message: ToSupervisor) -> None:
-        match message:
-            case SupervisorWelcome():
-                self._feed(HostReady(0))
-            case Stop(reason, who):
-                self._feed(StopHeard(f"{reason} (by {who})"))
-            case Done(number) if not self._has_started:
-                self._feed(EndAsked(0, f"the run has completed, with generation {number}"))
-            case Done():
-                self._feed(HostReady(0))
-            case Refusal(error):
-                self._feed(EndAsked(1, f"the lighthouse refuses this supervisor: {error}"))
-
-    def _daemon_ends(self, status: int) -> None:
-        """Its manager has left since it was drained, cannot serve, or was killed by a request."""
-        match status:
-            case 0:
-                self._feed(EndAsked(0, "the group has left its quorum"))
-            case 1:
-                self._feed(KillAsked("by request"))
-            case _:
-                self._feed(EndAsked(1, "its manager has no lighthouse, as it says above"))
-
     def _given_up(self, lost: RankGivenUp | GroupGivenUp) -> None:
         """Under torchrun its own agent sees to the ranks."""
         if isinstance(lost, GroupGivenUp):
@@ -200,41 +162,17 @@ class Supervisor:
             self._feed(EndAsked(status, why, is_urgent=True))
 
     async def _leave(self, then: EndAsked) -> None:
-        if self._daemon is not None and not self.machine.is_over:
+        if self._daemon is not None and not self._driver.machine.is_over:
             await self._daemon.leave(then.why)
         self._feed(then)
 
     async def _watch_guard(self) -> None:
         status = await self._guard.run()
-        self._finish(Over(1, f"the guard of the ranks has ended with {status}, and they with it"))
+        self._driver.finish(Over(1, f"the guard of the ranks has ended with {status}, and they with it"))
 
-    # -- feed and perform
+    # -- hosts and the run, as the driver sees them
 
-    def _feed(self, event: Event) -> None:
-        self._perform(self.machine.handle(event, self._loop.time()))
-
-    def _tick(self) -> None:
-        self._perform(self.machine.tick(self._loop.time()))
-
-    def _perform(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Noted(text):
-                    log.warning("%s", text)
-                case Start(host, ranks, attempt):
-                    self._start(host, ranks, attempt)
-                case Halt(host, ranks, grace_s):
-                    self._halt(host, ranks, grace_s)
-                case RunStopAsked(reason):
-                    self._ask_stop(reason)
-                case HostExcluded(host, reason):
-                    self._exclude(host, reason)
-                case Over():
-                    self._finish(effect)
-        self._timer.set(self.machine.deadline())
-
-    def _start(self, host: int, ranks: Sequence[int], attempt: int) -> None:
-        self._has_started = True
+    def start(self, host: int, ranks: Sequence[int], attempt: int) -> None:
         if host == 0 and self._local is not None:
             self._local.start(ranks, attempt)
         else:
@@ -242,17 +180,17 @@ class Supervisor:
         if self._daemon is not None:
             self._daemon.ranks_started()
 
-    def _halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None:
+    def halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None:
         if host == 0 and self._local is not None:
             self._local.halt(ranks, grace_s)
         else:
             self._nodes.send(host, NodeHalt(tuple(ranks), grace_s))
 
-    def _ask_stop(self, reason: str) -> None:
+    def ask_stop(self, reason: str) -> None:
         if self._link is not None:
             self._link.ask_stop(f"{self._launch.config.replica_id}: {reason}")
 
-    def _exclude(self, host: int, reason: str) -> None:
+    def exclude(self, host: int, reason: str) -> None:
         self._excluded[host] = reason
         if host == 0 and self._link is not None:
             self._link.exclude(reason)

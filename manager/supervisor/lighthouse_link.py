@@ -1,13 +1,7 @@
-"""A supervisor's stream to the lighthouse: who may start, that the run has stopped, who has died and why.
-
-What must arrive is a level and said again on each new stream: a stop that was asked for, a host that is excluded. Who
-was lost while the lighthouse was away, or so shortly before that it may not have heard so, is told when it is back; it
-counts a loss once.
-"""
+"""A supervisor's streams to the lighthouse, one after the other. What must arrive is in rules/report.py."""
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 
 from lighthouse_protocol.messages.run import Done, Refusal, Stop
@@ -25,13 +19,12 @@ from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.client.streams import SupervisorStream
 from lighthouse_runtime.timing.backoff import Backoff
 from manager.group.lighthouse_link import Absence
+from manager.supervisor.rules.report import Report
 
 log = logging.getLogger(__name__)
 
-MAX_KEPT_LOSSES = 1000
 STOP_TIMEOUT_S = 60.0  # how long a stop that was asked for is kept for a lighthouse that is away
 CLOSE_TIMEOUT_S = 1.0
-DOUBT_S = 60.0  # what was said so long before a stream broke has arrived: a dead connection is noticed sooner
 
 
 class RunLink:
@@ -49,10 +42,8 @@ class RunLink:
         self._entry = entry
         self._hear = hear
         self._stream: SupervisorStream | None = None
-        self._losses: deque[WorkerLost] = deque(maxlen=MAX_KEPT_LOSSES)
-        self._told: deque[tuple[float, WorkerLost]] = deque(maxlen=MAX_KEPT_LOSSES)
-        self._stop: StopAsked | None = None
-        self._excluded: HostExcluded | None = None
+        self._report = Report(self._send)
+        self._clock = asyncio.get_running_loop().time
         self._has_heard_stop = asyncio.Event()
         self._has_answered = self._is_away = False
         self._absence = Absence()
@@ -63,22 +54,19 @@ class RunLink:
         self._task = asyncio.create_task(self._run(), name="run")
 
     def lose(self, lost: WorkerLost) -> None:
-        self._losses.append(lost)
-        self._send_losses()
+        self._report.lose(lost, self._clock())
 
     def ask_stop(self, reason: str) -> None:
-        self._stop = StopAsked(reason)
-        self._send(self._stop)
+        self._report.ask_stop(reason)
 
     def exclude(self, reason: str) -> None:
-        self._excluded = HostExcluded(reason)
-        self._send(self._excluded)
+        self._report.exclude(reason)
 
     async def close(self) -> None:
         """Says what is left to say. A stop that was asked for is waited for: nobody else may know of it."""
         if self._task is None:
             return
-        if self._stop is not None and not self._is_over:
+        if self._report.stop is not None and not self._is_over:
             if self._stream is None:
                 log.warning("the lighthouse is told of the stop when it is back, within %g s", STOP_TIMEOUT_S)
             waited = asyncio.create_task(self._has_heard_stop.wait())
@@ -115,7 +103,7 @@ class RunLink:
                     self._receive(stream, Refusal(e))
                 finally:
                     self._stream = None
-                    self._doubt()
+                    self._report.ended(self._clock())
             await backoff.wait()
 
     def _receive(self, stream: SupervisorStream, message: ToSupervisor) -> None:
@@ -133,10 +121,7 @@ class RunLink:
 
     def _welcomed(self, stream: SupervisorStream, beat_interval_s: float) -> None:
         self._stream = stream
-        for level in (self._excluded, self._stop):
-            if level is not None:
-                self._send(level)
-        self._send_losses()
+        self._report.welcomed(self._clock())
         self._beat(stream, beat_interval_s)
 
     def _beat(self, stream: SupervisorStream, interval_s: float) -> None:
@@ -148,23 +133,9 @@ class RunLink:
         if self._stream is not None:
             self._stream.send(message)
 
-    def _send_losses(self) -> None:
-        now = asyncio.get_running_loop().time()
-        while self._stream is not None and self._losses:
-            lost = self._losses.popleft()
-            self._send(lost)
-            self._told.append((now, lost))
-
-    def _doubt(self) -> None:
-        """The stream has ended: what was told last is told again."""
-        since = asyncio.get_running_loop().time() - DOUBT_S
-        doubtful = [lost for told_at, lost in self._told if told_at >= since]
-        self._told.clear()
-        self._losses = deque((*doubtful, *self._losses), maxlen=MAX_KEPT_LOSSES)
-
     def _note(self, error: str) -> None:
         if error:
-            if text := self._absence.noted(error, asyncio.get_running_loop().time()):
+            if text := self._absence.noted(error, self._clock()):
                 log.warning("lighthouse lost: %s; %s", text, self._consequence())
         else:
             if self._is_away:

@@ -62,6 +62,13 @@ class StopHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class RunCompleted:
+    """Every rank of the run has finished. Those of this group hear it by their own streams, and end."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class KillAsked:
     reason: str
 
@@ -80,7 +87,18 @@ class EndAsked:
     is_urgent: bool = False
 
 
-Event = HostReady | HostLost | RankEnded | RankSilent | MisfitHeard | CheckFailed | StopHeard | KillAsked | EndAsked
+Event = (
+    HostReady
+    | HostLost
+    | RankEnded
+    | RankSilent
+    | MisfitHeard
+    | CheckFailed
+    | StopHeard
+    | RunCompleted
+    | KillAsked
+    | EndAsked
+)
 
 # -- effects
 

@@ -9,6 +9,7 @@
 4. A group that is asked to end, or is told that the run has stopped, restarts nothing. It is over when no rank runs.
    The first reason counts, and the earliest end of the grace: a cause that comes twice takes nothing from the grace.
 5. What an earlier attempt still says is not heard.
+6. Once the run is completed nothing starts again: it is over when no rank runs, with 0.
 """
 
 import math
@@ -32,6 +33,7 @@ from manager.supervisor.rules.events import (
     Over,
     RankEnded,
     RankSilent,
+    RunCompleted,
     RunStopAsked,
     Start,
     StopHeard,
@@ -130,6 +132,7 @@ class SupervisorMachine:
         self._ready: set[int] = set()
         self._missing_since: dict[int, float] = {}
         self._ending: _Ending | None = None
+        self._completed = ""
         self.is_over = False
 
     @property
@@ -180,6 +183,9 @@ class SupervisorMachine:
                 return self._exclude(Exclude(host, f"its health check failed: {reason}"), now)
             case StopHeard(reason):
                 return self._stop(f"the run is stopped: {reason}", now)
+            case RunCompleted(reason):
+                self._completed = reason
+                return []
             case KillAsked(reason):
                 return self._kill(reason, now)
             case EndAsked():
@@ -226,6 +232,8 @@ class SupervisorMachine:
         return effects
 
     def _lose(self, unit: Unit, host: int, why: str, now: float) -> list[Effect]:
+        if self._completed:
+            return [Noted(f"{why}; {self._completed}")]
         match unit.budget.lose(host, now - unit.started_at, now, is_misfit=bool(unit.misfit)):
             case Restart(after_s):
                 unit.starts_at = now + after_s
@@ -295,10 +303,12 @@ class SupervisorMachine:
         for unit in self.units:
             if unit.phase is Phase.STOPPING and not unit.running:
                 unit.phase = Phase.WAITING
+            if self._completed and not unit.running:
+                unit.phase = Phase.DONE
         if self._ending is not None:
             return [] if self.running else self._be_over(self._ending.status, self._ending.why)
         if all(unit.phase is Phase.DONE for unit in self.units):
-            return self._be_over(0, "all ranks are done")
+            return self._be_over(0, self._completed or "all ranks are done")
         return [effect for unit in self.units if self._may_start(unit, now) for effect in self._start(unit, now)]
 
     def _may_start(self, unit: Unit, now: float) -> bool:

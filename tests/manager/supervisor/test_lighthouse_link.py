@@ -8,8 +8,8 @@ import pytest
 from lighthouse_protocol.messages.run import RankId
 from lighthouse_protocol.messages.supervisor import SupervisorBeat, SupervisorEntry, SupervisorWelcome, WorkerLost
 from lighthouse_protocol.refusals import Unreachable
-from manager.supervisor import lighthouse_link
 from manager.supervisor.lighthouse_link import RunLink
+from manager.supervisor.rules import report
 
 ENTRY = SupervisorEntry("g", "s", "h", (0, 1))
 WELCOME = SupervisorWelcome(60.0)
@@ -73,5 +73,5 @@ class TestLosses:
         assert asyncio.run(self.over_two_streams()) == [[ENTRY, FIRST], [ENTRY, FIRST, SECOND]]
 
     def test_one_that_was_told_long_before_is_not(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(lighthouse_link, "DOUBT_S", -1.0)
+        monkeypatch.setattr(report, "DOUBT_S", -1.0)
         assert asyncio.run(self.over_two_streams()) == [[ENTRY, FIRST], [ENTRY, SECOND]]

@@ -19,6 +19,7 @@ from manager.supervisor.rules.events import (
     Over,
     RankEnded,
     RankSilent,
+    RunCompleted,
     RunStopAsked,
     Start,
     StopHeard,
@@ -103,6 +104,40 @@ class TestGroup:
         assert over.status == 1
         assert over.why.startswith("start-up failure: 2 deaths in a row")
         assert over.why.endswith("rank 0 has ended by exit code 1: no module")
+
+
+class TestCompleted:
+    """The run is: nothing starts again for a process that would be told just that."""
+
+    def test_one_that_has_not_started_is_over(self) -> None:
+        assert machine().handle(RunCompleted("done by 7"), 0.0) == [Over(0, "done by 7")]
+
+    def test_one_that_waits_out_a_delay_is_over(self) -> None:
+        m = running(Layout())
+        m.handle(RankEnded(0, 0, 1), 50.0)
+        assert m.deadline() == 51.0
+        assert m.handle(RunCompleted("done by 7"), 50.5) == [Over(0, "done by 7")]
+
+    def test_ranks_that_run_end_by_themselves(self) -> None:
+        m = running()
+        assert m.handle(RunCompleted("done by 7"), 50.0) == []
+        assert m.handle(RankEnded(0, 0, 0), 50.1) == []
+        assert m.handle(RankEnded(1, 0, 0), 50.2) == [Over(0, "done by 7")]
+
+    def test_one_that_is_lost_then_is_not_started_again_and_its_mates_are_not_disturbed(self) -> None:
+        m = running()
+        m.handle(RunCompleted("done by 7"), 50.0)
+        assert m.handle(RankEnded(0, 0, -9), 50.1) == [
+            Noted("rank 0 has ended by SIGKILL (kill -9, or the kernel was out of memory); done by 7")
+        ]
+        assert m.tick(60.0) == []
+        assert m.handle(RankEnded(1, 0, 0), 60.1) == [Over(0, "done by 7")]
+
+    def test_ranks_that_are_stopped_for_a_restart_are_not_started_again(self) -> None:
+        m = running()
+        m.handle(RankEnded(0, 0, 1), 50.0)
+        assert m.handle(RunCompleted("done by 7"), 50.1) == []
+        assert m.handle(RankEnded(1, 0, -15), 50.2) == [Over(0, "done by 7")]
 
 
 class TestRanks:

@@ -32,7 +32,7 @@ class Patience:
                 continue
             if self._should_have_stopped() and simulation.is_untroubled(supervisor, OBEYED_WITHIN_S):
                 _broken("G5", f"{supervisor.name} is up {OBEYED_WITHIN_S:g} s after {self._checkers.stop}")
-            if self._has_to_be_gone(supervisor, supervisor.incarnation):
+            if not host.ranks and self._has_to_be_gone(supervisor, supervisor.incarnation):  # it waits for its ranks
                 _broken("G6", f"{supervisor.name} is up {TOLD_WITHIN_S:g} s after the completion")
             for rank in host.ranks:
                 self._look_at(rank, process.machine)

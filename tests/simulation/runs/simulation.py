@@ -10,9 +10,9 @@ from tests.simulation.runs.faults import draw_faults, schedule
 from tests.simulation.runs.lighthouse import RunLighthouse
 from tests.simulation.runs.patience import Patience
 from tests.simulation.runs.plan import RunPlan, draw_plan
-from tests.simulation.runs.rank import RankProcess
+from tests.simulation.runs.rank import EXIT_STOPPED, RankProcess
 from tests.simulation.runs.site import LighthouseSite
-from tests.simulation.runs.supervisor import EXIT_STOPPED, Host, Supervisor
+from tests.simulation.runs.supervisor import Host, Supervisor
 from tests.simulation.runs.work import Work
 from tests.simulation.world import Process, Violation, World
 

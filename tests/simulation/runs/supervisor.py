@@ -1,22 +1,23 @@
-"""A supervisor of one host: the machine of manager/supervisor/rules, its ranks, and its stream to the lighthouse."""
+"""A supervisor of one host: the product's SupervisorDriver and Report on a virtual clock; its ranks are a model."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lighthouse_protocol.messages.run import Done, RankId, Refusal, Stop
+from lighthouse_protocol.messages.run import RankId, Stop
 from lighthouse_protocol.messages.supervisor import (
-    StopAsked,
     SupervisorBeat,
     SupervisorEntry,
     SupervisorWelcome,
     WorkerLost,
 )
+from manager.supervisor.driver import SupervisorDriver
 from manager.supervisor.rules import events
 from manager.supervisor.rules.machine import Layout, SupervisorMachine
+from manager.supervisor.rules.report import Report
 from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
 from tests.simulation.runs.links import Link
-from tests.simulation.runs.rank import EXIT_STOPPED, RankProcess
-from tests.simulation.world import Process, Timer
+from tests.simulation.runs.rank import RankProcess
+from tests.simulation.world import Process, Timers
 
 if TYPE_CHECKING:
     from tests.simulation.runs.simulation import RunSimulation
@@ -74,9 +75,8 @@ class Supervisor(Process):
         self.ranks: dict[int, RankProcess] = {}
         self.born_at = self.world.now
         self.code: int | None = None
-        self._has_welcome = self._is_welcome = False
-        self._stop: StopAsked | None = None
-        self._lost: dict[RankId, WorkerLost] = {}
+        self._has_heard_stop = False
+        self._over: events.Over | None = None
         policy = RestartPolicy(
             max_restarts=plan.budget,
             delay_s=plan.restart_s,
@@ -86,8 +86,9 @@ class Supervisor(Process):
         )
         layout = Layout(1, len(host.slots))
         self.machine = SupervisorMachine(layout, policy, self.world.random.random, grace_s=GRACE_S)
+        self.driver = SupervisorDriver(self.machine, Timers(self), self, self, self._finish)
         self.link = Link(self, self.simulation.network, self._opened, self._heard, self._closed)
-        self._timer = Timer(self, self._tick)
+        self._report = Report(self.link.send)
         self.on_death.append(self._die)
         self.say("starts")
         self._connect()
@@ -100,76 +101,46 @@ class Supervisor(Process):
         self.link.open(site.process, lambda end: site.process.accept(end) if site.process else None)
 
     def _opened(self) -> None:
-        self._is_welcome = False  # by this stream; until then nothing is said by it
         self.link.send(SupervisorEntry(self.site.name, self.incarnation, self.host, self.site.slots))
 
-    def _tell(self, message: WorkerLost | StopAsked | SupervisorBeat) -> None:
-        if self._is_welcome:
-            self.link.send(message)
-
-    def _welcomed(self) -> None:
-        self._is_welcome = True
-        for lost in self._lost.values():
-            self._tell(lost)
-        if self._stop is not None:
-            self._tell(self._stop)
-        if not self._has_welcome:
-            self._has_welcome = True
-            self.feed(events.HostReady(0))
-
     def _closed(self) -> None:
+        self._report.ended(self.clock())
         self.after(self.world.random.uniform(*BACK_OFF_S), self._connect)
 
     def _beat(self) -> None:
-        self._tell(SupervisorBeat())
+        if self._report.is_open:
+            self.link.send(SupervisorBeat())
         self.after(BEAT_S, self._beat)
 
     def _heard(self, message: Any) -> None:
         match message:
             case SupervisorWelcome():
-                self._welcomed()
-            case Stop(reason):
-                self._stop = None
-                self.feed(events.StopHeard(reason))
-                if self.machine.is_over:
-                    self._exit(EXIT_STOPPED, reason)
-            case Done():
-                self.feed(events.EndAsked(0, "all have finished"))
-            case Refusal(error):
-                self.feed(events.EndAsked(1, str(error)))
+                self._report.welcomed(self.clock())
+            case Stop():
+                self._has_heard_stop = True
             case _:
                 pass
+        self.driver.hear(message)
+        if self._has_heard_stop and self._over is not None:
+            self._exit(self._over.status, self._over.why)
 
-    # -- the machine
+    # -- the run, as the driver sees it
 
-    def feed(self, event: events.Event) -> None:
-        self._perform(self.machine.handle(event, self.clock()))
+    def ask_stop(self, reason: str) -> None:
+        self._report.ask_stop(reason)
 
-    def _tick(self) -> None:
-        self._perform(self.machine.tick(self.clock()))
-
-    def _perform(self, effects: Sequence[events.Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case events.Start(_, ranks, attempt):
-                    for rank in ranks:
-                        self._start(self.site.slots[rank], attempt)
-                case events.Halt(_, ranks, grace_s):
-                    for rank in ranks:
-                        self._halt(self.ranks[self.site.slots[rank]], grace_s)
-                case events.RunStopAsked(reason):
-                    self._stop = StopAsked(reason)
-                    self._tell(self._stop)
-                case events.Over(status, why):
-                    self._over(status, why)
-                case events.Noted(text):
-                    self.say(text)
-                case events.HostExcluded():
-                    raise AssertionError(effect)
-        if self.is_up:
-            self._timer.set(self.machine.deadline())
+    def exclude(self, host: int, reason: str) -> None:
+        raise AssertionError((host, reason))
 
     # -- ranks
+
+    def start(self, host: int, ranks: Sequence[int], attempt: int) -> None:
+        for rank in ranks:
+            self._start(self.site.slots[rank], attempt)
+
+    def halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None:
+        for rank in ranks:
+            self._halt(self.ranks[self.site.slots[rank]], grace_s)
 
     def _start(self, slot: int, attempt: int) -> None:
         old = self.ranks.get(slot)
@@ -189,17 +160,17 @@ class Supervisor(Process):
 
     def _reap(self, rank: RankProcess, code: int, reason: str) -> None:
         if code:
-            self._lost[rank.rank] = WorkerLost(rank.rank, reason or f"exit code {code}")
-            self._tell(self._lost[rank.rank])
-        self.feed(events.RankEnded(rank.rank.slot - self.site.slots[0], rank.attempt, code, reason))
+            self._report.lose(WorkerLost(rank.rank, reason or f"exit code {code}"), self.clock())
+        self.driver.feed(events.RankEnded(rank.rank.slot - self.site.slots[0], rank.attempt, code, reason))
 
     # -- its end
 
-    def _over(self, status: int, why: str) -> None:
+    def _finish(self, over: events.Over) -> None:
         """A stop that the lighthouse has not heard of is kept for a while."""
-        if self._stop is None:
-            return self._exit(status, why)
-        return self.after(STOP_KEPT_S, self._exit, status, why)
+        if self._report.stop is None or self._has_heard_stop:
+            return self._exit(over.status, over.why)
+        self._over = over
+        return self.after(STOP_KEPT_S, self._exit, over.status, over.why)
 
     def _exit(self, code: int, why: str) -> None:
         self.say(f"exits {code}: {why}")

@@ -1,0 +1,115 @@
+"""The group's supervision: its machine is fed, its effects are performed in order, one timer is set again.
+
+Synchronous: time, hosts and the run are ports, so the simulator runs this very code.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from lighthouse_protocol.messages.run import Done, Refusal, Stop
+from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
+from lighthouse_runtime.ports import Timers
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
+from manager.supervisor.rules.events import (
+    Effect,
+    EndAsked,
+    Event,
+    Halt,
+    HostExcluded,
+    HostReady,
+    KillAsked,
+    Noted,
+    Over,
+    RunCompleted,
+    RunStopAsked,
+    Start,
+    StopHeard,
+)
+from manager.supervisor.rules.machine import SupervisorMachine
+
+log = logging.getLogger(__name__)
+
+
+class Hosts(Protocol):
+    """The hosts of the group, by number; ranks by their number on the host."""
+
+    def start(self, host: int, ranks: Sequence[int], attempt: int) -> None: ...
+
+    def halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None: ...
+
+
+class Run(Protocol):
+    """The run in the lighthouse that this group is of."""
+
+    def ask_stop(self, reason: str) -> None: ...
+
+    def exclude(self, host: int, reason: str) -> None: ...
+
+
+class SupervisorDriver:
+    """`finish` is called at the end, at most once."""
+
+    def __init__(
+        self, machine: SupervisorMachine, timers: Timers, hosts: Hosts, run: Run, finish: Callable[[Over], None]
+    ) -> None:
+        self.machine = machine
+        self._clock = timers.time
+        self._timer = DeadlineTimer(self._tick, timers)
+        self._hosts = hosts
+        self._run = run
+        self._finish = finish
+        self._has_finished = False
+
+    def hear(self, message: ToSupervisor) -> None:
+        """The lighthouse says it."""
+        match message:
+            case SupervisorWelcome():
+                self.feed(HostReady(0))
+            case Stop(reason, who):
+                self.feed(StopHeard(f"{reason} (by {who})"))
+            case Done(number):
+                self.feed(RunCompleted(f"the run has completed, with generation {number}"))
+            case Refusal(error):
+                self.feed(EndAsked(1, f"the lighthouse refuses this supervisor: {error}"))
+
+    def manager_ended(self, status: int) -> None:
+        """The group's manager was drained, was killed by a request, or cannot serve."""
+        match status:
+            case 0:
+                self.feed(EndAsked(0, "the group has left its quorum"))
+            case 1:
+                self.feed(KillAsked("by request"))
+            case _:
+                self.feed(EndAsked(1, "its manager has no lighthouse, as it says above"))
+
+    def feed(self, event: Event) -> None:
+        self._perform(self.machine.handle(event, self._clock()))
+
+    def finish(self, over: Over) -> None:
+        if not self._has_finished:
+            self._has_finished = True
+            self._finish(over)
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._perform(self.machine.tick(self._clock()))
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Noted(text):
+                    log.warning("%s", text)
+                case Start(host, ranks, attempt):
+                    self._hosts.start(host, ranks, attempt)
+                case Halt(host, ranks, grace_s):
+                    self._hosts.halt(host, ranks, grace_s)
+                case RunStopAsked(reason):
+                    self._run.ask_stop(reason)
+                case HostExcluded(host, reason):
+                    self._run.exclude(host, reason)
+                case Over():
+                    self.finish(effect)
+        self._timer.set(self.machine.deadline())
