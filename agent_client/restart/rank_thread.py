@@ -1,6 +1,6 @@
-"""The thread that drives a rank's machine: its stream, its beats, and what the wrapped function is told.
+"""The thread that a rank's driver runs on: its streams, and what the wrapped function is told.
 
-The machine is touched by this thread alone; the function's thread puts events into its inbox, and waits for verdicts.
+The driver is touched by this thread alone; the function's thread puts events into its inbox, and waits for verdicts.
 """
 
 import logging
@@ -8,13 +8,14 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Protocol, Self
 
+from agent_client.restart import driver
 from agent_client.restart.rules import events
 from agent_client.restart.rules.machine import RankMachine
-from lighthouse_protocol.messages.run import FromWorker, ToWorker
+from lighthouse_protocol.messages.run import ToWorker
 from lighthouse_protocol.refusals import InternalError, LighthouseError
 
 log = logging.getLogger(__name__)
@@ -23,11 +24,9 @@ CLOSES_WITHIN_S = 5.0
 REPORT_INTERVAL_S = 0.1
 
 
-class Stream(Protocol):
+class Stream(driver.Stream, Protocol):
     """lighthouse_runtime.client.streams.RankStream is one."""
 
-    def send(self, message: FromWorker) -> None: ...
-    def cancel(self) -> None: ...
     def __iter__(self) -> Iterator[ToWorker]: ...
 
 
@@ -50,7 +49,7 @@ class RankThread:
     """A context manager, whose end leaves the run."""
 
     def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream], hands: Hands) -> None:
-        self._machine = machine
+        self._driver = driver.RankDriver(machine, time.monotonic, self._connect, self)
         self._open_stream = open_stream
         self._hands = hands
         self._inbox: queue.SimpleQueue[events.RankEvent | _Sign] = queue.SimpleQueue()
@@ -58,7 +57,6 @@ class RankThread:
         self._ended: events.Ended | None = None
         self._over = -1
         self._running = -1
-        self._streams: dict[int, Stream] = {}
         self._step = 0
         self._steps_told = 0
         self._told_at = 0.0
@@ -104,72 +102,53 @@ class RankThread:
 
     def _live(self) -> None:
         try:
-            self._perform(self._machine.start(time.monotonic()))
+            self._driver.start()
             while (event := self._next()) is not _Sign.LEAVE:
                 self._tell_steps()
-                now = time.monotonic()
                 if isinstance(event, _Sign):
-                    self._perform(self._machine.tick(now))
+                    self._driver.tick()
                 else:
-                    self._perform(self._machine.handle(event, now))
+                    self._driver.feed(event)
         except Exception as e:
             log.exception("this rank's thread has failed")
-            self._perform([events.Ended(InternalError(f"the rank's thread has failed: {e}")), events.Interrupt(str(e))])
+            self.end(events.Ended(InternalError(f"the rank's thread has failed: {e}")))
+            self.interrupt(str(e))
         finally:
-            for stream in self._streams.values():
-                stream.cancel()
+            self._driver.close()
 
     def _next(self) -> events.RankEvent | _Sign:
-        now = time.monotonic()
-        deadline = self._machine.deadline(now)
+        deadline = self._driver.deadline()
         try:
-            return self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - now))
+            return self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             return _Sign.TIME
 
     def _tell_steps(self) -> None:
         if self._step > self._steps_told:
             self._steps_told = self._step
-            self._perform(self._machine.handle(events.Stepped(self._step), time.monotonic()))
+            self._driver.feed(events.Stepped(self._step))
 
-    def _perform(self, effects: Sequence[events.RankEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case events.Connect(session):
-                    self._connect(session)
-                case events.Send(session, message):
-                    if session in self._streams:
-                        self._streams[session].send(message)
-                case events.Disconnect(session):
-                    self._drop(session)
-                case events.Run():
-                    self._running = effect.number
-                    self._verdicts.put(effect)
-                case events.Ended():
-                    self._ended = effect
-                    self._verdicts.put(effect)
-                case events.Interrupt(reason):
-                    self._over = self._running
-                    self._hands.interrupt(reason)
-                case events.Kill(reason):
-                    self._hands.kill(reason)
-                case events.StandBy(counters):
-                    log.info("generation %d runs without this rank: it is a spare", counters.number)
-                case events.LighthouseLost(reason):
-                    log.warning("lighthouse lost: %s", reason)
-                case events.LighthouseBack():
-                    log.warning("lighthouse back")
+    # -- for the driver: the function, and its streams
 
-    def _connect(self, session: int) -> None:
-        for old in list(self._streams):
-            self._drop(old)
-        self._streams[session] = stream = self._open_stream()
+    def run(self, run: events.Run) -> None:
+        self._running = run.number
+        self._verdicts.put(run)
+
+    def end(self, ended: events.Ended) -> None:
+        self._ended = ended
+        self._verdicts.put(ended)
+
+    def interrupt(self, reason: str) -> None:
+        self._over = self._running
+        self._hands.interrupt(reason)
+
+    def kill(self, reason: str) -> None:
+        self._hands.kill(reason)
+
+    def _connect(self, session: int) -> Stream:
+        stream = self._open_stream()
         threading.Thread(target=self._read, args=(session, stream), name="lighthouse-stream", daemon=True).start()
-
-    def _drop(self, session: int) -> None:
-        stream = self._streams.pop(session, None)
-        if stream is not None:
-            stream.cancel()
+        return stream
 
     def _read(self, session: int, stream: Stream) -> None:
         """On a thread of the stream's own."""

@@ -1,8 +1,8 @@
-"""A rank's process: the pure machine of agent_client.restart, its stream, and the function that it runs."""
+"""A rank's process: the product's RankDriver on a virtual clock, its stream, and the function that it runs."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from agent_client.restart.driver import RankDriver
 from agent_client.restart.rules import events
 from agent_client.restart.rules.config import RankConfig, RankPhase
 from agent_client.restart.rules.machine import RankMachine
@@ -32,6 +32,7 @@ class RankProcess(Process):
         simulation.world.counts["processes"] += 1
         config = RankConfig(hard_timeout_s=plan.hard_timeout_s, accept_timeout_s=plan.accept_timeout_s)
         self.machine = RankMachine(entry, config)
+        self.driver = RankDriver(self.machine, self.clock, self._connect, Function(self))
         self.link = Link(self, simulation.network, self._opened, self._heard, self._closed)
         self.running: int | None = None
         self.told: int | None = None
@@ -49,49 +50,36 @@ class RankProcess(Process):
         return self.machine.phase in (RankPhase.READY, RankPhase.SPARE)
 
     def _boot(self) -> None:
-        self._perform(self.machine.start(self.clock()))
+        self.driver.start()
         self.feed(events.Waiting())
         self.after(KEYS_EVERY_S, self._use_keys)
 
-    # -- the machine
+    # -- the driver
 
     def feed(self, event: events.RankEvent) -> None:
-        self._perform(self.machine.handle(event, self.clock()))
+        self.driver.feed(event)
+        self._rearm()
 
     def _tick(self) -> None:
-        self._perform(self.machine.tick(self.clock()))
+        self.driver.tick()
+        self._rearm()
 
-    def _perform(self, effects: Sequence[events.RankEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case events.Connect(session):
-                    self._connect(session)
-                case events.Disconnect():
-                    self.link.close()
-                case events.Send(_, message):
-                    self._send(message)
-                case events.Run(counters, rank, world_size):
-                    self._run(counters.number, rank, world_size)
-                case events.Interrupt():
-                    self._interrupt()
-                case events.Kill(reason):
-                    self.exit(SIGKILLED, reason)
-                case events.Ended(outcome):
-                    self._end(outcome)
-                case events.StandBy() | events.LighthouseLost() | events.LighthouseBack():
-                    pass
-            if not self.is_up:
-                return
-        self._timer.set(self.machine.deadline(self.clock()))
+    def _rearm(self) -> None:
+        if self.is_up:
+            self._timer.set(self.driver.deadline())
 
     # -- the stream
 
-    def _connect(self, session: int) -> None:
+    def _connect(self, session: int) -> "RankProcess":
         self._session, self._queued = session, []
         site = self.simulation.site
         self.link.open(site.process, lambda end: site.process.accept(end) if site.process else None)
+        return self
 
-    def _send(self, message: Any) -> None:
+    def cancel(self) -> None:
+        self.link.close()
+
+    def send(self, message: Any) -> None:
         if self.link.is_open:
             self.link.send(message)
         else:
@@ -123,13 +111,14 @@ class RankProcess(Process):
 
     # -- the function
 
-    def _run(self, number: int, place: int, world_size: int) -> None:
+    def run(self, run: events.Run) -> None:
+        number, place, world_size = run.counters.number, run.rank, run.world_size
         self.running = number
         self.say(f"runs {number} as rank {place} of {world_size}")
         self.simulation.checkers.runs(self.rank, number, place, world_size)
         self.simulation.work.begin(self, number, place, world_size)
 
-    def _interrupt(self) -> None:
+    def interrupt(self, reason: str) -> None:
         if self.running is None or self.is_hung:
             return
         self.running = None
@@ -138,7 +127,7 @@ class RankProcess(Process):
     def _raised(self, reason: str) -> None:
         self.feed(events.Raised(reason))
         if self.machine.outcome is not None:
-            return self._end(self.machine.outcome)
+            return self.end(events.Ended(self.machine.outcome))
         return self.after(0.001, self.feed, events.Waiting())
 
     def stepped(self, step: int) -> None:
@@ -164,8 +153,9 @@ class RankProcess(Process):
 
     # -- its end
 
-    def _end(self, outcome: object) -> None:
+    def end(self, ended: events.Ended) -> None:
         """When its function has ended."""
+        outcome = ended.outcome
         if self.machine.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return
         code = 0 if isinstance(outcome, Done) else EXIT_STOPPED if isinstance(outcome, Stop) else 1
@@ -176,3 +166,16 @@ class RankProcess(Process):
             self.say(f"exits {code} {reason}")
             self.kill()
             self.supervisor.child_ended(self, code, reason)
+
+
+class Function:
+    """What the driver does to the function that a rank runs."""
+
+    def __init__(self, process: RankProcess) -> None:
+        self.run = process.run
+        self.end = process.end
+        self.interrupt = process.interrupt
+        self._process = process
+
+    def kill(self, reason: str) -> None:
+        self._process.exit(SIGKILLED, reason)

@@ -1,0 +1,105 @@
+"""A rank of a run: its machine is fed, and its effects are performed in order.
+
+Synchronous: time, streams and the wrapped function are ports, so the simulator runs this very code.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from agent_client.restart.rules import events
+from agent_client.restart.rules.machine import RankMachine
+from lighthouse_protocol.messages.run import FromWorker
+
+log = logging.getLogger(__name__)
+
+
+class Stream(Protocol):
+    """An open stream to the lighthouse. What it hears, and its end, are fed as events with its number."""
+
+    def send(self, message: FromWorker) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+class Function(Protocol):
+    """The wrapped function, in its process."""
+
+    def run(self, run: events.Run) -> None: ...
+
+    def end(self, ended: events.Ended) -> None:
+        """It is not run again."""
+        ...
+
+    def interrupt(self, reason: str) -> None:
+        """End it, without waiting for that."""
+        ...
+
+    def kill(self, reason: str) -> None:
+        """End the process."""
+        ...
+
+
+class RankDriver:
+    """`connect` opens the stream of that number."""
+
+    def __init__(
+        self,
+        machine: RankMachine,
+        clock: Callable[[], float],
+        connect: Callable[[int], Stream],
+        function: Function,
+    ) -> None:
+        self.machine = machine
+        self._clock = clock
+        self._connect = connect
+        self._function = function
+        self._stream: tuple[int, Stream] | None = None
+
+    def start(self) -> None:
+        self._perform(self.machine.start(self._clock()))
+
+    def feed(self, event: events.RankEvent) -> None:
+        self._perform(self.machine.handle(event, self._clock()))
+
+    def tick(self) -> None:
+        self._perform(self.machine.tick(self._clock()))
+
+    def deadline(self) -> float | None:
+        """When to call tick, by the clock."""
+        return self.machine.deadline(self._clock())
+
+    def close(self) -> None:
+        self._drop()
+
+    def _perform(self, effects: Sequence[events.RankEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case events.Connect(session):
+                    self._drop()
+                    self._stream = session, self._connect(session)
+                case events.Send(session, message):
+                    if self._stream is not None and self._stream[0] == session:
+                        self._stream[1].send(message)
+                case events.Disconnect(session):
+                    if self._stream is not None and self._stream[0] == session:
+                        self._drop()
+                case events.Run():
+                    self._function.run(effect)
+                case events.Ended():
+                    self._function.end(effect)
+                case events.Interrupt(reason):
+                    self._function.interrupt(reason)
+                case events.Kill(reason):
+                    self._function.kill(reason)
+                case events.StandBy(counters):
+                    log.info("generation %d runs without this rank: it is a spare", counters.number)
+                case events.LighthouseLost(reason):
+                    log.warning("lighthouse lost: %s", reason)
+                case events.LighthouseBack():
+                    log.warning("lighthouse back")
+
+    def _drop(self) -> None:
+        if self._stream is not None:
+            self._stream[1].cancel()
+            self._stream = None
