@@ -20,10 +20,11 @@ from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, start_lighthouse
 from benchmarks.support.figures import machine, machine_text, spread, table, write_json
 from lighthouse_runtime.process.children import started_at
+from lighthouse_runtime.process.commands import START_MANAGER
 
 RANKS = 2
 DELAY_S = 0.001
-MANAGER = "from manager.cli import main; main(prog_name='lighthouse-manager')"
+MANAGER = START_MANAGER
 BAR_S = 1.0
 
 

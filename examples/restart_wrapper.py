@@ -18,6 +18,7 @@ from pathlib import Path
 from agent_client import CallWrapper, Wrapper
 from examples.ports import free_port
 from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_runtime.process.commands import START_LIGHTHOUSE
 
 RANKS, ACTIVE, STEPS = 8, 6, 20
 
@@ -51,8 +52,16 @@ def work() -> None:
 
 def main() -> int:
     port = free_port()
-    serve = "from lighthouse.cli import main; main(prog_name='lighthouse')"
-    lighthouse = [sys.executable, "-c", serve, "serve", "--bind", f"127.0.0.1:{port}", "--http", "127.0.0.1:0"]
+    lighthouse = [
+        sys.executable,
+        "-c",
+        START_LIGHTHOUSE,
+        "serve",
+        "--bind",
+        f"127.0.0.1:{port}",
+        "--http",
+        "127.0.0.1:0",
+    ]
     daemon = subprocess.Popen([*lighthouse, "--journal", "none", "--log-level", "warning"], env=_variables())
     ranks: list[subprocess.Popen[bytes]] = []
     try:

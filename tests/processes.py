@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from lighthouse_runtime.process.commands import START_LIGHTHOUSE, START_MANAGER
+
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -177,9 +179,9 @@ def _end(process: "subprocess.Popen[str]") -> None:
             pipe.close()
 
 
-LIGHTHOUSE_CODE = "from lighthouse.cli import main; main(prog_name='lighthouse')"
-MANAGER_CODE = "from manager.cli import main; main(prog_name='lighthouse-manager')"
-TORCHFT_LIGHTHOUSE_CODE = "from lighthouse.cli.torchft import main; main(prog_name='torchft_lighthouse')"
+LIGHTHOUSE_CODE = START_LIGHTHOUSE
+MANAGER_CODE = START_MANAGER
+TORCHFT_LIGHTHOUSE_CODE = "from lighthouse_runtime.process.commands import torchft_lighthouse; torchft_lighthouse()"
 
 
 def _with_defaults(options: Sequence[str], env: Mapping[str, str], prefix: str, **defaults: str) -> list[str]:

@@ -1,6 +1,7 @@
 """A manager for a group that was given only a lighthouse: a child process of rank 0, ending with it."""
 
 from agent_client.errors import AgentError
+from lighthouse_runtime.process.commands import START_MANAGER
 from lighthouse_runtime.process.daemon_child import ServerProcess
 
 
@@ -14,7 +15,7 @@ class ManagerProcess:
             "--bind": "[::]:0",
         }
         try:
-            self._server = ServerProcess("from manager.cli import main; main()", options, name="the group's manager")
+            self._server = ServerProcess(START_MANAGER, options, name="the group's manager")
         except RuntimeError as e:
             raise AgentError(str(e)) from None
         self.address = self._server.announced

@@ -11,9 +11,9 @@ from typing import NoReturn
 
 from agent_client.errors import ConfigurationError
 from agent_client.restart.launch import Launch
+from lighthouse_runtime.process.commands import START_MANAGER
 
 # Not `-m`: a module of the script's folder could stand in the place of ours.
-_SUPERVISOR = "from manager.cli import main; main(prog_name='lighthouse-manager')"
 _NO_STORE = "127.0.0.1:1"
 
 
@@ -32,7 +32,7 @@ def fork_and_monitor(*options: str) -> None:
             sys.executable,
             "-P",
             "-c",
-            _SUPERVISOR,
+            START_MANAGER,
             *command(launch, os.environ, [sys.executable, *sys.orig_argv[1:]], options),
         ]
     )

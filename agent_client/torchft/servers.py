@@ -14,12 +14,11 @@ from lighthouse_protocol.identity import Address, split_replica_id
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.net.bind import split_bind
 from lighthouse_runtime.net.own_address import served_host
+from lighthouse_runtime.process.commands import START_LIGHTHOUSE, START_MANAGER
 from lighthouse_runtime.process.daemon_child import ServerProcess
 
 log = logging.getLogger(__name__)
 
-_LIGHTHOUSE = "from lighthouse.cli import main; main()"
-_MANAGER = "from manager.cli import main; main()"
 _KILLED = 1
 _JOIN_TIMEOUT_MS = 100
 
@@ -53,7 +52,7 @@ class LighthouseServer:
             "--min-replicas": str(min_replicas),
             **{option: f"{ms}ms" for option, ms in times.items() if ms is not None},
         }
-        self._process = ServerProcess(_LIGHTHOUSE, options)
+        self._process = ServerProcess(START_LIGHTHOUSE, options)
         host = served_host(split_bind(bind, "bind")[0])
         self._address = f"http://{Address(host, int(self._process.announced))}"
 
@@ -109,7 +108,7 @@ class ManagerServer:
             # Its ranks have gone, or are going: nothing is left to wait for.
             "--leave-timeout": "1ms",
         }
-        self._process = ServerProcess(_MANAGER, options, _end_with_manager)
+        self._process = ServerProcess(START_MANAGER, options, _end_with_manager)
 
     def address(self) -> str:
         """Where it can be reached.

@@ -158,7 +158,7 @@ def test_a_rank_that_has_only_a_lighthouse_starts_its_manager_which_ends_with_it
     below = descendants(pids[0])
     commands = {pid: command_of(pid) for pid in [*below, *pids]}
     if is_killed:
-        assert any("manager.cli" in command for command in commands.values()), commands
+        assert any("lighthouse_manager" in command for command in commands.values()), commands
         assert any("store/program.py" in command for command in commands.values()), commands
         os.kill(pids[0], signal.SIGKILL)
         wait_all_gone(below, commands)

@@ -1,0 +1,125 @@
+"""A project with its own `protos`, `manager` and `lighthouse`, in its own folder and with PYTHONPATH=.: both work."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lighthouse_runtime.process.commands import START_LIGHTHOUSE, START_MANAGER
+from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, clean_environment, eventually
+
+REGISTERED = """
+from google.protobuf import descriptor_pb2, descriptor_pool
+
+for name in ("manager.proto", "protos/manager.proto", "lighthouse.proto"):
+    file = descriptor_pb2.FileDescriptorProto(name=name, package="mine." + name.replace("/", "_").partition(".")[0])
+    file.message_type.add(name="Manager")
+    descriptor_pool.Default().Add(file)
+"""
+TRAIN = """
+import lighthouse
+import manager
+import protos.manager_pb2
+
+import torch
+from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, TrainState
+
+model = torch.nn.Linear(2, 1)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+agent = Agent.from_env(state=TrainState(model, sgd))
+replicated, optimizer = DistributedDataParallel(model, agent), FaultTolerantOptimizer(sgd, agent)
+while agent.current_step < 2:
+    optimizer.zero_grad()
+    replicated(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+agent.close()
+assert lighthouse.WHOSE == manager.WHOSE == "the user's", (lighthouse, manager)
+print("trained", agent.current_step, "beside", manager.WHOSE)
+"""
+FILES = {
+    "protos/__init__.py": "",
+    "protos/manager_pb2.py": REGISTERED,
+    "protos/manager.proto": 'syntax = "proto3"; package mine;',
+    "manager/__init__.py": 'WHOSE = "the user\'s"\n',
+    "lighthouse.py": 'WHOSE = "the user\'s"\n',
+    "train.py": TRAIN,
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def run(project: Path, *command: str, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=project,
+        env=clean_environment(PYTHONPATH=".", **env),
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@contextmanager
+def serving(project: Path) -> Iterator[str]:
+    """`lighthouse serve` in the project's folder; its address."""
+    command = [sys.executable, "-c", START_LIGHTHOUSE, "serve", "--bind", f"{LOCALHOST}:0", "--http", f"{LOCALHOST}:0"]
+    log = project / "lighthouse.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, "--journal", "none"],
+            cwd=project,
+            env=clean_environment(PYTHONPATH="."),
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        port = eventually(lambda: re.search(r"serves gRPC on port (\d+)", log.read_text()), "it serves")
+        yield f"{LOCALHOST}:{port[1]}"
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+
+
+def test_its_script_trains_with_its_own_modules(project: Path, lighthouse: Lighthouse) -> None:
+    pytest.importorskip("torch")
+    named = {"LIGHTHOUSE_ADDRESS": lighthouse.address, "REPLICA_GROUP_ID": "a"}
+    said = run(project, "train.py", **named)
+    assert "trained 2 beside the user's" in said
+
+
+def test_its_folder_may_serve_and_ask(project: Path) -> None:
+    with serving(project) as address:
+        assert "no job" in run(project, "-c", START_LIGHTHOUSE, "status", "--lighthouse", address).lower()
+
+
+def test_its_ranks_may_be_supervised(project: Path, lighthouse: Lighthouse) -> None:
+    words = ("run", "--lighthouse", lighthouse.address, "--replica-id", "a", "--bind", f"{LOCALHOST}:0")
+    rank = "import manager, lighthouse, protos.manager_pb2; print('a rank beside', manager.WHOSE)"
+    options = ("--advertise", LOCALHOST, "--store", f"{LOCALHOST}:1", "--", sys.executable, "-c", rank)
+    said = run(project, "-c", START_MANAGER, *words, *options)
+    assert "a rank beside the user's" in said
+    assert "all ranks are done" in said
+
+
+def test_what_is_installed_has_no_name_that_another_distribution_has() -> None:
+    """`pip install protos` after ours breaks nothing: our wheel has no such folder."""
+    config = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    packages = config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert set(packages) == {"lighthouse", "manager", "agent_client", "lighthouse_protocol", "lighthouse_runtime"}
+    assert {target.partition(":")[0] for target in config["project"]["scripts"].values()} == {
+        "lighthouse_runtime.process.commands"
+    }
