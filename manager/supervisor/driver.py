@@ -19,12 +19,12 @@ from manager.supervisor.rules.events import (
     HostExcluded,
     HostReady,
     KillAsked,
-    Noted,
-    Over,
+    Logged,
     RunCompleted,
     RunStopAsked,
+    RunStopped,
     Start,
-    StopHeard,
+    SupervisionEnded,
 )
 from manager.supervisor.rules.machine import SupervisorMachine
 
@@ -51,7 +51,12 @@ class SupervisorDriver:
     """`finish` is called at the end, at most once."""
 
     def __init__(
-        self, machine: SupervisorMachine, timers: Timers, hosts: Hosts, run: Run, finish: Callable[[Over], None]
+        self,
+        machine: SupervisorMachine,
+        timers: Timers,
+        hosts: Hosts,
+        run: Run,
+        finish: Callable[[SupervisionEnded], None],
     ) -> None:
         self.machine = machine
         self._clock = timers.time
@@ -67,7 +72,7 @@ class SupervisorDriver:
             case SupervisorWelcome():
                 self.feed(HostReady(0))
             case Stop(reason, who):
-                self.feed(StopHeard(f"{reason} (by {who})"))
+                self.feed(RunStopped(f"{reason} (by {who})"))
             case Done(number):
                 self.feed(RunCompleted(f"the run has completed, with generation {number}"))
             case Refusal(error):
@@ -86,7 +91,7 @@ class SupervisorDriver:
     def feed(self, event: Event) -> None:
         self._perform(self.machine.handle(event, self._clock()))
 
-    def finish(self, over: Over) -> None:
+    def finish(self, over: SupervisionEnded) -> None:
         if not self._has_finished:
             self._has_finished = True
             self._finish(over)
@@ -100,7 +105,7 @@ class SupervisorDriver:
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Noted(text):
+                case Logged(text):
                     log.warning("%s", text)
                 case Start(host, ranks, attempt):
                     self._hosts.start(host, ranks, attempt)
@@ -110,6 +115,6 @@ class SupervisorDriver:
                     self._run.ask_stop(reason)
                 case HostExcluded(host, reason):
                     self._run.exclude(host, reason)
-                case Over():
+                case SupervisionEnded():
                     self.finish(effect)
         self._timer.set(self.machine.deadline())

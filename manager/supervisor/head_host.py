@@ -15,22 +15,22 @@ from lighthouse_protocol.refusals import Unreachable
 from lighthouse_runtime.process.loop import STOP_SIGNALS
 from manager.evidence.process_probe import look_alone
 from manager.group.rules.events import GroupGivenUp, RankGivenUp
-from manager.guard.client import Guard
+from manager.guard.client import GuardClient
 from manager.server.daemon import ManagerDaemon
 from manager.supervisor.driver import SupervisorDriver
 from manager.supervisor.launch import Launch
-from manager.supervisor.lighthouse_link import RunLink
+from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.local_host import LocalHost
 from manager.supervisor.rules.events import (
     EndAsked,
-    MisfitHeard,
-    Over,
+    MisfitReported,
     RankSilent,
+    SupervisionEnded,
 )
 from manager.supervisor.rules.machine import SupervisorMachine
-from manager.supervisor.rules.plan import Plan
-from manager.supervisor.store import GroupStore
-from manager.supervisor.worker_hosts import Nodes
+from manager.supervisor.rules.plan import LaunchPlan
+from manager.supervisor.store import SupervisedStore
+from manager.supervisor.worker_hosts import WorkerHosts
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ LOOPBACK = "127.0.0.1"
 _QUICK_LEAVE_S = 1.0
 
 
-class Supervisor:
+class HeadHost:
     """run() gives the status to end with."""
 
-    def __init__(self, launch: Launch, guard: Guard) -> None:
+    def __init__(self, launch: Launch, guard: GuardClient) -> None:
         self._launch = launch
         self._guard = guard
         settings = launch.settings
@@ -55,11 +55,11 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._driver = SupervisorDriver(machine, self._loop, self, self, self._finish)
         self._feed = self._driver.feed
-        self._over: asyncio.Future[Over] = self._loop.create_future()
-        self._nodes = Nodes(self._known_plan, self._feed, self._signalled)
+        self._over: asyncio.Future[SupervisionEnded] = self._loop.create_future()
+        self._nodes = WorkerHosts(self._known_plan, self._feed, self._signalled)
         self._daemon: ManagerDaemon | None = None
-        self._store: GroupStore | None = None
-        self._link: RunLink | None = None
+        self._store: SupervisedStore | None = None
+        self._link: SupervisorLink | None = None
         self._local: LocalHost | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._excluded: dict[int, str] = {}
@@ -87,7 +87,7 @@ class Supervisor:
     async def _begin(self) -> None:
         config, settings = self._launch.config, self._launch.settings
         if config.store == "auto":
-            self._store = GroupStore(
+            self._store = SupervisedStore(
                 self._guard,
                 config.store_python,
                 settings.chosen_store_port,
@@ -117,16 +117,16 @@ class Supervisor:
             return await self._nodes.look(request)
         return await self._local.look(request) if self._local is not None else await look_alone(request, is_here)
 
-    def _known_plan(self) -> Plan:
+    def _known_plan(self) -> LaunchPlan:
         if self._local is None:
             raise Unreachable("host 0 is starting; ask again")
         return self._local.plan
 
-    def _plan(self, daemon: ManagerDaemon) -> Plan:
+    def _plan(self, daemon: ManagerDaemon) -> LaunchPlan:
         host = parse_address(daemon.address, "address").host if self._launch.settings.nnodes > 1 else LOOPBACK
         return self._launch.plan(daemon.address, (host, self._launch.settings.master_port))
 
-    async def _end(self, over: Over) -> None:
+    async def _end(self, over: SupervisionEnded) -> None:
         if self._leaving is not None:
             await asyncio.wait((self._leaving,), timeout=_QUICK_LEAVE_S)
             self._leaving.cancel()
@@ -143,7 +143,7 @@ class Supervisor:
     def _given_up(self, lost: RankGivenUp | GroupGivenUp) -> None:
         """Under torchrun its own agent sees to the ranks."""
         if isinstance(lost, GroupGivenUp):
-            self._feed(MisfitHeard(lost.reason))
+            self._feed(MisfitReported(lost.reason))
         elif self._local is not None and self._local.plan.torchrun is None and not lost.has_left:
             self._feed(RankSilent(lost.group_rank, lost.lost_at, lost.reason))
 
@@ -168,7 +168,7 @@ class Supervisor:
 
     async def _watch_guard(self) -> None:
         status = await self._guard.run()
-        self._driver.finish(Over(1, f"the guard of the ranks has ended with {status}, and they with it"))
+        self._driver.finish(SupervisionEnded(1, f"the guard of the ranks has ended with {status}, and they with it"))
 
     # -- hosts and the run, as the driver sees them
 
@@ -195,6 +195,6 @@ class Supervisor:
         if host == 0 and self._link is not None:
             self._link.exclude(reason)
 
-    def _finish(self, over: Over) -> None:
+    def _finish(self, over: SupervisionEnded) -> None:
         if not self._over.done():
             self._over.set_result(over)

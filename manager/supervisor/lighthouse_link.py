@@ -27,7 +27,7 @@ STOP_TIMEOUT_S = 60.0  # how long a stop that was asked for is kept for a lighth
 CLOSE_TIMEOUT_S = 1.0
 
 
-class RunLink:
+class SupervisorLink:
     """`hear` is called with each message, a Refusal for whatever else ends the stream for good."""
 
     def __init__(

@@ -34,7 +34,7 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongState,
 )
-from lighthouse_runtime.timing.loop_lag import Lateness
+from lighthouse_runtime.timing.loop_lag import LoopLag
 
 TERMS = Terms(world_size=2)
 
@@ -60,7 +60,7 @@ class Listener:
 
 @pytest.fixture
 async def runs() -> AsyncIterator[RunRegistry]:
-    lateness = Lateness()
+    lateness = LoopLag()
     made = RunRegistry(RunStoreInProcess(), 30.0, lateness)
     yield made
     made.close("the end")
@@ -90,7 +90,7 @@ async def test_what_is_told_was_written_down_before(monkeypatch: pytest.MonkeyPa
         commit(*run)
 
     monkeypatch.setattr(memory, "commit_run", look)
-    runs = RunRegistry(memory, 30.0, lateness := Lateness())
+    runs = RunRegistry(memory, 30.0, lateness := LoopLag())
     driver = runs.get("j", "r")
     listeners += [entered(driver, slot)[1] for slot in (0, 1)]
     assert written == [0]

@@ -76,7 +76,7 @@ class Supervisor(Process):
         self.born_at = self.world.now
         self.code: int | None = None
         self._has_heard_stop = False
-        self._over: events.Over | None = None
+        self._over: events.SupervisionEnded | None = None
         policy = RestartPolicy(
             max_restarts=plan.budget,
             delay_s=plan.restart_s,
@@ -165,7 +165,7 @@ class Supervisor(Process):
 
     # -- its end
 
-    def _finish(self, over: events.Over) -> None:
+    def _finish(self, over: events.SupervisionEnded) -> None:
         """A stop that the lighthouse has not heard of is kept for a while."""
         if self._report.stop is None or self._has_heard_stop:
             return self._exit(over.status, over.why)
