@@ -10,7 +10,6 @@ applied later is bit by bit what the others applied.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from torch import Tensor
@@ -27,14 +26,6 @@ from agent_client.state.train_state import TrainState
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
 
 log = logging.getLogger(__name__)
-
-
-class HealMode(StrEnum):
-    """STALL: the others wait in a step until a group that heals has got its state. CATCH_UP: it trains along, and they
-    do not."""
-
-    STALL = "stall"
-    CATCH_UP = "catch_up"
 
 
 @dataclass(slots=True)
@@ -55,7 +46,7 @@ class Follower:
 
     def __init__(self, state: TrainState, machine: StateOwner, fetch: Callable[[Assignment], Beside]) -> None:
         if state.has_shards:
-            raise ConfigurationError("heal_mode catch_up: not for a model that is sharded; use heal_mode='stall'")
+            raise ConfigurationError("heal_mode catch_up: not for a model that is sharded; use heal_mode='blocking'")
         self.catch_up: CatchUpMachine[_Step] = CatchUpMachine()
         self._state = state
         self._machine = machine

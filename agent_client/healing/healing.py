@@ -22,9 +22,9 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
+from agent_client.healing.rules.modes import HealTransport, StateServing
 from agent_client.healing.state_owner import StateOwner
 from agent_client.state.decoding import CorruptState, encode
 from agent_client.state.snapshot import StateMismatch, size_bytes
@@ -43,21 +43,6 @@ SILENCE_SHARE = 0.1
 """Of the heal timeout a source may be silent while there is another."""
 ROOM_FOR_A_COPY = 2.0
 """Times its size must be free before a state is copied."""
-
-
-class ServeMode(StrEnum):
-    """AUTO: a snapshot where memory allows, else HOLD."""
-
-    AUTO = "auto"
-    SNAPSHOT = "snapshot"
-    HOLD = "hold"
-
-
-class Transport(StrEnum):
-    """The same in every replica group."""
-
-    HTTP = "http"
-    PROCESS_GROUP = "process_group"
 
 
 class DoesNotFit(StateMismatch):
@@ -83,16 +68,16 @@ class Healing:
         host: str,
         timeout_s: float,
         *,
-        serve: ServeMode = ServeMode.AUTO,
-        transport: Transport = Transport.HTTP,
+        state_serving: StateServing = StateServing.AUTO,
+        transport: HealTransport = HealTransport.HTTP,
     ) -> None:
         self._state = state
         self._group_rank = group_rank
         self._timeout_s = timeout_s
-        self._mode = serve
+        self._mode = state_serving
         self._server = CheckpointServer(advertise=host)
         self._groups = None
-        if transport is Transport.PROCESS_GROUP:
+        if transport is HealTransport.PROCESS_GROUP:
             self._groups = GroupTransport(group_rank, host, timeout_s * SILENCE_SHARE)
         self._received: dict[str, Any] | None = None
         self._is_read_in_place = False
@@ -195,9 +180,9 @@ class Healing:
         self._server.close()
 
     def _copies(self, train: dict[str, Any]) -> bool:
-        if not self._state.stands_still or self._mode is ServeMode.SNAPSHOT:
+        if not self._state.stands_still or self._mode is StateServing.SNAPSHOT:
             return True
-        return self._mode is ServeMode.AUTO and has_room(size_bytes(train))
+        return self._mode is StateServing.AUTO and has_room(size_bytes(train))
 
     def _keep(self, assignment: Assignment, state: dict[str, Any], targets: list[int]) -> None:
         names = frozenset(assignment.replica_ids[target] for target in targets)

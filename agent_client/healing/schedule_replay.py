@@ -101,5 +101,5 @@ def _check(name: str, other: object) -> None:
         return
     raise ConfigurationError(
         f"heal_mode catch_up: nobody knows how {name!r}, a {type(other).__name__}, moves from step to step; give it a "
-        "method replay_step() that does what the script does to it after a committed step, or use heal_mode='stall'"
+        "method replay_step() that does what the script does to it after a committed step, or use heal_mode='blocking'"
     )

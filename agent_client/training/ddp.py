@@ -51,7 +51,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self.salvage = Salvage(agent, group.parameters) if salvage else None
         if self.salvage is not None:
             group.salvage = self.salvage
-            agent.salvage_by(self.salvage.reduce_again)
+            agent.internals.salvage_by(self.salvage.reduce_again)
         self._agent = agent
         self._reduction = _Reduction(agent, self.salvage, name)
         self._shared = SharedBuffers(agent, self._buffers_to_share)
@@ -139,7 +139,7 @@ class _GroupAmongGroups(ObservedGroup):
     """
 
     def __init__(self, agent: Agent) -> None:
-        observed = agent.group_for_torch()
+        observed = agent.internals.group_for_torch()
         super().__init__(observed.ranks, observed.progress)
         self.agent = agent
         self.parameters: list[torch.nn.Parameter] = []  # in the order of the map

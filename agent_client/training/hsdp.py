@@ -35,7 +35,7 @@ def replicate(module: nn.Module, agent: Agent) -> None:
 
     Raises ValueError if nothing in it is sharded, or not all: what is not would drift apart.
     """
-    agent.refuse_catch_up("a model that is sharded")
+    agent.internals.refuse_catch_up("a model that is sharded")
     sharded = {name: part for name, part in module.named_modules() if isinstance(part, FSDPModule)}
     if not sharded:
         raise ValueError("nothing in the module is sharded: call torch's fully_shard first, or use our DDP")

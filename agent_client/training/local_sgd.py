@@ -67,7 +67,7 @@ class OuterSteps(FaultTolerantOptimizer):
     def __init__(
         self, optimizer: Optimizer, agent: Agent, state: OuterState, *, interval: int, delay: int, attempts: int
     ) -> None:
-        agent.refuse_catch_up("steps of one's own: an average is no sum of gradients")
+        agent.internals.refuse_catch_up("steps of one's own: an average is no sum of gradients")
         super().__init__(optimizer, agent)
         if interval < 1 or attempts < 1:
             raise ValueError(f"sync_every and attempts must be at least 1, not {interval} and {attempts}")
@@ -79,7 +79,7 @@ class OuterSteps(FaultTolerantOptimizer):
             raise ValueError(f"the agent's TrainState holds another {STATE_NAME!r}; one LocalSGD or DiLoCo an agent")
         if not parameters_of(optimizer) <= set(state.parameters):
             raise ValueError("optimizer: moves parameters that are not the model's; nobody would synchronise them")
-        agent.ask_late()
+        agent.internals.ask_late()
         agent.state.stands_still = delay == 0
         self._state = state
         self._interval = interval
@@ -112,7 +112,7 @@ class OuterSteps(FaultTolerantOptimizer):
     def slot(self) -> tuple[int, int]:
         """(place, number of places) among all ranks of the last outer step's quorum."""
         self._join()
-        return self._agent.last_slot()
+        return self._agent.internals.last_slot()
 
     def slots(self) -> list[tuple[int, int]]:
         return [self.slot()]

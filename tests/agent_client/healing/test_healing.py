@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from agent_client.agent.rules.step import StepMachine
-from agent_client.healing.healing import Healing, ServeMode
+from agent_client.healing.healing import Healing
+from agent_client.healing.rules.modes import StateServing
 from agent_client.state.encoding import Encoding
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import TrainState
@@ -88,9 +89,9 @@ def stack() -> Iterator[ExitStack]:
 
 
 class TestServing:
-    @pytest.mark.parametrize("mode", list(ServeMode))
-    def test_in_every_mode_the_target_takes_it_over(self, stack: ExitStack, mode: ServeMode) -> None:
-        pair = Pair(stack, serve=mode)
+    @pytest.mark.parametrize("mode", list(StateServing))
+    def test_in_every_mode_the_target_takes_it_over(self, stack: ExitStack, mode: StateServing) -> None:
+        pair = Pair(stack, state_serving=mode)
         pair.serve()
         pair.fetch()
         machine = StepMachine()
@@ -99,7 +100,7 @@ class TestServing:
         assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (5, 3, 10)
 
     def test_a_snapshot_is_what_it_was_when_it_was_taken(self, stack: ExitStack) -> None:
-        pair = Pair(stack, serve=ServeMode.SNAPSHOT)
+        pair = Pair(stack, state_serving=StateServing.SNAPSHOT)
         pair.serve()
         before = pair.weights()[0].clone()
         pair.source.release(is_committed=True)
@@ -110,14 +111,14 @@ class TestServing:
 
     @pytest.mark.usefixtures("impatient")
     def test_what_is_held_is_not_offered_once_it_may_be_written(self, stack: ExitStack) -> None:
-        pair = Pair(stack, serve=ServeMode.HOLD)
+        pair = Pair(stack, state_serving=StateServing.HOLD)
         pair.serve()
         pair.source.release(is_committed=True)
         with pytest.raises(StateUnavailable, match="from a is not there: it answered 409"):
             pair.fetch()
 
     def test_auto_copies_where_there_is_room(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-        pair = Pair(stack, serve=ServeMode.AUTO)
+        pair = Pair(stack, state_serving=StateServing.AUTO)
         for free_bytes, is_read_in_place in ((2**30, False), (2**22, True)):
             monkeypatch.setattr("agent_client.healing.healing.available_bytes", lambda free=free_bytes: free)
             pair.serve()
@@ -125,7 +126,7 @@ class TestServing:
 
     def test_each_rank_of_the_host_needs_room(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("agent_client.healing.healing.available_bytes", lambda: 20 * 2**20)
-        pair = Pair(stack, serve=ServeMode.AUTO)
+        pair = Pair(stack, state_serving=StateServing.AUTO)
         pair.serve()
         assert not pair.source._is_read_in_place
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
@@ -133,13 +134,13 @@ class TestServing:
         assert pair.source._is_read_in_place
 
     def test_a_state_that_moves_is_never_read_in_place(self, stack: ExitStack) -> None:
-        pair = Pair(stack, serve=ServeMode.HOLD)
+        pair = Pair(stack, state_serving=StateServing.HOLD)
         pair.states[0].stands_still = False
         pair.serve()
         assert not pair.source._is_read_in_place
 
     def test_whoever_is_up_to_date_stands_in(self, stack: ExitStack) -> None:
-        pair = Pair(stack, serve=ServeMode.SNAPSHOT)
+        pair = Pair(stack, state_serving=StateServing.SNAPSHOT)
         pair.states[0].begin_step()
         pair.source.serve(ASSIGNMENT, pair.machine)  # another one was dealt the target
         assert pair.source._is_read_in_place, "it costs no copy"
@@ -184,7 +185,7 @@ class TestHolding:
     @pytest.fixture
     def transfer(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pair, Any]]:
         monkeypatch.setattr(Encoding, "chunks", slow_chunks(0.1))
-        pair = Pair(stack, serve=ServeMode.HOLD)
+        pair = Pair(stack, state_serving=StateServing.HOLD)
         pair.serve()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(pair.fetch)
@@ -351,7 +352,7 @@ def test_another_source_is_asked_in_the_same_step(job: Job, bad: str) -> None:
 
 @pytest.mark.parametrize("mode", ["snapshot", "hold"])
 def test_both_ways_to_serve(job: Job, mode: str) -> None:
-    three = Three(job, serve=mode)
+    three = Three(job, state_serving=mode)
     three.a.call("watch_release")
     of_a, of_b, of_c = three.heal()
     check_healed(of_a, of_b, of_c)
@@ -369,7 +370,7 @@ def state_of(rank: Rank) -> str:
 
 
 def test_over_the_process_group(job: Job) -> None:
-    three = Three(job, heal_over="process_group")
+    three = Three(job, heal_transport="process_group")
     of_a, of_b, of_c = three.heal()
     check_healed(of_a, of_b, of_c)
     assert [step["committed"] for step in of_b] == [True, True], job.log("b")
@@ -378,7 +379,7 @@ def test_over_the_process_group(job: Job) -> None:
 
 
 def test_http_follows_where_the_process_group_fails(job: Job) -> None:
-    three = Three(job, heal_over="process_group", heal_timeout_s=20.0)
+    three = Three(job, heal_transport="process_group", heal_timeout_s=20.0)
     three.a.call("break_groups")
     of_a, of_b, of_c = three.heal()
     check_healed(of_a, of_b, of_c)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.healing.healing import Beside, ServeMode
+from agent_client.healing.healing import Beside
+from agent_client.healing.rules.modes import StateServing
 from agent_client.state.encoding import Encoding
 from agent_client.state.snapshot import StateMismatch
 from agent_client.transfer.response import StateUnavailable
@@ -41,9 +42,9 @@ def kept(pair: Pair) -> int:
     return len(pair.source._server._shelf._kept)
 
 
-@pytest.mark.parametrize("mode", list(ServeMode))
-def test_the_copy_is_that_of_its_step_whatever_comes_after(stack: ExitStack, mode: ServeMode) -> None:
-    pair = Pair(stack, serve=mode)
+@pytest.mark.parametrize("mode", list(StateServing))
+def test_the_copy_is_that_of_its_step_whatever_comes_after(stack: ExitStack, mode: StateServing) -> None:
+    pair = Pair(stack, state_serving=mode)
     serve(pair)
     before = pair.weights()[0].clone()
     pair.source.release(is_committed=True)
