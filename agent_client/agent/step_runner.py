@@ -24,7 +24,8 @@ from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.peers import Peers
 from agent_client.errors import AgentError, ModelMismatch, ScriptMismatch, first_line
 from agent_client.healing.catch_up import Follower
-from agent_client.healing.healing import DoesNotFit, Healing
+from agent_client.healing.healing import Healing
+from agent_client.healing.target import DoesNotFit
 from agent_client.manager_client.child_manager import ManagerProcess
 from agent_client.manager_client.client import ManagerLink
 from agent_client.progress.activity import Shape
@@ -421,7 +422,7 @@ class StepRunner:
         assignment = machine.assignment
         if assignment is None or machine.failure is not None or not machine.must_install:
             return False
-        self._guarded("installing a peer's state", lambda: self._healing.install(assignment, machine))
+        self._guarded("installing a peer's state", lambda: self._healing.install(machine))
         if machine.is_installing:
             raise AgentError(f"a peer's state was installed in part: {machine.failure}; restart the group")
         return not machine.must_install

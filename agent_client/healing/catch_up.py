@@ -17,10 +17,11 @@ from torch.optim import Optimizer
 
 from agent_client.collectives.compiling import never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError
-from agent_client.healing.healing import Beside, has_room
 from agent_client.healing.rules.catch_up import CatchUpMachine, Kept, Lead, Transfer, Turn
 from agent_client.healing.schedule_replay import Movers, Moves
+from agent_client.healing.source import has_room
 from agent_client.healing.state_owner import StateOwner
+from agent_client.healing.target import BackgroundFetch
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import TrainState
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
@@ -44,7 +45,7 @@ class Follower:
     """`fetch` begins the transfer of the state that an assignment deals. Raises ConfigurationError for a state that
     cannot be taken over beside the steps."""
 
-    def __init__(self, state: TrainState, machine: StateOwner, fetch: Callable[[Assignment], Beside]) -> None:
+    def __init__(self, state: TrainState, machine: StateOwner, fetch: Callable[[Assignment], BackgroundFetch]) -> None:
         if state.has_shards:
             raise ConfigurationError("heal_mode catch_up: not for a model that is sharded; use heal_mode='blocking'")
         self.catch_up: CatchUpMachine[_Step] = CatchUpMachine()
@@ -53,7 +54,7 @@ class Follower:
         self._fetch = fetch
         self._movers = Movers(state.others)
         self._optimizer: Optimizer | None = None
-        self._transfer: Beside | None = None
+        self._transfer: BackgroundFetch | None = None
         self._snapshot: dict[str, Any] | None = None
         self._batches = 0
         self._buffers: list[Tensor] = []

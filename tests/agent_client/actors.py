@@ -344,7 +344,7 @@ class AgentActor:
 
     def advertise_checkpoints_at(self, address: str) -> str:
         """Peers are sent there from the next quorum on; the address until now."""
-        server = self.agent._healing._server
+        server = self.agent._healing._source._server
         before, server.address = server.address, address
         return before
 

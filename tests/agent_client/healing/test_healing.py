@@ -39,7 +39,7 @@ class Pair:
             stack.enter_context(closing(Healing(state, 0, LOCALHOST, timeout_s, **options))) for state in self.states
         )
         self.machine = StepMachine(step=5, tag_quorum_id=3, batches_committed=10)
-        self.target._ask = lambda manager: self.source.address  # type: ignore[method-assign]
+        self.target._target._ask = lambda manager: self.source.address  # type: ignore[method-assign]
 
     def serve(self, **changes: Any) -> None:
         self.states[0].begin_step()
@@ -95,7 +95,7 @@ class TestServing:
         pair.serve()
         pair.fetch()
         machine = StepMachine()
-        pair.target.install(TARGETS, machine)
+        pair.target.install(machine)
         assert torch.equal(*pair.weights())
         assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (5, 3, 10)
 
@@ -106,7 +106,7 @@ class TestServing:
         pair.source.release(is_committed=True)
         pair.weights()[0].zero_()
         pair.fetch()
-        pair.target.install(TARGETS, StepMachine())
+        pair.target.install(StepMachine())
         assert torch.equal(pair.weights()[1], before)
 
     @pytest.mark.usefixtures("impatient")
@@ -120,30 +120,30 @@ class TestServing:
     def test_auto_copies_where_there_is_room(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
         pair = Pair(stack, state_serving=StateServing.AUTO)
         for free_bytes, is_read_in_place in ((2**30, False), (2**22, True)):
-            monkeypatch.setattr("agent_client.healing.healing.available_bytes", lambda free=free_bytes: free)
+            monkeypatch.setattr("agent_client.healing.source.available_bytes", lambda free=free_bytes: free)
             pair.serve()
-            assert pair.source._is_read_in_place is is_read_in_place
+            assert pair.source._source._is_read_in_place is is_read_in_place
 
     def test_each_rank_of_the_host_needs_room(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("agent_client.healing.healing.available_bytes", lambda: 20 * 2**20)
+        monkeypatch.setattr("agent_client.healing.source.available_bytes", lambda: 20 * 2**20)
         pair = Pair(stack, state_serving=StateServing.AUTO)
         pair.serve()
-        assert not pair.source._is_read_in_place
+        assert not pair.source._source._is_read_in_place
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
         pair.serve()
-        assert pair.source._is_read_in_place
+        assert pair.source._source._is_read_in_place
 
     def test_a_state_that_moves_is_never_read_in_place(self, stack: ExitStack) -> None:
         pair = Pair(stack, state_serving=StateServing.HOLD)
         pair.states[0].stands_still = False
         pair.serve()
-        assert not pair.source._is_read_in_place
+        assert not pair.source._source._is_read_in_place
 
     def test_whoever_is_up_to_date_stands_in(self, stack: ExitStack) -> None:
         pair = Pair(stack, state_serving=StateServing.SNAPSHOT)
         pair.states[0].begin_step()
         pair.source.serve(ASSIGNMENT, pair.machine)  # another one was dealt the target
-        assert pair.source._is_read_in_place, "it costs no copy"
+        assert pair.source._source._is_read_in_place, "it costs no copy"
         pair.fetch()
 
     @pytest.mark.usefixtures("impatient")
@@ -175,7 +175,7 @@ def slow_chunks(pause_s: float) -> Any:
 
 
 def is_read(source: Healing) -> bool:
-    held = source._server._shelf._held
+    held = source._source._server._shelf._held
     return held is not None and bool(held.readers)
 
 
@@ -198,7 +198,7 @@ class TestHolding:
         pair.source.release(is_committed=True)
         pair.weights()[0].zero_()
         running.result(5)
-        pair.target.install(TARGETS, StepMachine())
+        pair.target.install(StepMachine())
         assert torch.equal(pair.weights()[1], before)
 
     def test_a_discard_does_not(self, transfer: tuple[Pair, Any]) -> None:
@@ -252,7 +252,7 @@ class TestBadState:
         with pytest.raises(StateMismatch, match=words):
             pair.fetch()
         machine = StepMachine()
-        pair.target.install(TARGETS, machine)
+        pair.target.install(machine)
         assert machine == StepMachine()
         assert torch.equal(pair.weights()[1], before)
 
@@ -266,7 +266,7 @@ class TestBadState:
     def test_that_does_not_fit_into_memory(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
         pair = Pair(stack)
         pair.serve()
-        monkeypatch.setattr("agent_client.healing.healing.available_bytes", lambda: 2**20)
+        monkeypatch.setattr("agent_client.healing.target.available_bytes", lambda: 2**20)
         with pytest.raises(CorruptState, match=r"\d+ bytes, more than 1048576"):
             pair.fetch()
 
