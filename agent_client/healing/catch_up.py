@@ -86,7 +86,7 @@ class Follower:
     # -- a step
 
     def begin_step(self) -> None:
-        """Raises ConfigurationError where nobody applies what is kept."""
+        """Raises ConfigurationError if no optimizer could apply what is kept."""
         if self._optimizer is None:
             raise ConfigurationError("heal_mode catch_up: wrap the optimizer in a FaultTolerantOptimizer")
         if not self.catch_up.follows:
@@ -94,7 +94,7 @@ class Follower:
         self._movers.begin()
 
     def answered(self, assignment: Assignment) -> None:
-        """What the quorum, or its next step, means for who catches up."""
+        """Find out what the quorum, or its next step, means for a rank that may catch up."""
         self._poll()
         machine, catch_up = self._machine, self.catch_up
         held, was_following = catch_up.held or machine.tag, catch_up.follows

@@ -8,7 +8,8 @@ A forward pass in training mode begins the step. A backward pass that raises aft
 up: its step is discarded before the next one begins, since the peers wait for the other buckets.
 
 With `find_unused_parameters` torch leaves the gradient of a parameter that no rank used as it was, mostly None, and
-asks its process group who used which. All replica groups must agree on that as they do on the sums, so they are asked.
+asks its process group which ranks used which. All replica groups must agree on that as they do on the sums, so that
+question goes over all of them.
 """
 
 from collections.abc import Callable

@@ -14,7 +14,7 @@ asks of the ranks of a group, all groups must use the same parameters in a step,
 
 A forward pass of the module in training mode begins the step.
 
-A model that wants a device mesh with a dimension for the replicas gets one from process_group/managed.py instead.
+A model that wants a device mesh with a dimension for the replicas gets one from training/device_mesh.py instead.
 """
 
 import functools
