@@ -377,6 +377,7 @@ class Agent:
         first.
 
         Raises:
+            GroupDrained: The group was asked to leave, and has done its last step.
             AgentError: A peer's state does not fit, or can never be had.
         """
         if self._machine.is_in_backward and not _is_in_backward():
@@ -388,6 +389,7 @@ class Agent:
         """Wait until the quorum of this step is known, its process group made and a peer's state received.
 
         Raises:
+            GroupDrained: The group was asked to leave, and has done its last step.
             AgentError: This rank can never get one.
         """
         if self._quorum is not None:
@@ -533,6 +535,9 @@ class Agent:
             Exception: At a rank that evaluates, what `evaluate` raised there.
             EvaluationFailed: At the other ranks, with its name and text.
             EvaluationInterrupted: A rank was lost meanwhile. Training can go on: the next step has another quorum.
+            RankMismatch: The ranks do not call the same evaluation; the message names them.
+            ConfigurationError: `whole_group` is False, and the state is sharded.
+            AgentError: A step is under way.
         """
         return self._evaluation.run(evaluate, what, whole_group, within_s)
 
@@ -550,6 +555,8 @@ class Agent:
         Raises:
             RankMismatch: At all ranks, if the values differ; the message names the ranks and their values.
             EvaluationInterrupted: A rank was lost meanwhile.
+            ConfigurationError: The value is too long.
+            AgentError: A step is under way.
         """
         self._equality.check(what, value, within_s)
 
