@@ -15,10 +15,10 @@ from agent_client.errors import (
     AgentError,
     ConfigurationError,
     EvaluationFailed,
-    EvaluationLost,
+    EvaluationInterrupted,
     GroupDrained,
     ModelMismatch,
-    RanksDiffer,
+    RankMismatch,
     ScriptMismatch,
 )
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
@@ -26,6 +26,7 @@ from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
 
 if TYPE_CHECKING:
     from agent_client.agent.agent import Agent
+    from agent_client.agent.config import AgentConfig
     from agent_client.restart.call import CallWrapper
     from agent_client.restart.monitor import fork_and_monitor
     from agent_client.restart.state import RestartAbort, State
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _WHEN_NAMED = {
     "Agent": "agent_client.agent.agent",
+    "AgentConfig": "agent_client.agent.config",
     "CheckpointFolder": "agent_client.training.checkpoint_folder",
     "DiLoCo": "agent_client.training.diloco",
     "DistributedDataParallel": "agent_client.training.ddp",
@@ -64,6 +66,7 @@ _WHEN_NAMED = {
 
 __all__ = [
     "Agent",
+    "AgentConfig",
     "AgentError",
     "AsyncLighthouseClient",
     "AsyncManagerClient",
@@ -73,7 +76,7 @@ __all__ = [
     "DiLoCo",
     "DistributedDataParallel",
     "EvaluationFailed",
-    "EvaluationLost",
+    "EvaluationInterrupted",
     "FaultTolerantOptimizer",
     "FaultTolerantScheduler",
     "GroupDrained",
@@ -81,7 +84,7 @@ __all__ = [
     "LocalSGD",
     "ManagerClient",
     "ModelMismatch",
-    "RanksDiffer",
+    "RankMismatch",
     "RestartAbort",
     "ScriptMismatch",
     "State",

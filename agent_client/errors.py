@@ -15,7 +15,7 @@ class GroupDrained(AgentError):
     """The group was asked to leave, has done the last step that the others count on, and trains no more."""
 
 
-class RanksDiffer(AgentError):
+class RankMismatch(AgentError):
     """In something that must be the same at all of them; the message names them and their values."""
 
 
@@ -31,7 +31,7 @@ class EvaluationFailed(RuntimeError):
     """What the evaluating rank has raised, told to the others: the class and the text. Training can go on."""
 
 
-class EvaluationLost(RuntimeError):
+class EvaluationInterrupted(RuntimeError):
     """A rank was lost before all had the result. Training can go on: the next step has another quorum."""
 
 

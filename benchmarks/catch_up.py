@@ -24,7 +24,7 @@ from benchmarks.support.daemons import HERE, OURS, start_lighthouse, start_manag
 from benchmarks.support.figures import machine, machine_text, table, write_json
 
 GIB = 2**30
-MODES = ("stall", "catch_up")
+MODES = ("blocking", "catch_up")
 STAYS, LATE = NAMES[:2], NAMES[2]
 STEPS_BEFORE = 15
 STEPS_AFTER = 5

@@ -1,4 +1,4 @@
-"""What nobody has closed is closed before the interpreter ends.
+"""Closes what is still open before the interpreter ends.
 
 The interpreter ends a daemon thread where it next asks for the interpreter's lock. One that comes out of torch's C++
 code is unwound there, through frames that may not be unwound, and the process dies by SIGABRT, whatever status it was
@@ -24,7 +24,7 @@ def close_at_end(opened: Closable) -> None:
 
 
 def was_closed(closed: Closable) -> None:
-    """It need not be any more."""
+    """Forget it."""
     _open.discard(closed)
 
 

@@ -1,4 +1,4 @@
-"""One background thread that does one thing after the other: a step's quorum first, then its collectives in order."""
+"""One background thread that runs tasks in order: the quorum of a step first, then its collectives."""
 
 import queue
 import threading
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class BackgroundThread:
-    """A daemon thread: it never keeps the interpreter from ending."""
+    """A daemon thread: it does not keep the interpreter from ending."""
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
@@ -28,11 +28,11 @@ class BackgroundThread:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was submitted is done. A task is, before its future is."""
+        """Whether all tasks are done. A task is done before its future is."""
         return self._unfinished == 0
 
     def close(self, timeout_s: float) -> None:
-        """End after what was submitted, at most `timeout_s` from now."""
+        """End after the submitted tasks; wait at most `timeout_s`."""
         self._tasks.put(None)
         self._thread.join(timeout_s)
 
@@ -42,7 +42,7 @@ class BackgroundThread:
             settle: Callable[[Any], None]
             try:
                 settle, outcome = done.set_result, task()
-            except BaseException as e:  # noqa: BLE001  it belongs to whoever waits for the result
+            except BaseException as e:  # noqa: BLE001  the caller that waits for the result gets it
                 settle, outcome = done.set_exception, e
             with self._lock:
                 self._unfinished -= 1

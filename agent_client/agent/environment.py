@@ -1,4 +1,4 @@
-"""Where a rank finds its place and its manager: ours, then torchrun's and torchft's variables."""
+"""The environment variables of a rank: ours, torchrun's and torchft's."""
 
 import os
 from collections.abc import Mapping
@@ -13,19 +13,22 @@ _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`manager` is empty when the group's rank 0 is to start one, which needs `lighthouse` and `replica_id`."""
+    """Where a rank and its manager are."""
 
     group_rank: int
     group_world_size: int
     manager: str
+    """host:port of the group's manager. Empty: rank 0 starts one, which needs `lighthouse` and `replica_id`."""
     lighthouse: str
     replica_id: str
     attempt: str
+    """The number of this start of the group, so that its ranks do not meet those of an earlier one."""
     advertise: str | None
+    """Address of this host that the peers can reach."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
-        """Raises ConfigurationError naming the variable."""
+        """Raises ConfigurationError, which names the variable."""
         size = _number(variables, "WORLD_SIZE", 1, least=1)
         rank = _number(variables, "RANK", 0, least=0)
         if rank >= size:

@@ -1,4 +1,4 @@
-"""A new quorum in the log: who was admitted, and who is in it no more."""
+"""Logs a new quorum: which groups were admitted, and which are gone."""
 
 import logging
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ NAMES_LOGGED = 16
 
 
 def log_quorum(before: Assignment | None, now: Assignment) -> None:
-    """Nothing is said of one that is known already."""
+    """Log `now` unless it is the same quorum as `before`."""
     if before is not None and before.quorum_id == now.quorum_id:
         return
     known = frozenset(before.replica_ids if before is not None else now.replica_ids)

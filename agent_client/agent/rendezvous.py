@@ -1,13 +1,16 @@
-"""How the ranks of a replica group meet at their start: each other, and their manager."""
+"""How the ranks of a replica group find each other and their manager when they start."""
 
 import contextlib
 import os
 import socket
 import time
 
-from torch.distributed import PrefixStore, rendezvous
+from torch.distributed import PrefixStore
+from torch.distributed import rendezvous as torch_rendezvous
 
+from agent_client.agent.config import AgentConfig
 from agent_client.agent.environment import Environment
+from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import AgentError
 from agent_client.manager_client.child_manager import ManagerProcess
@@ -18,42 +21,44 @@ from lighthouse_runtime.net.own_address import advertised_host
 from lighthouse_runtime.process.daemon_child import START_TIMEOUT_S
 
 MANAGER_KEY = "manager_address"
-STORE_TRIED_EVERY_S = 0.1
+STORE_RETRY_S = 0.1
 
 
-def meet(env: Environment, timeout_s: float) -> tuple[str, ManagerProcess | None, GlooGroup | None]:
-    """(the manager's address, the manager if this rank started it, the group of the ranks if there are several).
+def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
+    """(the address of the group's manager, this rank's place in its group). Rank 0 starts the manager if none is named.
 
     The ranks find each other as under torchrun, by MASTER_ADDR and MASTER_PORT. Raises AgentError or RuntimeError.
     """
-    if env.group_world_size == 1:
+    rank, size = env.group_rank, env.group_world_size
+    if size == 1:
         process = None if env.manager else ManagerProcess(env.lighthouse, env.replica_id, 1)
         address = process.address if process else env.manager
         wait_for_store(address, START_TIMEOUT_S)
-        return address, process, None
-    shared, _, _ = next(rendezvous("env://", env.group_rank, env.group_world_size))
+        return address, GroupPlace(manager_process=process)
+    shared, _, _ = next(torch_rendezvous("env://", rank, size))
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
-    if not env.manager and env.group_rank == 0:
-        process = ManagerProcess(env.lighthouse, env.replica_id, env.group_world_size)
+    if not env.manager and rank == 0:
+        process = ManagerProcess(env.lighthouse, env.replica_id, size)
         store.set(MANAGER_KEY, process.address)
     address = env.manager or store.get(MANAGER_KEY).decode()
     group = GlooGroup(
         PrefixStore("group", store),
-        env.group_rank,
-        env.group_world_size,
-        advertised_host(f"{os.environ['MASTER_ADDR']}:1", env.advertise),
+        rank,
+        size,
+        advertised_host(f"{os.environ['MASTER_ADDR']}:1", config.advertise),
         connect_timeout_s=START_TIMEOUT_S,
-        timeout_s=timeout_s,
+        timeout_s=config.timeout_s,
     )
     wait_for_store(address, START_TIMEOUT_S)
-    return address, process, group
+    return address, GroupPlace(rank, size, group, process)
 
 
 def wait_for_store(manager: str, timeout_s: float) -> None:
-    """Until the group's TCPStore answers: a supervisor starts it beside the ranks, and a quorum names it to the peers.
+    """Wait until the group's TCPStore answers: a supervisor starts it beside the ranks, and a quorum names it to the
+    peers.
 
-    A manager that cannot be asked is not waited for here: the request for a quorum says so. Raises AgentError.
+    A manager that does not answer is not waited for here: the request for a quorum reports it. Raises AgentError.
     """
     ends_at = time.monotonic() + timeout_s
     try:
@@ -64,7 +69,7 @@ def wait_for_store(manager: str, timeout_s: float) -> None:
     while store and not _answers(store):
         if time.monotonic() > ends_at:
             raise AgentError(f"the group's store at {store} does not answer for {timeout_s:g} s; see its manager's log")
-        time.sleep(STORE_TRIED_EVERY_S)
+        time.sleep(STORE_RETRY_S)
 
 
 def _answers(store: str) -> bool:

@@ -1,9 +1,9 @@
-"""What a rank does in one step: ask for the quorum, meet the peers, heal, reduce, vote.
+"""What a rank does in one step: ask for the quorum, connect to the peers, heal, reduce, vote.
 
-`begin`, `reduce` and `reach_all` belong to the background thread, in the order in which they were asked for; `install`
-to the script's after `begin`, `finish` when all of these are done.
+`begin`, `reduce` and `reach_all` run on the background thread, in the order in which they were submitted. `install` and
+`finish` run on the script's thread: `install` after `begin`, `finish` after all others.
 
-In the first step under a quorum the participants compare what they do before they do it (agreement.py).
+In the first step under a quorum the participants compare each collective before they run it (rules/agreement.py).
 """
 
 import functools
@@ -24,7 +24,8 @@ from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.peers import Peers
 from agent_client.errors import AgentError, ModelMismatch, ScriptMismatch, first_line
 from agent_client.healing.catch_up import Follower
-from agent_client.healing.healing import DoesNotFit, Healing
+from agent_client.healing.healing import Healing
+from agent_client.healing.target import DoesNotFit
 from agent_client.manager_client.child_manager import ManagerProcess
 from agent_client.manager_client.client import ManagerLink
 from agent_client.progress.activity import Shape
@@ -44,34 +45,34 @@ REMEDY = (
 PARTS_WITHIN_S = 2.0
 RESTART = "restart the job from its last checkpoint"
 NAMED_WITHIN_S = 0.25
-"""Of a discard that a lost group may have caused: the lighthouse sees its end about when its peers do."""
+"""How long a discarded step waits for the name of a lost group: the lighthouse and the peers see a loss at about the
+same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds: of each collective and each vote, of each quorum, of a transfer of state. And how many discards in a
-    row."""
-
     step_s: float
+    """Seconds of each collective and each vote."""
     quorum_s: float
+    """Seconds of a request for a quorum."""
     heal_s: float
+    """Seconds of a transfer of state."""
     discards: int
+    """Discarded steps in a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepDigest:
-    """Of a part of the state of that tag."""
+    """Of a part of the state that `tag` names."""
 
     tag: Tag
     digest: PendingDigest
 
 
 class StepRunner:
-    """`last` is the last quorum, as it was assigned. `group` connects the ranks of a group of several. `progress` is
-    told what is waited for, and of each collective.
-
-    `manager_process`: the manager, where it is a child of this process. `follower`: where this rank may catch up.
-    `counts_at_once`: a group that heals counts in the step in which it does.
+    """`group` connects the ranks of a group of several. `manager_process` is the manager, if it is a child of this
+    process. `follower` is there with heal_mode catch_up only. `progress` receives each wait and each collective.
+    `check_every` is the number of steps between two comparisons of the state, 0: none.
     """
 
     def __init__(
@@ -91,17 +92,19 @@ class StepRunner:
         self.machine = machine
         self.progress = progress or Progress()
         self.last: Assignment | None = None
+        """The last quorum, as it was assigned."""
         self.compares = False
-        """It is the first step under a quorum whose participants all compare."""
+        """Whether this is the first step under a quorum whose participants all compare."""
         self._number = 0
         self._has_trained = False
         self._mismatch: ScriptMismatch | None = None
         self.check_every = 0
-        """Under the present quorum."""
+        """Steps between two comparisons of the state under the present quorum."""
         self.digest: StepDigest | None = None
-        """Of the state that the step begins with, where it is compared."""
+        """Of the state that the step begins with, if it is compared."""
         self._check_every = check_every
         self.counts_at_once = True
+        """Whether a group that heals counts in the same step."""
         self._manager = manager
         self._peers = peers
         self._healing = healing
@@ -113,7 +116,7 @@ class StepRunner:
         self._patience = Patience(limits.discards)
 
     def begin(self, asked_for: int) -> None:
-        """`asked_for`: so many reductions, before this step."""
+        """Get the quorum, connect, serve and heal. `asked_for`: the number of reductions before this step."""
         machine = self.machine
         self.compares = False
         with self.progress.asking("quorum"):
@@ -152,15 +155,15 @@ class StepRunner:
         return None
 
     def _agree(self) -> None:
-        """In the first step under a quorum: how often the participants compare. A change of an option in one group
-        must not let it leave out a collective."""
+        """In the first step under a quorum: agree how often to compare. A group with another option must not leave out
+        a collective."""
         told = [every for (every,) in self._peers.exchange([self._check_every], self._limit_s())]
         self.check_every = common_interval(told)
         if len(set(told)) > 1:
             log.warning("check_state_every differs among the groups (%s): %d counts", told, self.check_every)
 
     def _compare_state(self, assignment: Assignment) -> None:
-        """All participants do so in the same steps."""
+        """In the same steps at all participants."""
         if not self.check_every or assignment.max_step % self.check_every:
             return
         digest, self.digest = self.digest, None
@@ -175,8 +178,8 @@ class StepRunner:
         return [(first, second) if is_told else None for is_told, first, second in told]
 
     def _differ(self, assignment: Assignment, wrong: Sequence[int]) -> None:
-        """All ranks of the same place know, and discard the step: its gradients are of different states. Those in the
-        minority hold no state from now on."""
+        """Discard the step: its gradients are of different states. The `wrong` ones, a minority, no longer hold a
+        state."""
         machine, names = self.machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
         text = f"the state of step {machine.step} in {', '.join(names[place] for place in wrong)} differs from {others}"
@@ -189,14 +192,14 @@ class StepRunner:
 
     @property
     def compares_gradients(self) -> bool:
-        """While a participant catches up: it is to apply what the others apply."""
+        """Whether a participant catches up: it must apply what the others apply."""
         assignment, machine = self.machine.assignment, self.machine
         if assignment is None or not assignment.compares or machine.failure is not None or not self.check_every:
             return False
         return bool(assignment.catching_up)
 
     def compare_gradients(self, digest: PendingDigest) -> str:
-        """Why this rank cannot catch up by what it would apply; empty: it can, or does not catch up."""
+        """Why this rank must not apply its gradients to catch up; empty: it may, or does not catch up."""
         assignment, reasons = self.machine.assignment, list[str]()
         assert assignment is not None
 
@@ -222,8 +225,8 @@ class StepRunner:
             self._guarded("healing", lambda: self._healing.fetch(assignment))
 
     def _ask_patiently(self) -> Assignment | LighthouseError:
-        """A manager that is gone is asked again until it is back: the group's other ranks may wait for what this one
-        asks, and not for its next gradients. One that answers, but has no quorum, is asked again in the next round."""
+        """Retry while the manager is unreachable: the other ranks of the group may wait for this request. An error from
+        a manager that answers, but has no quorum, is returned; the next step asks again."""
         while True:
             try:
                 return self._ask_manager()
@@ -239,8 +242,8 @@ class StepRunner:
                     return e
 
     def _ask_manager(self) -> Assignment:
-        """A quorum for this step. One that was revoked before it was used is given back by a no, where no other rank
-        of the group can have begun the step."""
+        """A quorum for this step. One that was revoked before use is given up by a no vote, if no other rank of the
+        group can have begun the step."""
         machine = self.machine
         while True:
             assignment = self._manager.ask(
@@ -266,13 +269,14 @@ class StepRunner:
         return None if reason is None else f"quorum {assignment.quorum_id} was revoked: {reason}"
 
     def _check_manager(self, error: LighthouseError) -> bool:
-        """Whether it answers, and has only had no quorum. One that is gone for good ends this rank."""
+        """Whether the manager answers, and only has no quorum. Raises AgentError if it is gone for good."""
         if self._manager_process is not None and not self._manager_process.is_alive:
             raise AgentError("the group's manager has ended; restart the group") from error
         return self._manager.check_alive(error)
 
     def reduce(self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str) -> torch.Tensor:
-        """The group's own sum is always taken, whatever has failed: its other ranks wait in it."""
+        """Average `tensor` in place. The sum inside the group is taken whatever has failed: the other ranks wait in
+        it."""
         group = self._group
         if group is not None and within_group:
             with self.inside(entry, "all_reduce", tensor.shape, within_group=True):
@@ -284,7 +288,8 @@ class StepRunner:
         return tensor
 
     def take_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
-        """The bytes of the first participant that counts, in place; byte 0 is 1 there, and must be 1 in the sum."""
+        """Receive the bytes of the first participant that counts, in place. Byte 0 is 1 there, and must be 1 in the
+        sum."""
         machine = self.machine
         if not (machine.contributes and machine.share.is_first):
             packed.zero_()
@@ -322,9 +327,9 @@ class StepRunner:
         return self.agree(Announced(Kind.REDUCE, self._number, tensor.numel() * tensor.itemsize, dtype, name))
 
     def agree(self, announced: Announced, within_s: float | None = None) -> bool:
-        """Whether all participants are about to do that. If not, this step has failed here as it has everywhere.
+        """Whether all participants are about to do what is `announced`. If not, the step has failed at all of them.
 
-        `within_s`: they may take so long to come to it.
+        `within_s`: how long they may take to arrive.
         """
         assignment, limit_s = self.machine.assignment, self._limit_s() if within_s is None else within_s
         assert assignment is not None
@@ -342,9 +347,9 @@ class StepRunner:
         return not faulty
 
     def _disagree(self, what: str, *, is_ours: bool) -> None:
-        """A group that is at fault cannot mend that. The others go on without it."""
+        """The group at fault ends: a retry would not help. The others go on without it."""
         log.error("%s", what)
-        with suppress(RuntimeError):  # none parts before all have learnt what all have said
+        with suppress(RuntimeError):  # no group leaves before all have received all announcements
             self._peers.exchange([0], PARTS_WITHIN_S)
         if is_ours:
             self._mismatch = ScriptMismatch(f"{what}: {REMEDY}")
@@ -354,14 +359,14 @@ class StepRunner:
             self._manager.report(f"ScriptMismatch: {what}", ends_group=True)
 
     def _limit_s(self) -> float:
-        """How long a collective or a vote of this step may take: where somebody heals, the others wait for it."""
+        """How long a collective or a vote of this step may take: if a group heals, the others wait for it."""
         assignment = self.machine.assignment
         heals = assignment is not None and assignment.has_healing
         return self._limits.step_s + (self._limits.heal_s if heals else 0.0)
 
     def reach_all(self) -> None:
-        """A step that reduced nothing has still to know that every participant is in it; the first one under a quorum,
-        that none of them reduces anything more."""
+        """Check that every participant is in the step, if nothing was reduced; in the first step under a quorum, that
+        no participant reduces anything more."""
         if self.compares:
             self._end_comparing()
         elif not self.machine.has_reduced:
@@ -379,7 +384,8 @@ class StepRunner:
     def _guarded(self, what: str, act: Callable[[], object]) -> bool:
         """Whether `act` succeeded. A failure marks the step, and ends it for the peers too.
 
-        Raises ModelMismatch for what no later quorum can repair; the peers are not left before that has been said."""
+        Raises ModelMismatch for what no later quorum can repair; the manager is told before the peers lose this rank.
+        """
         try:
             act()
         except DoesNotFit as e:
@@ -416,19 +422,20 @@ class StepRunner:
         return commit
 
     def install(self) -> bool:
-        """Take over the state that `begin` has received. Whether there was one. Raises AgentError if that broke."""
+        """Install the state that `begin` has received; whether there was one. Raises AgentError if it is installed in
+        part."""
         machine = self.machine
         assignment = machine.assignment
         if assignment is None or machine.failure is not None or not machine.must_install:
             return False
-        self._guarded("installing a peer's state", lambda: self._healing.install(assignment, machine))
+        self._guarded("installing a peer's state", lambda: self._healing.install(machine))
         if machine.is_installing:
             raise AgentError(f"a peer's state was installed in part: {machine.failure}; restart the group")
         return not machine.must_install
 
     def _vote(self) -> bool:
-        """Without the decision a rank that voted yes cannot go on: the others may have committed. A rank that is alone
-        in its group has made it."""
+        """The decision. Without it a rank that voted yes cannot go on: the others may have committed. The vote of a
+        rank that is alone in its group is the decision."""
         vote, machine = self.machine.vote(), self.machine
         step = machine.assignment.max_step if machine.assignment else machine.step
         quorum_id = machine.assignment.quorum_id if machine.assignment else None
@@ -459,7 +466,7 @@ class StepRunner:
             )
 
     def _why_lost(self, assignment: Assignment) -> str | None:
-        """Which other group's end has discarded the step; None: none is known."""
+        """The other group whose loss has discarded the step, and why; None: none is known."""
         if self.machine.has_erred or assignment.replica_world_size == 1:
             return None
         told = self._manager.why_lost(assignment.quorum_id, NAMED_WITHIN_S)
@@ -468,7 +475,7 @@ class StepRunner:
         return f"lost {told.lost} ({told.reason.removeprefix(f'{told.lost}: ')})"
 
     def _waits_for_healing(self, assignment: Assignment) -> bool:
-        """Another group takes over a state in this step, and this one does not: what fails then is the transfer."""
+        """Whether another group heals in this step, and this one does not: what failed is its transfer."""
         return assignment.has_healing and assignment.replica_rank not in assignment.healing
 
 

@@ -12,7 +12,7 @@ import torch
 
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.peers import Peers
-from agent_client.errors import EvaluationLost, first_line
+from agent_client.errors import EvaluationInterrupted, first_line
 from agent_client.state.decoding import decode, encode
 from agent_client.state.tree import CorruptState
 from lighthouse_protocol.messages.membership import Assignment
@@ -57,11 +57,11 @@ class Gathering:
         self.within_s = within_s
 
     def bring(self, mine: bytes) -> list[list[bytes]]:
-        """By replica_rank, then by group rank. Raises EvaluationLost, in all ranks of a group or in none."""
+        """By replica_rank, then by group rank. Raises EvaluationInterrupted, in all ranks of a group or in none."""
         mine_of_all, error = self._over_groups(mine)
         told = self._within_group({"error": error, "of": mine_of_all})
         if errors := [each["error"] for each in told if each["error"]]:
-            raise EvaluationLost(errors[0])
+            raise EvaluationInterrupted(errors[0])
         return [list(of_ranks) for of_ranks in zip(*(each["of"] for each in told), strict=True)]
 
     def _over_groups(self, mine: bytes) -> tuple[list[bytes], str]:
@@ -86,4 +86,4 @@ class Gathering:
             return [decode(io.BytesIO(each), len(each)) for each in told]
         except (RuntimeError, CorruptState) as e:
             self._peers.drop()
-            raise EvaluationLost(f"the connections inside the replica group ended: {first_line(e)}") from e
+            raise EvaluationInterrupted(f"the connections inside the replica group ended: {first_line(e)}") from e

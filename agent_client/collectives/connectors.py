@@ -5,11 +5,16 @@ nccl      through the CUDA device; ended by NCCL's own abort
 isolated  gloo in a child process, which is killed to end it, whatever it waits for; isolated:nccl the same of nccl
 """
 
+from typing import Literal, get_args
+
 from torch.distributed import PrefixStore
 
 from agent_client.collectives.gloo import GlooGroup, connect_store
 from agent_client.collectives.group_spec import Connector, Place, RankGroup
 from agent_client.errors import ConfigurationError
+
+ProcessGroupName = Literal["gloo", "nccl", "isolated", "isolated:nccl"]
+PROCESS_GROUPS: tuple[str, ...] = get_args(ProcessGroupName)
 
 
 class GlooConnector:
@@ -44,4 +49,4 @@ def connector(name: str, device: int | None = None) -> Connector:
 
             return IsolatedConnector(name.partition(":")[2] or "gloo")
         case _:
-            raise ConfigurationError(f"process_group: {name!r} is none of gloo, nccl, isolated and isolated:nccl")
+            raise ConfigurationError(f"process_group: {name!r} is none of {', '.join(PROCESS_GROUPS)}")

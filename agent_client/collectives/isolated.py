@@ -1,7 +1,7 @@
 """A group in a child process that can be killed, so that an end is an end, whatever the backend waits for.
 
 Tensors go through memory that both processes have mapped: a copy there and a copy back. Children come from a nursery
-(nursery.py), a child process with an interpreter of its own, so nothing is forked here.
+(fork_server.py), a child process with an interpreter of its own, so nothing is forked here.
 """
 
 import contextlib

@@ -22,7 +22,7 @@ MEETING_PARTS = 3
 
 
 class Peers:
-    """`host` is the address of this host that the peers can reach, `process_group` one of process_group/choice.py.
+    """`host` is the address of this host that the peers can reach, `process_group` one of collectives/connectors.py.
 
     configure, all_reduce and exchange belong to one thread, revoke and drop are for any.
     """

@@ -10,7 +10,6 @@ applied later is bit by bit what the others applied.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from torch import Tensor
@@ -18,23 +17,16 @@ from torch.optim import Optimizer
 
 from agent_client.collectives.compiling import never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError
-from agent_client.healing.healing import Beside, has_room
 from agent_client.healing.rules.catch_up import CatchUpMachine, Kept, Lead, Transfer, Turn
 from agent_client.healing.schedule_replay import Movers, Moves
+from agent_client.healing.source import has_room
 from agent_client.healing.state_owner import StateOwner
+from agent_client.healing.target import BackgroundFetch
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import TrainState
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
 
 log = logging.getLogger(__name__)
-
-
-class HealMode(StrEnum):
-    """STALL: the others wait in a step until a group that heals has got its state. CATCH_UP: it trains along, and they
-    do not."""
-
-    STALL = "stall"
-    CATCH_UP = "catch_up"
 
 
 @dataclass(slots=True)
@@ -53,16 +45,16 @@ class Follower:
     """`fetch` begins the transfer of the state that an assignment deals. Raises ConfigurationError for a state that
     cannot be taken over beside the steps."""
 
-    def __init__(self, state: TrainState, machine: StateOwner, fetch: Callable[[Assignment], Beside]) -> None:
+    def __init__(self, state: TrainState, machine: StateOwner, fetch: Callable[[Assignment], BackgroundFetch]) -> None:
         if state.has_shards:
-            raise ConfigurationError("heal_mode catch_up: not for a model that is sharded; use heal_mode='stall'")
+            raise ConfigurationError("heal_mode catch_up: not for a model that is sharded; use heal_mode='blocking'")
         self.catch_up: CatchUpMachine[_Step] = CatchUpMachine()
         self._state = state
         self._machine = machine
         self._fetch = fetch
         self._movers = Movers(state.others)
         self._optimizer: Optimizer | None = None
-        self._transfer: Beside | None = None
+        self._transfer: BackgroundFetch | None = None
         self._snapshot: dict[str, Any] | None = None
         self._batches = 0
         self._buffers: list[Tensor] = []
@@ -94,7 +86,7 @@ class Follower:
     # -- a step
 
     def begin_step(self) -> None:
-        """Raises ConfigurationError where nobody applies what is kept."""
+        """Raises ConfigurationError if no optimizer could apply what is kept."""
         if self._optimizer is None:
             raise ConfigurationError("heal_mode catch_up: wrap the optimizer in a FaultTolerantOptimizer")
         if not self.catch_up.follows:
@@ -102,7 +94,7 @@ class Follower:
         self._movers.begin()
 
     def answered(self, assignment: Assignment) -> None:
-        """What the quorum, or its next step, means for who catches up."""
+        """Find out what the quorum, or its next step, means for a rank that may catch up."""
         self._poll()
         machine, catch_up = self._machine, self.catch_up
         held, was_following = catch_up.held or machine.tag, catch_up.follows

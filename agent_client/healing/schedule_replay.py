@@ -100,6 +100,6 @@ def _check(name: str, other: object) -> None:
     if isinstance(other, Replayable) or (counts_itself and not isinstance(other, ReduceLROnPlateau)):
         return
     raise ConfigurationError(
-        f"heal_mode catch_up: nobody knows how {name!r}, a {type(other).__name__}, moves from step to step; give it a "
-        "method replay_step() that does what the script does to it after a committed step, or use heal_mode='stall'"
+        f"heal_mode catch_up: it is unknown how {name!r}, a {type(other).__name__}, moves from step to step; give it a "
+        "method replay_step() that does what the script does to it after a committed step, or use heal_mode='blocking'"
     )

@@ -1,6 +1,6 @@
 """A rank's side of its manager: the requests for quorums, the votes, and the grants that come with them.
 
-What the manager tells by itself comes by the watch (rank_watch.py). A manager that has ended may be started again: for
+What the manager tells by itself comes by the watch (watch.py). A manager that has ended may be started again: for
 a while it is waited for.
 """
 

@@ -1,6 +1,6 @@
 """What the Agent's own thread does for this rank: the collective that it is in, the quorum or the peers that it waits
 for, the state that it heals by. The script's thread may compute beside it, or wait for it; and torch's modules may have
-collectives of theirs (process_group/observed.py).
+collectives of theirs (collectives/observed.py).
 
 Each of the two marks for itself; a mark replaces one tuple, and words are made when somebody reads.
 """

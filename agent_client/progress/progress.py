@@ -1,8 +1,8 @@
 """Where this rank is: its step, the phases that its script names, what it waits for, the collective that it is in.
 
-One thread marks (what the Agent does beside it is in own_marks.py), any thread takes samples. A mark only notes the
+One thread marks (what the Agent does beside it is in activity.py), any thread takes samples. A mark only notes the
 time, in some hundred nanoseconds, and waits for no lock; who takes a sample reckons what the marks amount to
-(visits.py). Where nobody does, the marking thread does it once in a while, so that notes do not pile up.
+(rules/phase_times.py). Where nobody does, the marking thread does it once in a while, so that notes do not pile up.
 """
 
 import threading

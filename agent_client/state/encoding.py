@@ -1,4 +1,4 @@
-"""The sender's side of format.py: a state as a stream of bytes that can begin anywhere, without a copy of the state."""
+"""The sender's side of decoding.py: a state as a stream of bytes that can begin anywhere, without a copy of it."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""A state in a file: whole or not at all, checksummed, without pickle (format.py)."""
+"""A state in a file: whole or not at all, checksummed, without pickle (encoding.py)."""
 
 import os
 from contextlib import suppress

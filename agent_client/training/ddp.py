@@ -8,7 +8,8 @@ A forward pass in training mode begins the step. A backward pass that raises aft
 up: its step is discarded before the next one begins, since the peers wait for the other buckets.
 
 With `find_unused_parameters` torch leaves the gradient of a parameter that no rank used as it was, mostly None, and
-asks its process group who used which. All replica groups must agree on that as they do on the sums, so they are asked.
+asks its process group which ranks used which. All replica groups must agree on that as they do on the sums, so that
+question goes over all of them.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self.salvage = Salvage(agent, group.parameters) if salvage else None
         if self.salvage is not None:
             group.salvage = self.salvage
-            agent.salvage_by(self.salvage.reduce_again)
+            agent.internals.salvage_by(self.salvage.reduce_again)
         self._agent = agent
         self._reduction = _Reduction(agent, self.salvage, name)
         self._shared = SharedBuffers(agent, self._buffers_to_share)
@@ -139,7 +140,7 @@ class _GroupAmongGroups(ObservedGroup):
     """
 
     def __init__(self, agent: Agent) -> None:
-        observed = agent.group_for_torch()
+        observed = agent.internals.group_for_torch()
         super().__init__(observed.ranks, observed.progress)
         self.agent = agent
         self.parameters: list[torch.nn.Parameter] = []  # in the order of the map

@@ -14,7 +14,7 @@ asks of the ranks of a group, all groups must use the same parameters in a step,
 
 A forward pass of the module in training mode begins the step.
 
-A model that wants a device mesh with a dimension for the replicas gets one from process_group/managed.py instead.
+A model that wants a device mesh with a dimension for the replicas gets one from training/device_mesh.py instead.
 """
 
 import functools
@@ -35,7 +35,7 @@ def replicate(module: nn.Module, agent: Agent) -> None:
 
     Raises ValueError if nothing in it is sharded, or not all: what is not would drift apart.
     """
-    agent.refuse_catch_up("a model that is sharded")
+    agent.internals.refuse_catch_up("a model that is sharded")
     sharded = {name: part for name, part in module.named_modules() if isinstance(part, FSDPModule)}
     if not sharded:
         raise ValueError("nothing in the module is sharded: call torch's fully_shard first, or use our DDP")

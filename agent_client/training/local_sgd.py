@@ -1,8 +1,8 @@
 """LocalSGD (arXiv 1805.09767): each rank takes `sync_every` steps of its own, then all average their parameters.
 
-Between two averages nobody talks to anybody. The average is a step of the Agent, an outer step: its quorum is asked for
-when it begins, so those who have come meanwhile are in it, and it commits in all ranks or in none. What the replica
-groups agree on are the global parameters, those of the last commit; they are what heals.
+Between two averages the groups do not communicate. The average is a step of the Agent, an outer step: its quorum is
+requested when it begins, so groups that have come meanwhile are in it, and it commits in all ranks or in none. What the
+replica groups agree on are the global parameters, those of the last commit; they are what heals.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,8 @@ STATE_NAME = "outer"
 
 
 class OuterState:
-    """The global parameters, beside the local ones that the inner steps move, and what goes with them to who heals.
+    """The global parameters, beside the local ones that the inner steps move, and what a group that heals takes over
+    with them.
 
     Of what is sharded inside the group, each rank holds its shards.
     """
@@ -67,7 +68,7 @@ class OuterSteps(FaultTolerantOptimizer):
     def __init__(
         self, optimizer: Optimizer, agent: Agent, state: OuterState, *, interval: int, delay: int, attempts: int
     ) -> None:
-        agent.refuse_catch_up("steps of one's own: an average is no sum of gradients")
+        agent.internals.refuse_catch_up("steps of one's own: an average is no sum of gradients")
         super().__init__(optimizer, agent)
         if interval < 1 or attempts < 1:
             raise ValueError(f"sync_every and attempts must be at least 1, not {interval} and {attempts}")
@@ -78,8 +79,8 @@ class OuterSteps(FaultTolerantOptimizer):
         if agent.state.standing.setdefault(STATE_NAME, state) is not state:
             raise ValueError(f"the agent's TrainState holds another {STATE_NAME!r}; one LocalSGD or DiLoCo an agent")
         if not parameters_of(optimizer) <= set(state.parameters):
-            raise ValueError("optimizer: moves parameters that are not the model's; nobody would synchronise them")
-        agent.ask_late()
+            raise ValueError("optimizer: moves parameters that are not the model's, which would not be synchronised")
+        agent.internals.ask_late()
         agent.state.stands_still = delay == 0
         self._state = state
         self._interval = interval
@@ -112,7 +113,7 @@ class OuterSteps(FaultTolerantOptimizer):
     def slot(self) -> tuple[int, int]:
         """(place, number of places) among all ranks of the last outer step's quorum."""
         self._join()
-        return self._agent.last_slot()
+        return self._agent.internals.last_slot()
 
     def slots(self) -> list[tuple[int, int]]:
         return [self.slot()]

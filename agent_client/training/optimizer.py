@@ -32,7 +32,7 @@ class FaultTolerantOptimizer(Optimizer):
         self.last_loss: Any = None
         self._order = ZeroGradOrder()
         self._agent = agent
-        self._follower = agent.follow(optimizer)
+        self._follower = agent.internals.follow(optimizer)
         # Hooks have one home: those registered here run when the wrapped one steps, or saves or loads its state.
         vars(self).update((name, hooks) for name, hooks in vars(optimizer).items() if name.endswith("_hooks"))
 

@@ -69,7 +69,7 @@ class Salvage:
             self._settle_unused(*self._used, missing)
 
     def _settle_unused(self, used: Tensor, name: str, missing: dict[int, Tensor]) -> None:
-        """A parameter that nobody used has no gradient; one that only a peer used has that of the peer."""
+        """A parameter that no group used has no gradient; one that only a peer used has that of the peer."""
         by_any = self.agent.all_reduce(used.clone(), name=name).result() > 0
         for parameter, here, anywhere in zip(self.parameters, used.tolist(), by_any.tolist(), strict=True):
             if anywhere and id(parameter) in missing:

@@ -1,4 +1,5 @@
-"""The target's side of http.py: transfer.py decides what to read next, this reads it. Errors name every source."""
+"""The target's side of server.py. rules/source_order.py decides what to read next, this reads it. Errors name every
+source."""
 
 import http.client
 import logging

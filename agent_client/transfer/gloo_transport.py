@@ -1,11 +1,11 @@
 """Live state over process groups: each pair of a source and a target meets in a gloo group of its own.
 
-    int64: the length of the encoding (format.py) · the encoding, in messages of 4 MiB, the last one shorter
+    int64: the length of the encoding (state/encoding.py) · the encoding, in messages of 4 MiB, the last one shorter
     back: int64, once all has been read; only then the source ends the connection, and gloo may lose nothing with it
 
 The groups meet over the store of the quorum, under a prefix that names the quorum, the rank and the target, so nobody
 can read another state than the one it was dealt; the length, the checksums and the format without code are those of
-the other transport. A broken group cannot go on where it broke: the target turns to http.py then.
+the other transport. A broken group cannot go on where it broke: the target turns to HTTP then.
 """
 
 import logging

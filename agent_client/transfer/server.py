@@ -1,7 +1,7 @@
 """Live state over HTTP: the source publishes one snapshot under a key, the target fetches exactly that one.
 
     GET /checkpoint/{quorum_id}/{step}/{group_rank}?wait_s=...
-    200  the encoding of format.py, with its Content-Length
+    200  the encoding of state/encoding.py, with its Content-Length
          and an ETag, new for each state that is published
     206  its end, if asked for with `Range: bytes=N-` and `If-Match: ETag`: how a transfer goes on where it broke
     409  another key, or none, is held: JSON {"asked": key, "held": key or null}; sent after up to `wait_s`, because

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, TrainState
+from agent_client import Agent, AgentConfig, DistributedDataParallel, FaultTolerantOptimizer, TrainState
 from agent_client.state.encoding import Encoding
 from benchmarks.support.trainer import BATCH, HERE
 from benchmarks.support.training_rank import tell
@@ -48,7 +48,8 @@ def main() -> None:
         limit_link(1e6 * told["link_mb_s"])
     module = model_of(told["state_bytes"])
     adam = torch.optim.Adam(module.parameters(), lr=1e-4)
-    agent = Agent(told["manager"], state=TrainState(module, adam), advertise=HERE, heal_mode=told["mode"])
+    config = AgentConfig(advertise=HERE, heal_mode=told["mode"])
+    agent = Agent(told["manager"], state=TrainState(module, adam), config=config)
     model, optimizer = DistributedDataParallel(module, agent), FaultTolerantOptimizer(adam, agent)
     while True:
         optimizer.zero_grad()

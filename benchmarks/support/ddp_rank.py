@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, TrainState
+from agent_client import Agent, AgentConfig, DistributedDataParallel, FaultTolerantOptimizer, TrainState
+from agent_client.collectives.peers import Peers
 from benchmarks.support.cluster import NAMES
 from benchmarks.support.trainer import BATCH, HERE, LENGTH, TOKENS, fresh
 from benchmarks.support.training_rank import tell
@@ -24,10 +25,15 @@ from benchmarks.support.training_rank import tell
 ENDLESS = 10**9
 
 
-class TellingAgent(Agent):
-    def _revoke(self, quorum_id: int | None, reason: str) -> None:
-        tell("revoked", quorum_id or self.quorum_id, self.current_step, 0)
-        super()._revoke(quorum_id, reason)
+def tell_revocations(agent: Agent) -> None:
+    """Print each, on the watch's thread, before the collectives end."""
+    revoke = Peers.revoke
+
+    def tell_and_revoke(peers: Peers, quorum_id: int | None, reason: str) -> None:
+        tell("revoked", quorum_id or agent.quorum_id, agent.current_step, 0)
+        revoke(peers, quorum_id, reason)
+
+    setattr(Peers, "revoke", tell_and_revoke)  # noqa: B010  a type checker forbids the other way
 
 
 class RandomText(Dataset[Tensor]):
@@ -41,7 +47,8 @@ class RandomText(Dataset[Tensor]):
 class DdpRank:
     def __init__(self, manager: str, workers: int) -> None:
         module, sgd = fresh()
-        self._agent = TellingAgent(manager, state=TrainState(module, sgd), advertise=HERE)
+        self._agent = Agent(manager, state=TrainState(module, sgd), config=AgentConfig(advertise=HERE))
+        tell_revocations(self._agent)
         self._model = DistributedDataParallel(module, self._agent)
         self._optimizer = FaultTolerantOptimizer(sgd, self._agent)
         self._batches = self._load(0)

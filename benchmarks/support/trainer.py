@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import TCPStore, init_process_group
 
-from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, TrainState
+from agent_client import Agent, AgentConfig, DistributedDataParallel, FaultTolerantOptimizer, TrainState
 from benchmarks.support.line_protocol import answer_orders
 
 HERE = "127.0.0.1"
@@ -60,7 +60,7 @@ def bare(_: str) -> Copy:
 
 def ours(manager: str) -> Copy:
     model, optimizer = fresh()
-    agent = Agent(manager, state=TrainState(model, optimizer), advertise=HERE)
+    agent = Agent(manager, state=TrainState(model, optimizer), config=AgentConfig(advertise=HERE))
     return Copy(DistributedDataParallel(model, agent), FaultTolerantOptimizer(optimizer, agent))
 
 

@@ -18,6 +18,8 @@ import uvloop
 from torch.distributed import PrefixStore, TCPStore
 
 from agent_client.agent.agent import Agent
+from agent_client.agent.config import AgentConfig
+from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.gloo import GlooGroup, connect_store
 from agent_client.collectives.peers import Peers
 from agent_client.state.decoding import encode
@@ -244,11 +246,8 @@ class AgentActor:
         self.agent = Agent(
             manager,
             state=TrainState(self.model, self.sgd),
-            advertise=LOOPBACK,
-            group_rank=rank,
-            group_world_size=ranks,
-            group=meet_in_group(meeting, manager, rank, ranks),
-            **options,
+            config=AgentConfig(advertise=LOOPBACK, **options),
+            place=GroupPlace(rank, ranks, meet_in_group(meeting, manager, rank, ranks)),
         )
         self._gate_fetch()
 
@@ -345,7 +344,7 @@ class AgentActor:
 
     def advertise_checkpoints_at(self, address: str) -> str:
         """Peers are sent there from the next quorum on; the address until now."""
-        server = self.agent._healing._server
+        server = self.agent._healing._source._server
         before, server.address = server.address, address
         return before
 

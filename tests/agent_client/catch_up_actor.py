@@ -10,6 +10,8 @@ import torch
 from torch.optim import lr_scheduler
 
 from agent_client.agent.agent import Agent
+from agent_client.agent.config import AgentConfig
+from agent_client.agent.parts import GroupPlace
 from agent_client.healing import catch_up, healing
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
@@ -51,9 +53,10 @@ class CatchUpActor(AgentActor):
         self.schedule = SCHEDULES[schedule](self.sgd)
         others = (others or {}) | ({"schedule": self.schedule} if self.schedule is not None else {})
         group = meet_in_group(meeting, manager, rank, ranks)
-        place = {"group_rank": rank, "group_world_size": ranks, "group": group}
+        place = GroupPlace(rank, ranks, group)
         state = TrainState(self.module, self.sgd, **others)
-        self.agent = Agent(manager, state=state, advertise=LOOPBACK, heal_mode=heal_mode, **place, **options)
+        config = AgentConfig(advertise=LOOPBACK, heal_mode=heal_mode, **options)  # type: ignore[arg-type]
+        self.agent = Agent(manager, state=state, config=config, place=place)
         self.model = DistributedDataParallel(self.module, self.agent, find_unused_parameters=True, bucket_cap_mb=0.0005)
         self.optimizer = FaultTolerantOptimizer(self.sgd, self.agent)
         self.uses_branches = branches

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from agent_client.agent.agent import Agent
+from agent_client.agent.config import AgentConfig
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
@@ -47,7 +48,8 @@ class DdpActor:
         torch.manual_seed(seed)
         self.module = TwoBranches()
         sgd = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
-        self.agent = Agent(manager, state=TrainState(self.module, sgd), advertise=LOOPBACK, **options)
+        config = AgentConfig(advertise=LOOPBACK, **options)
+        self.agent = Agent(manager, state=TrainState(self.module, sgd), config=config)
         self.model = DistributedDataParallel(
             self.module, self.agent, salvage=salvage, bucket_cap_mb=0.0005, find_unused_parameters=True
         )

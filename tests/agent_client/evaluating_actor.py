@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from agent_client.errors import AgentError, EvaluationFailed, EvaluationLost
+from agent_client.errors import AgentError, EvaluationFailed, EvaluationInterrupted
 from tests.agent_client.actors import AgentActor
 
 
@@ -45,6 +45,6 @@ class EvaluatingActor(AgentActor):
     def _ended(self, act: Any) -> dict[str, Any]:
         try:
             result = act()
-        except (AgentError, EvaluationFailed, EvaluationLost, TypeError, ValueError) as e:
+        except (AgentError, EvaluationFailed, EvaluationInterrupted, TypeError, ValueError) as e:
             return {"raised": type(e).__name__, "text": str(e), "evaluated": self.evaluated}
         return {"result": repr(result), "evaluated": self.evaluated}

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from agent_client.agent.agent import Agent
+from agent_client.agent.config import AgentConfig
 from agent_client.errors import ScriptMismatch
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
@@ -26,8 +27,7 @@ class GanActor:
         self.agent = Agent(
             manager,
             state=TrainState(self.both, optimizers[0], generator=optimizers[1]),
-            advertise=LOOPBACK,
-            **options,
+            config=AgentConfig(advertise=LOOPBACK, **options),
         )
         self.models = [DistributedDataParallel(part, self.agent) for part in self.both.values()]
         self.optimizers = [FaultTolerantOptimizer(optimizer, self.agent) for optimizer in optimizers]

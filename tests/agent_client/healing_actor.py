@@ -36,7 +36,7 @@ class HealingActor(AgentActor):
         self.ballast = Ballast(seed)
         self.agent.state.standing["ballast"] = self.ballast
         healing: Any = self.agent._healing
-        healing._server._chunk_bytes = CHUNK_BYTES
+        healing._source._server._chunk_bytes = CHUNK_BYTES
 
     def get_ballast(self) -> set[float]:
         return set(self.ballast.numbers.unique().tolist())
@@ -55,7 +55,7 @@ class HealingActor(AgentActor):
         release = healing.release
 
         def noting(**options: Any) -> None:
-            self.was_read_in_place |= healing._is_read_in_place
+            self.was_read_in_place |= healing._source._is_read_in_place
             release(**options)
 
         healing.release = noting

@@ -31,6 +31,10 @@ class LoneAgent:
     def quorum_step(self) -> int | None:
         return self.current_step if self.has_quorum else None
 
+    @property
+    def internals(self) -> "LoneAgent":
+        return self
+
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """It never catches up."""
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from agent_client.agent.agent import Agent
+from agent_client.agent.config import AgentConfig
+from agent_client.agent.parts import GroupPlace
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
@@ -64,8 +66,8 @@ class LoopActor:
         self.inner = torch.optim.lr_scheduler.ExponentialLR(self.sgd, 0.9)
         state = TrainState(self.module, self.sgd, scheduler=self.inner)
         group = meet_in_group(meeting, manager, rank, ranks)
-        place: dict[str, Any] = {"group_rank": rank, "group_world_size": ranks, "group": group}
-        self.agent = Agent(manager, state=state, advertise=LOOPBACK, **place)
+        place = GroupPlace(rank, ranks, group)
+        self.agent = Agent(manager, state=state, config=AgentConfig(advertise=LOOPBACK), place=place)
         self.model = DistributedDataParallel(self.module, self.agent, bucket_cap_mb=0.0005, **(options or {}))
         self.optimizer = FaultTolerantOptimizer(self.sgd, self.agent)
         self.scheduler = FaultTolerantScheduler(self.inner, self.agent)

@@ -180,14 +180,14 @@ class MatrixActor:
     def received(self) -> tuple[str, int, int]:
         """(from which group, how many bytes so far, of how many) of the transfer to here that is under way."""
         agent: Any = self.agent
-        fetch = agent._healing._fetch
+        fetch = agent._healing._target._fetch
         return (fetch._machine._left[0], fetch._received, fetch._length) if fetch else ("", 0, 0)
 
     def _gate_sending(self) -> None:
         self.may_send = threading.Event()
         self.may_send.set()
         agent: Any = self.agent
-        agent._healing._server._chunk_bytes = CHUNK_BYTES
+        agent._healing._source._server._chunk_bytes = CHUNK_BYTES
 
         def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
             for number, chunk in enumerate(real(encoding, start)):

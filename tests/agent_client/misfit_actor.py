@@ -36,6 +36,6 @@ class CutOffActor(MisfitActor):
 
     def build(self, manager: str, **options: Any) -> None:
         super().build(manager, **options)
-        healing = self.agent._healing
-        ask = healing._ask
-        healing._ask = lambda _: ask(NOWHERE)
+        target = self.agent._healing._target
+        ask = target._ask
+        target._ask = lambda _: ask(NOWHERE)

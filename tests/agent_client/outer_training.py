@@ -15,6 +15,8 @@ from torch.distributed import PrefixStore
 from torch.distributed.fsdp import fully_shard
 
 from agent_client.agent.agent import Agent
+from agent_client.agent.config import AgentConfig
+from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.gloo import connect_store
 from agent_client.state.train_state import TrainState
 from agent_client.training.diloco import DiLoCo
@@ -65,11 +67,8 @@ def build_agent(
     return Agent(
         manager,
         state=state,
-        advertise=LOOPBACK,
-        group_rank=rank,
-        group_world_size=ranks,
-        group=meet_in_group(*meeting, rank, ranks, timeout_s=PATIENCE_S),
-        **options,
+        config=AgentConfig(advertise=LOOPBACK, **options),
+        place=GroupPlace(rank, ranks, meet_in_group(*meeting, rank, ranks, timeout_s=PATIENCE_S)),
     )
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from agent_client.agent.agent import Agent
-from agent_client.errors import EvaluationLost, ScriptMismatch
+from agent_client.agent.config import AgentConfig
+from agent_client.agent.parts import GroupPlace
+from agent_client.errors import EvaluationInterrupted, ScriptMismatch
 from agent_client.state.train_state import TrainState
 from tests.agent_client.actors import LOOPBACK, meet_in_group
 
@@ -27,11 +29,8 @@ class ScriptedActor:
         self.agent = Agent(
             manager,
             state=TrainState(self.model, self.sgd),
-            advertise=LOOPBACK,
-            group_rank=rank,
-            group_world_size=ranks,
-            group=meet_in_group(meeting, manager, rank, ranks),
-            **options,
+            config=AgentConfig(advertise=LOOPBACK, **options),
+            place=GroupPlace(rank, ranks, meet_in_group(meeting, manager, rank, ranks)),
         )
 
     def step(self, *reduced: tuple[int, str, str]) -> dict[str, Any]:
@@ -69,7 +68,7 @@ class ScriptedActor:
         """Before the first step."""
         try:
             self.agent.check_equal("batches per epoch", 7)
-        except (EvaluationLost, ScriptMismatch) as e:
+        except (EvaluationInterrupted, ScriptMismatch) as e:
             return str(e)
         return ""
 

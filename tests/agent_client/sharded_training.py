@@ -14,6 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from agent_client.agent.agent import Agent
+from agent_client.agent.config import AgentConfig
+from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.gloo import connect_store
 from agent_client.state.train_state import TrainState
 from agent_client.training.device_mesh import ManagedGroup, managed_mesh
@@ -59,11 +61,8 @@ class ShardedActor(AgentActor):
         self.agent = Agent(
             manager,
             state=TrainState(self.model, self.adam),
-            advertise=LOOPBACK,
-            group_rank=rank,
-            group_world_size=RANKS,
-            group=meet_in_group(meeting, f"{key}/group", rank, RANKS),
-            **options,
+            config=AgentConfig(advertise=LOOPBACK, **options),
+            place=GroupPlace(rank, RANKS, meet_in_group(meeting, f"{key}/group", rank, RANKS)),
         )
         if self.replicas is None:
             replicate(self.model, self.agent)

@@ -173,7 +173,9 @@ def test_one_that_fails_while_the_others_commit_takes_over_their_state(make_job:
 
 
 @slow
-@pytest.mark.parametrize("options", [{"serve": "hold"}, {"heal_over": "process_group"}], ids=["hold", "process group"])
+@pytest.mark.parametrize(
+    "options", [{"state_serving": "hold"}, {"heal_transport": "process_group"}], ids=["hold", "process group"]
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_state_may_be_read_in_place_or_come_over_the_process_group(
     make_job: MakeJob, way: str, options: dict[str, str]

@@ -19,10 +19,10 @@ from tests.processes import Lighthouse
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
 PACE_S = 0.02
 STEPS_AT_THE_END = 3
-MODES = ("stall", "catch_up")
+MODES = ("blocking", "catch_up")
 OUTER = ("local_sgd", "diloco", "streamed")
-ONLY_STALL = ("hsdp", "hsdp_compile", "hsdp_compile_around", *OUTER)
-QUICK = {("scaler", "stall"), ("local_sgd", "stall"), ("ema_of_buffers", "catch_up")}
+ONLY_BLOCKING = ("hsdp", "hsdp_compile", "hsdp_compile_around", *OUTER)
+QUICK = {("scaler", "blocking"), ("local_sgd", "blocking"), ("ema_of_buffers", "catch_up")}
 
 MakeJob = Callable[[str, str], TrainingJob]
 
@@ -43,7 +43,7 @@ CELLS = [
     pytest.param(kind, mode, marks=[] if (kind, mode) in QUICK else pytest.mark.slow)
     for kind in KINDS
     for mode in MODES
-    if mode == "stall" or kind not in ONLY_STALL
+    if mode == "blocking" or kind not in ONLY_BLOCKING
 ]
 
 
@@ -67,7 +67,7 @@ def test_a_group_that_was_killed_heals_to_the_same_bits(make_job: MakeJob, kind:
     job.train(b, pace_s=PACE_S)
     job.wait_steps(a, b, more=5, participants=2)
     check_healed(kind, mode, job.log(b)[before:])
-    if mode == "stall":
+    if mode == "blocking":
         first = job.committed(b)[0]
         assert first["step"] > step
         assert first["participated"], "in the step in which it heals; an outer step of no inner ones comes before it"
@@ -76,7 +76,7 @@ def test_a_group_that_was_killed_heals_to_the_same_bits(make_job: MakeJob, kind:
 
 
 def check_healed(kind: str, mode: str, log: str) -> None:
-    if mode == "stall" or KINDS[kind].gives_up:
+    if mode == "blocking" or KINDS[kind].gives_up:
         assert "healing from a" in log
         assert ("catching up is given up" in log) == (mode == "catch_up")
     else:
@@ -101,15 +101,15 @@ def finish(job: TrainingJob, *groups: Group) -> None:
 
 def test_a_model_is_compiled_around_ddp(make_job: MakeJob) -> None:
     """In graphs that do not reach into the Agent: torch's C++ code calls it in the middle of a compiled region."""
-    job = make_job("compile_around", "stall")
+    job = make_job("compile_around", "blocking")
     a = job.group("a")
     job.start(a, pace_s=PACE_S)
     job.wait_steps(a, more=2, participants=1)
     assert a.ranks[0].call("graphs") > 0
 
 
-@pytest.mark.parametrize("kind", ONLY_STALL)
+@pytest.mark.parametrize("kind", ONLY_BLOCKING)
 def test_what_cannot_catch_up_is_refused(make_job: MakeJob, kind: str) -> None:
     job = make_job(kind, "catch_up")
-    with pytest.raises(RankError, match=r"ConfigurationError: heal_mode catch_up: not .*; use heal_mode='stall'"):
+    with pytest.raises(RankError, match=r"ConfigurationError: heal_mode catch_up: not .*; use heal_mode='blocking'"):
         job.build(job.group("a"))

@@ -60,7 +60,7 @@ class TornActor(AgentActor):
         agent = self.agent
         agent.start_quorum()
         self.sgd.zero_grad()
-        place, _ = agent.last_slot()
+        place, _ = agent.internals.last_slot()
         generator = torch.Generator().manual_seed(1000 * agent.current_step + place)
         self.model(torch.randn(16, 8, generator=generator)).square().mean().backward()
         for parameter in self.model.parameters():

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from agent_client import Agent, TrainState
+from agent_client import Agent, AgentConfig, TrainState
 
 BUSY_S = 2.0
 
@@ -19,7 +19,7 @@ def compute() -> None:
 def main() -> None:
     model = torch.nn.Linear(2, 2)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    agent = Agent(sys.argv[1], state=TrainState(model, sgd), advertise="127.0.0.1")
+    agent = Agent(sys.argv[1], state=TrainState(model, sgd), config=AgentConfig(advertise="127.0.0.1"))
     agent._thread.submit(compute)
     time.sleep(0.1)
     raise SystemExit(3)

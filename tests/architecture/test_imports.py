@@ -1,13 +1,16 @@
 """Nothing imports itself by a detour: no circle of modules, anywhere, and none of rooms inside a package."""
 
+import tomllib
 from collections import defaultdict
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 import grimp
 import pytest
 
 PACKAGES = ("lighthouse_protocol", "lighthouse_runtime", "lighthouse", "manager", "agent_client")
 MAX_ROOMS = 10
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +40,10 @@ def test_no_room_imports_itself_by_a_detour(graph: grimp.ImportGraph, package: s
 
 def test_the_lighthouse_has_rooms_that_one_can_count(graph: grimp.ImportGraph) -> None:
     assert len(graph.find_children("lighthouse")) <= MAX_ROOMS
+
+
+def test_each_package_says_that_it_is_typed() -> None:
+    """Else type checkers ignore all that a training script gets of it."""
+    hatch = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert set(hatch["packages"]) == set(PACKAGES)
+    assert all((REPOSITORY / package / "py.typed").exists() for package in PACKAGES)

@@ -1,6 +1,9 @@
 """The tables of docs/reference.md, from the settings, the commands and the metrics themselves."""
 
+import ast
 import dataclasses
+import inspect
+import itertools
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import lighthouse.cli
 import manager.cli
+from agent_client.agent.config import AgentConfig
 from lighthouse.incidents.durations import IncidentTimes
 from lighthouse.incidents.metrics import IncidentCollector
 from lighthouse.progress.metrics import PhaseCollector
@@ -46,6 +50,7 @@ def tables() -> dict[str, str]:
             for verb, command in sorted(main.commands.items())
             if verb not in ("serve", "run")
         },
+        "Agent.from_env": _fields(AgentConfig),
         "lighthouse metrics": _metrics(_lighthouse_scrape()),
         "lighthouse-manager metrics": _metrics(_manager_scrape()),
     }
@@ -129,6 +134,24 @@ def _option(option: click.Option) -> Sequence[str]:
     environment = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
     default = str(option.default) if option.default and option.show_default else ""
     return _code(words), _code(default), ", ".join(map(_code, environment)), option.help or ""
+
+
+# -- options of the library
+
+
+def _fields(config: type[Any]) -> str:
+    """Of a dataclass with a docstring under each field."""
+    body = ast.parse(inspect.getsource(config)).body[0].body  # type: ignore[attr-defined]
+    texts = {
+        field.target.id: " ".join(inspect.cleandoc(text.value.value).split())
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    rows = (
+        (_code(f.name), _code("" if f.default is None else str(f.default)), texts[f.name])
+        for f in dataclasses.fields(config)
+    )
+    return _table(("option", "default", "meaning"), rows)
 
 
 # -- metrics

@@ -1,15 +1,16 @@
-"""What each participant of a quorum is about to do with the others, compared before the first byte of it; and which of
-them is at fault where they differ. Rules only, no I/O.
+"""Compares what the participants of a quorum are about to do together, before its first byte, and finds which of them
+are at fault. Rules only, no I/O.
 
-A process group cannot be asked: gloo ends the process that receives more than it expects, and sums whatever is no
-longer than that. So in the first step under a quorum each collective over the participants is preceded by a sum of
-numbers that say what it is, each participant's in a row of its own: a kind that is the same size for all. The end of
-the step is announced, too, with the number of its collectives. All see the same rows, so all come to the same answer:
+A process group does not check it: gloo ends a process that receives more than it expects, and sums whatever is not
+longer. So in the first step under a quorum each collective over the participants is preceded by a sum of numbers that
+announce it, in a row for each participant, of the same size for all. The end of the step is announced, too, with the
+number of its collectives. All participants receive the same rows, so all find the same answer:
 
-1. Those that hold the state of the job and have committed a step of it speak for the job. Where there are none, those
-   that hold its state do; where none does, all do.
-2. Right is what most of these say; then what most of all say; then what the first of these says.
-3. At fault is whatever says anything else.
+1. The participants that hold the state of the job and have committed a step of it decide. If there are none, those
+   that hold its state do; if there are none either, all do.
+2. Right is what most of the deciding ones announce; then what most of all announce; then what the first deciding one
+   announces.
+3. A participant that announces anything else is at fault.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ NAMES_TOLD = 8
 
 
 class Kind(IntEnum):
-    """NONE is no announcement: a row that nothing was added to."""
+    """NONE is no announcement: a row of zeros."""
 
     NONE = 0
     REDUCE = 1
@@ -33,7 +34,7 @@ class Kind(IntEnum):
 
 
 class Standing(IntEnum):
-    """Of a participant in the job: the lowest speak for it."""
+    """Of a participant in the job: those with the lowest decide."""
 
     TRAINED = 0
     HOLDS_STATE = 1
@@ -48,15 +49,17 @@ def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
 
 
 class Announced(NamedTuple):
-    """What a participant is about to do. REDUCE: the sum of `size` bytes of `dtype`, the n-th of the step; `name`: of
-    which part of the script, where that is known. END: of the step, after n collectives. GATHER: values that all bring,
-    and no sum of gradients."""
+    """What a participant is about to do. REDUCE: a collective. END: the end of the step. GATHER: the exchange of values
+    between two steps."""
 
     kind: Kind
     number: int = 0
+    """REDUCE: which collective of the step. END: how many there were."""
     size: int = 0
+    """Bytes."""
     dtype: str = ""
     name: str = ""
+    """The part of the script, if it is known."""
 
     def __str__(self) -> str:
         match self.kind:
@@ -72,7 +75,7 @@ class Announced(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a participant says: `words` are its announcement, as they are compared."""
+    """Of one participant: `words` are its announcement, as they are compared."""
 
     standing: int
     words: tuple[int, ...]
@@ -86,7 +89,7 @@ class Row(NamedTuple):
 
 
 def to_words(announced: Announced, standing: Standing) -> tuple[int, ...]:
-    """Always equally many. A long text is told in part, and compared by its digest."""
+    """Always the same number of words. A long text is cut, and compared by its digest."""
     text = f"{announced.dtype} {announced.name}".encode()
     digest = hashlib.sha256(text).digest()[:WORD_BYTES]
     padded = text[: TEXT_WORDS * WORD_BYTES].ljust(TEXT_WORDS * WORD_BYTES, b"\0")
@@ -116,7 +119,7 @@ def _find_right(rows: Sequence[Row]) -> tuple[int, ...]:
 
 
 def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
-    """To the participant at `place`: what it does where others do something else, or which one does."""
+    """For the participant at `place`: what it does that the others do not, or which other participants differ."""
     right = [other for other in range(len(rows)) if other not in faulty]
     where = f"where {_list([names[other] for other in right])} {_plural(rows[right[0]].announced, len(right))}"
     if place in faulty:

@@ -1,10 +1,10 @@
-"""What a rank makes of requests for a quorum that were not granted. No I/O.
+"""What a rank does after requests for a quorum that were not granted. No I/O.
 
 1. A refusal that no further request can change ends the rank at once.
 2. A refusal that may pass (another process of that name still lives, a quorum was revoked before it began) ends the
    rank after `limit` in a row.
 3. Waiting is legitimate: for further groups, for a lighthouse, for a manager that starts again. It never ends a rank,
-   and is said regularly, with the reason that came with it.
+   and is logged regularly, with its reason.
 """
 
 from lighthouse_protocol.refusals import (
@@ -36,7 +36,7 @@ class Patience:
         """How long to wait before the next request."""
 
     def answered(self) -> None:
-        """There is a quorum."""
+        """A request was granted."""
         self._tries = self._refusals = 0
 
     def refused(self, error: LighthouseError, now: float) -> str:
@@ -53,7 +53,7 @@ class Patience:
         return f"{self._refusals} requests for a quorum refused in a row (max_consecutive_discards): {error}"
 
     def take_news(self, error: LighthouseError, now: float) -> str:
-        """What is to be logged loudly now; empty: nothing."""
+        """What to log as an error now; empty: nothing."""
         is_first = self._tries == SAID_FROM
         if self._tries < SAID_FROM or not (is_first or now >= self._said_at + SAID_EVERY_S):
             return ""

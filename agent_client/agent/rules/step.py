@@ -28,48 +28,62 @@ class Phase(StrEnum):
 
 
 class InvalidTransition(RuntimeError):
-    """A defect: something happened in a phase in which it cannot. The message tells the story."""
+    """A defect: an event in a phase in which it is impossible. The message lists the last events."""
 
 
 @dataclass(slots=True)
 class StepMachine:
-    """`discards` counts those since the last commit under a quorum; `faults` those of them that no other group is known
-    to have caused. `failure` says why this step cannot commit, `is_blamed` that another group is to blame;
-    `share` is this group's part of the step; `is_alone`: this rank is the only one of its group; `may_heal`: the next
-    quorum may tell it to; `heals_first`: in this step it can, since nothing has been computed in it.
-
-    `has_computed`: a forward pass or a reduction was begun in this step. `is_in_backward`: a backward pass has begun to
-    reduce and has not come to its end. `was_committed`: how the last step ended. `ended`: steps that did, either way.
-    `moves` grows with each forward pass, reduction and vote. `accumulates`: the last forward pass reduces nothing.
-    """
+    """One rank's step."""
 
     step: int = 0
     tag_quorum_id: int | None = 0
+    """Of the quorum that has committed the state; None: this rank holds no complete state."""
     batches_committed: int = 0
     phase: Phase = Phase.IDLE
     assignment: Assignment | None = None
+    """The quorum of the step under way, or of the last one."""
     failure: str | None = None
+    """Why this step cannot commit."""
     is_blamed: bool = False
+    """Another group is to blame for `failure`."""
     discards: int = 0
+    """Discarded steps since the last commit under a quorum."""
     faults: int = 0
+    """Those of them that no other group is known to have caused."""
     has_erred: bool = False
+    """The script has reported an error in this step."""
     has_reduced: bool = False
+    """An all-reduce over all participants has completed in this step."""
     has_computed: bool = False
+    """A forward pass or a reduction was begun in this step."""
     is_in_backward: bool = False
+    """A backward pass has begun to reduce, and has not ended."""
     was_committed: bool = False
+    """How the last step ended."""
     ended: int = 0
+    """Steps that were committed or discarded."""
     moves: int = 0
+    """Grows with each forward pass, reduction and vote."""
     accumulates: bool = False
+    """The last forward pass reduces nothing."""
     may_heal: bool = True
+    """The next quorum may tell this rank to heal."""
     heals_first: bool = False
+    """This rank can heal in this step: nothing was computed in it before its quorum was requested."""
     must_install: bool = False
+    """A peer's state is to be installed before this rank counts."""
     is_torn: bool = False
+    """This rank holds no complete state."""
     is_installing: bool = False
     distrust: Distrust | None = None
+    """Why the state is torn, if it was not by an installation that broke."""
     torn_under: int | None = None
+    """The quorum in which it was torn."""
     is_alone: bool = False
+    """This rank is the only one of its group."""
     world_size: WorldSize = field(default_factory=WorldSize)
     share: Share = NO_SHARE
+    """This group's part of the step."""
     _began_with: Tag | None = None
     _history: list[str] = field(default_factory=list)
 
@@ -80,12 +94,12 @@ class StepMachine:
 
     @property
     def next_step(self) -> int | None:
-        """The first of which nothing has been computed; None: this rank is in the middle of one."""
+        """The first step of which nothing has been computed; None: a step is half done."""
         has_begun = self.phase is not Phase.IDLE and (self.has_computed or self.has_reduced or self.must_install)
         return None if has_begun or self.phase is Phase.VOTED else self.step
 
     def begin(self) -> None:
-        """A step begins, and not only a further try of one."""
+        """A step begins; a retry of a step does not call this."""
         self._began_with = self.tag
 
     @property
@@ -122,14 +136,14 @@ class StepMachine:
         self.discards += 1
 
     def lost_between(self, reason: str) -> None:
-        """The participants have lost each other while they did something else together: they need another quorum."""
+        """Participants were lost between two steps: the next step needs another quorum."""
         if self.phase is Phase.IDLE:
             self.discards += 1
         else:
             self.failed(reason)
 
     def erred(self, reason: str) -> None:
-        """The script says so: what it has computed is of no use."""
+        """The script reports that what it has computed is of no use."""
         self.has_erred = True
         self.failed(reason)
 
@@ -182,22 +196,22 @@ class StepMachine:
         if self.phase is not Phase.IDLE:
             self.failed(text)
         elif self.is_alone:
-            self.discards += 1  # it asks for another quorum; where there are others, they may be in the next step
+            self.discards += 1  # asks for another quorum; other ranks of the group may be in the next step already
 
     @property
     def is_unhealed(self) -> bool:
-        """It is torn, and the quorum takes it for up to date: this step cannot commit."""
+        """Whether the state is torn and the quorum takes it for up to date: this step cannot commit."""
         if self.assignment is None:
             return False
         return self.is_torn and not self.must_install and not self.assignment.catches_up
 
     @property
     def cannot_heal(self) -> bool:
-        """The quorum was formed since it said that it is torn: there is no peer that could give it a state."""
+        """Whether the quorum was formed after this rank reported its torn state: no peer can give it a state."""
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
-        """It catches up, or does so no more: the state that it works at is that one, whichever it holds."""
+        """Work at that state while catching up, whichever state is held; or at the held one again."""
         self.step, self.tag_quorum_id = step, tag_quorum_id
 
     def vote(self) -> bool:

@@ -4,7 +4,7 @@ A step consists of microbatches, one for each rank of the group that does it. It
 count, divided by `divisor`. Contributors are the participants that hold the state when they compute; one that does not
 count still does one microbatch, because the others wait for it in their collectives, and adds zeros.
 
-    mode                 microbatches    who does them                                    divisor
+    mode                 microbatches    done by                                          divisor
     DYNAMIC              one each        every contributor its own                        contributors
     FIXED_WITH_SPARES    `size`          the first `size` contributors; the rest spare    min(size, contributors)
     CONSTANT_BATCH       `size`          dealt to the contributors in turn                size

@@ -53,7 +53,7 @@ class Kept(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A quorum, as far as it is for who catches up: the state that it begins with, whether this group catches up in it,
+    """A quorum, as far as catching up goes: the state that it begins with, whether this group catches up in it,
     whether a source is dealt to it, and the names of its participants."""
 
     begins: Tag

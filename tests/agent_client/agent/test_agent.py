@@ -302,7 +302,7 @@ def test_a_stopped_group_costs_a_step_and_heals_when_it_goes_on(job: Job) -> Non
 
 
 def test_a_manager_that_is_gone_ends_the_rank(job: Job) -> None:
-    [a] = job.groups("a", quorum_timeout_s=1.0, timeout_s=5.0, manager_returns_within_s=0.5)
+    [a] = job.groups("a", quorum_timeout_s=1.0, timeout_s=5.0, manager_restart_timeout_s=0.5)
     assert a.call("step")["committed"]
     job.managers["a"].kill()
     with pytest.raises(RankError, match=r"the group's manager is gone: .* restart the group") as raised:
@@ -389,8 +389,8 @@ def test_close_ends_everything_and_again_does_no_harm(job: Job) -> None:
 
 
 def test_an_agent_of_several_ranks_needs_their_group() -> None:
-    from agent_client import Agent
+    from agent_client.agent.parts import GroupPlace
     from agent_client.errors import ConfigurationError
 
     with pytest.raises(ConfigurationError, match="^group: "):
-        Agent("127.0.0.1:1", state=None, group_world_size=2)  # type: ignore[arg-type]
+        GroupPlace(0, 2)

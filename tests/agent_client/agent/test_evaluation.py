@@ -92,7 +92,7 @@ def test_who_differs_is_named(job: Job) -> None:
     odd = ranks.pop("b/1")
     pending = odd.begin("check_equal", 24)
     told = [*together(ranks, "check_equal", 25).values(), pending.result()]
-    assert {each["raised"] for each in told} == {"RanksDiffer"}
+    assert {each["raised"] for each in told} == {"RankMismatch"}
     assert {each["text"] for each in told} == {
         "ranks differ: batches per epoch = 24 at b/1; batches per epoch = 25 at a/0-1, b/0"
     }
@@ -102,7 +102,7 @@ def test_ranks_that_do_different_things_are_told_so(job: Job) -> None:
     ranks = start(job, "a", "b", ranks=1)
     pending = ranks["b/0"].begin("evaluate", what="test")
     told = ranks["a/0"].call("evaluate")
-    assert (told["raised"], told["evaluated"]) == ("RanksDiffer", 0)
+    assert (told["raised"], told["evaluated"]) == ("RankMismatch", 0)
     assert '"validation", 1, true] at a/0' in told["text"] or '"validation", 2, true] at a/0' in told["text"]
     assert pending.result()["text"] == told["text"]
 
@@ -145,7 +145,7 @@ def test_a_lost_rank_ends_the_wait_of_all(job: Job, lost: str) -> None:
     if lost != "a/0":
         ranks["a/0"].call("let_end")
     told |= {name: each.result() for name, each in pending.items() if name.startswith("a") and name != lost}
-    assert {each["raised"] for each in told.values()} == {"EvaluationLost"}, told
+    assert {each["raised"] for each in told.values()} == {"EvaluationInterrupted"}, told
     if lost.startswith("a"):
         left = {name: rank for name, rank in ranks.items() if name.startswith("b")}
         eventually(lambda: together(left, "step")["b/0"]["participants"] == ["b"], "b trains on")

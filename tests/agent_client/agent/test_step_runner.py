@@ -7,7 +7,7 @@ import pytest
 
 from agent_client.agent.step_runner import Limits, StepRunner
 from agent_client.errors import ModelMismatch
-from agent_client.healing.healing import DoesNotFit
+from agent_client.healing.target import DoesNotFit
 from tests.agent_client.agent.test_step import HEALING, computing
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client import Agent, ConfigurationError, StepSampler, TrainState
+from agent_client import Agent, AgentConfig, ConfigurationError, StepSampler, TrainState
 from agent_client.agent.rules.step import StepMachine
 from agent_client.agent.rules.world_size import NO_SHARE, Share, WorldSize, WorldSizeMode
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
@@ -124,15 +124,16 @@ def train_state() -> TrainState:
 
 def test_where_a_rank_may_have_several_microbatches_none_is_given_alone(train_state: TrainState) -> None:
     """It would go well until the first group is lost."""
-    with Agent("127.0.0.1:1", state=train_state, world_size_mode="constant_batch", world_size=3) as agent:
+    config = AgentConfig(world_size_mode="constant_batch", world_size=3)
+    with Agent("127.0.0.1:1", state=train_state, config=config) as agent:
         with pytest.raises(ConfigurationError, match="microbatches"):
             next(iter(StepSampler(10, 2, agent)))
 
 
 @pytest.mark.parametrize(("mode", "size"), [("constant_batch", 0), ("fixed_with_spares", -1), ("constant", 3)])
-def test_an_agent_refuses_a_mode_without_its_size(train_state: TrainState, mode: str, size: int) -> None:
-    with pytest.raises(ValueError, match="world_size|not a valid WorldSizeMode"):
-        Agent("127.0.0.1:1", state=train_state, world_size_mode=mode, world_size=size)
+def test_an_agent_refuses_a_mode_without_its_size(mode: Any, size: int) -> None:
+    with pytest.raises(ConfigurationError, match="^world_size(_mode)?: "):
+        AgentConfig(world_size_mode=mode, world_size=size)
 
 
 # -- real training

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agent_client.collectives.all_gather import MAX_BYTES, Gathering, gather
-from agent_client.errors import EvaluationLost
+from agent_client.errors import EvaluationInterrupted
 from lighthouse_protocol.messages.membership import Assignment
 from tests.processes import PATIENCE_S
 
@@ -78,7 +78,7 @@ def test_two_groups_of_two(is_lost: bool) -> None:
         replica_rank, group_rank = divmod(at, 2)
         try:
             return gathering(replica_rank, group_rank, over[group_rank], within[replica_rank]).bring(b"%d" % at)
-        except EvaluationLost as e:
+        except EvaluationInterrupted as e:
             return str(e)
 
     lost = "the connections to the other replica groups ended: Connection closed by peer"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agent_client.agent.agent import Agent
+from agent_client.agent.config import AgentConfig
 from agent_client.errors import ConfigurationError
 from agent_client.healing.rules.catch_up import Lead
 from agent_client.state.train_state import TrainState
@@ -36,11 +37,11 @@ class Replayed(Counter):
 def agent_of(**others: Any) -> Agent:
     model = torch.nn.Linear(2, 2)
     state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1), **others)
-    return Agent("127.0.0.1:1", state=state, heal_mode="catch_up")
+    return Agent("127.0.0.1:1", state=state, config=AgentConfig(heal_mode="catch_up"))
 
 
 def test_what_moves_in_a_way_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"'counter', a Counter.*replay_step\(\).*heal_mode='stall'"):
+    with pytest.raises(ConfigurationError, match=r"'counter', a Counter.*replay_step\(\).*heal_mode='blocking'"):
         agent_of(counter=Counter())
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([torch.zeros(1)], lr=0.1))
     with pytest.raises(ConfigurationError, match="'plateau', a ReduceLROnPlateau"):
@@ -54,7 +55,7 @@ def test_a_step_without_the_optimizer_that_can_apply_it_later_is_refused() -> No
 
 
 def test_local_steps_are_refused() -> None:
-    with agent_of() as agent, pytest.raises(ConfigurationError, match="steps of one's own.*heal_mode='stall'"):
+    with agent_of() as agent, pytest.raises(ConfigurationError, match="steps of one's own.*heal_mode='blocking'"):
         LocalSGD(agent.state.model, agent.state.optimizer, agent, sync_every=2)
 
 
@@ -64,15 +65,13 @@ def test_a_model_that_is_sharded_is_refused() -> None:
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    model = torch.nn.Linear(2, 2)
-    state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match="'catch up' is not a valid HealMode"):
-        Agent("127.0.0.1:1", state=state, heal_mode="catch up")
+    with pytest.raises(ConfigurationError, match="heal_mode: 'catch up' is none of blocking, catch_up"):
+        AgentConfig(heal_mode="catch up")  # type: ignore[arg-type]
 
 
 def test_a_rank_that_catches_up_is_known_by_what_it_holds_and_writes_no_checkpoint(tmp_path: Path) -> None:
     with agent_of() as agent:
-        follower = agent.follow(agent.state.optimizer)
+        follower = agent.internals.follow(agent.state.optimizer)
         assert follower is not None
         lead = Lead(Tag(7, 3), catches_up=True, deals_source=True, names=("a", "b"))
         follower.catch_up.answered(lead, Tag(0, 0), "a")

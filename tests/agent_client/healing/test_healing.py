@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from agent_client.agent.rules.step import StepMachine
-from agent_client.healing.healing import Healing, ServeMode
+from agent_client.healing.healing import Healing
+from agent_client.healing.rules.modes import StateServing
 from agent_client.state.encoding import Encoding
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import TrainState
@@ -38,7 +39,7 @@ class Pair:
             stack.enter_context(closing(Healing(state, 0, LOCALHOST, timeout_s, **options))) for state in self.states
         )
         self.machine = StepMachine(step=5, tag_quorum_id=3, batches_committed=10)
-        self.target._ask = lambda manager: self.source.address  # type: ignore[method-assign]
+        self.target._target._ask = lambda manager: self.source.address  # type: ignore[method-assign]
 
     def serve(self, **changes: Any) -> None:
         self.states[0].begin_step()
@@ -88,61 +89,61 @@ def stack() -> Iterator[ExitStack]:
 
 
 class TestServing:
-    @pytest.mark.parametrize("mode", list(ServeMode))
-    def test_in_every_mode_the_target_takes_it_over(self, stack: ExitStack, mode: ServeMode) -> None:
-        pair = Pair(stack, serve=mode)
+    @pytest.mark.parametrize("mode", list(StateServing))
+    def test_in_every_mode_the_target_takes_it_over(self, stack: ExitStack, mode: StateServing) -> None:
+        pair = Pair(stack, state_serving=mode)
         pair.serve()
         pair.fetch()
         machine = StepMachine()
-        pair.target.install(TARGETS, machine)
+        pair.target.install(machine)
         assert torch.equal(*pair.weights())
         assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (5, 3, 10)
 
     def test_a_snapshot_is_what_it_was_when_it_was_taken(self, stack: ExitStack) -> None:
-        pair = Pair(stack, serve=ServeMode.SNAPSHOT)
+        pair = Pair(stack, state_serving=StateServing.SNAPSHOT)
         pair.serve()
         before = pair.weights()[0].clone()
         pair.source.release(is_committed=True)
         pair.weights()[0].zero_()
         pair.fetch()
-        pair.target.install(TARGETS, StepMachine())
+        pair.target.install(StepMachine())
         assert torch.equal(pair.weights()[1], before)
 
     @pytest.mark.usefixtures("impatient")
     def test_what_is_held_is_not_offered_once_it_may_be_written(self, stack: ExitStack) -> None:
-        pair = Pair(stack, serve=ServeMode.HOLD)
+        pair = Pair(stack, state_serving=StateServing.HOLD)
         pair.serve()
         pair.source.release(is_committed=True)
         with pytest.raises(StateUnavailable, match="from a is not there: it answered 409"):
             pair.fetch()
 
     def test_auto_copies_where_there_is_room(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-        pair = Pair(stack, serve=ServeMode.AUTO)
+        pair = Pair(stack, state_serving=StateServing.AUTO)
         for free_bytes, is_read_in_place in ((2**30, False), (2**22, True)):
-            monkeypatch.setattr("agent_client.healing.healing.available_bytes", lambda free=free_bytes: free)
+            monkeypatch.setattr("agent_client.healing.source.available_bytes", lambda free=free_bytes: free)
             pair.serve()
-            assert pair.source._is_read_in_place is is_read_in_place
+            assert pair.source._source._is_read_in_place is is_read_in_place
 
     def test_each_rank_of_the_host_needs_room(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("agent_client.healing.healing.available_bytes", lambda: 20 * 2**20)
-        pair = Pair(stack, serve=ServeMode.AUTO)
+        monkeypatch.setattr("agent_client.healing.source.available_bytes", lambda: 20 * 2**20)
+        pair = Pair(stack, state_serving=StateServing.AUTO)
         pair.serve()
-        assert not pair.source._is_read_in_place
+        assert not pair.source._source._is_read_in_place
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
         pair.serve()
-        assert pair.source._is_read_in_place
+        assert pair.source._source._is_read_in_place
 
     def test_a_state_that_moves_is_never_read_in_place(self, stack: ExitStack) -> None:
-        pair = Pair(stack, serve=ServeMode.HOLD)
+        pair = Pair(stack, state_serving=StateServing.HOLD)
         pair.states[0].stands_still = False
         pair.serve()
-        assert not pair.source._is_read_in_place
+        assert not pair.source._source._is_read_in_place
 
     def test_whoever_is_up_to_date_stands_in(self, stack: ExitStack) -> None:
-        pair = Pair(stack, serve=ServeMode.SNAPSHOT)
+        pair = Pair(stack, state_serving=StateServing.SNAPSHOT)
         pair.states[0].begin_step()
         pair.source.serve(ASSIGNMENT, pair.machine)  # another one was dealt the target
-        assert pair.source._is_read_in_place, "it costs no copy"
+        assert pair.source._source._is_read_in_place, "it costs no copy"
         pair.fetch()
 
     @pytest.mark.usefixtures("impatient")
@@ -174,7 +175,7 @@ def slow_chunks(pause_s: float) -> Any:
 
 
 def is_read(source: Healing) -> bool:
-    held = source._server._shelf._held
+    held = source._source._server._shelf._held
     return held is not None and bool(held.readers)
 
 
@@ -184,7 +185,7 @@ class TestHolding:
     @pytest.fixture
     def transfer(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pair, Any]]:
         monkeypatch.setattr(Encoding, "chunks", slow_chunks(0.1))
-        pair = Pair(stack, serve=ServeMode.HOLD)
+        pair = Pair(stack, state_serving=StateServing.HOLD)
         pair.serve()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(pair.fetch)
@@ -197,7 +198,7 @@ class TestHolding:
         pair.source.release(is_committed=True)
         pair.weights()[0].zero_()
         running.result(5)
-        pair.target.install(TARGETS, StepMachine())
+        pair.target.install(StepMachine())
         assert torch.equal(pair.weights()[1], before)
 
     def test_a_discard_does_not(self, transfer: tuple[Pair, Any]) -> None:
@@ -251,7 +252,7 @@ class TestBadState:
         with pytest.raises(StateMismatch, match=words):
             pair.fetch()
         machine = StepMachine()
-        pair.target.install(TARGETS, machine)
+        pair.target.install(machine)
         assert machine == StepMachine()
         assert torch.equal(pair.weights()[1], before)
 
@@ -265,7 +266,7 @@ class TestBadState:
     def test_that_does_not_fit_into_memory(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
         pair = Pair(stack)
         pair.serve()
-        monkeypatch.setattr("agent_client.healing.healing.available_bytes", lambda: 2**20)
+        monkeypatch.setattr("agent_client.healing.target.available_bytes", lambda: 2**20)
         with pytest.raises(CorruptState, match=r"\d+ bytes, more than 1048576"):
             pair.fetch()
 
@@ -351,7 +352,7 @@ def test_another_source_is_asked_in_the_same_step(job: Job, bad: str) -> None:
 
 @pytest.mark.parametrize("mode", ["snapshot", "hold"])
 def test_both_ways_to_serve(job: Job, mode: str) -> None:
-    three = Three(job, serve=mode)
+    three = Three(job, state_serving=mode)
     three.a.call("watch_release")
     of_a, of_b, of_c = three.heal()
     check_healed(of_a, of_b, of_c)
@@ -369,7 +370,7 @@ def state_of(rank: Rank) -> str:
 
 
 def test_over_the_process_group(job: Job) -> None:
-    three = Three(job, heal_over="process_group")
+    three = Three(job, heal_transport="process_group")
     of_a, of_b, of_c = three.heal()
     check_healed(of_a, of_b, of_c)
     assert [step["committed"] for step in of_b] == [True, True], job.log("b")
@@ -378,7 +379,7 @@ def test_over_the_process_group(job: Job) -> None:
 
 
 def test_http_follows_where_the_process_group_fails(job: Job) -> None:
-    three = Three(job, heal_over="process_group", heal_timeout_s=20.0)
+    three = Three(job, heal_transport="process_group", heal_timeout_s=20.0)
     three.a.call("break_groups")
     of_a, of_b, of_c = three.heal()
     check_healed(of_a, of_b, of_c)

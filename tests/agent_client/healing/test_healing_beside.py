@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.healing.healing import Beside, ServeMode
+from agent_client.healing.rules.modes import StateServing
+from agent_client.healing.target import BackgroundFetch
 from agent_client.state.encoding import Encoding
 from agent_client.state.snapshot import StateMismatch
 from agent_client.transfer.response import StateUnavailable
@@ -32,18 +33,18 @@ def serve(pair: Pair, **changes: Any) -> None:
     pair.source.serve(replace(BESIDE, **changes), pair.machine)
 
 
-def fetch(pair: Pair) -> Beside:
+def fetch(pair: Pair) -> BackgroundFetch:
     pair.states[1].begin_step()
     return pair.target.fetch_beside(CATCHES_UP)
 
 
 def kept(pair: Pair) -> int:
-    return len(pair.source._server._shelf._kept)
+    return len(pair.source._source._server._shelf._kept)
 
 
-@pytest.mark.parametrize("mode", list(ServeMode))
-def test_the_copy_is_that_of_its_step_whatever_comes_after(stack: ExitStack, mode: ServeMode) -> None:
-    pair = Pair(stack, serve=mode)
+@pytest.mark.parametrize("mode", list(StateServing))
+def test_the_copy_is_that_of_its_step_whatever_comes_after(stack: ExitStack, mode: StateServing) -> None:
+    pair = Pair(stack, state_serving=mode)
     serve(pair)
     before = pair.weights()[0].clone()
     pair.source.release(is_committed=True)
@@ -95,7 +96,7 @@ def test_it_is_forgotten_after_its_time(stack: ExitStack, monkeypatch: pytest.Mo
     serve(pair)
     now = time.monotonic()
     for later_s, count in ((49, 1), (51, 0)):
-        monkeypatch.setattr("agent_client.healing.healing.time.monotonic", lambda later_s=later_s: now + later_s)
+        monkeypatch.setattr("agent_client.healing.source.time.monotonic", lambda later_s=later_s: now + later_s)
         pair.source.serve(LATER, pair.machine)
         assert kept(pair) == count
 
@@ -104,7 +105,7 @@ def test_a_newer_copy_for_the_same_target_takes_its_place(stack: ExitStack) -> N
     pair = Pair(stack)
     serve(pair)
     serve(pair, quorum_id=8)
-    assert [key.quorum_id for key in pair.source._server._shelf._kept] == [8]
+    assert [key.quorum_id for key in pair.source._source._server._shelf._kept] == [8]
 
 
 def test_a_revoke_ends_it_on_neither_side(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +133,7 @@ def test_who_follows_no_more_can_end_it(stack: ExitStack) -> None:
 
 def test_without_room_the_source_refuses_at_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(stack, timeout_s=100.0)
-    monkeypatch.setattr("agent_client.healing.healing.has_room", lambda size: False)
+    monkeypatch.setattr("agent_client.healing.source.has_room", lambda size: False)
     beside = fetch(pair)  # it waits for the copy
     assert not beside.received.done()
     serve(pair)
@@ -152,4 +153,4 @@ def test_one_that_catches_up_offers_nothing(stack: ExitStack) -> None:
     pair = Pair(stack)
     pair.states[0].begin_step()
     pair.source.serve(replace(LATER, replica_rank=1, contributors=0, max_step=5), pair.machine)
-    assert (kept(pair), pair.source._server._shelf._held) == (0, None)
+    assert (kept(pair), pair.source._source._server._shelf._held) == (0, None)

@@ -63,6 +63,10 @@ class Peers:
         self.thread = BackgroundThread("reduces")
         self._group = GlooGroup(HashStore(), 0, 1, LOCALHOST, connect_timeout_s=60.0, timeout_s=60.0)
 
+    @property
+    def internals(self) -> "Peers":
+        return self
+
     group_world_size = 1
     tag, steps_ended = None, 0
 
@@ -123,7 +127,7 @@ def torchs_own(module: torch.nn.Module, agent: Peers, **options: Any) -> paralle
         reduced.set_result(agent.all_reduce(bucket.buffer()).result(PATIENCE_S))
         return reduced
 
-    model = parallel.DistributedDataParallel(module, process_group=agent.group_for_torch(), **options)
+    model = parallel.DistributedDataParallel(module, process_group=agent.internals.group_for_torch(), **options)
     model.register_comm_hook(None, reduce)
     return model
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agent_client.agent.rules.step import StepMachine
-from agent_client.healing.healing import DoesNotFit
+from agent_client.healing.target import DoesNotFit
 from agent_client.state.decoding import CorruptState, encode
 from agent_client.state.snapshot import StateMismatch
 from agent_client.transfer.response import StateUnavailable
@@ -113,7 +113,7 @@ class BadPair(Pair):
             self.asked.append(manager)
             return addresses[manager]
 
-        self.target._ask = ask  # type: ignore[method-assign]
+        self.target._target._ask = ask  # type: ignore[method-assign]
         self.assignment = replace(TARGETS, other_sources=("c:1",) if has_another else ())
 
     def agent_state(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class BadPair(Pair):
 
     def install(self) -> StepMachine:
         machine = StepMachine()
-        self.target.install(self.assignment, machine)
+        self.target.install(machine)
         return machine
 
     def target_bits(self) -> bytes:

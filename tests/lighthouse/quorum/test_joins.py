@@ -1,12 +1,10 @@
 """Who asks, since when, until when."""
 
-import inspect
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.agent.agent import Agent
+from agent_client.agent.config import AgentConfig
 from lighthouse.members.rules.roster import Member
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import QuorumFormed
@@ -125,7 +123,7 @@ def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int
 
 class TestTimeouts:
     def test_by_default_a_call_outlives_the_wait_for_a_straggler(self) -> None:
-        default = inspect.signature(Agent.__init__).parameters["quorum_timeout_s"].default
+        default = AgentConfig().quorum_timeout_s
         assert default >= QuorumConfig().join_timeout_s + QuorumConfig().lease_s + ANSWER_MARGIN_S
 
     @given(

@@ -1,0 +1,73 @@
+"""What the modules and optimizers of agent_client.training need of an Agent, and a training script does not."""
+
+import itertools
+from collections.abc import Callable
+
+from torch.distributed import HashStore
+from torch.optim import Optimizer
+
+from agent_client.agent.parts import AgentParts, GroupPlace
+from agent_client.agent.rules.world_size import WorldSizeMode, slot_among_all
+from agent_client.collectives.compiling import never_compiled
+from agent_client.collectives.gloo import GlooGroup
+from agent_client.collectives.observed import ObservedGroup
+from agent_client.errors import ConfigurationError
+from agent_client.healing.catch_up import Follower
+
+
+class Internals:
+    """Of one Agent, as `agent.internals`. `wait_first_quorum` returns when the first quorum is known."""
+
+    def __init__(
+        self, parts: AgentParts, place: GroupPlace, timeout_s: float, wait_first_quorum: Callable[[], None]
+    ) -> None:
+        self._parts = parts
+        self._place = place
+        self._timeout_s = timeout_s
+        self._wait_first_quorum = wait_first_quorum
+        self._torch_groups = itertools.count()
+        self.asks_late = False
+        """A step's quorum is requested when the step begins, and not with the vote of the step before."""
+        self.reduce_again: Callable[[], None] | None = None
+
+    def ask_late(self) -> None:
+        """Request each quorum when its step begins, for steps that are long and depend on their quorum.
+
+        A group that heals in such a step adds zeros: it has computed nothing of it.
+        """
+        self._parts.manager.asks_ahead = False
+        self._parts.runner.counts_at_once = False
+        self.asks_late = True
+
+    def follow(self, optimizer: Optimizer) -> Follower | None:
+        """Return what moves `optimizer` after a commit; None: it always moves by the gradients of the step itself."""
+        if self._parts.follower is not None:
+            self._parts.follower.attach(optimizer)
+        return self._parts.follower
+
+    def refuse_catch_up(self, what: str) -> None:
+        """Raise ConfigurationError if this rank may catch up, which `what` cannot."""
+        if self._parts.follower is not None:
+            raise ConfigurationError(f"heal_mode catch_up: not with {what}; use heal_mode='blocking'")
+
+    def salvage_by(self, reduce_again: Callable[[], None]) -> None:
+        """Retry a step that has lost a peer under the next quorum, with what is computed already.
+
+        `reduce_again` reduces that anew. Raises ConfigurationError if the batches of a step depend on its quorum.
+        """
+        if self._parts.machine.world_size.mode is WorldSizeMode.CONSTANT_BATCH:
+            raise ConfigurationError("salvage: in constant_batch mode another quorum means other microbatches")
+        self.reduce_again = reduce_again
+
+    @never_compiled
+    def last_slot(self) -> tuple[int, int]:
+        """Return (place, number of places) of this rank among all ranks of the last quorum; wait for the first one."""
+        self._wait_first_quorum()
+        return slot_among_all(self._parts.runner.last, self._place.group_rank, self._place.group_world_size)
+
+    def group_for_torch(self) -> ObservedGroup:
+        """Return the ranks of this replica group, for a module of torch's that replicates inside it."""
+        group = self._place.group or GlooGroup(
+            HashStore(), 0, 1, self._parts.host, connect_timeout_s=self._timeout_s, timeout_s=self._timeout_s
+        )
+        return ObservedGroup(group.for_torch(f"torch/{next(self._torch_groups)}"), self._parts.progress)

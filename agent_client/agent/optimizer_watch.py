@@ -1,0 +1,43 @@
+"""Which optimizers of this process step after a commit, and whether their steps end (rules/applying.py)."""
+
+import gc
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from agent_client.agent.rules.applying import Applying
+from agent_client.state.train_state import TrainState
+
+
+class OptimizerWatch:
+    """Tells `applying` of each step of an optimizer, until it is closed."""
+
+    def __init__(self, state: TrainState, applying: Applying) -> None:
+        self._state = state
+        self._applying = applying
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._began),
+            register_optimizer_step_post_hook(self._ended),
+        ]
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _began(self, optimizer: Any, *_: object) -> None:
+        name = type(optimizer).__name__
+        self._applying.optimizer_began(id(optimizer), name, is_registered=self._is_registered(optimizer))
+
+    def _ended(self, optimizer: Any, *_: object) -> None:
+        name = type(optimizer).__name__
+        self._applying.optimizer_ended(id(optimizer), name, is_registered=self._is_registered(optimizer))
+
+    def _is_registered(self, optimizer: Any) -> bool:
+        optimizers = (self._state.optimizer, *self._state.others.values())
+        return any(optimizer is getattr(other, "wrapped", other) for other in optimizers)
+
+
+def may_skip() -> bool:
+    """Whether a step may be left out: a GradScaler skips one whose gradients overflow, in all ranks alike."""
+    return any(issubclass(type(thing), torch.amp.GradScaler) for thing in gc.get_objects())

@@ -1,0 +1,115 @@
+"""Makes the parts of an Agent and ties them: what the manager tells reaches the collectives and the transfers."""
+
+import secrets
+from dataclasses import dataclass
+
+from agent_client.agent.background_thread import BackgroundThread
+from agent_client.agent.config import AgentConfig
+from agent_client.agent.rules.step import StepMachine
+from agent_client.agent.step_runner import Limits, StepRunner
+from agent_client.collectives.gloo import GlooGroup
+from agent_client.collectives.peers import Peers
+from agent_client.errors import ConfigurationError
+from agent_client.healing.catch_up import Follower
+from agent_client.healing.healing import Healing
+from agent_client.healing.rules.modes import HealMode, HealTransport, StateServing
+from agent_client.manager_client.child_manager import ManagerProcess
+from agent_client.manager_client.client import ManagerLink
+from agent_client.progress.progress import Progress
+from agent_client.progress.trace_file import make_progress
+from agent_client.state.train_state import TrainState
+from lighthouse_runtime.net.own_address import advertised_host
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """A rank's place in its replica group. Raises ConfigurationError for several ranks without a `group`."""
+
+    group_rank: int = 0
+    group_world_size: int = 1
+    group: GlooGroup | None = None
+    """Connects the ranks of a group of several."""
+    manager_process: ManagerProcess | None = None
+    """The group's manager, if this rank has started it."""
+
+    def __post_init__(self) -> None:
+        if (self.group_world_size > 1) != (self.group is not None):
+            raise ConfigurationError("group: a group of several ranks, and only such a one, needs its process group")
+
+
+ALONE = GroupPlace()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentParts:
+    """`host`: the address of this host that the peers can reach. `follower`: with heal_mode catch_up only."""
+
+    host: str
+    machine: StepMachine
+    runner: StepRunner
+    thread: BackgroundThread
+    manager: ManagerLink
+    peers: Peers
+    healing: Healing
+    follower: Follower | None
+    progress: Progress
+
+
+def make_parts(manager_address: str, state: TrainState, config: AgentConfig, place: GroupPlace) -> AgentParts:
+    """Raises ConfigurationError for a state or an option that does not fit; then nothing has been opened."""
+    machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
+    follower = None
+    if config.heal_mode == HealMode.CATCH_UP:
+        follower = Follower(state, machine, lambda assignment: healing.fetch_beside(assignment))
+    host = advertised_host(manager_address, config.advertise)
+    peers = Peers(
+        place.group_rank,
+        host,
+        connect_timeout_s=config.connect_timeout_s,
+        timeout_s=config.timeout_s,
+        process_group=config.process_group,
+    )
+    healing = Healing(
+        state,
+        place.group_rank,
+        host,
+        config.heal_timeout_s,
+        state_serving=StateServing(config.state_serving),
+        transport=HealTransport(config.heal_transport),
+    )
+    progress = make_progress(place.group_rank)
+
+    def revoke(quorum_id: int | None, reason: str) -> None:
+        """On the watch's thread."""
+        peers.revoke(quorum_id, reason)
+        healing.revoke(quorum_id, reason)
+
+    def lose_group(reason: str) -> None:
+        """On the watch's thread."""
+        revoke(None, reason)
+        if place.group is not None:
+            place.group.abort()
+
+    manager = ManagerLink(
+        manager_address,
+        place.group_rank,
+        secrets.token_hex(6),
+        revoke,
+        on_group_lost=lose_group,
+        returns_within_s=0.0 if place.manager_process else config.manager_restart_timeout_s,
+        progress=progress,
+    )
+    runner = StepRunner(
+        machine,
+        manager,
+        peers,
+        healing,
+        place.group,
+        Limits(config.timeout_s, config.quorum_timeout_s, config.heal_timeout_s, config.max_consecutive_discards),
+        place.manager_process,
+        follower,
+        progress,
+        check_every=config.check_state_every,
+    )
+    thread = BackgroundThread(f"lighthouse agent {place.group_rank}")
+    return AgentParts(host, machine, runner, thread, manager, peers, healing, follower, progress)

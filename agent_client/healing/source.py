@@ -1,0 +1,156 @@
+"""The side that is ahead: this rank serves the state of a step to the peers that heal.
+
+A source that was dealt a target serves a copy if memory allows ("snapshot"): its optimizer then waits for no reader.
+Otherwise ("hold") its write waits until no reader is left, at most `timeout_s`, or until the quorum is revoked. All
+other ranks that are up to date stand in for a source that fails, and are read in place.
+
+A target that catches up fetches beside its steps, from a copy that its source keeps beyond its own step. Without room
+for a copy the source refuses.
+"""
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from agent_client.healing.rules.modes import StateServing
+from agent_client.healing.state_owner import StateOwner
+from agent_client.state.decoding import encode
+from agent_client.state.snapshot import size_bytes
+from agent_client.state.train_state import TrainState
+from agent_client.transfer.gloo_transport import GroupTransport
+from agent_client.transfer.memory import available_bytes
+from agent_client.transfer.server import CheckpointServer
+from lighthouse_protocol.messages.membership import Assignment
+
+log = logging.getLogger(__name__)
+
+Key = tuple[int, int, int]
+"""Of a state on offer: quorum_id, step, group_rank."""
+
+ROOM_FOR_A_COPY = 2.0
+"""Times its size must be free before a state is copied."""
+
+
+def key_of(assignment: Assignment, group_rank: int) -> Key:
+    return (assignment.quorum_id, assignment.max_step, group_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptCopy:
+    """A copy on offer beyond its step, for the `targets` that were dealt this rank, until the moment `until`."""
+
+    targets: frozenset[str]
+    until: float
+
+
+class HealSource:
+    """`groups`: where the state travels over process groups, too. `cut_off` is for any thread, all else for the step's
+    own."""
+
+    def __init__(
+        self,
+        state: TrainState,
+        group_rank: int,
+        host: str,
+        timeout_s: float,
+        serving: StateServing,
+        groups: GroupTransport | None,
+    ) -> None:
+        self._state = state
+        self._group_rank = group_rank
+        self._timeout_s = timeout_s
+        self._serving = serving
+        self._groups = groups
+        self._server = CheckpointServer(advertise=host)
+        self._is_read_in_place = False
+        self._kept: dict[Key, _KeptCopy] = {}
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def serve(self, assignment: Assignment, machine: StateOwner) -> None:
+        """Offer this step's state if a participant heals. What the last step offered has been read."""
+        self._is_read_in_place = False
+        self._forget_kept(assignment)
+        beside = [target for target in assignment.serve_to if target in assignment.catching_up]
+        is_source = len(beside) < len(assignment.serve_to)
+        is_up_to_date = not (assignment.heals or machine.must_install or assignment.catches_up)
+        offers = assignment.has_healing and is_up_to_date and (is_source or self._state.stands_still)
+        if offers or beside:
+            self._offer(assignment, machine, beside, offers=offers, is_source=is_source)
+        if not offers:
+            self._server.withdraw()
+        self._server.settle(assignment.quorum_id, assignment.max_step)
+
+    def withdraw(self) -> None:
+        """There is no state to offer."""
+        self._server.withdraw()
+
+    def release(self, *, is_committed: bool) -> None:
+        """The state may be written when this returns."""
+        if self._is_read_in_place:
+            self._server.withdraw(self._timeout_s if is_committed else 0.0)
+            self._is_read_in_place = False
+
+    def cut_off(self) -> None:
+        """End the transfers that are under way."""
+        self._server.cut_off()
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _offer(
+        self, assignment: Assignment, machine: StateOwner, beside: list[int], *, offers: bool, is_source: bool
+    ) -> None:
+        agent = {
+            "step": machine.step,
+            "tag_quorum_id": machine.tag_quorum_id,
+            "batches_committed": machine.batches_committed,
+        }
+        train = self._state.in_place()
+        keeps = bool(beside) and has_room(size_bytes(train))
+        copies = keeps or (is_source and self._copies(train))
+        state = {"train": self._state.snapshot() if copies else train, "agent": agent}
+        if keeps:
+            self._keep(assignment, state, beside)
+        elif beside:
+            log.warning("no room for a copy of the state: a group that catches up must heal from another, or blocking")
+        if offers:
+            self._server.publish(key_of(assignment, self._group_rank), state)
+            self._is_read_in_place = not copies
+        if self._groups is not None and is_source:
+            self._groups.send(assignment, encode(state))
+
+    def _copies(self, train: dict[str, Any]) -> bool:
+        if not self._state.stands_still or self._serving is StateServing.SNAPSHOT:
+            return True
+        return self._serving is StateServing.AUTO and has_room(size_bytes(train))
+
+    def _keep(self, assignment: Assignment, state: dict[str, Any], targets: list[int]) -> None:
+        names = frozenset(assignment.replica_ids[target] for target in targets)
+        for key in [key for key, kept in self._kept.items() if kept.targets & names]:
+            self._forget(key)
+        key = key_of(assignment, self._group_rank)
+        self._server.keep(key, state, len(targets))
+        self._kept[key] = _KeptCopy(names, time.monotonic() + self._timeout_s)
+
+    def _forget_kept(self, assignment: Assignment) -> None:
+        """Copies whose targets no longer catch up, or have had their time."""
+        if self._kept:
+            catching_up = {assignment.replica_ids[rank] for rank in assignment.catching_up}
+            for key, kept in list(self._kept.items()):
+                if not kept.targets & catching_up or time.monotonic() >= kept.until:
+                    self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        del self._kept[key]
+        self._server.forget(key)
+
+
+def has_room(size: int) -> bool:
+    """For a copy of so many bytes in each rank of this host."""
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return available_bytes() > ROOM_FOR_A_COPY * ranks_here * size

@@ -1,0 +1,178 @@
+"""The side that is behind: this rank receives the state of a peer, checks it and installs it.
+
+Over HTTP every source can stand in for another, and a transfer that broke is resumed. The process group is used first
+where it was chosen; if it fails, HTTP follows.
+
+A target that catches up fetches over HTTP on a thread of its own.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from agent_client.healing.source import key_of
+from agent_client.healing.state_owner import StateOwner
+from agent_client.state.decoding import CorruptState
+from agent_client.state.snapshot import StateMismatch
+from agent_client.state.train_state import TrainState
+from agent_client.transfer.fetch import Fetch
+from agent_client.transfer.gloo_transport import GroupTransport
+from agent_client.transfer.memory import available_bytes
+from agent_client.transfer.server import StateUnavailable
+from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_runtime.client.manager import ManagerClient
+
+log = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 5.0
+SILENCE_SHARE = 0.1
+"""Of the heal timeout a source may be silent while there is another."""
+
+Sources = dict[str, Callable[[], str]]
+"""By the name of a source, what finds the address at which it serves its state."""
+
+
+class DoesNotFit(StateMismatch):
+    """The state is what was asked for, and this rank's model or optimizer is another: no later one will fit either."""
+
+
+@contextmanager
+def _unfit() -> Generator[None]:
+    """A mismatch in the block is one that no later state repairs."""
+    try:
+        yield
+    except StateMismatch as error:
+        raise DoesNotFit(f"{error}", error.difference) from None
+
+
+class HealTarget:
+    """`groups`: where the state travels over process groups first. `revoke` is for any thread, all else for the step's
+    own."""
+
+    def __init__(self, state: TrainState, group_rank: int, timeout_s: float, groups: GroupTransport | None) -> None:
+        self._state = state
+        self._group_rank = group_rank
+        self._timeout_s = timeout_s
+        self._groups = groups
+        self._received: dict[str, Any] | None = None
+        self._lock = threading.Lock()
+        self._fetch: Fetch | None = None
+        self._quorum_id = 0
+        """Of `_fetch`."""
+        self._revoked_id = 0
+
+    def fetch(self, assignment: Assignment) -> None:
+        """Receive a peer's state, if this rank heals. Raises what says why it cannot be had."""
+        self._received = None
+        if not assignment.heals:
+            return
+        sources = self._sources(assignment)
+        log.info("healing from %s to step %d", next(iter(sources)), assignment.max_step)
+        self._received = self._fetch_over_group(assignment) or self._begin(assignment, sources).run()
+
+    def install(self, machine: StateOwner) -> None:
+        """Take over what was received, if anything."""
+        received, self._received = self._received, None
+        if received is None:
+            return
+        agent = received["agent"]
+        machine.installing()
+        self._state.install(received["train"])
+        machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
+
+    def fetch_beside(self, assignment: Assignment) -> "BackgroundFetch":
+        """Begin to receive the state of the source that this rank is dealt, while its steps go on."""
+        name, find = next(iter(self._sources(assignment).items()))
+        log.info("catching up from %s at step %d", name, assignment.max_step)
+        return BackgroundFetch(self._new_fetch(assignment, {name: find}, gives_way=True))
+
+    def revoke(self, quorum_id: int, reason: str) -> None:
+        """End a transfer of that quorum or of an earlier one, and begin no other."""
+        with self._lock:
+            self._revoked_id = max(self._revoked_id, quorum_id)
+            fetch = self._fetch if self._quorum_id <= quorum_id else None
+        if fetch is not None:
+            fetch.cancel(reason)
+
+    def _fetch_over_group(self, assignment: Assignment) -> dict[str, Any] | None:
+        """None: not by this way."""
+        if self._groups is None:
+            return None
+        try:
+            received = self._groups.receive(assignment, max_bytes=available_bytes())
+            self._check(assignment, received)
+        except (RuntimeError, CorruptState, StateMismatch) as error:
+            log.warning("the state does not come over the process group: %s", error)
+            return None
+        return received
+
+    def _begin(self, assignment: Assignment, sources: Sources) -> Fetch:
+        with self._lock:
+            if assignment.quorum_id <= self._revoked_id:
+                raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
+            self._fetch, self._quorum_id = self._new_fetch(assignment, sources), assignment.quorum_id
+            return self._fetch
+
+    def _new_fetch(self, assignment: Assignment, sources: Sources, *, gives_way: bool = False) -> Fetch:
+        return Fetch(
+            sources,
+            key_of(assignment, self._group_rank),
+            self._timeout_s,
+            accept=lambda received: self._check(assignment, received),
+            expect=self._check_layout,
+            silence_s=self._timeout_s * SILENCE_SHARE,
+            max_bytes=available_bytes(),
+            gives_way=gives_way,
+        )
+
+    def _sources(self, assignment: Assignment) -> Sources:
+        named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}
+        named |= {f"the group at {manager}": manager for manager in assignment.other_sources}
+        return {name: lambda manager=manager: self._ask(manager) for name, manager in named.items()}
+
+    def _ask(self, manager: str) -> str:
+        """Where this rank's counterpart in that group serves its state."""
+        with ManagerClient(manager) as client:
+            return client.checkpoint_address(self._group_rank, timeout_s=min(ASK_TIMEOUT_S, self._timeout_s))
+
+    def _check(self, assignment: Assignment, received: object) -> None:
+        match received:
+            case {
+                "train": dict() as train,
+                "agent": {"step": int() as step, "tag_quorum_id": int() as tag, "batches_committed": int()},
+            } if 0 <= tag <= assignment.quorum_id:
+                if step != assignment.max_step:
+                    raise StateMismatch(f"it is of step {step}, not {assignment.max_step}")
+                if assignment.tag_quorum_id not in (None, tag):
+                    raise StateMismatch(f"quorum {tag} has committed it, not {assignment.tag_quorum_id}")
+                with _unfit():
+                    self._state.check(train)
+            case _:
+                raise StateMismatch("it is not what an Agent serves, or of another quorum's future")
+
+    def _check_layout(self, announced: object) -> None:
+        """Before the first tensor crosses: a state of another model ends this group at once, however large it is."""
+        if isinstance(announced, dict) and isinstance(train := announced.get("train"), dict):
+            with _unfit():
+                self._state.check_layout(train)
+
+
+class BackgroundFetch:
+    """A transfer on a thread of its own. What it brings, or why it fails, is in `received` when it is done."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self.received: Future[Any] = Future()
+        threading.Thread(target=self._run, name="lighthouse catch-up", daemon=True).start()
+
+    def cancel(self, reason: str) -> None:
+        self._fetch.cancel(reason)
+
+    def _run(self) -> None:
+        try:
+            self.received.set_result(self._fetch.run())
+        except Exception as e:  # noqa: BLE001  it belongs to the Follower, which polls `received`
+            self.received.set_exception(e)

@@ -1,0 +1,52 @@
+"""The options of an Agent: each is checked once, by its name."""
+
+import dataclasses
+import math
+from typing import Any, get_type_hints
+
+import pytest
+
+from agent_client import Agent, AgentConfig, ConfigurationError
+from agent_client.agent.config import AgentOptions
+
+REFUSED: list[tuple[str, Any]] = [
+    ("timeout_s", 0.0),
+    ("connect_timeout_s", -1.0),
+    ("quorum_timeout_s", math.inf),
+    ("heal_timeout_s", math.nan),
+    ("process_group", "glue"),
+    ("state_serving", "share"),
+    ("heal_transport", "ftp"),
+    ("heal_mode", "stall"),
+    ("max_consecutive_discards", 0),
+    ("manager_restart_timeout_s", -0.1),
+    ("world_size_mode", "constant"),
+    ("check_state_every", -1),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_a_value_that_does_not_fit_is_refused_by_the_name_of_its_field(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{name}: "):
+        AgentConfig(**{name: value})
+
+
+def test_each_field_that_has_wrong_values_is_checked() -> None:
+    unchecked = {"world_size", "advertise"}  # checked with world_size_mode; and by what resolves it
+    assert {name for name, _ in REFUSED} | unchecked == {field.name for field in dataclasses.fields(AgentConfig)}
+
+
+def test_a_manager_that_has_ended_need_not_be_waited_for() -> None:
+    assert AgentConfig(manager_restart_timeout_s=0.0).manager_restart_timeout_s == 0.0
+
+
+def test_from_env_has_an_option_for_each_field() -> None:
+    """`AgentOptions` writes them a second time, for type checkers."""
+    assert get_type_hints(AgentOptions) == get_type_hints(AgentConfig)
+
+
+def test_an_option_that_does_not_fit_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the environment is read, by which rank 0 would start the group's manager."""
+    monkeypatch.setattr("agent_client.agent.agent.Environment.read", lambda: pytest.fail("too late"))
+    with pytest.raises(ConfigurationError, match="^heal_mode: "):
+        Agent.from_env(state=None, heal_mode="stall")  # type: ignore[arg-type]
