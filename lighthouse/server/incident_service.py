@@ -8,7 +8,7 @@ from lighthouse.quorum.registry import JobRegistry
 from lighthouse.server.lookup import job_of, live_member
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.pb.extensions import incident_pb2 as pb
-from lighthouse_protocol.wire import incident_wire
+from lighthouse_protocol.wire.codecs import GATHERED, INCIDENT, INCIDENT_SUMMARY
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method
 
@@ -30,11 +30,11 @@ class IncidentService:
 
     async def incidents(self, request: pb.IncidentsRequest, _: Call) -> pb.IncidentsResponse:
         job = check_name(request.job, "job") if request.job else ""
-        return incident_wire.incidents_to_wire(self._desk.book.summaries(job))
+        return pb.IncidentsResponse(incidents=map(INCIDENT_SUMMARY.write, self._desk.book.summaries(job)))
 
     async def incident(self, request: pb.IncidentRequest, call: Call) -> pb.IncidentResponse:
         self._policy.check(call)
-        return incident_wire.incident_to_wire(self._desk.book.get(request.id))
+        return pb.IncidentResponse(incident=INCIDENT.write(self._desk.book.get(request.id)))
 
     async def stacks(self, request: pb.StacksRequest, call: Call) -> pb.StacksResponse:
         self._policy.check(call)
@@ -44,4 +44,4 @@ class IncidentService:
             member = live_member(driver, check_name(name))
             check_ranks(member.replica_id, of, member.participant.group_world_size if member.participant else 0)
             found[member.replica_id] = of
-        return incident_wire.gathered_to_wire(await driver.incidents.gather(found or None))
+        return GATHERED.write(await driver.incidents.gather(found or None))

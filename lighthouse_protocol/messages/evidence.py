@@ -6,6 +6,7 @@ Nothing here is certain to be had, of a rank that hangs least of all: what could
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from lighthouse_protocol.constraints import Age, Count, GroupRank, Text
 from lighthouse_protocol.limits import MAX_OUTPUT_CHARS, MAX_OUTPUT_LINES
 
 # All of a rank takes at most 64 KiB, and of a replica group 8 MiB.
@@ -29,16 +30,20 @@ class RankEvidence:
     """`stacks` are those of its Python threads; `flight_recorder` is JSON text, a list of collectives, the newest last;
     `process` what /proc says, in lines; `output` its last lines; `missing` what could not be had, and why."""
 
-    group_rank: int
-    worker: str = ""
-    pid: int = 0
-    host: str = ""
+    group_rank: GroupRank
+    worker: Text = ""
+    pid: Count = 0
+    host: Text = ""
     stacks: str = ""
     flight_recorder: str = ""
     process: str = ""
     output: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    took_s: float = 0.0
+    took_s: Age = 0.0
+
+    def fitted(self) -> "RankEvidence":
+        """On the wire, what is too long is cut: it is for a person to read."""
+        return fitting(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from lighthouse_protocol.constraints import Offset
 from lighthouse_protocol.messages.evidence import RankEvidence
 
 
@@ -34,15 +35,15 @@ class IncidentSummary:
     kind: IncidentKind
     text: str
     suspects: tuple[str, ...]
-    opened_unix_s: float
-    noticed_s: float
-    evidence_s: float | None = None
-    acted_s: float | None = None
+    opened_unix_s: Offset
+    noticed_s: Offset
+    evidence_s: Offset | None = None
+    acted_s: Offset | None = None
     action: str = ""
-    quorum_s: float | None = None
+    quorum_s: Offset | None = None
     quorum_id: int = 0
-    step_s: float | None = None
-    over_s: float | None = None
+    step_s: Offset | None = None
+    over_s: Offset | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from lighthouse_protocol.constraints import Count, Cut, Name, Reason
+
+MAX_PENDING_NAMED = 16
 
 
 class Tag(NamedTuple):
@@ -100,6 +104,10 @@ class Quorum:
     participants: tuple[Participant, ...]
 
 
+def _first(names: tuple[str, ...]) -> tuple[str, ...]:
+    return names[:MAX_PENDING_NAMED]
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """The ranks of a job, those that are not admitted to a quorum yet included.
@@ -111,13 +119,13 @@ class World:
     a quorum wait for, in words, once that lasts; empty: nothing.
     """
 
-    global_world_size: int
-    largest_peer_group_world_size: int
-    ranks_pending: int = 0
-    group_world_size: int = 0
-    peers_pending: int = 0
-    pending: tuple[str, ...] = ()
-    waiting_for: str = ""
+    global_world_size: Count
+    largest_peer_group_world_size: Count
+    ranks_pending: Count = 0
+    group_world_size: Count = 0
+    peers_pending: Count = 0
+    pending: Annotated[tuple[Name, ...], Cut(_first)] = ()
+    waiting_for: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)

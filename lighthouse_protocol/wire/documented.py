@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
+from lighthouse_protocol.constraints import check_count, check_quorum_id
 from lighthouse_protocol.identity import parse_address, read_identity
 from lighthouse_protocol.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_MEMBER_BYTES, cut_reason
 from lighthouse_protocol.messages.membership import Assignment, Distrust, DistrustKind, Participant, Quorum, Vote
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.fields import check_count, check_quorum_id
-from lighthouse_protocol.wire.grid_wire import world_from_wire, world_to_wire
+from lighthouse_protocol.wire.codecs import WORLD
 
 
 class _Member(Protocol):
@@ -232,7 +232,7 @@ def assignment_to_native(answer: Assignment) -> manager_pb2.ManagerQuorumRespons
         other_sources=answer.other_sources,
         catching_up=answer.catching_up,
         tag_quorum_id=answer.tag_quorum_id,
-        world=None if answer.world is None else world_to_wire(answer.world),
+        world=None if answer.world is None else WORLD.write(answer.world),
         compares=answer.compares,
         place=answer.place,
         healing=answer.healing,
@@ -259,7 +259,7 @@ def assignment_from_native(message: manager_pb2.ManagerQuorumResponse) -> Assign
         other_sources=tuple(message.other_sources),
         catching_up=tuple(message.catching_up),
         tag_quorum_id=message.tag_quorum_id if message.HasField("tag_quorum_id") else None,
-        world=world_from_wire(message.world) if message.HasField("world") else None,
+        world=WORLD.read(message.world) if message.HasField("world") else None,
         compares=message.compares,
         place=message.place if message.HasField("place") else None,
         healing=tuple(message.healing),

@@ -4,6 +4,7 @@ Readers raise InvalidRequest that names the field. A kind of message that this v
 is to be skipped.
 """
 
+from lighthouse_protocol.constraints import check_number, check_seconds, check_short
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE, cut_reason
 from lighthouse_protocol.messages.run import (
@@ -26,7 +27,6 @@ from lighthouse_protocol.messages.run import (
 )
 from lighthouse_protocol.pb.extensions import generation_pb2 as pb
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.fields import check_number, check_seconds, check_short
 from lighthouse_protocol.wire.status_codes import kind_of, refusal_of
 
 # -- rank to lighthouse

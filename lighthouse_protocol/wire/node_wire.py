@@ -4,6 +4,7 @@ Readers raise InvalidRequest that names the field. A kind of message that this v
 is to be skipped.
 """
 
+from lighthouse_protocol.constraints import check_age, check_count, check_short
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE, cut_output, cut_reason
 from lighthouse_protocol.messages.evidence import MAX_PROCESS_BYTES, MAX_STACKS_BYTES, Outside, cut_middle, cut_missing
@@ -25,7 +26,6 @@ from lighthouse_protocol.messages.hosts import (
 from lighthouse_protocol.messages.session import EvidenceOffer
 from lighthouse_protocol.pb.extensions import node_pb2 as pb
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.fields import check_age, check_count, check_short
 
 _STATUSES = range(-128, 256)
 

@@ -1,5 +1,6 @@
 """To and from the messages of progress.proto, with every check of a field. Readers raise InvalidRequest naming it."""
 
+from lighthouse_protocol.constraints import check_age, check_count, check_quorum_id, check_short
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.progress import (
@@ -17,7 +18,6 @@ from lighthouse_protocol.messages.progress import (
 )
 from lighthouse_protocol.pb.extensions import progress_pb2 as pb
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.fields import check_age, check_count, check_quorum_id, check_short
 
 MAX_TIMES = MAX_NAMES + 2  # with what stands for all waits, and for all further names
 MAX_SUMS = 4 * MAX_TIMES

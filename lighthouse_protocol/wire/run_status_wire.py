@@ -5,6 +5,7 @@ Readers raise InvalidRequest that names the field.
 
 from collections.abc import Iterable, Mapping
 
+from lighthouse_protocol.constraints import check_number
 from lighthouse_protocol.messages.run import Counters, KeyKind
 from lighthouse_protocol.messages.run_status import (
     ExcludedHost,
@@ -16,7 +17,6 @@ from lighthouse_protocol.messages.run_status import (
 from lighthouse_protocol.pb.extensions import generation_pb2 as pb
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.wire.doubles_wire import check_doubles
-from lighthouse_protocol.wire.fields import check_number
 from lighthouse_protocol.wire.generation_wire import stop_from_wire, stop_to_wire, terms_from_wire, terms_to_wire
 
 Keys = Mapping[tuple[KeyKind, str], bytes]

@@ -6,6 +6,7 @@ is read as None and is to be skipped.
 
 from contextlib import suppress
 
+from lighthouse_protocol.constraints import check_count, check_group_rank, check_quorum_id, check_seconds
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE, MAX_REQUEST_BYTES, cut_reason
 from lighthouse_protocol.messages.membership import Participant, Quorum, World
 from lighthouse_protocol.messages.progress import GroupView
@@ -36,10 +37,9 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.wire import documented
-from lighthouse_protocol.wire.evidence_wire import check_group_rank, evidence_from_wire, evidence_to_wire
-from lighthouse_protocol.wire.fields import check_count, check_quorum_id, check_seconds
-from lighthouse_protocol.wire.grid_wire import ranks_from_bits, ranks_to_bits, world_from_wire, world_to_wire
+from lighthouse_protocol.wire.codecs import RANK_EVIDENCE, WORLD
 from lighthouse_protocol.wire.progress_wire import fitting_group_view, group_view_from_wire
+from lighthouse_protocol.wire.rank_set import ranks_from_bits, ranks_to_bits
 from lighthouse_protocol.wire.status_codes import kind_of, refusal_of
 
 MAX_PROGRESS_BYTES = MAX_REQUEST_BYTES // 2
@@ -75,7 +75,7 @@ def session_request_to_wire(message: ToLighthouse) -> lighthouse_pb2.SessionRequ
         case Leave(reason):
             return lighthouse_pb2.SessionRequest(leave=lighthouse_pb2.Leave(reason=cut_reason(reason)))
         case Evidence(number, rank):
-            evidence = lighthouse_pb2.Evidence(number=number, rank=evidence_to_wire(rank))
+            evidence = lighthouse_pb2.Evidence(number=number, rank=RANK_EVIDENCE.write(rank))
             return lighthouse_pb2.SessionRequest(evidence=evidence)
         case EvidenceDone(number):
             return lighthouse_pb2.SessionRequest(evidence_done=lighthouse_pb2.EvidenceDone(number=number))
@@ -113,7 +113,7 @@ def _progress_from(beat: lighthouse_pb2.Beat) -> GroupView | None:
 def _evidence_from(message: lighthouse_pb2.Evidence) -> Evidence | None:
     """For a person to see, too."""
     with suppress(InvalidRequest):
-        return Evidence(check_count(message.number, "number"), evidence_from_wire(message.rank))
+        return Evidence(check_count(message.number, "number"), RANK_EVIDENCE.read(message.rank))
     return None
 
 
@@ -189,7 +189,7 @@ def session_response_to_wire(message: ToManager, *, created_at: float = 0.0) -> 
             request = lighthouse_pb2.EvidenceRequest(number=number, group_ranks=group_ranks)
             return lighthouse_pb2.SessionResponse(evidence=request)
         case World():
-            return lighthouse_pb2.SessionResponse(world=world_to_wire(message))
+            return lighthouse_pb2.SessionResponse(world=WORLD.write(message))
 
 
 def handed_shared(quorum: Quorum, stands: bool, created_at: float) -> bytes:
@@ -237,7 +237,7 @@ def session_response_from_wire(message: lighthouse_pb2.SessionResponse) -> ToMan
         case "evidence":
             return _evidence_request_from(message.evidence)
         case "world":
-            return world_from_wire(message.world)
+            return WORLD.read(message.world)
         case _:
             return None
 

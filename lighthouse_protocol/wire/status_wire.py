@@ -15,7 +15,7 @@ from lighthouse_protocol.messages.status import (
     TimelineKind,
 )
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
-from lighthouse_protocol.wire import incident_wire
+from lighthouse_protocol.wire.codecs import INCIDENT_SUMMARY
 from lighthouse_protocol.wire.doubles_wire import check_doubles
 
 _PARTS = ("members", "ranks", "timeline", "incidents")
@@ -33,7 +33,7 @@ def _job_to_wire(job: JobStatus) -> lighthouse_pb2.JobStatus:
     members = [lighthouse_pb2.MemberStatus(**_fields(member)) for member in job.members]
     ranks = [lighthouse_pb2.RankPlace(**_fields(rank)) for rank in job.ranks]
     timeline = [lighthouse_pb2.TimelineEntry(**_fields(entry)) for entry in job.timeline]
-    incidents = list(map(incident_wire.summary_to_wire, job.incidents))
+    incidents = list(map(INCIDENT_SUMMARY.write, job.incidents))
     rest = _fields(job, but=_PARTS)
     return lighthouse_pb2.JobStatus(**rest, members=members, ranks=ranks, timeline=timeline, incidents=incidents)
 
@@ -51,7 +51,7 @@ def _job_from_wire(job: lighthouse_pb2.JobStatus) -> JobStatus:
     ranks, timeline = tuple(map(_place_from_wire, job.ranks)), tuple(map(_entry_from_wire, job.timeline))
     names = [name for name in JobStatus.__slots__ if name not in _PARTS]
     parts: dict[str, Any] = {"members": members, "ranks": ranks, "timeline": timeline}
-    incidents = tuple(map(incident_wire.summary_from_wire, job.incidents))
+    incidents = tuple(map(INCIDENT_SUMMARY.read, job.incidents))
     return JobStatus(**_fields(job, names=names), **parts, incidents=incidents)
 
 

@@ -4,6 +4,7 @@ Readers raise InvalidRequest that names the field. A kind of message that this v
 is to be skipped.
 """
 
+from lighthouse_protocol.constraints import check_seconds, check_short
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE, cut_output, cut_reason
 from lighthouse_protocol.messages.run import Done, RankId, Refusal, Stop
@@ -19,7 +20,6 @@ from lighthouse_protocol.messages.supervisor import (
 )
 from lighthouse_protocol.pb.extensions import generation_pb2 as pb
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.fields import check_seconds, check_short
 from lighthouse_protocol.wire.generation_wire import (
     done_from_wire,
     refusal_from_wire,

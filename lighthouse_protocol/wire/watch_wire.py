@@ -6,6 +6,7 @@ None and is to be skipped.
 
 from contextlib import suppress
 
+from lighthouse_protocol.constraints import check_count, check_quorum_id, check_seconds, check_short
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE, cut_reason
 from lighthouse_protocol.messages.evidence import MAX_STACKS_BYTES, OwnEvidence, cut_middle, cut_missing
 from lighthouse_protocol.messages.membership import Vote, World
@@ -29,8 +30,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from lighthouse_protocol.wire import documented
-from lighthouse_protocol.wire.fields import check_count, check_quorum_id, check_seconds, check_short
-from lighthouse_protocol.wire.grid_wire import world_from_wire, world_to_wire
+from lighthouse_protocol.wire.codecs import WORLD
 from lighthouse_protocol.wire.progress_wire import sample_from_wire, sample_to_wire
 from lighthouse_protocol.wire.status_codes import kind_of, refusal_of
 
@@ -148,7 +148,7 @@ def watch_response_to_wire(message: ToRank) -> manager_pb2.WatchResponse:
         case EvidenceAsked(number):
             return manager_pb2.WatchResponse(evidence=manager_pb2.EvidenceAsked(number=number))
         case World():
-            return manager_pb2.WatchResponse(world=world_to_wire(message))
+            return manager_pb2.WatchResponse(world=WORLD.write(message))
 
 
 def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | None:
@@ -162,7 +162,7 @@ def watch_response_from_wire(message: manager_pb2.WatchResponse) -> ToRank | Non
         case "waiting":
             return Waiting(cut_reason(message.waiting.reason))
         case "world":
-            return world_from_wire(message.world)
+            return WORLD.read(message.world)
         case "revoked":
             told = message.revoked
             return Revoked(check_quorum_id(told.quorum_id), cut_reason(told.reason), cut_reason(told.lost))

@@ -15,7 +15,8 @@ from lighthouse_protocol.messages.status import LighthouseStatus, ManagerStatus
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.extensions import generation_pb2, incident_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_protocol.wire import documented, incident_wire, run_status_wire, status_wire
+from lighthouse_protocol.wire import documented, run_status_wire, status_wire
+from lighthouse_protocol.wire.codecs import GATHERED, INCIDENT, INCIDENT_SUMMARY
 
 T = TypeVar("T")
 
@@ -105,17 +106,25 @@ def resume_run() -> Rpc[None]:
 
 def incidents(job: str) -> Rpc[tuple[IncidentSummary, ...]]:
     request = incident_pb2.IncidentsRequest(job=job)
-    return Rpc(LIGHTHOUSE + "Incidents", request, incident_pb2.IncidentsResponse, incident_wire.incidents_from_wire)
+
+    def read(response: incident_pb2.IncidentsResponse) -> tuple[IncidentSummary, ...]:
+        return tuple(map(INCIDENT_SUMMARY.read, response.incidents))
+
+    return Rpc(LIGHTHOUSE + "Incidents", request, incident_pb2.IncidentsResponse, read)
 
 
 def incident(id: str) -> Rpc[Incident]:
     request = incident_pb2.IncidentRequest(id=id)
-    return Rpc(LIGHTHOUSE + "Incident", request, incident_pb2.IncidentResponse, incident_wire.incident_from_wire)
+
+    def read(response: incident_pb2.IncidentResponse) -> Incident:
+        return INCIDENT.read(response.incident)
+
+    return Rpc(LIGHTHOUSE + "Incident", request, incident_pb2.IncidentResponse, read)
 
 
 def stacks(job: str, ranks: Sequence[str]) -> Rpc[Gathered]:
     request = incident_pb2.StacksRequest(job=job, ranks=ranks)
-    return Rpc(LIGHTHOUSE + "Stacks", request, incident_pb2.StacksResponse, incident_wire.gathered_from_wire)
+    return Rpc(LIGHTHOUSE + "Stacks", request, incident_pb2.StacksResponse, GATHERED.read)
 
 
 def quorum(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from lighthouse_protocol.constraints import check_count, check_quorum_id, check_short
 from lighthouse_protocol.limits import answer_margin_s, cut_reason
 from lighthouse_protocol.messages.evidence import OwnEvidence
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Quorum, Tag, Vote
@@ -17,7 +18,6 @@ from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import LighthouseError, Unrecoverable, WrongState
 from lighthouse_protocol.wire import documented as wire
 from lighthouse_protocol.wire import status_wire, watch_wire
-from lighthouse_protocol.wire.fields import check_count, check_quorum_id, check_short
 from lighthouse_runtime.process.children import ended_process, host_id
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream

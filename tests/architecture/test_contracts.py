@@ -47,7 +47,7 @@ DRIVERS = "Every module named driver is free of loop and transport"
         ("manager/group/watches.py", "import manager.server.daemon", "Wings of manager"),
         ("agent_client/state/tree.py", "import agent_client.agent.agent", "Wings of agent_client"),
         ("lighthouse_runtime/net/outbox.py", "import lighthouse_runtime.web.server", "Wings of lighthouse_runtime"),
-        ("lighthouse_protocol/messages/run.py", "import lighthouse_protocol.wire.fields", "Wings of lighthouse_proto"),
+        ("lighthouse_protocol/messages/run.py", "import lighthouse_protocol.wire.codec", "Wings of lighthouse_proto"),
         ("lighthouse/server/daemon.py", "import manager.group.driver", "Floors"),
         ("lighthouse/members/__init__.py", "import torch", "No daemon imports torch"),
         ("manager/guard/guard.py", "import google.protobuf", "Only lighthouse_protocol.wire knows protobuf"),

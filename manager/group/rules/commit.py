@@ -23,8 +23,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lighthouse_protocol.constraints import check_count
 from lighthouse_protocol.refusals import LighthouseError, Superseded, Unrecoverable, WrongState
-from lighthouse_protocol.wire.fields import check_count
 from manager.group.rules.request import check_rank
 
 DECISIONS_KEPT = 16

@@ -16,9 +16,9 @@ A rank whose process is new (`worker` differs) has lost its state: the group tak
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lighthouse_protocol.constraints import check_count
 from lighthouse_protocol.messages.membership import Assignment, Distrust, Quorum, Tag
 from lighthouse_protocol.refusals import InternalError, InvalidRequest, LighthouseError, WrongState
-from lighthouse_protocol.wire.fields import check_count
 from manager.group.rules.assignment import assign
 from manager.group.rules.request import Ask, check_rank, no_state, steps_differ, superseded
 

@@ -9,7 +9,7 @@ from lighthouse_protocol.messages.evidence import (
     cut_middle,
     fitting,
 )
-from lighthouse_protocol.wire.evidence_wire import evidence_from_wire, evidence_to_wire
+from lighthouse_protocol.wire.codecs import RANK_EVIDENCE
 
 HUGE = "gr\u00f6\u00dfer\ud800\n" * 100_000
 WHOLE = RankEvidence(3, "w", 7, "node-1", "stack", "[]", "State: R", ("a", "b"), ("x",), 0.5)
@@ -18,18 +18,18 @@ WHOLE = RankEvidence(3, "w", 7, "node-1", "stack", "[]", "State: R", ("a", "b"),
 class TestBounds:
     def test_what_fits_stays_as_it_is(self):
         assert fitting(WHOLE) == WHOLE
-        assert evidence_from_wire(evidence_to_wire(WHOLE)) == WHOLE
+        assert RANK_EVIDENCE.read(RANK_EVIDENCE.write(WHOLE)) == WHOLE
 
     def test_a_rank_that_says_far_too_much_takes_64_kib(self):
         much = RankEvidence(3, "w", 7, "h", HUGE, HUGE, HUGE, (HUGE,) * 99, (HUGE,) * 99, 1.0)
-        message = evidence_to_wire(much)
+        message = RANK_EVIDENCE.write(much)
         assert message.ByteSize() <= 64 * 1024 < MAX_REQUEST_BYTES
-        read = evidence_from_wire(message)
-        assert read == evidence_from_wire(evidence_to_wire(read)), "cut once, it fits"
+        read = RANK_EVIDENCE.read(message)
+        assert read == RANK_EVIDENCE.read(RANK_EVIDENCE.write(read)), "cut once, it fits"
 
     def test_a_group_of_very_many_ranks_takes_8_mib(self):
         much = RankEvidence(3, "w", 7, "h", HUGE, "[]", HUGE, (HUGE,) * 99, (), 1.0)
-        assert 16384 * evidence_to_wire(fitting(much, 16384)).ByteSize() <= 8 * 1024 * 1024
+        assert 16384 * RANK_EVIDENCE.write(fitting(much, 16384)).ByteSize() <= 8 * 1024 * 1024
 
     def test_json_is_whole_or_not_there(self):
         read = fitting(RankEvidence(0, flight_recorder="[" + "1," * MAX_FLIGHT_RECORDER_BYTES + "1]"))

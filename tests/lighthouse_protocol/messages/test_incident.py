@@ -14,16 +14,7 @@ from lighthouse_protocol.messages.incident import (
     to_document,
 )
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.incident_wire import (
-    gathered_from_wire,
-    gathered_to_wire,
-    incident_from_wire,
-    incident_to_wire,
-    incidents_from_wire,
-    incidents_to_wire,
-    summary_from_wire,
-    summary_to_wire,
-)
+from lighthouse_protocol.wire.codecs import GATHERED, INCIDENT, INCIDENT_SUMMARY
 from tests.lighthouse.evidence import member, summary
 
 FULL = Incident(
@@ -37,11 +28,9 @@ SPARE = Incident(summary(kind=IncidentKind.LOSS, suspects=(), step_s=0.0))
 @pytest.mark.parametrize("incident", [FULL, SPARE])
 def test_there_and_back(incident: Incident):
     assert from_document(json.loads(json.dumps(to_document(incident)))) == incident
-    assert incident_from_wire(incident_to_wire(incident)) == incident
-    [read] = incidents_from_wire(incidents_to_wire([incident.summary]))
-    assert read == incident.summary
+    assert INCIDENT.read(INCIDENT.write(incident)) == incident
     gathered = Gathered(incident.evidence, incident.missing)
-    assert gathered_from_wire(gathered_to_wire(gathered)) == gathered
+    assert GATHERED.read(GATHERED.write(gathered)) == gathered
 
 
 def test_a_document_of_a_later_version_is_read():
@@ -58,10 +47,10 @@ def test_what_is_no_incident_is_not_read(field: str):
 
 
 def test_an_unknown_kind_is_named():
-    message = summary_to_wire(dataclasses.replace(FULL.summary))
+    message = INCIDENT_SUMMARY.write(dataclasses.replace(FULL.summary))
     message.kind = "flood"
     with pytest.raises(InvalidRequest, match="kind: is 'flood'; this version knows stall, loss"):
-        summary_from_wire(message)
+        INCIDENT_SUMMARY.read(message)
 
 
 def test_the_suspects_come_first():

@@ -7,6 +7,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from lighthouse_protocol.constraints import check_age, check_count, check_seconds
 from lighthouse_protocol.limits import MAX_COUNT, MAX_SECONDS
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.extensions import generation_pb2, incident_pb2, node_pb2, progress_pb2
@@ -14,9 +15,7 @@ from lighthouse_protocol.pb.extensions.evidence_pb2 import RankEvidence
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.wire import (
     documented,
-    evidence_wire,
     generation_wire,
-    incident_wire,
     node_wire,
     progress_wire,
     run_status_wire,
@@ -25,7 +24,7 @@ from lighthouse_protocol.wire import (
     supervisor_wire,
     watch_wire,
 )
-from lighthouse_protocol.wire.fields import check_age, check_count, check_seconds
+from lighthouse_protocol.wire.codecs import GATHERED, INCIDENT, INCIDENT_SUMMARY, RANK_EVIDENCE
 
 READERS: list[tuple[type[Message], Any]] = [
     (lighthouse_pb2.SessionRequest, session_wire.session_request_from_wire),
@@ -36,10 +35,10 @@ READERS: list[tuple[type[Message], Any]] = [
     (manager_pb2.WatchRequest, watch_wire.ballot_from_wire),
     (progress_pb2.ProgressSample, progress_wire.sample_from_wire),
     (progress_pb2.GroupProgress, progress_wire.group_view_from_wire),
-    (RankEvidence, evidence_wire.evidence_from_wire),
-    (incident_pb2.IncidentResponse, incident_wire.incident_from_wire),
-    (incident_pb2.IncidentsResponse, incident_wire.incidents_from_wire),
-    (incident_pb2.StacksResponse, incident_wire.gathered_from_wire),
+    (RankEvidence, RANK_EVIDENCE.read),
+    (incident_pb2.Incident, INCIDENT.read),
+    (incident_pb2.IncidentSummary, INCIDENT_SUMMARY.read),
+    (incident_pb2.StacksResponse, GATHERED.read),
     (generation_pb2.RankRequest, generation_wire.rank_request_from_wire),
     (generation_pb2.RunsResponse, run_status_wire.runs_from_wire),
     (generation_pb2.SupervisorResponse, supervisor_wire.supervisor_response_from_wire),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lighthouse_protocol.constraints import MAX_TEXT_CHARS
 from lighthouse_protocol.identity import split_replica_id
 from lighthouse_protocol.limits import (
     MAX_GROUP_WORLD_SIZE,
@@ -33,7 +34,6 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.refusals import Drained, InvalidRequest, LighthouseError, Superseded, WrongState
 from lighthouse_protocol.wire.documented import vote_from_native, vote_to_native
-from lighthouse_protocol.wire.fields import MAX_TEXT_CHARS
 from lighthouse_protocol.wire.session_wire import (
     handed_for,
     handed_shared,

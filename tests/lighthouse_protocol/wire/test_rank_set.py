@@ -3,16 +3,11 @@
 import pytest
 
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
-from lighthouse_protocol.messages.membership import World
+from lighthouse_protocol.messages.membership import MAX_PENDING_NAMED, World
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.grid_wire import (
-    MAX_PENDING_NAMED,
-    ranks_from_bits,
-    ranks_to_bits,
-    world_from_wire,
-    world_to_wire,
-)
+from lighthouse_protocol.wire.codecs import WORLD
+from lighthouse_protocol.wire.rank_set import ranks_from_bits, ranks_to_bits
 
 
 @pytest.mark.parametrize(
@@ -38,7 +33,7 @@ def test_more_ranks_than_a_group_can_have_are_refused():
 
 def test_of_many_who_ask_the_first_are_named():
     names = tuple(f"g{number}" for number in range(100))
-    assert world_from_wire(world_to_wire(World(1, 1, peers_pending=100, pending=names))) == World(
+    assert WORLD.read(WORLD.write(World(1, 1, peers_pending=100, pending=names))) == World(
         1, 1, peers_pending=100, pending=names[:MAX_PENDING_NAMED]
     )
 
@@ -46,4 +41,4 @@ def test_of_many_who_ask_the_first_are_named():
 @pytest.mark.parametrize("field", ["global_world_size", "ranks_pending", "peers_pending"])
 def test_what_counts_is_not_below_zero(field: str):
     with pytest.raises(InvalidRequest, match=f"{field}: is -1"):
-        world_from_wire(lighthouse_pb2.World(**{field: -1}))
+        WORLD.read(lighthouse_pb2.World(**{field: -1}))
