@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lighthouse.incidents.registry import Desk
+from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.incidents.rules import machine as incidents
-from lighthouse.incidents.rules.evidence_round import WITHIN_S, Gathering, Witness
-from lighthouse.incidents.rules.machine import Incidents
+from lighthouse.incidents.rules.evidence_round import WITHIN_S, EvidenceRound, EvidenceTarget
+from lighthouse.incidents.rules.machine import IncidentMachine
 from lighthouse.incidents.rules.policy import Decision
 from lighthouse.members.rules.events import MemberLost
 from lighthouse.members.rules.roster import Member, Roster
@@ -29,12 +29,12 @@ MAX_ROUNDS = 8
 
 @dataclass(slots=True)
 class _Round:
-    gathering: Gathering
+    gathering: EvidenceRound
     told: Callable[[Gathered], None]
     limit: asyncio.TimerHandle
 
 
-class JobIncidents:
+class IncidentDriver:
     """`tell` says something to a member, and whether it could; `note` writes a line of the timeline; `is_asked`:
     whether any group waits for a quorum."""
 
@@ -42,7 +42,7 @@ class JobIncidents:
         self,
         job: str,
         roster: Roster,
-        desk: Desk,
+        desk: IncidentRegistry,
         tell: Callable[[Member, ToManager], bool],
         note: Callable[[TimelineKind, Sequence[str], str], None],
         is_asked: Callable[[], bool],
@@ -53,7 +53,7 @@ class JobIncidents:
         self._tell = tell
         self._note = note
         self._is_asked = is_asked
-        self._incidents = Incidents(job, desk.policy, desk.book.make_id)
+        self._incidents = IncidentMachine(job, desk.policy, desk.book.make_id)
         self._clock = asyncio.get_running_loop().time
         self._numbers = itertools.count(1)
         self._able: set[int] = set()  # sessions whose managers give evidence
@@ -132,21 +132,21 @@ class JobIncidents:
             if not answer.done():
                 answer.set_result(gathered)
 
-        self._begin(Gathering(self._witnesses()) if ranks is None else self._of(ranks), told)
+        self._begin(EvidenceRound(self._witnesses()) if ranks is None else self._of(ranks), told)
         return await answer
 
-    def _of(self, ranks: Mapping[str, tuple[int, ...]]) -> Gathering:
+    def _of(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
         found = (self._roster.get(name) for name in ranks)
-        return Gathering([self._witness(member) for member in found if member is not None], ranks=ranks)
+        return EvidenceRound([self._witness(member) for member in found if member is not None], ranks=ranks)
 
-    def _witnesses(self) -> list[Witness]:
+    def _witnesses(self) -> list[EvidenceTarget]:
         return [self._witness(member) for member in self._roster if member.in_quorum]
 
-    def _witness(self, member: Member) -> Witness:
+    def _witness(self, member: Member) -> EvidenceTarget:
         session = member.session if member.is_connected else None
-        return Witness(member.replica_id, session, session in self._able)
+        return EvidenceTarget(member.replica_id, session, session in self._able)
 
-    def _begin(self, gathering: Gathering, told: Callable[[Gathered], None]) -> None:
+    def _begin(self, gathering: EvidenceRound, told: Callable[[Gathered], None]) -> None:
         number = next(self._numbers)
         limit = asyncio.get_running_loop().call_later(WITHIN_S, self._finish, number)
         self._rounds[number] = _Round(gathering, told, limit)
@@ -214,7 +214,7 @@ class JobIncidents:
             }
             self._perform(self._incidents.took(id, gathered, members, now))
 
-        self._begin(Gathering(self._witnesses(), suspects=suspects), told)
+        self._begin(EvidenceRound(self._witnesses(), suspects=suspects), told)
 
     def _act(self, id: str, decision: Decision) -> None:
         if self._is_closed:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from lighthouse.incidents.durations import IncidentTimes
 from lighthouse.incidents.files import IncidentFiles
-from lighthouse.incidents.rules.archive import SHOWN, Book
+from lighthouse.incidents.rules.archive import SHOWN, IncidentArchive
 from lighthouse.incidents.rules.policy import OnStall
 from lighthouse_protocol.messages.incident import Incident, IncidentSummary
 
@@ -15,19 +15,19 @@ def _no_runs(job: str, reason: str, who: str) -> Iterable[str]:
 
 
 @dataclass(slots=True)
-class Desk:
+class IncidentRegistry:
     """`stop_runs(job, reason, who)` stops the runs of a job, and says which."""
 
     policy: OnStall = OnStall.NOTIFY
     files: IncidentFiles | None = None
     stop_runs: Callable[[str, str, str], Iterable[str]] = _no_runs
-    book: Book = field(default_factory=Book)
+    book: IncidentArchive = field(default_factory=IncidentArchive)
     times: IncidentTimes = field(default_factory=IncidentTimes)
 
     def load(self) -> None:
         """What an earlier lighthouse has filed; blocking, and before any job."""
         if self.files is not None:
-            self.book = Book(self.files.load())
+            self.book = IncidentArchive(self.files.load())
 
     def opened(self, incident: Incident) -> None:
         summary = incident.summary

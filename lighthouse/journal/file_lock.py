@@ -22,7 +22,7 @@ NAME_WAIT_S = 0.5
 _POLL_S = 0.01
 
 
-class Claim:
+class FileLock:
     """On `path`. `owner` is what the holder is called, for example the address it listens on."""
 
     def __init__(self, path: Path, owner: str = "") -> None:
@@ -123,7 +123,7 @@ def _describe(holder: dict[str, object]) -> str:
     return f"{owner} (pid {holder['pid']} on host {holder.get('host')}, since {holder.get('since')})"
 
 
-_taken: weakref.WeakSet[Claim] = weakref.WeakSet()
+_taken: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def _leave_all_to_parent() -> None:

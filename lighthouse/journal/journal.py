@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lighthouse.journal import database, run_rows
 from lighthouse.journal.database import explained
-from lighthouse.journal.file_lock import Claim
+from lighthouse.journal.file_lock import FileLock
 from lighthouse.quorum.rules.record import Record
 from lighthouse.runs.rules.key_space import Row
 from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun
@@ -49,7 +49,7 @@ class Journal:
     def __init__(self, path: Path, owner: str = "") -> None:
         self.path = Path(os.path.realpath(path))
         self.term = 0
-        self._claim = Claim(self.path, owner)
+        self._claim = FileLock(self.path, owner)
         self._db: sqlite3.Connection | None = None
         self._file: os.stat_result | None = None
         self._is_read = False

@@ -14,7 +14,7 @@ from lighthouse_runtime.timing.stall_watch import StallWatch
 log = logging.getLogger(__name__)
 
 
-class JobPlaces:
+class ProgressDriver:
     """Only the quorum's members are judged: who is none meets nobody."""
 
     def __init__(

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from lighthouse.incidents.driver import JobIncidents
-from lighthouse.incidents.registry import Desk
+from lighthouse.incidents.driver import IncidentDriver
+from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.members.rules.events import MemberLost
 from lighthouse.members.rules.roster import Member
-from lighthouse.progress.driver import JobPlaces
+from lighthouse.progress.driver import ProgressDriver
 from lighthouse.quorum.log import log_journal_outdated, log_order, log_quorum
 from lighthouse.quorum.rules.events import (
     BeatReceived,
@@ -40,7 +40,7 @@ from lighthouse.quorum.rules.timeline import History
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse.quorum.sessions import OpenSessions
 from lighthouse.quorum.waiting_joins import Answer, WaitingCalls
-from lighthouse.quorum.world_broadcast import JobWorlds
+from lighthouse.quorum.world_broadcast import WorldBroadcast
 from lighthouse_protocol.identity import split_replica_id
 from lighthouse_protocol.limits import answer_margin_s
 from lighthouse_protocol.messages.membership import Participant
@@ -78,7 +78,7 @@ class JobDriver:
         remember: Callable[[Record], None] = lambda record: None,
         check_lateness: Callable[[], None] = lambda: None,
         stall_after_s: float = FLOOR_S,
-        desk: Desk | None = None,
+        desk: IncidentRegistry | None = None,
     ) -> None:
         self.job = job
         self.machine = machine
@@ -90,12 +90,12 @@ class JobDriver:
         self._sessions = OpenSessions()
         self._names: dict[int, str] = {}  # the replica groups of the sessions
         self._history = History(machine.roster)
-        self._desk = desk or Desk()
-        self.incidents = JobIncidents(
+        self._desk = desk or IncidentRegistry()
+        self.incidents = IncidentDriver(
             job, machine.roster, self._desk, self.tell, self.note, lambda: len(machine.joins) > 0
         )
-        self._places = JobPlaces(job, machine.roster, stall_after_s, self._stalled)
-        self._worlds = JobWorlds(job, machine, self._sessions)
+        self._places = ProgressDriver(job, machine.roster, stall_after_s, self._stalled)
+        self._worlds = WorldBroadcast(job, machine, self._sessions)
         self._waiting = WaitingCalls(self._sessions)
         self._logged: Verdict | None = None
         self._log_timer: asyncio.TimerHandle | None = None

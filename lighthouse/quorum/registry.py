@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from lighthouse.incidents.registry import Desk
+from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.quorum.driver import JobDriver
 from lighthouse.quorum.log import NAMES_LOGGED
 from lighthouse.quorum.rules.config import QuorumConfig
@@ -16,14 +16,14 @@ from lighthouse.quorum.store import Memory, NoMemory
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
 from lighthouse_protocol.rules.stall import FLOOR_S
-from lighthouse_runtime.timing.loop_lag import Lateness
+from lighthouse_runtime.timing.loop_lag import LoopLag
 
 log = logging.getLogger(__name__)
 
 MAX_JOBS = 1000
 
 
-class Jobs:
+class JobRegistry:
     """`config` makes a job's settings from its first quorum_id. `memory` is claimed; `give_up` ends the daemon; `desk`:
     where incidents go."""
 
@@ -33,20 +33,20 @@ class Jobs:
         memory: Memory | None = None,
         give_up: Callable[[int], None] = lambda status: None,
         stall_after_s: float = FLOOR_S,
-        desk: Desk | None = None,
+        desk: IncidentRegistry | None = None,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._config = config
         self._memory = memory or NoMemory()
         self._give_up = give_up
         self._stall_after_s = stall_after_s
-        self._desk = desk or Desk()
+        self._desk = desk or IncidentRegistry()
         self._wall_ms = wall_ms
         self._started_at: float | None = None
         self._records: Mapping[str, Record] = {}
         self._drivers: dict[str, JobDriver] = {}
         self._closed = ""
-        self.lateness = Lateness()
+        self.lateness = LoopLag()
         self.lateness.listen(self._was_late)
 
     def remember(self, records: Mapping[str, Record]) -> None:

@@ -17,7 +17,7 @@ from lighthouse.quorum.sessions import OpenSessions
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.wire.session_wire import world_bytes
-from lighthouse_runtime.timing.sustained import Lasting
+from lighthouse_runtime.timing.sustained import Sustained
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ SESSIONS_PER_S = 2000
 HELD_BACK_LOGGED_AFTER_S = 10.0
 
 
-class JobWorlds:
+class WorldBroadcast:
     def __init__(self, job: str, machine: QuorumMachine, sessions: OpenSessions) -> None:
         self._job = job
         self._machine = machine
@@ -39,7 +39,7 @@ class JobWorlds:
         self._grid = Grid(())
         self._world: World | None = None
         self._waiting_for = ""
-        self._held_back = Lasting(self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
+        self._held_back = Sustained(self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
         self._timer: asyncio.TimerHandle | None = None
 
     def opened(self, session: int, hello: Hello) -> None:

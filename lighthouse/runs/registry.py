@@ -15,7 +15,7 @@ from lighthouse.runs.store import RunMemory
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.refusals import LimitReached, UnknownName, Unreachable
-from lighthouse_runtime.timing.loop_lag import Lateness
+from lighthouse_runtime.timing.loop_lag import LoopLag
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Runs:
         self,
         memory: RunMemory,
         rank_timeout_s: float,
-        lateness: Lateness,
+        lateness: LoopLag,
         guarded: Callable[[Callable[[], None]], None] = lambda act: act(),
     ) -> None:
         self._memory = _Guarded(memory, guarded)

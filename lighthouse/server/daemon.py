@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 from lighthouse import dashboard
 from lighthouse.incidents.files import IncidentFiles
 from lighthouse.incidents.metrics import IncidentCollector
-from lighthouse.incidents.registry import Desk
+from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.incidents.rules.policy import OnStall
 from lighthouse.journal.journal import Journal
 from lighthouse.progress.metrics import PhaseCollector
 from lighthouse.quorum.metrics import Counters, LighthouseCollector, render
-from lighthouse.quorum.registry import Jobs
+from lighthouse.quorum.registry import JobRegistry
 from lighthouse.runs.metrics import RunCollector
 from lighthouse.runs.registry import Runs
 from lighthouse.runs.store import RunsInProcess
@@ -59,7 +59,7 @@ class LighthouseDaemon:
         self._is_ready = False
         self._memory = config.memory()
         self._desk = self._make_desk()
-        self._jobs = Jobs(config.quorum_config, self._memory, stop, config.stall_after_s, self._desk)
+        self._jobs = JobRegistry(config.quorum_config, self._memory, stop, config.stall_after_s, self._desk)
         runs_kept = self._memory if isinstance(self._memory, Journal) else RunsInProcess()
         self._runs = Runs(runs_kept, config.rank_timeout_s, self._jobs.lateness, self._jobs.guarded)
         counters, policy = Counters(), ControlPolicy(token, config.allow_remote_control)
@@ -87,10 +87,10 @@ class LighthouseDaemon:
         self.grpc_port = 0
         self.http_port = 0
 
-    def _make_desk(self) -> Desk:
+    def _make_desk(self) -> IncidentRegistry:
         folder = self._config.incident_folder(self._memory)
         files = None if folder is None else IncidentFiles(folder)
-        return Desk(OnStall(self._config.on_stall), files, lambda *asked: self._runs.stop_all(*asked))
+        return IncidentRegistry(OnStall(self._config.on_stall), files, lambda *asked: self._runs.stop_all(*asked))
 
     def _status(self, service: LighthouseService) -> dict[str, Any]:
         """Nothing in it changes any more."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from lighthouse.incidents.registry import Desk
+from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.incidents.rules.evidence_round import check_ranks, read_ranks
-from lighthouse.quorum.registry import Jobs
+from lighthouse.quorum.registry import JobRegistry
 from lighthouse.server.lookup import job_of, live_member
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.pb.extensions import incident_pb2 as pb
@@ -16,7 +16,7 @@ from lighthouse_runtime.server.rpc_handler import Call, Entry, Method
 class IncidentService:
     """Stacks and output are their owner's: who may see them is as for Kill."""
 
-    def __init__(self, jobs: Jobs, desk: Desk, policy: ControlPolicy) -> None:
+    def __init__(self, jobs: JobRegistry, desk: IncidentRegistry, policy: ControlPolicy) -> None:
         self._jobs = jobs
         self._desk = desk
         self._policy = policy

@@ -8,7 +8,7 @@ from typing import Any
 from lighthouse.members.rules.roster import Member
 from lighthouse.quorum.driver import JobDriver
 from lighthouse.quorum.metrics import Counters
-from lighthouse.quorum.registry import Jobs
+from lighthouse.quorum.registry import JobRegistry
 from lighthouse.quorum.waiting_joins import Answer
 from lighthouse.server.lookup import job_of, live_member
 from lighthouse_protocol import VERSION
@@ -40,7 +40,7 @@ REFLECTED = ("lighthouse.v1.LighthouseService", "torchft.LighthouseService")
 
 class LighthouseService:
     def __init__(
-        self, jobs: Jobs, policy: ControlPolicy, counters: Counters, hello_within_s: float = FIRST_WITHIN_S
+        self, jobs: JobRegistry, policy: ControlPolicy, counters: Counters, hello_within_s: float = FIRST_WITHIN_S
     ) -> None:
         self._jobs = jobs
         self._hello_within_s = hello_within_s

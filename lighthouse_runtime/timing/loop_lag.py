@@ -10,7 +10,7 @@ CHECKED_EVERY_S = 0.25
 LATE_AFTER_S = 0.75
 
 
-class Lateness:
+class LoopLag:
     def __init__(self) -> None:
         self._listeners: list[Callable[[float], None]] = []
         self._due_at: float | None = None

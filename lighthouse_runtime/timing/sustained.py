@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Lasting:
+class Sustained:
     """`say` hears a text that has been the same for `after_s`, once; `over`: it was said, and is true no more."""
 
     def __init__(self, say: Callable[[str], None], over: Callable[[], None], after_s: float) -> None:

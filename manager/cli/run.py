@@ -13,18 +13,18 @@ from lighthouse_runtime.cli.settings import from_options, options, read_token
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import StopRequest, run_daemon
-from manager.guard.client import Guard, Preload
+from manager.guard.client import GuardClient, Preload
 from manager.guard.rules.python_command import NoPython, read_python
 from manager.server.config import ENV_PREFIX, ManagerConfig
-from manager.supervisor.config import RunConfig
-from manager.supervisor.head_host import Supervisor
+from manager.supervisor.config import SupervisorConfig
+from manager.supervisor.head_host import HeadHost
 from manager.supervisor.launch import Launch
 from manager.supervisor.rules.torchrun import Torchrun, read_torchrun
-from manager.supervisor.worker_host import FurtherHost
+from manager.supervisor.worker_host import WorkerHost
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@options(RunConfig, ENV_PREFIX)
+@options(SupervisorConfig, ENV_PREFIX)
 @options(ManagerConfig, ENV_PREFIX)
 @click.option("-m", "--module", is_flag=True, help="CMD is a Python module and its arguments, as with python -m.")
 @click.option("--parent-pid", type=int, hidden=True, help="End when this process, the starter, ends.")
@@ -34,7 +34,7 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
 
     Ends with 0 when all ranks are done, with 130 when the run was stopped, with 143 after SIGTERM.
     """
-    config, settings = from_options(ManagerConfig, values), from_options(RunConfig, values)
+    config, settings = from_options(ManagerConfig, values), from_options(SupervisorConfig, values)
     words = _words(command, module)
     torchrun = _checked(read_torchrun(words), settings, config)
     preload = _preload(words, torchrun, settings, config)
@@ -42,7 +42,7 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
     if parent_pid is not None:
         die_with_parent(parent_pid, signal.SIGTERM)
     set_up_logging(config.log_level, config.log_format)
-    guard = Guard(preload)  # before gRPC
+    guard = GuardClient(preload)  # before gRPC
     try:
         sys.exit(run_daemon(functools.partial(_supervise, launch, guard)))
     except LighthouseError as e:
@@ -51,8 +51,8 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
         guard.kill_now()
 
 
-async def _supervise(launch: Launch, guard: Guard, stop: StopRequest) -> None:
-    kind = Supervisor if launch.settings.node_rank == 0 else FurtherHost
+async def _supervise(launch: Launch, guard: GuardClient, stop: StopRequest) -> None:
+    kind = HeadHost if launch.settings.node_rank == 0 else WorkerHost
     stop(await kind(launch, guard).run())
 
 
@@ -63,7 +63,7 @@ def _words(command: tuple[str, ...], is_module: bool) -> tuple[str, ...]:
     return (sys.executable, "-u", *command) if command[0].endswith(".py") else command
 
 
-def _checked(torchrun: Torchrun | None, settings: RunConfig, config: ManagerConfig) -> Torchrun | None:
+def _checked(torchrun: Torchrun | None, settings: SupervisorConfig, config: ManagerConfig) -> Torchrun | None:
     if torchrun is None:
         return None
     if torchrun.max_restarts != "0":
@@ -79,7 +79,7 @@ def _checked(torchrun: Torchrun | None, settings: RunConfig, config: ManagerConf
 
 
 def _preload(
-    words: tuple[str, ...], torchrun: Torchrun | None, settings: RunConfig, config: ManagerConfig
+    words: tuple[str, ...], torchrun: Torchrun | None, settings: SupervisorConfig, config: ManagerConfig
 ) -> Preload | None:
     if not settings.preload:
         return None

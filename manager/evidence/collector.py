@@ -25,7 +25,7 @@ from lighthouse_protocol.messages.session import (
 )
 from lighthouse_protocol.wire import watch_wire
 from lighthouse_runtime.server.streams import Sender
-from manager.evidence.process_probe import Look, look_alone
+from manager.evidence.process_probe import ProbeProcess, look_alone
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +47,12 @@ class _Rank:
     heard_at: float = 0.0
 
 
-class EvidenceDesk:
+class EvidenceCollector:
     """`send` takes what is for the lighthouse; `look` looks at a rank's process from outside, wherever that is."""
 
-    def __init__(self, group_world_size: int, send: Callable[[ToLighthouse], None], look: Look = look_alone) -> None:
+    def __init__(
+        self, group_world_size: int, send: Callable[[ToLighthouse], None], look: ProbeProcess = look_alone
+    ) -> None:
         self._size = group_world_size
         self._send = send
         self._look_at = look

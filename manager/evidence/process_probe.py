@@ -25,7 +25,7 @@ OUTPUT_WITHIN_S = 2.0
 ELSEWHERE = "process: it is on another host, or in another pid namespace, than its manager"
 NO_OUTPUT = "output: only `lighthouse-manager run` keeps it"
 
-Look = Callable[[WatchRequest, bool], Coroutine[Any, Any, Outside]]
+ProbeProcess = Callable[[WatchRequest, bool], Coroutine[Any, Any, Outside]]
 """What a rank says of its process, and whether that is on this host."""
 
 

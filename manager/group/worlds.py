@@ -7,7 +7,7 @@ from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.wire.watch_wire import watch_response_to_wire
 from lighthouse_runtime.server.streams import Sender
-from lighthouse_runtime.timing.sustained import Lasting
+from lighthouse_runtime.timing.sustained import Sustained
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Worlds:
     def __init__(self) -> None:
         self.world: World | None = None
         self._takers: dict[int, Sender] = {}
-        self._incomplete = Lasting(_log_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
+        self._incomplete = Sustained(_log_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
 
     def opened(self, watch: int, request: WatchRequest, sender: Sender) -> None:
         if request.takes_world:

@@ -60,7 +60,7 @@ class Ended:
     cause: str = ""
 
 
-class Guard:
+class GuardClient:
     """manager/guard/guard.py as a child process. To be started before gRPC is used, and attached to the loop."""
 
     def __init__(self, preload: Preload | None = None) -> None:

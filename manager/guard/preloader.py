@@ -23,7 +23,7 @@ _PATIENCE_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class _Birth:
+class _Fork:
     """A rank that is to be forked. `socket` and `output` are there while that is asked for."""
 
     child: Child
@@ -64,8 +64,8 @@ class Preloader:
         self._has_been_ready = False
         self._has_failed = False
         self._deaths = 0
-        self._waiting: deque[_Birth] = deque()
-        self._asked: dict[int, _Birth] = {}
+        self._waiting: deque[_Fork] = deque()
+        self._asked: dict[int, _Fork] = {}
 
     @property
     def has_asked(self) -> bool:
@@ -90,7 +90,7 @@ class Preloader:
 
     def want(self, child: Child, more: Mapping[str, str]) -> None:
         """`child` is kept once it runs."""
-        self._waiting.append(_Birth(child, more))
+        self._waiting.append(_Fork(child, more))
         self._ask()
 
     def drop(self, number: int) -> bool:
@@ -168,7 +168,7 @@ class Preloader:
                 its.close()
                 os.close(output)
 
-    def _heard_of(self, birth: _Birth) -> None:
+    def _heard_of(self, birth: _Fork) -> None:
         if birth.socket is None:
             return  # given up by what else was ready in this moment
         del self._asked[birth.child.number]
@@ -188,14 +188,14 @@ class Preloader:
         birth.child.born(pid, output)
         self._hooks.keep(birth.child)
 
-    def _again(self, birth: _Birth) -> None:
+    def _again(self, birth: _Fork) -> None:
         self._close(birth)
         birth.failures += 1
         self._waiting.appendleft(birth)
         if birth.failures >= MAX_FAILURES:
             self._fail(f"{self._modules}: no rank can be forked from the interpreter that has imported them")
 
-    def _close(self, birth: _Birth) -> None:
+    def _close(self, birth: _Fork) -> None:
         if birth.socket is not None:
             self._selector.unregister(birth.socket)
         birth.close()

@@ -23,8 +23,8 @@ from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Entry
 from lighthouse_runtime.web.server import HttpServer, HttpSide
-from manager.evidence.collector import EvidenceDesk
-from manager.evidence.process_probe import Look, look_alone
+from manager.evidence.collector import EvidenceCollector
+from manager.evidence.process_probe import ProbeProcess, look_alone
 from manager.group.driver import ManagerDriver
 from manager.group.lighthouse_link import LighthouseLink
 from manager.group.rules.events import GroupGivenUp, RankGivenUp
@@ -47,7 +47,7 @@ class ManagerDaemon:
         token: str | None,
         end: Callable[[int], None],
         more: Mapping[str, Entry] | None = None,
-        look: Look = look_alone,
+        look: ProbeProcess = look_alone,
         on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
     ) -> None:
         """`end` ends the process with a status: 0 after it has left, 1 when it was killed, MISCONFIGURED. `more`: calls
@@ -78,7 +78,7 @@ class ManagerDaemon:
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
         limits = Limits(floor_s=config.stall_after_s)
         life, timeout_s = secrets.token_hex(6), config.rank_timeout_s
-        evidence = EvidenceDesk(config.group_world_size, self._link.send, self._look)
+        evidence = EvidenceCollector(config.group_world_size, self._link.send, self._look)
         driver = ManagerDriver(me, life, self._link, evidence, self._end, timeout_s, limits, self._on_given_up)
         service = ManagerService(driver, self._policy, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED)

@@ -40,7 +40,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @dataclass(frozen=True, slots=True)
-class RunConfig:
+class SupervisorConfig:
     """Raises ValueError, naming the option, for values that do not fit together."""
 
     nproc: int = setting(1, "How many ranks this host starts.", kind=_COUNT)

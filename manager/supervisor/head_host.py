@@ -21,10 +21,10 @@ from lighthouse_runtime.process.loop import STOP_SIGNALS
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.evidence.process_probe import look_alone
 from manager.group.rules.events import GroupGivenUp, RankGivenUp
-from manager.guard.client import Guard
+from manager.guard.client import GuardClient
 from manager.server.daemon import ManagerDaemon
 from manager.supervisor.launch import Launch
-from manager.supervisor.lighthouse_link import RunLink
+from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.local_host import LocalHost
 from manager.supervisor.rules.events import (
     Effect,
@@ -34,18 +34,18 @@ from manager.supervisor.rules.events import (
     HostExcluded,
     HostReady,
     KillAsked,
-    MisfitHeard,
-    Noted,
-    Over,
+    Logged,
+    MisfitReported,
     RankSilent,
     RunStopAsked,
+    RunStopped,
     Start,
-    StopHeard,
+    SupervisionEnded,
 )
 from manager.supervisor.rules.machine import SupervisorMachine
-from manager.supervisor.rules.plan import Plan
-from manager.supervisor.store import GroupStore
-from manager.supervisor.worker_hosts import Nodes
+from manager.supervisor.rules.plan import LaunchPlan
+from manager.supervisor.store import SupervisedStore
+from manager.supervisor.worker_hosts import WorkerHosts
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ LOOPBACK = "127.0.0.1"
 _QUICK_LEAVE_S = 1.0
 
 
-class Supervisor:
+class HeadHost:
     """run() gives the status to end with."""
 
-    def __init__(self, launch: Launch, guard: Guard) -> None:
+    def __init__(self, launch: Launch, guard: GuardClient) -> None:
         self._launch = launch
         self._guard = guard
         settings = launch.settings
@@ -69,11 +69,11 @@ class Supervisor:
         )
         self._loop = asyncio.get_running_loop()
         self._timer = DeadlineTimer(self._tick)
-        self._over: asyncio.Future[Over] = self._loop.create_future()
-        self._nodes = Nodes(self._known_plan, self._feed, self._signalled)
+        self._over: asyncio.Future[SupervisionEnded] = self._loop.create_future()
+        self._nodes = WorkerHosts(self._known_plan, self._feed, self._signalled)
         self._daemon: ManagerDaemon | None = None
-        self._store: GroupStore | None = None
-        self._link: RunLink | None = None
+        self._store: SupervisedStore | None = None
+        self._link: SupervisorLink | None = None
         self._local: LocalHost | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._excluded: dict[int, str] = {}
@@ -102,7 +102,7 @@ class Supervisor:
     async def _begin(self) -> None:
         config, settings = self._launch.config, self._launch.settings
         if config.store == "auto":
-            self._store = GroupStore(
+            self._store = SupervisedStore(
                 self._guard,
                 config.store_python,
                 settings.chosen_store_port,
@@ -132,16 +132,16 @@ class Supervisor:
             return await self._nodes.look(request)
         return await self._local.look(request) if self._local is not None else await look_alone(request, is_here)
 
-    def _known_plan(self) -> Plan:
+    def _known_plan(self) -> LaunchPlan:
         if self._local is None:
             raise Unreachable("host 0 is starting; ask again")
         return self._local.plan
 
-    def _plan(self, daemon: ManagerDaemon) -> Plan:
+    def _plan(self, daemon: ManagerDaemon) -> LaunchPlan:
         host = parse_address(daemon.address, "address").host if self._launch.settings.nnodes > 1 else LOOPBACK
         return self._launch.plan(daemon.address, (host, self._launch.settings.master_port))
 
-    async def _end(self, over: Over) -> None:
+    async def _end(self, over: SupervisionEnded) -> None:
         if self._leaving is not None:
             await asyncio.wait((self._leaving,), timeout=_QUICK_LEAVE_S)
             self._leaving.cancel()
@@ -160,7 +160,7 @@ class Supervisor:
             case SupervisorWelcome():
                 self._feed(HostReady(0))
             case Stop(reason, who):
-                self._feed(StopHeard(f"{reason} (by {who})"))
+                self._feed(RunStopped(f"{reason} (by {who})"))
             case Done(number) if not self._has_started:
                 self._feed(EndAsked(0, f"the run has completed, with generation {number}"))
             case Done():
@@ -181,7 +181,7 @@ class Supervisor:
     def _given_up(self, lost: RankGivenUp | GroupGivenUp) -> None:
         """Under torchrun its own agent sees to the ranks."""
         if isinstance(lost, GroupGivenUp):
-            self._feed(MisfitHeard(lost.reason))
+            self._feed(MisfitReported(lost.reason))
         elif self._local is not None and self._local.plan.torchrun is None and not lost.has_left:
             self._feed(RankSilent(lost.group_rank, lost.lost_at, lost.reason))
 
@@ -206,7 +206,7 @@ class Supervisor:
 
     async def _watch_guard(self) -> None:
         status = await self._guard.run()
-        self._finish(Over(1, f"the guard of the ranks has ended with {status}, and they with it"))
+        self._finish(SupervisionEnded(1, f"the guard of the ranks has ended with {status}, and they with it"))
 
     # -- feed and perform
 
@@ -219,7 +219,7 @@ class Supervisor:
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Noted(text):
+                case Logged(text):
                     log.warning("%s", text)
                 case Start(host, ranks, attempt):
                     self._start(host, ranks, attempt)
@@ -229,7 +229,7 @@ class Supervisor:
                     self._ask_stop(reason)
                 case HostExcluded(host, reason):
                     self._exclude(host, reason)
-                case Over():
+                case SupervisionEnded():
                     self._finish(effect)
         self._timer.set(self.machine.deadline())
 
@@ -257,6 +257,6 @@ class Supervisor:
         if host == 0 and self._link is not None:
             self._link.exclude(reason)
 
-    def _finish(self, over: Over) -> None:
+    def _finish(self, over: SupervisionEnded) -> None:
         if not self._over.done():
             self._over.set_result(over)

@@ -31,7 +31,7 @@ from manager.supervisor.worker_hosts import BEAT_S, SILENCE_S
 log = logging.getLogger(__name__)
 
 
-class NodeLink:
+class HeadLink:
     """The stream to host 0, opened again and again. `host` makes the local one of the first welcome."""
 
     def __init__(

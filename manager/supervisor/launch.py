@@ -11,13 +11,13 @@ from lighthouse_protocol.limits import LIGHTHOUSE_PORT
 from lighthouse_protocol.messages.supervisor import SupervisorEntry, ToSupervisor, WorkerLost
 from lighthouse_runtime.client.channel import target
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from manager.guard.client import Guard
+from manager.guard.client import GuardClient
 from manager.server.config import ManagerConfig
-from manager.supervisor.config import RunConfig
-from manager.supervisor.lighthouse_link import RunLink
+from manager.supervisor.config import SupervisorConfig
+from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.local_host import HealthCheck, LocalHost, Output
 from manager.supervisor.rules.events import CheckFailed, RankEnded
-from manager.supervisor.rules.plan import Plan
+from manager.supervisor.rules.plan import LaunchPlan
 from manager.supervisor.rules.torchrun import Torchrun
 
 
@@ -26,7 +26,7 @@ class Launch:
     """`incarnation` is this supervisor's."""
 
     config: ManagerConfig
-    settings: RunConfig
+    settings: SupervisorConfig
     command: tuple[str, ...]
     torchrun: Torchrun | None
     token: str | None
@@ -43,9 +43,9 @@ class Launch:
             size = self.torchrun.world_size or config.group_world_size
         return dataclasses.replace(config, store=store, group_world_size=size)
 
-    def plan(self, manager: str, master: tuple[str, int]) -> Plan:
+    def plan(self, manager: str, master: tuple[str, int]) -> LaunchPlan:
         config, settings = self.config, self.settings
-        return Plan(
+        return LaunchPlan(
             command=self.command,
             layout=settings.layout,
             host=settings.node_rank,
@@ -68,8 +68,8 @@ class Launch:
 
     def local_host(
         self,
-        plan: Plan,
-        guard: Guard,
+        plan: LaunchPlan,
+        guard: GuardClient,
         tell: Callable[[RankEnded | CheckFailed], None],
         lose: Callable[[WorkerLost], None],
     ) -> LocalHost:
@@ -79,7 +79,7 @@ class Launch:
         check = None if command is None else HealthCheck(command, settings.health_check_timeout_s)
         return LocalHost(plan, guard, output, check, tell, lose)
 
-    def run_link(self, plan: Plan, hear: Callable[[ToSupervisor], None]) -> RunLink:
+    def run_link(self, plan: LaunchPlan, hear: Callable[[ToSupervisor], None]) -> SupervisorLink:
         config, settings = self.config, self.settings
 
         def connect() -> AsyncLighthouseClient:
@@ -87,4 +87,4 @@ class Launch:
 
         address = target(config.lighthouse, "--lighthouse", LIGHTHOUSE_PORT)
         entry = SupervisorEntry(plan.name, self.incarnation, socket.gethostname(), plan.own_slots)
-        return RunLink(connect, address, entry, hear)
+        return SupervisorLink(connect, address, entry, hear)

@@ -34,7 +34,7 @@ CLOSE_TIMEOUT_S = 1.0
 DOUBT_S = 60.0  # what was said so long before a stream broke has arrived: a dead connection is noticed sooner
 
 
-class RunLink:
+class SupervisorLink:
     """`hear` is called with each message, a Refusal for whatever else ends the stream for good."""
 
     def __init__(

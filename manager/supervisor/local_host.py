@@ -14,10 +14,10 @@ from lighthouse_protocol.messages.run import RankId
 from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.messages.supervisor import WorkerLost
 from manager.evidence.process_probe import look_with_output
-from manager.guard.client import Command, Ended, Guard, shown
+from manager.guard.client import Command, Ended, GuardClient, shown
 from manager.guard.rules.exit_status import described
 from manager.supervisor.rules.events import CheckFailed, RankEnded
-from manager.supervisor.rules.plan import Plan
+from manager.supervisor.rules.plan import LaunchPlan
 from manager.supervisor.rules.torchrun import exit_behind
 
 log = logging.getLogger(__name__)
@@ -54,8 +54,8 @@ class LocalHost:
 
     def __init__(
         self,
-        plan: Plan,
-        guard: Guard,
+        plan: LaunchPlan,
+        guard: GuardClient,
         output: Output,
         check: HealthCheck | None,
         tell: Callable[[RankEnded | CheckFailed], None],

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.process.children import who_listens
-from manager.guard.client import Command, Ended, Guard, shown
+from manager.guard.client import Command, Ended, GuardClient, shown
 from manager.guard.rules.exit_status import described
 from manager.store.process import SCRIPT, check_torch
 
@@ -19,10 +19,10 @@ MAX_DELAY_S = 5.0
 QUIET_S = 60.0  # after so long its end is the first one again
 
 
-class GroupStore:
+class SupervisedStore:
     """`fail` is called with what to say when it cannot be had at all."""
 
-    def __init__(self, guard: Guard, python: str, port: int, label: str, fail: Callable[[str], None]) -> None:
+    def __init__(self, guard: GuardClient, python: str, port: int, label: str, fail: Callable[[str], None]) -> None:
         self._guard = guard
         self._command = Command((python, str(SCRIPT), str(port)), {}, label, is_shown=False, has_input=True)
         self._python = python

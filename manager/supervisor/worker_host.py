@@ -11,8 +11,8 @@ from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervi
 from lighthouse_runtime.client.channel import target
 from lighthouse_runtime.client.manager import AsyncManagerClient
 from lighthouse_runtime.process.loop import STOP_SIGNALS
-from manager.guard.client import Guard
-from manager.supervisor.head_link import NodeLink
+from manager.guard.client import GuardClient
+from manager.supervisor.head_link import HeadLink
 from manager.supervisor.launch import Launch
 from manager.supervisor.local_host import LocalHost
 from manager.supervisor.rules.machine import STOP_GRACE_S, STOPPED_STATUS
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 _SLACK_S = 10.0
 
 
-class FurtherHost:
+class WorkerHost:
     """run() gives the status to end with."""
 
-    def __init__(self, launch: Launch, guard: Guard) -> None:
+    def __init__(self, launch: Launch, guard: GuardClient) -> None:
         self._launch = launch
         self._guard = guard
         self._loop = asyncio.get_running_loop()
@@ -34,7 +34,7 @@ class FurtherHost:
         entry = NodeEntry(
             config.replica_id, settings.run_id, settings.node_rank, settings.nnodes, settings.nproc, launch.incarnation
         )
-        self._node = NodeLink(
+        self._node = HeadLink(
             lambda: AsyncManagerClient(self._manager, token=launch.token),
             entry,
             self._make_host,

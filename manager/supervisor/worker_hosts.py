@@ -28,7 +28,7 @@ from lighthouse_runtime.server.rpc_handler import Call, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 from manager.evidence.process_probe import ELSEWHERE, LOOK_WITHIN_S
 from manager.supervisor.rules.events import CheckFailed, Event, HostLost, HostReady, RankEnded
-from manager.supervisor.rules.plan import Plan
+from manager.supervisor.rules.plan import LaunchPlan
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +37,14 @@ SILENCE_S = 10.0
 _SEEN_WITHIN_S = LOOK_WITHIN_S + 0.5
 
 
-class Nodes:
+class WorkerHosts:
     """`tell` hears of what the machine must know.
 
     `end` is called when such a supervisor got a signal: with 128 + its number, and the host.
     """
 
     def __init__(
-        self, plan: Callable[[], Plan], tell: Callable[[Event], None], end: Callable[[int, int], None]
+        self, plan: Callable[[], LaunchPlan], tell: Callable[[Event], None], end: Callable[[int, int], None]
     ) -> None:
         self._plan = plan
         self._tell = tell

@@ -28,7 +28,7 @@ from lighthouse_runtime.cli.settings import option_name, variables
 from manager.server.config import ENV_PREFIX as MANAGER_PREFIX
 from manager.server.config import ManagerConfig
 from manager.server.metrics import render as render_manager
-from manager.supervisor.config import RunConfig
+from manager.supervisor.config import SupervisorConfig
 from tests.lighthouse.statuses import job, member, status
 
 PROGRAMS = {"lighthouse": lighthouse.cli.main, "lighthouse-manager": manager.cli.main}
@@ -39,7 +39,7 @@ def tables() -> dict[str, str]:
     return {
         "lighthouse serve": _settings(LighthouseConfig, LIGHTHOUSE_PREFIX),
         "lighthouse-manager serve": _settings(ManagerConfig, MANAGER_PREFIX),
-        "lighthouse-manager run": _settings(RunConfig, MANAGER_PREFIX),
+        "lighthouse-manager run": _settings(SupervisorConfig, MANAGER_PREFIX),
         **{
             f"{program} {verb}": _options(command)
             for program, main in PROGRAMS.items()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lighthouse.journal.journal import Journal
 from lighthouse.quorum.driver import JobDriver
-from lighthouse.quorum.registry import Jobs
+from lighthouse.quorum.registry import JobRegistry
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.store import NoMemory
 from lighthouse_protocol.messages.membership import Participant, Quorum
@@ -52,7 +52,7 @@ class Life:
         self.wall_ms = FIRST_WALL_MS + round(loop.time() * 1000) if wall_ms is None else wall_ms
         self.began_at = loop.time()
         self.memory = NoMemory() if path is None else Journal(path)
-        self.jobs = Jobs(
+        self.jobs = JobRegistry(
             lambda first_id: QuorumConfig(**({"first_quorum_id": first_id} | config)),  # pyright: ignore[reportArgumentType]
             self.memory,
             self.gave_up.append,

@@ -18,7 +18,7 @@ MAX_BYTES = 64 * 1024 * 1024
 DROPPED = "the evidence of an incident as old as this is not kept in memory"
 
 
-class Book:
+class IncidentArchive:
     def __init__(self, incidents: Iterable[Incident] = ()) -> None:
         """`incidents`: of a life before this one."""
         self._by_id: dict[str, Incident] = {}

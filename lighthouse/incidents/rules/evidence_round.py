@@ -18,7 +18,7 @@ WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class EvidenceTarget:
     """A member that may be asked. `session` None: it holds none."""
 
     replica_id: str
@@ -33,12 +33,12 @@ class Question:
     group_ranks: tuple[int, ...] = ()
 
 
-class Gathering:
+class EvidenceRound:
     """`ranks`: of which replica groups which ranks, empty: all of the group; None: every witness."""
 
     def __init__(
         self,
-        witnesses: Iterable[Witness],
+        witnesses: Iterable[EvidenceTarget],
         *,
         ranks: Mapping[str, tuple[int, ...]] | None = None,
         suspects: Sequence[str] = (),
@@ -83,7 +83,7 @@ class Gathering:
         evidence = sorted(self._evidence, key=lambda one: (one.replica_id, one.rank.group_rank))
         return Gathered(tuple(evidence), (*self._missing, *late))
 
-    def _is_able(self, name: str, witness: Witness | None) -> bool:
+    def _is_able(self, name: str, witness: EvidenceTarget | None) -> bool:
         if witness is None or witness.session is None:
             self._missing.append(f"{name}: it holds no session with the lighthouse")
         elif not witness.gives_evidence:

@@ -119,7 +119,7 @@ class _Lost:
         return any(loss.replica_id == replica_id for loss in self.losses)
 
 
-class Incidents:
+class IncidentMachine:
     """`make_id` makes an unused id of a moment of the wall clock. `now` is monotonic and never goes back."""
 
     def __init__(self, job: str, policy: OnStall, make_id: Callable[[float], str]) -> None:

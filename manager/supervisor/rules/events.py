@@ -40,7 +40,7 @@ class RankSilent:
 
 
 @dataclass(frozen=True, slots=True)
-class MisfitHeard:
+class MisfitReported:
     """The group does not fit its peers, so its ranks end: another model, another script."""
 
     reason: str
@@ -55,7 +55,7 @@ class CheckFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class StopHeard:
+class RunStopped:
     """The run is stopped for all."""
 
     reason: str
@@ -80,7 +80,7 @@ class EndAsked:
     is_urgent: bool = False
 
 
-Event = HostReady | HostLost | RankEnded | RankSilent | MisfitHeard | CheckFailed | StopHeard | KillAsked | EndAsked
+Event = HostReady | HostLost | RankEnded | RankSilent | MisfitReported | CheckFailed | RunStopped | KillAsked | EndAsked
 
 # -- effects
 
@@ -115,18 +115,18 @@ class HostExcluded:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class Logged:
     """For the log: what was decided, and why."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class SupervisionEnded:
     """No rank runs, and none will."""
 
     status: int
     why: str
 
 
-Effect = Start | Halt | RunStopAsked | HostExcluded | Noted | Over
+Effect = Start | Halt | RunStopAsked | HostExcluded | Logged | SupervisionEnded

@@ -27,22 +27,22 @@ from manager.supervisor.rules.events import (
     HostLost,
     HostReady,
     KillAsked,
-    MisfitHeard,
-    Noted,
-    Over,
+    Logged,
+    MisfitReported,
     RankEnded,
     RankSilent,
     RunStopAsked,
+    RunStopped,
     Start,
-    StopHeard,
+    SupervisionEnded,
 )
 from manager.supervisor.rules.restart_policy import (
     GROUP_SCOPE,
-    Budget,
     Exclude,
     GiveUp,
     Outcome,
     Restart,
+    RestartBudget,
     RestartPolicy,
     outcome,
 )
@@ -82,7 +82,7 @@ class Unit:
     its peers."""
 
     ranks: tuple[int, ...]
-    budget: Budget
+    budget: RestartBudget
     phase: Phase = Phase.WAITING
     attempt: int = -1
     running: set[int] = field(default_factory=set[int])
@@ -125,7 +125,7 @@ class SupervisorMachine:
         self._host_timeout_s = host_timeout_s
         every = range(layout.world_size)
         together = [tuple(every)] if policy.scope == GROUP_SCOPE else [(rank,) for rank in every]
-        self.units = [Unit(ranks, Budget(policy, draw)) for ranks in together]
+        self.units = [Unit(ranks, RestartBudget(policy, draw)) for ranks in together]
         self._unit_of = {rank: unit for unit in self.units for rank in unit.ranks}
         self._ready: set[int] = set()
         self._missing_since: dict[int, float] = {}
@@ -172,13 +172,13 @@ class SupervisorMachine:
                 return self._rank_ended(event, now)
             case RankSilent():
                 return self._rank_silent(event, now)
-            case MisfitHeard(reason):
+            case MisfitReported(reason):
                 for unit in self.units:
                     unit.misfit = reason if unit.phase is Phase.RUNNING else ""
                 return []
             case CheckFailed(host, reason):
                 return self._exclude(Exclude(host, f"its health check failed: {reason}"), now)
-            case StopHeard(reason):
+            case RunStopped(reason):
                 return self._stop(f"the run is stopped: {reason}", now)
             case KillAsked(reason):
                 return self._kill(reason, now)
@@ -230,9 +230,9 @@ class SupervisorMachine:
             case Restart(after_s):
                 unit.starts_at = now + after_s
                 who = "the group" if self._policy.scope == GROUP_SCOPE else f"rank {unit.ranks[0]}"
-                return [Noted(f"{why}; {who} is started again in {after_s:.2g} s"), *self._halt(unit, self._grace_s)]
+                return [Logged(f"{why}; {who} is started again in {after_s:.2g} s"), *self._halt(unit, self._grace_s)]
             case Exclude() as exclusion:
-                return [Noted(why), *self._exclude(exclusion, now)]
+                return [Logged(why), *self._exclude(exclusion, now)]
             case GiveUp(reason, is_for_all):
                 whole = f"{reason}; {why}"
                 return self._stop_run(whole, now) if is_for_all else self._fail(whole, now)
@@ -240,7 +240,7 @@ class SupervisorMachine:
     def _kill(self, reason: str, now: float) -> list[Effect]:
         if self._ending is not None or not self._policy.restart_after_kill:
             return self._end(1, f"killed: {reason}", 0.0, now)
-        effects: list[Effect] = [Noted(f"killed: {reason}; the ranks are started again")]
+        effects: list[Effect] = [Logged(f"killed: {reason}; the ranks are started again")]
         for unit in self.units:
             if unit.phase is Phase.RUNNING:
                 unit.starts_at = now + self._policy.delay_s
@@ -276,7 +276,7 @@ class SupervisorMachine:
         if known is not None and kill_at >= known.kill_at:
             return []
         self._ending = _Ending(status, why, kill_at) if known is None else replace(known, kill_at=kill_at)
-        noted: list[Effect] = [Noted(why)] if known is None else []
+        noted: list[Effect] = [Logged(why)] if known is None else []
         if self._ending.is_leaving:
             return noted
         return noted + [effect for unit in self.units for effect in self._halt(unit, grace_s)]
@@ -319,4 +319,4 @@ class SupervisorMachine:
 
     def _be_over(self, status: int, why: str) -> list[Effect]:
         self.is_over = True
-        return [Over(status, why)]
+        return [SupervisionEnded(status, why)]

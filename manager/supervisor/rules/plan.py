@@ -8,7 +8,7 @@ from manager.supervisor.rules.torchrun import Torchrun
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """`command` of each rank; `torchrun`: that is torchrun, one process on each host. `master` is host and port.
 
     `stride`, `active` and `min_active` are for wrapped ranks; `slots`: of the whole run. `incarnation` is that of the

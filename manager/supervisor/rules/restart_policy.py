@@ -78,7 +78,7 @@ class _Loss:
 
 
 @dataclass(slots=True)
-class Budget:
+class RestartBudget:
     """The losses of ranks that restart together. `draw` gives numbers from 0 to 1: the jitter."""
 
     policy: RestartPolicy

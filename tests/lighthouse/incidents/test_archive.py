@@ -9,9 +9,9 @@ import pytest
 
 from lighthouse.incidents import files as incident_files
 from lighthouse.incidents.files import IncidentFiles
-from lighthouse.incidents.registry import Desk
+from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.incidents.rules import archive
-from lighthouse.incidents.rules.archive import DROPPED, LIMIT, Book
+from lighthouse.incidents.rules.archive import DROPPED, LIMIT, IncidentArchive
 from lighthouse.server.config import LighthouseConfig
 from lighthouse_protocol.refusals import UnknownName
 from tests.lighthouse.evidence import incident, member
@@ -21,12 +21,12 @@ UNIX_S = 1_763_806_501.0
 
 class TestTheBook:
     def test_ids_are_never_the_same(self):
-        book = Book([incident("20251122-101501")])
+        book = IncidentArchive([incident("20251122-101501")])
         assert [book.make_id(UNIX_S) for _ in range(2)] == ["20251122-101501-2", "20251122-101501-3"]
         assert book.make_id(UNIX_S + 1) == "20251122-101502"
 
     def test_the_newest_are_kept(self):
-        book = Book()
+        book = IncidentArchive()
         for number in range(LIMIT + 10):
             book.put(incident(f"i{number:03}", job="j" if number % 2 else "k"))
         assert len(book.summaries()) == LIMIT
@@ -35,13 +35,13 @@ class TestTheBook:
             book.get("i005")
 
     def test_a_change_moves_nothing(self):
-        book = Book([incident("i1"), incident("i2")])
+        book = IncidentArchive([incident("i1"), incident("i2")])
         book.put(incident("i1", step_s=3.0))
         assert [(s.id, s.step_s) for s in book.summaries()] == [("i2", None), ("i1", 3.0)]
 
     def test_old_evidence_is_dropped(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(archive, "MAX_BYTES", 1000)
-        book = Book()
+        book = IncidentArchive()
         for name in ("i1", "i2", "i3"):
             book.put(incident(name, member("b/1", stacks="x" * 400, flight_recorder="", process="")))
         assert [bool(book.get(name).evidence) for name in ("i1", "i2", "i3")] == [False, True, True]
@@ -65,7 +65,7 @@ def test_where_they_are_filed(options: dict[str, Any], folder: str | None):
 class TestFiles:
     def test_a_lighthouse_that_starts_again_still_has_them(self, tmp_path: Path):
         folder = tmp_path / "new" / "incidents"
-        desk = Desk(files=IncidentFiles(folder))
+        desk = IncidentRegistry(files=IncidentFiles(folder))
         desk.load()
         told = incident(desk.book.make_id(UNIX_S), member("b/1"))
         desk.opened(told)
@@ -74,7 +74,7 @@ class TestFiles:
         assert [path.name for path in folder.iterdir()] == ["20251122-101501.json"]
         assert stat.S_IMODE((folder / "20251122-101501.json").stat().st_mode) == 0o600
 
-        after = Desk(files=IncidentFiles(folder))
+        after = IncidentRegistry(files=IncidentFiles(folder))
         after.load()
         assert after.book.get(told.id) == incident(told.id, member("b/1"), action="notified")
         assert after.book.make_id(UNIX_S) == "20251122-101501-2"

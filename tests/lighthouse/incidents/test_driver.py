@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lighthouse.incidents.registry import Desk
+from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.incidents.rules.policy import OnStall
 from lighthouse.quorum.driver import JobDriver
 from lighthouse.quorum.rules.config import QuorumConfig
@@ -96,7 +96,7 @@ class Manager:
 class Job:
     """Groups a, b and c, which are in their first step under a standing quorum."""
 
-    def __init__(self, loop: VirtualLoop, desk: Desk) -> None:
+    def __init__(self, loop: VirtualLoop, desk: IncidentRegistry) -> None:
         self.loop, self.desk = loop, desk
         machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=1000.0, lease_s=1000.0, join_timeout_s=1000.0))
         self.driver = JobDriver("j", machine, desk=desk)
@@ -158,7 +158,7 @@ def make(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> M
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
 
     def make(policy: OnStall = OnStall.NOTIFY, **desk: Any) -> Job:
-        return Job(loop, Desk(policy, **desk))
+        return Job(loop, IncidentRegistry(policy, **desk))
 
     return make
 
@@ -334,7 +334,7 @@ class TestALoss:
 
 def test_stacks_are_given_when_asked_for():
     async def ask() -> tuple[list[str], tuple[str, ...]]:
-        job = Job(VirtualLoop(), Desk())
+        job = Job(VirtualLoop(), IncidentRegistry())
         job.managers["c"].gives_evidence = False
         job.loop = asyncio.get_running_loop()  # pyright: ignore[reportAttributeAccessIssue]
         for manager in job.managers.values():

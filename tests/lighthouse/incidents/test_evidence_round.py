@@ -3,19 +3,26 @@
 import pytest
 
 from lighthouse.incidents.rules import evidence_round
-from lighthouse.incidents.rules.evidence_round import MAX_ASKED, Gathering, Question, Witness, check_ranks, read_ranks
+from lighthouse.incidents.rules.evidence_round import (
+    MAX_ASKED,
+    EvidenceRound,
+    EvidenceTarget,
+    Question,
+    check_ranks,
+    read_ranks,
+)
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from tests.lighthouse.evidence import rank
 
-HERE = [Witness("a", 1, True), Witness("b", 2, True)]
+HERE = [EvidenceTarget("a", 1, True), EvidenceTarget("b", 2, True)]
 
 
-def names(gathering: Gathering) -> list[str]:
+def names(gathering: EvidenceRound) -> list[str]:
     return [one.name for one in gathering.result().evidence]
 
 
 def test_all_have_answered():
-    gathering = Gathering(HERE)
+    gathering = EvidenceRound(HERE)
     assert gathering.questions == (Question(1, "a"), Question(2, "b"))
     gathering.took(2, rank(1))
     gathering.took(2, rank(0))
@@ -30,7 +37,9 @@ def test_all_have_answered():
 
 
 def test_who_cannot_be_asked_or_does_not_answer_is_named():
-    gathering = Gathering([*HERE, Witness("c", None, False), Witness("old", 4, False), Witness("slow", 5, True)])
+    gathering = EvidenceRound(
+        [*HERE, EvidenceTarget("c", None, False), EvidenceTarget("old", 4, False), EvidenceTarget("slow", 5, True)]
+    )
     gathering.took(5, rank(0))
     gathering.done(1)
     gathering.ended(2)
@@ -44,14 +53,14 @@ def test_who_cannot_be_asked_or_does_not_answer_is_named():
 
 
 def test_some_ranks_only():
-    gathering = Gathering(HERE, ranks={"b": (1, 3), "gone": ()})
+    gathering = EvidenceRound(HERE, ranks={"b": (1, 3), "gone": ()})
     assert gathering.questions == (Question(2, "b", (1, 3)),)
     assert gathering.result().missing[0] == "gone: it holds no session with the lighthouse"
 
 
 def test_of_many_groups_the_suspects_are_asked():
-    many = [Witness(f"g{number:03}", number + 1, True) for number in range(MAX_ASKED + 20)]
-    gathering = Gathering(many, suspects=["g080/3", "g083/0"])
+    many = [EvidenceTarget(f"g{number:03}", number + 1, True) for number in range(MAX_ASKED + 20)]
+    gathering = EvidenceRound(many, suspects=["g080/3", "g083/0"])
     asked = [question.replica_id for question in gathering.questions]
     assert (len(asked), asked[:3]) == (MAX_ASKED, ["g080", "g083", "g000"])
     [missing] = [text for text in gathering.result().missing if "at most" in text]
@@ -61,7 +70,7 @@ def test_of_many_groups_the_suspects_are_asked():
 
 def test_the_text_that_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(evidence_round, "MAX_BYTES", 1000)
-    gathering = Gathering(HERE)
+    gathering = EvidenceRound(HERE)
     gathering.took(1, rank(0, stacks="x" * 600))
     gathering.took(1, rank(1, stacks="x" * 600))
     first, second = gathering.result().evidence

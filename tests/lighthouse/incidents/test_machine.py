@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from lighthouse.incidents.rules import machine
-from lighthouse.incidents.rules.archive import Book
+from lighthouse.incidents.rules.archive import IncidentArchive
 from lighthouse.incidents.rules.machine import (
     MAX_DISTRUSTED,
     MAX_FOLLOWED,
@@ -16,7 +16,7 @@ from lighthouse.incidents.rules.machine import (
     ActionDue,
     Changed,
     EvidenceWanted,
-    Incidents,
+    IncidentMachine,
     Opened,
     Recovered,
 )
@@ -50,7 +50,7 @@ class Stage:
     all: list[machine.Effect] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.machine = Incidents("j", self.policy, Book().make_id)
+        self.machine = IncidentMachine("j", self.policy, IncidentArchive().make_id)
 
     def told(self, effects: list[machine.Effect]) -> list[machine.Effect]:
         self.all += effects

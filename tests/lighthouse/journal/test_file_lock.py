@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lighthouse.journal import file_lock
-from lighthouse.journal.file_lock import Claim
+from lighthouse.journal.file_lock import FileLock
 from lighthouse_protocol.refusals import WrongState
 
 
@@ -36,10 +36,10 @@ def test_a_lock_on_a_file_that_its_holder_has_just_removed_does_not_count(
         flock(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", removed_first)
-    first = Claim(path)
+    first = FileLock(path)
     first.take()
     with pytest.raises(WrongState, match="held by"):
-        Claim(path).take()
+        FileLock(path).take()
     first.drop()
 
 
@@ -58,15 +58,15 @@ def test_a_holder_that_has_not_written_its_name_yet_is_waited_for(path: Path, le
         writer = threading.Timer(file_lock.NAME_WAIT_S / 5, lock.write_text, (name(os.getpid()),))
         writer.start()
         with pytest.raises(WrongState, match=f"a lighthouse \\(pid {os.getpid()} on host"):
-            Claim(path).take()
+            FileLock(path).take()
         writer.join()
 
 
 def test_a_holder_that_has_written_its_name_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_lock, "NAME_WAIT_S", 1e6)
-    first = Claim(path, "first")
+    first = FileLock(path, "first")
     first.take()
     with pytest.raises(WrongState, match="held by the lighthouse at first"):
-        Claim(path).take()
+        FileLock(path).take()
     first.drop()
     assert list(path.parent.iterdir()) == []

@@ -8,7 +8,7 @@ import pytest
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.sessions import OpenSessions
-from lighthouse.quorum.world_broadcast import HELD_BACK_LOGGED_AFTER_S, JobWorlds
+from lighthouse.quorum.world_broadcast import HELD_BACK_LOGGED_AFTER_S, WorldBroadcast
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import STARTING, Hello, Levels
 from lighthouse_protocol.pb.documented import lighthouse_pb2
@@ -30,7 +30,7 @@ class Job:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop, self.machine, self.sessions = loop, QuorumMachine(QuorumConfig()), OpenSessions()
-        self.worlds = JobWorlds("j", self.machine, self.sessions)
+        self.worlds = WorldBroadcast("j", self.machine, self.sessions)
 
     def feed(self, event: object) -> None:
         self.worlds.read(self.machine.handle(event, self.loop.now))  # type: ignore[arg-type]

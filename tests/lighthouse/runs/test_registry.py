@@ -36,7 +36,7 @@ from lighthouse_protocol.refusals import (
     WrongState,
 )
 from lighthouse_protocol.wire.generation_wire import rank_response_from_wire
-from lighthouse_runtime.timing.loop_lag import Lateness
+from lighthouse_runtime.timing.loop_lag import LoopLag
 
 TERMS = Terms(world_size=2)
 
@@ -63,7 +63,7 @@ class Listener:
 
 @pytest.fixture
 async def runs() -> AsyncIterator[Runs]:
-    lateness = Lateness()
+    lateness = LoopLag()
     made = Runs(RunsInProcess(), 30.0, lateness)
     yield made
     made.close("the end")
@@ -94,7 +94,7 @@ async def test_what_is_told_was_written_down_before(monkeypatch: pytest.MonkeyPa
         commit(*run)
 
     monkeypatch.setattr(memory, "commit_run", look)
-    runs = Runs(memory, 30.0, lateness := Lateness())
+    runs = Runs(memory, 30.0, lateness := LoopLag())
     driver = runs.get("j", "r")
     listeners += [entered(driver, slot)[1] for slot in (0, 1)]
     assert written == [0]

@@ -2,14 +2,14 @@
 
 import asyncio
 
-from lighthouse_runtime.timing.sustained import Lasting
+from lighthouse_runtime.timing.sustained import Sustained
 
 AFTER_S = 0.02
 
 
 async def said(*texts: str, apart_s: float) -> list[str]:
     heard: list[str] = []
-    lasting = Lasting(heard.append, lambda: heard.append("over"), AFTER_S)
+    lasting = Sustained(heard.append, lambda: heard.append("over"), AFTER_S)
     for text in texts:
         lasting.set(text)
         await asyncio.sleep(apart_s)

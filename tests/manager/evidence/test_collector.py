@@ -22,7 +22,7 @@ from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
 from lighthouse_runtime.server.streams import Sender
 from manager.evidence import collector
-from manager.evidence.collector import EvidenceDesk
+from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look_alone
 from tests.processes import PATIENCE_S
 
@@ -33,7 +33,9 @@ STOPPED = Outside("", "T (stopped)", missing=("stacks: it is stopped",), is_stop
 class Watch:
     """Of a rank; `asked` has the numbers of what it was asked."""
 
-    def __init__(self, desk: EvidenceDesk, number: int, rank: int, *, is_here: bool = False, old: bool = False) -> None:
+    def __init__(
+        self, desk: EvidenceCollector, number: int, rank: int, *, is_here: bool = False, old: bool = False
+    ) -> None:
         self.desk, self.number = desk, number
         self.asked: asyncio.Queue[int] = asyncio.Queue()
         offer = None if old else EvidenceOffer(44, 3)
@@ -57,7 +59,7 @@ class Group:
         self.sent: asyncio.Queue[ToLighthouse] = asyncio.Queue()
         self.outside = SEEN
         self.signalled: list[int] = []
-        self.desk = EvidenceDesk(3, self.sent.put_nowait, self.look)
+        self.desk = EvidenceCollector(3, self.sent.put_nowait, self.look)
 
     async def look(self, request: WatchRequest, is_here: bool) -> Outside:
         if not is_here:
@@ -218,7 +220,7 @@ async def test_a_look_that_fails_is_named(group: Group, caplog: pytest.LogCaptur
     async def fail(request: WatchRequest, is_here: bool) -> Outside:
         raise ZeroDivisionError(f"{request.group_rank} {is_here}")
 
-    group.desk = EvidenceDesk(3, group.sent.put_nowait, fail)
+    group.desk = EvidenceCollector(3, group.sent.put_nowait, fail)
     Watch(group.desk, 5, 1, old=True)
     group.desk.give(EvidenceRequest(1, (1,)))
     assert (await group.given())[1].missing == ("all of it: ZeroDivisionError('1 False')",)
@@ -231,7 +233,7 @@ async def test_none_takes_longer_than_all_may(group: Group, monkeypatch: pytest.
         raise AssertionError
 
     monkeypatch.setattr(collector, "GATHERED_WITHIN_S", 1.05)
-    group.desk = EvidenceDesk(3, group.sent.put_nowait, hang)
+    group.desk = EvidenceCollector(3, group.sent.put_nowait, hang)
     Watch(group.desk, 5, 1, old=True)
     group.desk.give(EvidenceRequest(1, (1,)))
     assert (await group.given())[1].missing == ("all of it: not found within 0.05 s",)

@@ -8,7 +8,7 @@ import pytest
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Echo, Handed, ToManager, Welcome
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from manager.evidence.collector import EvidenceDesk
+from manager.evidence.collector import EvidenceCollector
 from manager.group.driver import ManagerDriver
 from manager.group.lighthouse_link import LighthouseLink
 from tests.manager.builders import ask
@@ -34,7 +34,7 @@ def driver() -> ManagerDriver:
     """Of two ranks; it never meets a lighthouse."""
     link = LighthouseLink(lambda: AsyncLighthouseClient("localhost"), "localhost")
     return ManagerDriver(
-        Participant("a", group_world_size=2), "L", link, EvidenceDesk(2, link.send), lambda status: None
+        Participant("a", group_world_size=2), "L", link, EvidenceCollector(2, link.send), lambda status: None
     )
 
 

@@ -8,59 +8,59 @@ from pathlib import Path
 
 import pytest
 
-from manager.guard.client import Command, Ended, Guard, cause_of
+from manager.guard.client import Command, Ended, GuardClient, cause_of
 from tests.processes import PATIENCE_S
 
 
 @pytest.fixture
-async def guard() -> AsyncIterator[Guard]:
+async def guard() -> AsyncIterator[GuardClient]:
     """It runs after the first order."""
-    started = Guard()
+    started = GuardClient()
     task = asyncio.create_task(started.run())
     yield started
     await started.stop()
     await task
 
 
-async def run(guard: Guard, *argv: str, env: dict[str, str] | None = None, log: Path | None = None) -> Ended:
+async def run(guard: GuardClient, *argv: str, env: dict[str, str] | None = None, log: Path | None = None) -> Ended:
     ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
     guard.start(Command(argv, env or {}, "a/0", str(log) if log else None, is_shown=False), ended.set_result)
     async with asyncio.timeout(PATIENCE_S):
         return await ended
 
 
-async def test_an_order_from_before_it_is_attached_is_obeyed(guard: Guard) -> None:
+async def test_an_order_from_before_it_is_attached_is_obeyed(guard: GuardClient) -> None:
     assert await run(guard, "sh", "-c", "echo $SAID; exit 3", env={"SAID": "hello"}) == Ended(3, ("hello",))
 
 
-async def test_both_outputs_go_to_the_log_in_order(guard: Guard, tmp_path: Path) -> None:
+async def test_both_outputs_go_to_the_log_in_order(guard: GuardClient, tmp_path: Path) -> None:
     log = tmp_path / "new" / "rank_0.log"
     await run(guard, "sh", "-c", "echo one; echo two >&2; echo three", log=log)
     assert log.read_text() == "one\ntwo\nthree\n"
 
 
-async def test_much_output_is_read_to_its_end(guard: Guard) -> None:
+async def test_much_output_is_read_to_its_end(guard: GuardClient) -> None:
     ended = await run(guard, sys.executable, "-S", "-c", "for i in range(20000): print('line', i)")
     assert ended.output[-1] == "line 19999"
 
 
-async def test_a_process_that_closes_its_output_goes_on(guard: Guard) -> None:
+async def test_a_process_that_closes_its_output_goes_on(guard: GuardClient) -> None:
     assert await run(guard, "sh", "-c", "exec >&- 2>&-; sleep 0.2; exit 4") == Ended(4, ())
 
 
-async def test_a_log_that_cannot_be_written_is_told(guard: Guard) -> None:
+async def test_a_log_that_cannot_be_written_is_told(guard: GuardClient) -> None:
     ended = await run(guard, "true", log=Path("/proc/no/such.log"))
     assert ended.status == 127
     assert "cannot run true: " in ended.output[0]
 
 
-async def test_an_error_file_is_the_cause(guard: Guard) -> None:
+async def test_an_error_file_is_the_cause(guard: GuardClient) -> None:
     said = json.dumps({"message": {"message": "ValueError: loss is nan"}})
     ended = await run(guard, "sh", "-c", f"echo '{said}' > $TORCHELASTIC_ERROR_FILE; exit 1")
     assert ended == Ended(1, (), "ValueError: loss is nan")
 
 
-async def test_what_it_has_written_so_far(guard: Guard) -> None:
+async def test_what_it_has_written_so_far(guard: GuardClient) -> None:
     ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
     script = "echo one; printf two; read _"
     number = guard.start(Command(("sh", "-c", script), {}, "a/0", is_shown=False, has_input=True), ended.set_result)

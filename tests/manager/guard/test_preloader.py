@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from manager.guard.client import Command, Ended, Guard, Preload
+from manager.guard.client import Command, Ended, GuardClient, Preload
 from manager.guard.rules.python_command import read_python
 from tests.processes import PATIENCE_S, eventually
 
@@ -22,7 +22,7 @@ LABEL = "a/0"
 class Ranks:
     """Those of one command."""
 
-    def __init__(self, guard: Guard, command: tuple[str, ...]) -> None:
+    def __init__(self, guard: GuardClient, command: tuple[str, ...]) -> None:
         self.guard = guard
         self.failures: list[str] = []
         self._command = command
@@ -43,7 +43,7 @@ class Ranks:
 
 @asynccontextmanager
 async def preloaded(*command: str, modules: tuple[str, ...] = ("decimal",)) -> AsyncIterator[Ranks]:
-    guard = Guard(Preload(modules, read_python(command), "a/preload"))
+    guard = GuardClient(Preload(modules, read_python(command), "a/preload"))
     task = asyncio.create_task(guard.run())
     try:
         yield Ranks(guard, command)
@@ -62,7 +62,7 @@ def script(folder: Path, code: str) -> str:
     return str(path)
 
 
-def interpreter(guard: Guard) -> int:
+def interpreter(guard: GuardClient) -> int:
     """The process that has imported the modules: the child of the guard with the mark of none."""
     children = Path(f"/proc/{guard.pid}/task/{guard.pid}/children")
     sign = f"LIGHTHOUSE_TREE={guard.pid}.00000000.".encode()

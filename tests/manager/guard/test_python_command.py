@@ -8,7 +8,7 @@ from lighthouse_runtime.cli.settings import from_options, options
 from manager.cli import main
 from manager.guard.rules.python_command import NoPython, PythonCommand, read_python
 from manager.server.config import ENV_PREFIX
-from manager.supervisor.config import RunConfig
+from manager.supervisor.config import SupervisorConfig
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_what_is_none(command: str, why: str) -> None:
 
 class TestOption:
     def read(self, *words: str, env: str | None = None) -> tuple[str, ...]:
-        found: list[RunConfig] = []
+        found: list[SupervisorConfig] = []
 
         @click.command()
-        @options(RunConfig, ENV_PREFIX)
+        @options(SupervisorConfig, ENV_PREFIX)
         def command(**values: object) -> None:
-            found.append(from_options(RunConfig, values))
+            found.append(from_options(SupervisorConfig, values))
 
         result = CliRunner().invoke(command, words, env={f"{ENV_PREFIX}_PRELOAD": env}, catch_exceptions=False)
         assert result.exit_code == 0, result.output

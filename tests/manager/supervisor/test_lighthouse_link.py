@@ -9,7 +9,7 @@ from lighthouse_protocol.messages.run import RankId
 from lighthouse_protocol.messages.supervisor import SupervisorBeat, SupervisorEntry, SupervisorWelcome, WorkerLost
 from lighthouse_protocol.refusals import Unreachable
 from manager.supervisor import lighthouse_link
-from manager.supervisor.lighthouse_link import RunLink
+from manager.supervisor.lighthouse_link import SupervisorLink
 
 ENTRY = SupervisorEntry("g", "s", "h", (0, 1))
 WELCOME = SupervisorWelcome(60.0)
@@ -60,7 +60,7 @@ class TestLosses:
             return streams[-1]
 
         heard: asyncio.Queue[object] = asyncio.Queue()
-        link = RunLink(connect, "lighthouse", ENTRY, heard.put_nowait)
+        link = SupervisorLink(connect, "lighthouse", ENTRY, heard.put_nowait)
         link.open()
         for lost in (FIRST, SECOND):
             assert await asyncio.wait_for(heard.get(), 20) == WELCOME

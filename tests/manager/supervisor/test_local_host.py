@@ -5,29 +5,29 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from manager.guard.client import Guard
+from manager.guard.client import GuardClient
 from manager.supervisor.local_host import LocalHost, Output
 from manager.supervisor.rules.machine import Layout
-from manager.supervisor.rules.plan import Plan
+from manager.supervisor.rules.plan import LaunchPlan
 from manager.supervisor.rules.torchrun import Torchrun
 from tests.processes import PATIENCE_S
 
 
-def plan(layout: Layout, host: int = 0, torchrun: Torchrun | None = None) -> Plan:
+def plan(layout: Layout, host: int = 0, torchrun: Torchrun | None = None) -> LaunchPlan:
     command = ("sh", "-c", "echo rank $RANK of attempt $LIGHTHOUSE_ATTEMPT; exec sleep 600")
-    return Plan(command, layout, host, "a", "j", "r", "i", "h:1", "h:2", ("h", 3), 0, torchrun=torchrun)
+    return LaunchPlan(command, layout, host, "a", "j", "r", "i", "h:1", "h:2", ("h", 3), 0, torchrun=torchrun)
 
 
 @pytest.fixture
-async def guard() -> AsyncIterator[Guard]:
-    started = Guard()
+async def guard() -> AsyncIterator[GuardClient]:
+    started = GuardClient()
     task = asyncio.create_task(started.run())
     yield started
     await started.stop()
     await task
 
 
-def host(guard: Guard, plan: Plan) -> LocalHost:
+def host(guard: GuardClient, plan: LaunchPlan) -> LocalHost:
     return LocalHost(plan, guard, Output(is_shown=False), None, lambda _: None, lambda _: None)
 
 
@@ -39,7 +39,7 @@ async def written(local: LocalHost, rank: int) -> tuple[str, ...]:
     return last
 
 
-async def test_each_rank_has_its_own(guard: Guard) -> None:
+async def test_each_rank_has_its_own(guard: GuardClient) -> None:
     local = host(guard, plan(Layout(hosts=2, nproc=2), host=1))
     local.start((2, 3), 7)
     assert [await written(local, rank) for rank in (2, 3)] == [("rank 2 of attempt 7",), ("rank 3 of attempt 7",)]
@@ -47,7 +47,7 @@ async def test_each_rank_has_its_own(guard: Guard) -> None:
         assert await local.last_lines(rank) is None
 
 
-async def test_torchrun_writes_for_all_of_its_ranks(guard: Guard) -> None:
+async def test_torchrun_writes_for_all_of_its_ranks(guard: GuardClient) -> None:
     local = host(guard, plan(Layout(), torchrun=Torchrun("0", 4)))
     local.start((0,), 0)
     first, last = await written(local, 0), await written(local, 3)

@@ -14,14 +14,14 @@ from manager.supervisor.rules.events import (
     HostLost,
     HostReady,
     KillAsked,
-    MisfitHeard,
-    Noted,
-    Over,
+    Logged,
+    MisfitReported,
     RankEnded,
     RankSilent,
     RunStopAsked,
+    RunStopped,
     Start,
-    StopHeard,
+    SupervisionEnded,
 )
 from manager.supervisor.rules.machine import Layout, SupervisorMachine
 from manager.supervisor.rules.restart_policy import RANK_SCOPE, RestartPolicy
@@ -43,7 +43,7 @@ def running(layout: Layout = TWO, policy: RestartPolicy = POLICY) -> SupervisorM
 
 def plain(effects: Sequence[Effect]) -> list[Effect]:
     """Without what is only for the log."""
-    return [effect for effect in effects if not isinstance(effect, Noted)]
+    return [effect for effect in effects if not isinstance(effect, Logged)]
 
 
 class TestGroup:
@@ -55,13 +55,13 @@ class TestGroup:
     def test_all_done(self) -> None:
         m = running()
         assert m.handle(RankEnded(0, 0, 0), 5.0) == []
-        assert m.handle(RankEnded(1, 0, 0), 6.0) == [Over(0, "all ranks are done")]
+        assert m.handle(RankEnded(1, 0, 0), 6.0) == [SupervisionEnded(0, "all ranks are done")]
         assert m.is_over
 
     def test_a_loss_stops_the_others_and_starts_all_again(self) -> None:
         m = running()
         said = "rank 1 has ended by exit code 1: boom; the group is started again in 1 s"
-        assert m.handle(RankEnded(1, 0, 1, "boom"), 50.0) == [Noted(said), Halt(0, (0,), 5.0)]
+        assert m.handle(RankEnded(1, 0, 1, "boom"), 50.0) == [Logged(said), Halt(0, (0,), 5.0)]
         assert m.handle(RankEnded(0, 0, -15), 50.2) == []
         assert m.deadline() == 51.0
         assert m.tick(50.9) == []
@@ -99,7 +99,7 @@ class TestGroup:
         m.handle(RankEnded(0, 0, 1), 0.5)
         m.tick(5.0)
         over = m.handle(RankEnded(0, 1, 1, "no module"), 5.5)[-1]
-        assert isinstance(over, Over)
+        assert isinstance(over, SupervisionEnded)
         assert over.status == 1
         assert over.why.startswith("start-up failure: 2 deaths in a row")
         assert over.why.endswith("rank 0 has ended by exit code 1: no module")
@@ -131,7 +131,7 @@ class TestRanks:
         m.handle(RankEnded(0, 0, 0), 50.0)
         m.handle(RankEnded(1, 0, 1), 50.0)
         assert m.tick(51.0) == [Start(0, (1,), 1)]
-        assert m.handle(RankEnded(1, 1, 0), 52.0) == [Over(0, "all ranks are done")]
+        assert m.handle(RankEnded(1, 1, 0), 52.0) == [SupervisionEnded(0, "all ranks are done")]
 
 
 class TestStop:
@@ -140,32 +140,32 @@ class TestStop:
         m = running()
         effects = plain(m.handle(RankEnded(1, 0, status, "diverged"), 50.0))
         assert effects == [RunStopAsked(f"rank 1 has ended by {NAMES[status]}: diverged"), Halt(0, (0,), 1.0)]
-        assert m.handle(StopHeard("that"), 50.1) == []
+        assert m.handle(RunStopped("that"), 50.1) == []
         over = m.handle(RankEnded(0, 0, -15), 50.2)
-        assert over == [Over(130, f"rank 1 has ended by {NAMES[status]}: diverged")]
+        assert over == [SupervisionEnded(130, f"rank 1 has ended by {NAMES[status]}: diverged")]
 
     def test_an_exhausted_budget_does_so_too(self) -> None:
         m = running(policy=RestartPolicy(max_restarts=0, startup_failures=0))
         first, second = plain(m.handle(RankEnded(1, 0, 1), 50.0))
         assert isinstance(first, RunStopAsked)
         assert second == Halt(0, (0,), 1.0)
-        assert m.handle(RankEnded(0, 0, 0), 50.2)[-1] == Over(130, first.reason)
+        assert m.handle(RankEnded(0, 0, 0), 50.2)[-1] == SupervisionEnded(130, first.reason)
 
     def test_a_budget_that_a_misfit_has_used_up_ends_this_group_only(self) -> None:
         m = running(policy=RestartPolicy(startup_failures=0, max_restarts=0))
-        assert m.handle(MisfitHeard("another model"), 1.0) == []
+        assert m.handle(MisfitReported("another model"), 1.0) == []
         effects = m.handle(RankEnded(0, 0, 1), 2.0)
         assert plain(effects) == [Halt(0, (1,), 5.0)], "no stop of the run"
         m.handle(RankEnded(1, 0, -15), 3.0)
-        [noted] = [effect for effect in effects if isinstance(effect, Noted)]
+        [noted] = [effect for effect in effects if isinstance(effect, Logged)]
         assert "because this group does not fit its peers; rank 0 has ended by exit code 1: another model" in noted.text
         assert m.is_over
 
     def test_a_misfit_of_the_start_before_this_one_is_over(self) -> None:
         m = running(policy=RestartPolicy(startup_failures=0, max_restarts=1, delay_s=1.0, window_s=5.0))
-        m.handle(MisfitHeard("another model"), 1.0)
+        m.handle(MisfitReported("another model"), 1.0)
         m.handle(RankEnded(0, 0, 1), 2.0)
-        m.handle(MisfitHeard("too late"), 2.5)
+        m.handle(MisfitReported("too late"), 2.5)
         m.handle(RankEnded(1, 0, -15), 3.0)
         for at, ends in ((10.0, RankEnded(0, 1, 1)), (11.0, RankEnded(1, 1, -15)), (13.0, RankEnded(0, 2, 1))):
             m.tick(at)
@@ -174,23 +174,25 @@ class TestStop:
 
     def test_a_stop_that_is_heard(self) -> None:
         m = running()
-        assert plain(m.handle(StopHeard("by ada"), 50.0)) == [Halt(0, (0, 1), 1.0)]
+        assert plain(m.handle(RunStopped("by ada"), 50.0)) == [Halt(0, (0, 1), 1.0)]
         m.handle(RankEnded(0, 0, -15), 50.1)
-        assert m.handle(RankEnded(1, 0, -15), 50.1) == [Over(130, "the run is stopped: by ada")]
+        assert m.handle(RankEnded(1, 0, -15), 50.1) == [SupervisionEnded(130, "the run is stopped: by ada")]
 
     def test_heard_before_the_start(self) -> None:
-        assert plain(machine().handle(StopHeard("earlier"), 0.0)) == [Over(130, "the run is stopped: earlier")]
+        assert plain(machine().handle(RunStopped("earlier"), 0.0)) == [
+            SupervisionEnded(130, "the run is stopped: earlier")
+        ]
 
     def test_heard_while_it_waits_to_restart(self) -> None:
         m = running(Layout())
         m.handle(RankEnded(0, 0, 1), 50.0)
-        assert plain(m.handle(StopHeard("x"), 50.1)) == [Over(130, "the run is stopped: x")]
+        assert plain(m.handle(RunStopped("x"), 50.1)) == [SupervisionEnded(130, "the run is stopped: x")]
         assert (m.deadline(), m.tick(99.0)) == (None, [])
 
     def test_heard_while_the_others_have_their_grace(self) -> None:
         m = running()
         m.handle(RankEnded(1, 0, 1), 50.0)
-        assert plain(m.handle(StopHeard("x"), 50.1)) == [Halt(0, (0,), 1.0)]
+        assert plain(m.handle(RunStopped("x"), 50.1)) == [Halt(0, (0,), 1.0)]
 
 
 NAMES = {130: "exit code 130", -2: "SIGINT"}
@@ -202,13 +204,13 @@ class TestEnd:
         assert plain(m.handle(EndAsked(143, "SIGTERM", is_leaving=True), 50.0)) == []
         assert m.handle(EndAsked(143, "SIGTERM"), 51.0) == [Halt(0, (0, 1), 5.0)]
         m.handle(RankEnded(0, 0, -15), 52.0)
-        assert m.handle(RankEnded(1, 0, -15), 52.0) == [Over(143, "SIGTERM")]
+        assert m.handle(RankEnded(1, 0, -15), 52.0) == [SupervisionEnded(143, "SIGTERM")]
 
     @pytest.mark.parametrize("status", [0, 1, 130, -15])
     def test_what_ends_meanwhile_is_not_mended_and_stops_nobody(self, status: int) -> None:
         m = running(Layout())
         m.handle(EndAsked(143, "SIGTERM", is_leaving=True), 50.0)
-        assert m.handle(RankEnded(0, 0, status), 51.0) == [Over(143, "SIGTERM")]
+        assert m.handle(RankEnded(0, 0, status), 51.0) == [SupervisionEnded(143, "SIGTERM")]
 
     def test_a_cause_that_comes_twice_takes_nothing_from_the_grace(self) -> None:
         m = running()
@@ -218,7 +220,7 @@ class TestEnd:
         assert m.handle(EndAsked(1, "its store has ended"), 52.0) == []
         for rank in (0, 1):
             effects = m.handle(RankEnded(rank, 0, 0), 53.0)
-        assert effects == [Over(143, "SIGTERM")]
+        assert effects == [SupervisionEnded(143, "SIGTERM")]
 
     def test_a_person_who_asks_again_goes_one_step_further(self) -> None:
         m = running()
@@ -228,19 +230,20 @@ class TestEnd:
         assert m.handle(again, 52.0) == [Halt(0, (0, 1), 0.0)]
 
     @pytest.mark.parametrize(
-        ("event", "grace_s"), [(StopHeard("by ada"), 1.0), (KillAsked("by ada"), 0.0), (EndAsked(1, "the guard"), None)]
+        ("event", "grace_s"),
+        [(RunStopped("by ada"), 1.0), (KillAsked("by ada"), 0.0), (EndAsked(1, "the guard"), None)],
     )
     def test_only_a_shorter_grace_takes_from_the_grace(self, event: Event, grace_s: float | None) -> None:
         m = running()
         m.handle(EndAsked(143, "SIGTERM"), 50.0)
         assert m.handle(event, 50.1) == ([] if grace_s is None else [Halt(0, (0, 1), grace_s)])
-        assert m.handle(StopHeard("late"), 54.5) == []
+        assert m.handle(RunStopped("late"), 54.5) == []
 
     def test_the_first_reason_counts(self) -> None:
         m = running(Layout())
         m.handle(EndAsked(143, "SIGTERM", is_leaving=True), 50.0)
-        assert m.handle(StopHeard("x"), 50.0) == [Halt(0, (0,), 1.0)]
-        assert m.handle(RankEnded(0, 0, -15), 51.0) == [Over(143, "SIGTERM")]
+        assert m.handle(RunStopped("x"), 50.0) == [Halt(0, (0,), 1.0)]
+        assert m.handle(RankEnded(0, 0, -15), 51.0) == [SupervisionEnded(143, "SIGTERM")]
 
 
 class TestKill:
@@ -254,7 +257,7 @@ class TestKill:
     def test_or_not(self) -> None:
         m = running(Layout(), RestartPolicy(restart_after_kill=False))
         assert plain(m.handle(KillAsked("x"), 50.0)) == [Halt(0, (0,), 0.0)]
-        assert m.handle(RankEnded(0, 0, -9), 50.1) == [Over(1, "killed: x")]
+        assert m.handle(RankEnded(0, 0, -9), 50.1) == [SupervisionEnded(1, "killed: x")]
 
 
 class TestHosts:
@@ -269,7 +272,7 @@ class TestHosts:
     def test_but_not_for_ever(self) -> None:
         m = machine(self.LAYOUT)
         m.handle(HostReady(0), 0.0)
-        assert plain(m.tick(100.0)) == [Over(1, "host 1 of the group was not there for 100 s")]
+        assert plain(m.tick(100.0)) == [SupervisionEnded(1, "host 1 of the group was not there for 100 s")]
 
     def test_a_loss_on_one_restarts_both(self) -> None:
         m = running(self.LAYOUT)
@@ -316,7 +319,7 @@ class TestHosts:
         assert effects[1:] == [Halt(0, (0, 1), 5.0), Halt(1, (2, 3), 5.0)]
         for rank in range(4):
             over = m.handle(RankEnded(rank, 0, -15), 51.0)
-        assert over == [Over(1, "host 1 is excluded: its health check failed: no GPU")]
+        assert over == [SupervisionEnded(1, "host 1 is excluded: its health check failed: no GPU")]
 
     def test_a_host_that_fails_in_a_row_is_named(self) -> None:
         m = running(self.LAYOUT, RestartPolicy(startup_failures=0, delay_s=1.0, exclude_after=2))

@@ -3,10 +3,10 @@
 import dataclasses
 
 from manager.supervisor.rules.machine import Layout
-from manager.supervisor.rules.plan import Plan
+from manager.supervisor.rules.plan import LaunchPlan
 from manager.supervisor.rules.torchrun import Torchrun
 
-PLAN = Plan(
+PLAN = LaunchPlan(
     command=("train",),
     layout=Layout(2, 4),
     host=1,

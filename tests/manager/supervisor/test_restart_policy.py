@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from manager.guard.rules.exit_status import described
 from manager.supervisor.rules.restart_policy import (
-    Budget,
     Decision,
     Exclude,
     GiveUp,
     Outcome,
     Restart,
+    RestartBudget,
     RestartPolicy,
     outcome,
 )
@@ -24,7 +24,7 @@ PLAIN = RestartPolicy(startup_failures=0)
 
 def lose(policy: RestartPolicy, *losses: tuple[float, float], host: int = 0, drawn: float = 1.0) -> list[Decision]:
     """Losses as (when, how long after the start)."""
-    budget = Budget(policy, lambda: drawn)
+    budget = RestartBudget(policy, lambda: drawn)
     return [budget.lose(host, lived_s, at) for at, lived_s in losses]
 
 
@@ -99,7 +99,7 @@ class TestBudget:
         assert [type(decision) for decision in decisions] == [Restart, Restart, Restart, GiveUp]
 
     def test_a_host_that_is_the_first_to_fail_again_and_again_is_excluded(self) -> None:
-        budget = Budget(RestartPolicy(max_restarts=9, startup_failures=0, exclude_after=2), lambda: 0.5)
+        budget = RestartBudget(RestartPolicy(max_restarts=9, startup_failures=0, exclude_after=2), lambda: 0.5)
         decisions = [budget.lose(host, 60.0, at) for at, host in enumerate((0, 1, 0, 1, 1))]
         assert [type(decision) for decision in decisions] == [Restart] * 4 + [Exclude]
         assert decisions[-1] == Exclude(1, "it was the first to fail 2 times in a row")
@@ -111,7 +111,7 @@ class TestAMisfit:
     POLICY = RestartPolicy(startup_failures=0, max_restarts=2)
 
     def lose(self, *misfits: bool) -> Decision:
-        budget = Budget(self.POLICY, lambda: 1.0)
+        budget = RestartBudget(self.POLICY, lambda: 1.0)
         return [budget.lose(0, 60.0, at, is_misfit=is_misfit) for at, is_misfit in enumerate(misfits)][-1]
 
     @pytest.mark.parametrize("misfits", [(True, True, True), (True, False, False), (False, False, True)])
@@ -147,7 +147,7 @@ class TestAMisfit:
 def test_no_window_has_more_restarts_than_the_budget(
     policy: RestartPolicy, losses: list[tuple[float, float, int]], drawn: float
 ) -> None:
-    budget, now, restarts = Budget(policy, lambda: drawn), 0.0, list[float]()
+    budget, now, restarts = RestartBudget(policy, lambda: drawn), 0.0, list[float]()
     for after_s, lived_s, host in losses:
         now += after_s
         decision = budget.lose(host, lived_s, now)

@@ -14,11 +14,11 @@ from manager.supervisor.rules.events import (
     HostLost,
     HostReady,
     KillAsked,
-    Over,
     RankEnded,
     RunStopAsked,
+    RunStopped,
     Start,
-    StopHeard,
+    SupervisionEnded,
 )
 from manager.supervisor.rules.machine import Layout, SupervisorMachine
 from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
@@ -45,7 +45,7 @@ class World:
         self.attempts: dict[int, int] = {}
         self.halted: set[int] = set()
         self.ready: set[int] = set()
-        self.over: Over | None = None
+        self.over: SupervisionEnded | None = None
         self.asked_stop = self.ending = False
 
     def feed(self, event: Event) -> None:
@@ -77,7 +77,7 @@ class World:
                     self.halted |= set(ranks) & self.attempts.keys()
                 case RunStopAsked():
                     self.asked_stop = True
-                case Over():
+                case SupervisionEnded():
                     self.over = effect
                 case _:
                     pass
@@ -130,7 +130,7 @@ def test_any_life(hosts: int, nproc: int, policy: RestartPolicy, data: st.DataOb
 
 def ends(world: World, data: st.DataObject) -> None:
     """Asked to, it ends when no rank runs, whatever it was at; and what is halted ends."""
-    world.feed(data.draw(st.sampled_from((StopHeard("x"), EndAsked(143, "SIGTERM")))))
+    world.feed(data.draw(st.sampled_from((RunStopped("x"), EndAsked(143, "SIGTERM")))))
     world.ending = True
     assert set(world.attempts) == world.halted or world.over is not None
     for rank in sorted(world.attempts):

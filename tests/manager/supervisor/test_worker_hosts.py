@@ -5,13 +5,13 @@ import pytest
 from lighthouse_protocol.messages.hosts import NodeEndAsked
 from lighthouse_protocol.refusals import InvalidRequest
 from manager.supervisor.rules.events import Event
-from manager.supervisor.rules.plan import Plan
-from manager.supervisor.worker_hosts import Nodes
+from manager.supervisor.rules.plan import LaunchPlan
+from manager.supervisor.worker_hosts import WorkerHosts
 
 
 def test_only_a_stop_signal_ends_the_group() -> None:
     ends: list[tuple[int, int]] = []
-    nodes = Nodes(_no_plan, _no_event, lambda status, host: ends.append((status, host)))
+    nodes = WorkerHosts(_no_plan, _no_event, lambda status, host: ends.append((status, host)))
     for status in (0, 5, 128, 129, 2**31 - 1, -1):
         with pytest.raises(InvalidRequest, match="status"):
             nodes.receive(1, NodeEndAsked(status))
@@ -20,7 +20,7 @@ def test_only_a_stop_signal_ends_the_group() -> None:
     assert ends == [(143, 2), (130, 2)]
 
 
-def _no_plan() -> Plan:
+def _no_plan() -> LaunchPlan:
     raise AssertionError
 
 

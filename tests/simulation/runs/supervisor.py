@@ -130,7 +130,7 @@ class Supervisor(Process):
                 self._welcomed()
             case Stop(reason):
                 self._stop = None
-                self.feed(events.StopHeard(reason))
+                self.feed(events.RunStopped(reason))
                 if self.machine.is_over:
                     self._exit(EXIT_STOPPED, reason)
             case Done():
@@ -160,9 +160,9 @@ class Supervisor(Process):
                 case events.RunStopAsked(reason):
                     self._stop = StopAsked(reason)
                     self._tell(self._stop)
-                case events.Over(status, why):
+                case events.SupervisionEnded(status, why):
                     self._over(status, why)
-                case events.Noted(text):
+                case events.Logged(text):
                     self.say(text)
                 case events.HostExcluded():
                     raise AssertionError(effect)
