@@ -12,7 +12,7 @@ from lighthouse.incidents.rules import machine as incidents
 from lighthouse.incidents.rules.evidence_round import WITHIN_S, EvidenceRound, EvidenceTarget
 from lighthouse.incidents.rules.machine import IncidentMachine
 from lighthouse.incidents.rules.policy import Decision
-from lighthouse.members.rules.events import Loss
+from lighthouse.members.rules.events import MemberLost
 from lighthouse.members.rules.roster import Member, Roster
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.incident import Gathered, Incident
@@ -88,7 +88,10 @@ class IncidentDriver:
         """By a person; a member of that quorum, whether it stands or not."""
         self._perform(self._incidents.killed(replica_id, quorum_id, why, self._clock(), time.time()))
 
-    def lost(self, loss: Loss) -> None:
+    def lost(self, loss: MemberLost) -> None:
+        """A member of no quorum is no incident."""
+        if loss.quorum_id is None:
+            return
         self._perform(self._incidents.lost(loss, self._clock(), time.time(), is_asked=self._is_asked()))
 
     def formed(self, quorum: Quorum, *, is_new: bool) -> None:

@@ -9,6 +9,14 @@ from contextlib import suppress
 
 from lighthouse.incidents.driver import IncidentDriver
 from lighthouse.incidents.registry import IncidentRegistry
+from lighthouse.members.rules.events import (
+    GridChanged,
+    MemberBack,
+    MemberDraining,
+    MemberJoined,
+    MemberLeft,
+    MemberLost,
+)
 from lighthouse.members.rules.roster import Member
 from lighthouse.progress.driver import ProgressDriver
 from lighthouse.quorum.log import log_journal_outdated, log_order, log_quorum
@@ -22,6 +30,7 @@ from lighthouse.quorum.rules.events import (
     JoinRefused,
     JournalOutdated,
     Left,
+    NewcomersChanged,
     Ordered,
     QuorumFormed,
     QuorumHandedAgain,
@@ -32,10 +41,10 @@ from lighthouse.quorum.rules.events import (
     Welcomed,
     Withdrawn,
 )
-from lighthouse.quorum.rules.history import History
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.record import Record
 from lighthouse.quorum.rules.status import awaited, explain, job_status
+from lighthouse.quorum.rules.timeline import History
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse.quorum.sessions import OpenSessions
 from lighthouse.quorum.waiting_joins import Answer, WaitingCalls
@@ -88,7 +97,7 @@ class JobDriver:
         self._numbers = itertools.count(1)
         self._sessions = OpenSessions()
         self._names: dict[int, str] = {}  # the replica groups of the sessions
-        self._history = History(machine)
+        self._history = History(machine.roster)
         self._desk = desk or IncidentRegistry()
         self.incidents = IncidentDriver(
             job, machine.roster, self._desk, self.tell, self.note, lambda: len(machine.joins) > 0
@@ -264,15 +273,17 @@ class JobDriver:
     def _perform(self, effects: Sequence[Effect], now: float) -> None:
         for effect in effects:
             self._perform_one(effect)
-        self._history.look(effects, time.time())
-        losses = self.machine.standing.losses
-        while losses:
-            self.incidents.lost(losses.popleft())
+        self._history.read(effects, time.time())
         for effect in effects:
-            if isinstance(effect, QuorumFormed):
-                self.incidents.formed(effect.quorum, is_new=effect.is_new)
+            match effect:
+                case MemberLost():
+                    self.incidents.lost(effect)
+                case QuorumFormed():
+                    self.incidents.formed(effect.quorum, is_new=effect.is_new)
+                case _:
+                    pass
         self._watch_verdict()
-        self._worlds.wake()
+        self._worlds.read(effects)
         self._timer.set(self.machine.deadline(now))
 
     def _perform_one(self, effect: Effect) -> None:
@@ -297,6 +308,10 @@ class JobDriver:
                 log_journal_outdated(self.job, effect)
             case SessionRefused(session, error, reason):
                 self._end(session, error, reason)
+            case MemberJoined() | MemberBack() | MemberLost() | MemberLeft() | MemberDraining():
+                pass  # read by the timeline and the incidents
+            case GridChanged() | NewcomersChanged():
+                pass  # read by the world broadcast
 
     def _end(self, session: int, error: LighthouseError | None, reason: str) -> None:
         self._waiting.drop_session(session)

@@ -6,9 +6,12 @@ Levels, not edges: a new session is told as soon as it is open, and a burst of c
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
+from lighthouse.members.rules.events import GridChanged
 from lighthouse.members.rules.rank_grid import Grid, grid_of
 from lighthouse.quorum.log import NAMES_LOGGED
+from lighthouse.quorum.rules.events import Effect, NewcomersChanged, QuorumFormed
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.sessions import OpenSessions
 from lighthouse_protocol.messages.membership import World
@@ -31,7 +34,8 @@ class WorldBroadcast:
         self._sessions = sessions
         self._takers: set[int] = set()
         self._untold: set[int] = set()
-        self._seen = (0, 0)
+        self._has_grid_changed = False
+        self._has_changed = False
         self._grid = Grid(())
         self._world: World | None = None
         self._waiting_for = ""
@@ -53,10 +57,17 @@ class WorldBroadcast:
             self._waiting_for = waiting_for
             self.wake()
 
+    def read(self, effects: Sequence[Effect]) -> None:
+        """What the machine has just done."""
+        for effect in effects:
+            self._has_grid_changed |= isinstance(effect, GridChanged)
+            self._has_changed |= isinstance(effect, GridChanged | NewcomersChanged | QuorumFormed)
+        self.wake()
+
     def wake(self) -> None:
-        """Something may have happened. O(1)."""
+        """Tell soon what is new, if anything is. O(1)."""
         told = self._world.waiting_for if self._world is not None else ""
-        is_new = self._changes != self._seen or self._waiting_for != told
+        is_new = self._has_changed or self._waiting_for != told
         if self._timer is None and (self._untold or is_new):
             after_s = max(TOLD_AFTER_S, len(self._takers) / SESSIONS_PER_S)
             self._timer = asyncio.get_running_loop().call_later(after_s, self._look)
@@ -66,15 +77,11 @@ class WorldBroadcast:
         if self._timer is not None:
             self._timer.cancel()
 
-    @property
-    def _changes(self) -> tuple[int, int]:
-        return self._machine.roster.changes, self._machine.joins.changes
-
     def _look(self) -> None:
         """A round without newcomers changes nothing of the grid: who asks is all that is looked at."""
         self._timer = None
-        before, self._seen = self._seen, self._changes
-        if before[0] != self._seen[0]:
+        has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
+        if has_grid_changed:
             self._grid = grid_of(self._machine.roster)
             self._held_back.set(self._grid.explain())
         world = world_of(self._machine, self._grid, self._waiting_for)

@@ -1,9 +1,19 @@
 """Short words for what goes into the lighthouse's machine and what comes out."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from lighthouse.members.rules.events import MemberEffect
 from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import HeartbeatReceived, Joined, JoinRefused, QuorumFormed
+from lighthouse.quorum.rules.events import (
+    Effect,
+    Event,
+    HeartbeatReceived,
+    Joined,
+    JoinRefused,
+    NewcomersChanged,
+    QuorumFormed,
+)
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.refusals import LighthouseError
@@ -39,8 +49,23 @@ def refused(call: int, kind: type[LighthouseError], *words: str) -> Refused:
     return Refused((JoinRefused,), call, kind, words)
 
 
+def answers(effects: Iterable[Effect]) -> list[Effect]:
+    """Without what happens to members: for tests of whom the machine answers, and how."""
+    return [effect for effect in effects if not isinstance(effect, MemberEffect | NewcomersChanged)]
+
+
+class AnswersOnly(QuorumMachine):
+    """The effects of `handle` and `tick` are its answers alone."""
+
+    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        return answers(super().handle(event, now))
+
+    def tick(self, now: float) -> Sequence[Effect]:
+        return answers(super().tick(now))
+
+
 def machine(**config: object) -> QuorumMachine:
-    return QuorumMachine(QuorumConfig(**config))
+    return AnswersOnly(QuorumConfig(**config))
 
 
 def beating(quorum_machine: QuorumMachine, names: str, start: float, stop: float) -> list[object]:

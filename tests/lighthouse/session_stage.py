@@ -19,10 +19,10 @@ from lighthouse.quorum.rules.events import (
     Welcomed,
     Withdrawn,
 )
-from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.record import Record
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import Echo, Handed, HoldMode, Order, Phase, Refused
+from tests.lighthouse.builders import AnswersOnly
 from tests.lighthouse.dumb_manager import Closed, DumbManager
 from tests.lighthouse.recount import recount
 
@@ -34,7 +34,7 @@ class Stage:
 
     def __init__(self, config: QuorumConfig) -> None:
         self.config = config
-        self.machine = QuorumMachine(config)
+        self.machine = AnswersOnly(config)
         self.now = 0.0
         self.numbers = 0
         self.managers = {name: DumbManager(name) for name in NAMES}
@@ -225,7 +225,7 @@ class Stage:
         record = self.record if keeps_journal else None
         first = 1 if keeps_journal else max(self.formed, default=0) // 1000 * 1000 + 1000
         config = QuorumConfig(**{**vars_of(self.config), "first_quorum_id": first})
-        self.machine = QuorumMachine(config, record=record, holders_until=self.now + config.lease_s)
+        self.machine = AnswersOnly(config, record=record, holders_until=self.now + config.lease_s)
 
     def settle(self) -> None:
         """Faults end: within a bounded time all that live are in one quorum, and steps go on (S5)."""

@@ -21,7 +21,7 @@ from lighthouse.quorum.rules.record import Record
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import Beat, Held, Hello, HoldMode, Levels, Order, Phase, Welcome
 from lighthouse_protocol.refusals import LighthouseError
-from tests.lighthouse.builders import FAR, group, ticked
+from tests.lighthouse.builders import FAR, AnswersOnly, group, ticked
 
 
 def native(replica_id: str, step: int = 0, incarnation: str = "i1", **fields: object) -> Participant:
@@ -113,7 +113,7 @@ def closed(session: int, kind: type[LighthouseError] | None = None, *words: str)
 
 def connected(names: str = "ab", now: float = 0.0, **config: object) -> QuorumMachine:
     """Groups `names` have opened sessions 1, 2, ..."""
-    machine = QuorumMachine(QuorumConfig(**config))
+    machine = AnswersOnly(QuorumConfig(**config))
     for session, name in enumerate(names, start=1):
         machine.handle(opened(session, name), now)
     return machine
@@ -152,7 +152,7 @@ def record_of(machine: QuorumMachine) -> Record:
 
 def restarted(record: Record | None, until: float = 5.0, **config: object) -> QuorumMachine:
     """Another lighthouse that has read `record`, at 0."""
-    return QuorumMachine(QuorumConfig(**config), record=record, holders_until=until)
+    return AnswersOnly(QuorumConfig(**config), record=record, holders_until=until)
 
 
 def pulsing(

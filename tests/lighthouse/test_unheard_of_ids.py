@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import JoinRefused, QuorumFormed, SessionRefused
-from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.numbering import AHEAD_MS
 from lighthouse.runs.rules.events import GenerationFormed, RankJoined, RankRefused
 from lighthouse.runs.rules.machine import RunMachine
@@ -18,6 +17,7 @@ from lighthouse_protocol.limits import MAX_COUNT, MAX_LEARNED_GENERATION, MAX_QU
 from lighthouse_protocol.messages.run import Entry, RankId, Terms
 from lighthouse_protocol.messages.session import Held, HoldMode
 from lighthouse_protocol.refusals import InvalidRequest
+from tests.lighthouse.builders import AnswersOnly
 from tests.lighthouse.lives import FIRST_WALL_MS, JOB, Life, Manager, beat_for, formed
 from tests.lighthouse.sessions import asks, held, opened, pulse
 from tests.virtual_loop import VirtualLoop
@@ -59,7 +59,7 @@ def test_one_message_disables_no_job(loop: VirtualLoop, tmp_path: Path, what: st
 
 
 def test_a_beat_that_holds_such_an_id_ends_its_session() -> None:
-    machine = QuorumMachine(QuorumConfig())
+    machine = AnswersOnly(QuorumConfig())
     machine.handle(opened(1, "a"), 0)
     [effect] = machine.handle(pulse(1, held=held(MAX_QUORUM_ID)), 0)
     assert isinstance(effect, SessionRefused)
@@ -70,7 +70,7 @@ def test_a_beat_that_holds_such_an_id_ends_its_session() -> None:
 def test_up_to_a_day_ahead_of_the_clock_is_believed() -> None:
     """Another host's clock, of an earlier life, may have been ahead."""
     for ahead_ms, is_believed in ((AHEAD_MS + 2000, True), (AHEAD_MS + 2001, False)):
-        machine = QuorumMachine(QuorumConfig(first_quorum_id=5000))
+        machine = AnswersOnly(QuorumConfig(first_quorum_id=5000))
         machine.handle(opened(1, "a"), 0)
         [effect] = machine.handle(asks(1, 1, "a", seen_quorum_id=5000 + ahead_ms), 2.0)
         assert isinstance(effect, QuorumFormed if is_believed else JoinRefused)
@@ -79,7 +79,7 @@ def test_up_to_a_day_ahead_of_the_clock_is_believed() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, MAX_QUORUM_ID), max_size=6), st.integers(1, 2_000_000_000_000))
 def test_whatever_members_say_the_next_id_is_valid(seen_ids: list[int], first_id: int) -> None:
-    machine = QuorumMachine(QuorumConfig(first_quorum_id=first_id))
+    machine = AnswersOnly(QuorumConfig(first_quorum_id=first_id))
     ids: list[int] = []
     for call, seen_id in enumerate([*seen_ids, 0], start=1):
         for effect in machine.handle(asks(call, None, "a", seen_quorum_id=seen_id), call):

@@ -13,12 +13,11 @@ from collections.abc import Iterator
 
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import Effect, Event, JoinRefused, QuorumFormed, Withdrawn
-from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.status import explain
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HoldMode
-from tests.lighthouse.builders import FAR, beat, group, join
+from tests.lighthouse.builders import FAR, AnswersOnly, beat, group, join
 
 NAMES_SHOWN = 8
 SHORT = {"tag": "tag_quorum_id", "failures": "commit_failures", "seen": "seen_quorum_id", "size": "group_world_size"}
@@ -27,7 +26,7 @@ LOOPBACK = {"address": "127.0.0.1:29512", "store_address": "127.0.0.1:29600"}
 
 class LighthouseScript:
     def __init__(self) -> None:
-        self._machine = QuorumMachine(QuorumConfig())
+        self._machine = AnswersOnly(QuorumConfig())
         self._now = 0.0
         self._calls: dict[str, int] = {}
         self._names: dict[int, str] = {}
@@ -63,7 +62,7 @@ class LighthouseScript:
         named = {
             f"{key}_s" if key.endswith(("timeout", "margin", "call")) else key: value for key, value in options.items()
         }
-        self._machine = QuorumMachine(QuorumConfig(**named))
+        self._machine = AnswersOnly(QuorumConfig(**named))
 
     def _heartbeat(self, names: list[str], options: dict[str, object]) -> None:
         for name in names:

@@ -24,11 +24,10 @@ from lighthouse.quorum.rules.events import (
     WasLate,
     Welcomed,
 )
-from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.record import Record
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import Held, Hello, HoldMode, Levels, Order
-from tests.lighthouse.builders import FAR
+from tests.lighthouse.builders import FAR, AnswersOnly
 from tests.lighthouse.sessions import native, pulse
 from tests.scenarios.lighthouse_script import LighthouseScript
 
@@ -106,7 +105,7 @@ class SessionScript(LighthouseScript):
         if record is None:
             config = replace(config, first_quorum_id=FIRST_ID_WITHOUT_JOURNAL)
         until = self._now + config.lease_s
-        self._machine = QuorumMachine(config, record=record, holders_until=until)
+        self._machine = AnswersOnly(config, record=record, holders_until=until)
         self._managers = {}
 
     def _say(self, effects: list[Effect]) -> None:

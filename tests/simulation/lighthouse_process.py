@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lighthouse.members.rules.events import MemberEffect
 from lighthouse.quorum.rules.events import (
     BeatReceived,
     Echoed,
@@ -17,6 +18,7 @@ from lighthouse.quorum.rules.events import (
     Joined,
     JoinRefused,
     Left,
+    NewcomersChanged,
     Ordered,
     QuorumFormed,
     QuorumHandedAgain,
@@ -195,18 +197,11 @@ class LighthouseProcess(Process):
 
     def feed(self, event: Event) -> None:
         now = self.clock()
-        self._take_notes()
         self._perform(self.machine.handle(event, now), now)
 
     def _tick(self) -> None:
         now = self.clock()
-        self._take_notes()
         self._perform(self.machine.tick(now), now)
-
-    def _take_notes(self) -> None:
-        """What the driver files as timeline and incidents; here nobody reads it."""
-        self.machine.roster.notes.clear()
-        self.machine.standing.losses.clear()
 
     def pause(self, for_s: float) -> None:
         super().pause(for_s)
@@ -222,6 +217,8 @@ class LighthouseProcess(Process):
 
     def _perform(self, effects: Sequence[Effect], now: float) -> None:
         for effect in effects:
+            if isinstance(effect, MemberEffect | NewcomersChanged):
+                continue  # nothing is sent for it
             self._may_die()
             match effect:
                 case QuorumFormed(quorum, calls, is_new, stands, record):

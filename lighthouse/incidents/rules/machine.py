@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from lighthouse.incidents.rules.policy import Decision, OnStall, decide
-from lighthouse.members.rules.events import Loss
+from lighthouse.members.rules.events import MemberLost
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, suspects_first
 from lighthouse_protocol.messages.membership import Distrust, Participant
 from lighthouse_protocol.rules.stall import StallVerdict
@@ -102,7 +102,7 @@ class _Case:
 class _Lost:
     """The losses of one quorum, which may be the end of the job."""
 
-    losses: list[Loss]
+    losses: list[MemberLost]
     noticed_at: float
     noticed_unix_s: float
 
@@ -187,7 +187,7 @@ class IncidentMachine:
 
     # -- losses
 
-    def lost(self, loss: Loss, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
+    def lost(self, loss: MemberLost, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
         """`is_asked`: somebody asks for the next quorum already."""
         if any(case.has_killed(loss.replica_id) for case in self._cases.values()):
             return []
@@ -204,7 +204,7 @@ class IncidentMachine:
 
     def killed(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
         """A person has a member killed: that is an incident at once, and its loss is the same one."""
-        return self.lost(Loss(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
+        return self.lost(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
 
     def asked(self, now: float) -> list[Effect]:
         """Somebody asks for the next quorum: training is to go on."""

@@ -2,25 +2,50 @@
 
 from dataclasses import dataclass
 
-from lighthouse_protocol.messages.status import TimelineKind
 
-NOTES_KEPT = 500
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """A replica group that was not there, or another incarnation of one."""
+
+    replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """What is to be told of one replica group, by whoever sees it happen and knows no time of day."""
+class MemberBack:
+    """A replica group that was lost or down takes part again; `text` says how."""
 
-    kind: TimelineKind
     replica_id: str
-    text: str = ""
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """Of a member of that quorum. `last_seen_at`: its last sign of life; None: it was there until now."""
+class MemberLost:
+    """`quorum_id`: the quorum that ends without this member; None: none does. `last_seen_at`: when it was last heard
+    of; None: it was there until now."""
 
     replica_id: str
-    quorum_id: int
+    quorum_id: int | None
     reason: str
     last_seen_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLeft:
+    """It has ended in good order."""
+
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDraining:
+    """It does the steps of its quorum, and asks for no further one."""
+
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GridChanged:
+    """The grid of ranks (rank_grid.py) may have changed. At most one in the effects of one call."""
+
+
+MemberEffect = MemberJoined | MemberBack | MemberLost | MemberLeft | MemberDraining | GridChanged

@@ -10,14 +10,12 @@ Moments are the caller's monotonic clock. Every operation costs O(log n) at most
 
 import heapq
 import math
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from lighthouse.members.rules.events import NOTES_KEPT, Note
+from lighthouse.members.rules.events import GridChanged, MemberBack, MemberEffect, MemberJoined, MemberLost
 from lighthouse.members.rules.reachability import is_loopback
 from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
-from lighthouse_protocol.messages.status import TimelineKind
 
 FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
@@ -83,7 +81,8 @@ class Member:
 
 
 class Roster:
-    def __init__(self, heartbeat_timeout_s: float) -> None:
+    def __init__(self, heartbeat_timeout_s: float, emit: Callable[[MemberEffect], None]) -> None:
+        self._emit = emit
         self._timeout_s = heartbeat_timeout_s
         self._forget_after_s = max(MIN_FORGET_AFTER_S, FORGET_AFTER_TIMEOUTS * heartbeat_timeout_s)
         self._members: dict[str, Member] = {}
@@ -91,8 +90,6 @@ class Roster:
         self._pushed = 0
         self._expected: dict[tuple[str, str], Handed] = {}
         self._births = 0
-        self.changes = 0  # grows whenever the grid of ranks may have changed
-        self.notes: deque[Note] = deque(maxlen=NOTES_KEPT)  # what the timeline has not been told yet
         self.healthy: set[str] = set()
         self.working: set[str] = set()  # the healthy ones of the present quorum
         self.loopback: set[str] = set()
@@ -122,17 +119,15 @@ class Roster:
         return member
 
     def admit(self, participant: Participant, now: float) -> Member:
-        """A join: its member, healthy. Another incarnation of that id is replaced."""
+        """A join: its member, healthy. Another incarnation of that id is replaced; its loss is the caller's to tell."""
         member = self._members.get(participant.replica_id)
         if member is not None and is_reborn(participant, member):
-            if member.is_alive:
-                self.note(TimelineKind.LOST, member, "has restarted")
             self.remove(member)
             member = None
         if member is None:
             member = self._add(participant.replica_id, participant.incarnation, now)
         if member.down:
-            self.note(TimelineKind.JOINED, member, "all its ranks are there")
+            self._emit(MemberBack(member.replica_id, "all its ranks are there"))
         member.has_missed, member.down, member.is_starting = False, "", False
         self.miss_ranks(member, frozenset())
         self._describe(member, participant)
@@ -157,7 +152,7 @@ class Roster:
         member.seen_at = now
         if not member.is_alive:
             member.is_alive = True
-            self.note(TimelineKind.JOINED, member, "is back")
+            self._emit(MemberBack(member.replica_id, "is back"))
             self._index(member)
             self._push(member, now)
         if not member.has_missed and not member.down:
@@ -173,7 +168,7 @@ class Roster:
     def go_down(self, member: Member, reason: str) -> None:
         """Alive, and not to be waited for until it joins."""
         member.down = reason
-        self.changes += 1
+        self._emit(GridChanged())
         self.healthy.discard(member.replica_id)
         self.working.discard(member.replica_id)
 
@@ -181,18 +176,26 @@ class Roster:
         """These of its ranks are not here."""
         if member.missing != missing:
             member.missing = missing
-            self.changes += 1
+            self._emit(GridChanged())
 
     def close(self, member: Member, at: float, now: float) -> None:
         """Its stream has ended; from `at` on it is lost unless it comes back."""
         member.closes_at = at
         self._push(member, now)
 
-    def lose(self, member: Member, now: float, reason: str) -> None:
-        """It is gone, as of now."""
+    def lose(
+        self,
+        member: Member,
+        now: float,
+        reason: str,
+        *,
+        quorum_id: int | None = None,
+        last_seen_at: float | None = None,
+    ) -> None:
+        """It is gone, as of now; `quorum_id` ends with that."""
         member.session = member.closes_at = None
         if member.is_alive:
-            self._lapse(member, now, reason)
+            self._lapse(member, now, MemberLost(member.replica_id, quorum_id, reason, last_seen_at))
             self._push(member, now)
 
     def excuse(self, member: Member, until: float, now: float) -> None:
@@ -213,9 +216,6 @@ class Roster:
             member.in_quorum = True
         self.working = {member.replica_id for member in members if member.replica_id in self.healthy}
 
-    def note(self, kind: TimelineKind, member: Member, text: str = "") -> None:
-        self.notes.append(Note(kind, member.replica_id, text))
-
     def remove(self, member: Member) -> None:
         self._unindex(member)
         del self._members[member.replica_id]
@@ -232,7 +232,7 @@ class Roster:
                 lapsed.append(member)
                 if member.session is not None:
                     continue  # its loss has consequences that are told first
-                self._lapse(member, now, "it is silent")
+                self._lapse(member, now, MemberLost(member.replica_id, None, "it is silent", member.seen_at))
             elif not member.is_alive and self._due_at(member, now) <= now:
                 self.remove(member)
                 continue
@@ -253,7 +253,7 @@ class Roster:
         handed = self._expected.get((replica_id, incarnation))
         member = Member(replica_id, incarnation, now, self._births, in_quorum=handed is not None, handed=handed)
         self._members[replica_id] = member
-        self.note(TimelineKind.JOINED, member)
+        self._emit(MemberJoined(replica_id))
         self._push(member, now)
         return member
 
@@ -270,8 +270,8 @@ class Roster:
             return due_at if member.closes_at is None else member.closes_at
         return (now if member.call is not None else member.seen_at) + self._timeout_s
 
-    def _lapse(self, member: Member, now: float, reason: str) -> None:
-        self.note(TimelineKind.LOST, member, reason)
+    def _lapse(self, member: Member, now: float, loss: MemberLost) -> None:
+        self._emit(loss)
         member.is_alive = False
         member.lapsed_at = now
         self._unindex(member)
@@ -292,14 +292,14 @@ class Roster:
         self._index(member)
 
     def _index(self, member: Member) -> None:
-        self.changes += 1
+        self._emit(GridChanged())
         if member.is_loopback is not None:
             (self.loopback if member.is_loopback else self.routable).add(member.replica_id)
         if member.participant is not None and member.participant.group_world_size > 0:
             self.sizes.setdefault(member.participant.group_world_size, set()).add(member.replica_id)
 
     def _unindex(self, member: Member) -> None:
-        self.changes += 1
+        self._emit(GridChanged())
         for group in (self.healthy, self.working, self.loopback, self.routable):
             group.discard(member.replica_id)
         if member.participant is not None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from lighthouse.members.rules.events import MemberEffect
 from lighthouse.quorum.rules.record import Record
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import Beat, Hello, Order, Welcome
@@ -139,5 +140,21 @@ class SessionRefused:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class NewcomersChanged:
+    """Another group that is not of the present quorum asks for the next one, or one asks no more."""
+
+
 Event = Joined | HeartbeatReceived | Withdrawn | SessionOpened | BeatReceived | SessionEnded | Left | WasLate
-Effect = QuorumFormed | QuorumHandedAgain | JoinRefused | JournalOutdated | Welcomed | Echoed | Ordered | SessionRefused
+Effect = (
+    QuorumFormed
+    | QuorumHandedAgain
+    | JoinRefused
+    | JournalOutdated
+    | Welcomed
+    | Echoed
+    | Ordered
+    | SessionRefused
+    | NewcomersChanged
+    | MemberEffect
+)

@@ -1,9 +1,10 @@
 """Who asks for the next quorum, since when, and until when their calls wait."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lighthouse.members.rules.roster import Member
+from lighthouse.quorum.rules.events import NewcomersChanged
 
 
 @dataclass(slots=True)
@@ -39,13 +40,13 @@ class JoinClock:
 class Joins:
     """The joined members in the order in which they came. `members` are those of the previous quorum."""
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None]) -> None:
+        self._emit = emit
         self._joined: dict[str, Member] = {}
         self._calls: dict[int, Member] = {}
         self._previous: frozenset[str] = frozenset()
         self._participants = 0
         self._shrinking = 0
-        self.changes = 0  # grows whenever somebody asks, or asks no more
         self._earliest_deadline_at: float | None = None
         self.anyone = JoinClock(grace_s)
         self.members = JoinClock(grace_s)
@@ -96,7 +97,6 @@ class Joins:
             del self._joined[member.replica_id], self._calls[member.call]
             member.call = None
         self._previous = previous
-        self.changes += 1
         self._earliest_deadline_at = min((m.deadline_at for m in self), default=None)
         self._participants = self._shrinking = 0  # who is left is of no quorum
         self.anyone.restart(len(self), now)
@@ -125,7 +125,8 @@ class Joins:
         return [name for name in self._joined if name not in self._previous]
 
     def _count(self, member: Member, change: int) -> None:
-        self.changes += 1
+        if member.replica_id not in self._previous:
+            self._emit(NewcomersChanged())
         if member.in_quorum:
             self._participants += change
             self._shrinking += change * (member.participant is not None and member.participant.shrink_only)

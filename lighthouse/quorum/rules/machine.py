@@ -23,6 +23,7 @@ Nothing here is remembered of ids that have gone. An event that changes nothing 
 
 from collections.abc import Sequence
 
+from lighthouse.members.rules.events import GridChanged
 from lighthouse.members.rules.roster import Handed, Member
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import (
@@ -58,10 +59,12 @@ class QuorumMachine:
         """`record`: what an earlier lighthouse has written down. `holders_until`: until then a quorum of an earlier
         lighthouse may be held by somebody; None: there was none."""
         self.config = config
+        self._effects: list[Effect] = []
+        self._has_grid_changed = False
         self.standing = Standing()
         self._numbering = Numbering(config.first_quorum_id, record)
         may_be_older = None if record is None else holders_until
-        self.attendance = Attendance(config, self.standing, self._numbering, may_be_older)
+        self.attendance = Attendance(config, self.standing, self._numbering, self._emit, may_be_older)
         self.roster = self.attendance.roster
         self.joins = self.attendance.joins
         self.quorum: Quorum | None = None
@@ -101,28 +104,31 @@ class QuorumMachine:
     def handle(self, event: Event, now: float) -> Sequence[Effect]:
         if isinstance(event, WasLate):  # before anything lapses by it
             self.attendance.was_late(event.by_s, now)
-        effects = self._pass_time(now)
+        self._pass_time(now)
         match event:
             case Joined():
-                effects += self.attendance.join(event, now)
+                self.attendance.join(event, now)
             case HeartbeatReceived(replica_id, incarnation):
                 self.attendance.beat_without_session(replica_id, incarnation, now)
             case Withdrawn(call):
                 self.attendance.withdraw(call, now)
             case SessionOpened():
-                effects += self.attendance.open(event, now)
+                self.attendance.open(event, now)
             case BeatReceived():
-                effects += self.attendance.beat(event, now)
+                self.attendance.beat(event, now)
             case SessionEnded():
-                effects += self.attendance.end(event, now)
+                self.attendance.end(event, now)
             case Left():
-                effects += self.attendance.leave(event, now)
+                self.attendance.leave(event, now)
             case WasLate():
                 pass
-        return effects + self._settle(now)
+        self._settle(now)
+        return self._take_effects()
 
     def tick(self, now: float) -> Sequence[Effect]:
-        return self._pass_time(now) + self._settle(now)
+        self._pass_time(now)
+        self._settle(now)
+        return self._take_effects()
 
     def deadline(self, now: float) -> float | None:
         """When to call tick next; after `now`, once handle or tick was called for `now`."""
@@ -167,13 +173,28 @@ class QuorumMachine:
         """Healthy and not joined, sorted. O(n log n)."""
         return sorted(name for name in self.roster.healthy if name not in self.joins)
 
+    # -- effects
+
+    def _emit(self, effect: Effect) -> None:
+        """The one outlet, for each part of the machine."""
+        if isinstance(effect, GridChanged):
+            if self._has_grid_changed:
+                return
+            self._has_grid_changed = True
+        self._effects.append(effect)
+
+    def _take_effects(self) -> list[Effect]:
+        effects, self._effects, self._has_grid_changed = self._effects, [], False
+        return effects
+
     # -- time
 
-    def _pass_time(self, now: float) -> list[Effect]:
+    def _pass_time(self, now: float) -> None:
         if self.formed_at is None and self.quorum is not None:
             self.formed_at = now
         self._now = now
-        return self.attendance.pass_time(now) + self.attendance.standing_time(now)
+        self.attendance.pass_time(now)
+        self.attendance.standing_time(now)
 
     def _note_missed(self) -> None:
         missed_at = self.missed_at()
@@ -226,37 +247,39 @@ class QuorumMachine:
             return not self.standing.holds_back
         return self.standing.may_form((m.participant for m in self._choose() if m.participant), self._now)
 
-    def _settle(self, now: float) -> list[Effect]:
+    def _settle(self, now: float) -> None:
         if len(self.roster.working) < self._working:
             self._lost_at = now
-        effects = self._review()
-        formed = self._form(now)
+        self._review()
+        has_formed = self._form(now)
         self._working = len(self.roster.working)
-        return effects + formed + (self._review() if formed else []) + self.attendance.dismiss()
+        if has_formed:
+            self._review()
+        self.attendance.dismiss()
 
     # -- a standing quorum
 
-    def _review(self) -> list[Effect]:
+    def _review(self) -> None:
         """Recall the standing quorum if forming with those who wait would give another list, or a member drains."""
         if self.standing.phase is not Phase.STANDING:
-            return []
+            return
         draining = self.attendance.draining()
         if draining:
-            return self.attendance.recall(f"{draining[0]} drains")
-        if self.peers_pending:
-            return self.attendance.recall(f"{self.joins.newcomers} ask to come in")
-        return []
+            self.attendance.recall(f"{draining[0]} drains")
+        elif self.peers_pending:
+            self.attendance.recall(f"{self.joins.newcomers} ask to come in")
 
     # -- forming
 
-    def _form(self, now: float) -> list[Effect]:
+    def _form(self, now: float) -> bool:
+        """Whether a quorum was formed."""
         if self.standing.holds_back:
-            return []
+            return False
         self._note_missed()
         cut_at = self._cut_at()
         is_cut = cut_at is not None and now >= cut_at and self._is_majority() and self._is_enough() and self._is_free()
         if self.verdict() is not Verdict.READY and not is_cut:
-            return []
+            return False
         chosen = self._choose()
         participants = [member.participant for member in chosen if member.participant]
         tags = [tag_of(member.participant, member.handed) for member in chosen if member.participant]
@@ -286,7 +309,8 @@ class QuorumMachine:
         self.roster.form(chosen)
         calls = self.joins.take(chosen, self._previous, now)
         record = self._record(stands) if is_new else None
-        return [QuorumFormed(self.quorum, calls, is_new, stands, record)]
+        self._emit(QuorumFormed(self.quorum, calls, is_new, stands, record))
+        return True
 
     def _foreign(self, candidates: Sequence[Member]) -> list[bool]:
         participants = [member.participant for member in candidates if member.participant]

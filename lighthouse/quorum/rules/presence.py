@@ -9,7 +9,10 @@
 4. A participant is (replica_id, incarnation): a join or a hello of another incarnation is the loss of the old one.
 """
 
+from collections.abc import Callable
+
 from lighthouse.members.rules.admission import refusal, sent_away
+from lighthouse.members.rules.events import MemberDraining, MemberLeft, MemberLost
 from lighthouse.members.rules.roster import Member, Roster, is_reborn
 from lighthouse.members.rules.silence import Silence
 from lighthouse.quorum.rules.config import QuorumConfig
@@ -33,7 +36,6 @@ from lighthouse.quorum.rules.numbering import Numbering
 from lighthouse.quorum.rules.standing import HandAgain, Standing
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, Levels, Order, Phase, Welcome
-from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
 
 MAX_BEAT_INTERVAL_S = 1.0
@@ -43,14 +45,20 @@ SILENT_AFTER_INTERVALS = 1.5
 
 class Attendance:
     def __init__(
-        self, config: QuorumConfig, standing: Standing, numbering: Numbering, holders_until: float | None = None
+        self,
+        config: QuorumConfig,
+        standing: Standing,
+        numbering: Numbering,
+        emit: Callable[[Effect], None],
+        holders_until: float | None = None,
     ) -> None:
         """`holders_until`: until then quorums of an earlier lighthouse may be held that are not in its record."""
         self._config = config
+        self._emit = emit
         self.standing = standing
-        self.roster = Roster(config.heartbeat_timeout_s)
+        self.roster = Roster(config.heartbeat_timeout_s, emit)
         self.silence = Silence(self.roster, config.heartbeat_timeout_s)
-        self.joins = Joins(config.heartbeat_timeout_s)
+        self.joins = Joins(config.heartbeat_timeout_s, emit)
         self.seen_id = 0
         self._numbering = numbering
         self._holders_until = holders_until
@@ -71,37 +79,43 @@ class Attendance:
 
     # -- calls and joins
 
-    def join(self, event: Joined, now: float) -> list[Effect]:
+    def join(self, event: Joined, now: float) -> None:
         participant = event.participant
-        if event.session is not None and event.session not in self._sessions:
-            return [JoinRefused(event.call, Superseded("this session has ended"))]
-        error = self._refusal(participant, now, session=event.session)
-        if error is None and event.session is not None and participant.replica_id in self._draining:
-            error = _drains(participant.replica_id)
-        if error is not None:
-            return [JoinRefused(event.call, error)]
-        effects = self._send_away(participant, now) + self._supersede(participant, now)
-        member, orders = self._admit(participant, now)
-        effects += orders
-        effects += self._learn(participant, participant.seen_quorum_id, now)
+        if (error := self._join_refusal(event, now)) is not None:
+            return self._emit(JoinRefused(event.call, error))
+        self._send_away(participant, now)
+        self._supersede(participant, now)
+        member = self._admit(participant, now)
+        self._learn(participant, participant.seen_quorum_id, now)
         self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
         outcome = self.standing.joined(participant)
         if isinstance(outcome, HandAgain):
-            return effects + self._hand_again(member, event.call) + self._tell(outcome.order)
+            self._hand_again(member, event.call)
+            return self._tell(outcome.order)
         self.joins.add(member, event.call, event.deadline_at, now)
-        return effects + self._tell(outcome)
+        return self._tell(outcome)
 
-    def _admit(self, participant: Participant, now: float) -> tuple[Member, list[Effect]]:
+    def _join_refusal(self, event: Joined, now: float) -> LighthouseError | None:
+        if event.session is not None and event.session not in self._sessions:
+            return Superseded("this session has ended")
+        error = self._refusal(event.participant, now, session=event.session)
+        if error is None and event.session is not None and event.participant.replica_id in self._draining:
+            return _drains(event.participant.replica_id)
+        return error
+
+    def _admit(self, participant: Participant, now: float) -> Member:
         """Its manager may come with another incarnation on the same session, and with the lease that it holds."""
         old = self.roster.get(participant.replica_id)
-        effects: list[Effect] = []
         if old is not None and is_reborn(participant, old):
-            effects = self._tell(self.standing.lose(old.replica_id, old.incarnation, "its ranks have restarted"))
+            reason = "its ranks have restarted"
+            if old.is_alive:
+                self._emit(MemberLost(old.replica_id, self._ends_without(old), reason))
+            self._tell(self.standing.lose(old.replica_id, old.incarnation, reason))
         member = self.roster.admit(participant, now)
         if old is not None and old is not member and old.session is not None and old.is_connected:
             member.session, member.lease_until = old.session, old.lease_until
             self._sessions[old.session] = member
-        return member, effects
+        return member
 
     def withdraw(self, call: int, now: float) -> None:
         self.joins.withdraw(call, now)
@@ -113,54 +127,55 @@ class Attendance:
 
     # -- sessions
 
-    def open(self, event: SessionOpened, now: float) -> list[Effect]:
+    def open(self, event: SessionOpened, now: float) -> None:
         participant, session = event.hello.participant, event.session
         error = self._refusal(participant, now, event.hello.levels, session=session, is_hello=True)
         if error is not None:
-            return [SessionRefused(session, error)]
-        effects = self._send_away(participant, now) + self._take_place(participant, now)
+            return self._emit(SessionRefused(session, error))
+        self._send_away(participant, now)
+        self._take_place(participant, now)
         member = self._sessions[session] = self.roster.greet(participant, session, now)
-        effects += self._learn(participant, participant.seen_quorum_id, now)
-        effects += self._read_levels(member, event.hello.levels, now)
+        self._learn(participant, participant.seen_quorum_id, now)
+        self._read_levels(member, event.hello.levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
-        return [*effects, Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order))]
+        return self._emit(Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order)))
 
-    def beat(self, event: BeatReceived, now: float) -> list[Effect]:
+    def beat(self, event: BeatReceived, now: float) -> None:
         member = self._sessions.get(event.session)
         if member is None:
-            return []
+            return
         levels = event.beat.levels
         if (error := self._unheard_of(None, levels, now)) is not None:
-            return [SessionRefused(event.session, error)]
+            self._emit(SessionRefused(event.session, error))
+            return
         self.roster.see(member, now)
-        effects = self._read_levels(member, levels, now)
+        self._read_levels(member, levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, levels.held)
-        return [*effects, Echoed(event.session, event.beat.number, order)]
+        self._emit(Echoed(event.session, event.beat.number, order))
 
-    def end(self, event: SessionEnded, now: float) -> list[Effect]:
+    def end(self, event: SessionEnded, now: float) -> None:
         member = self._sessions.pop(event.session, None)
         if event.session in self._leaving:
             self._leaving.remove(event.session)
         if member is None or member.session != event.session:
-            return []
+            return
         until = self.silence.closing_held_until(member, self.beat_interval_s, now)
         if until is None:
-            return self._lose(member, "its connection has ended", now)
-        self._drop_join(member, now)
-        self.roster.close(member, until, now)
-        return []
+            self._lose(member, "its connection has ended", now)
+        else:
+            self._drop_join(member, now)
+            self.roster.close(member, until, now)
 
-    def leave(self, event: Left, now: float) -> list[Effect]:
+    def leave(self, event: Left, now: float) -> None:
         member = self._sessions.pop(event.session, None)
         if member is None or member.session != event.session:
-            return []
+            return
         self._drop_join(member, now)
-        effects = self._tell(self.standing.left(member.replica_id, member.incarnation))
-        self.roster.note(TimelineKind.LEFT, member)
+        self._emit(MemberLeft(member.replica_id))
+        self._tell(self.standing.left(member.replica_id, member.incarnation))
         self.roster.remove(member)
         self._draining.discard(member.replica_id)
         self._leaving.append(event.session)
-        return effects
 
     def _are_needed(self) -> bool:
         """Members of the quorum still do the steps that were promised, with the peers of those who have left."""
@@ -169,21 +184,20 @@ class Attendance:
         members = (self.roster.get(replica_id) for replica_id in self.standing.at_work)
         return any(member is not None and member.is_connected for member in members)
 
-    def dismiss(self) -> list[Effect]:
+    def dismiss(self) -> None:
         """Those who have left, once they are not needed any more."""
         if not self._leaving or self._are_needed():
-            return []
+            return
         leaving, self._leaving = self._leaving, []
-        return [SessionRefused(session, None, "the group has left") for session in leaving]
+        for session in leaving:
+            self._emit(SessionRefused(session, None, "the group has left"))
 
     # -- time
 
-    def pass_time(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def pass_time(self, now: float) -> None:
         for member in self.roster.expire(now):
             if member.session is not None:
-                effects += self._lapse(member, now)
-        return effects
+                self._lapse(member, now)
 
     def silent(self, now: float) -> list[str]:
         """Those whose beat is overdue, in open sessions: they count as there until they lapse. O(n)."""
@@ -227,23 +241,24 @@ class Attendance:
             return error
         return None
 
-    def _learn(self, member: Participant | Member, seen_id: int, now: float) -> list[Effect]:
+    def _learn(self, member: Participant | Member, seen_id: int, now: float) -> None:
         """It was told that id. Where the journal should know it and does not, it is older than what was told."""
         self.seen_id = max(self.seen_id, seen_id)
         if self._holders_until is None or not self._numbering.is_unknown(seen_id):
-            return []
+            return
         until, self._holders_until = self._holders_until, None
-        wait_s = max(0.0, until - now)
-        effects: list[Effect] = [JournalOutdated(member.replica_id, seen_id, self._numbering.quorum_id, wait_s)]
+        self._emit(JournalOutdated(member.replica_id, seen_id, self._numbering.quorum_id, max(0.0, until - now)))
         if now >= until:
-            return effects
+            return
         sessions = self._holders()
         order = self.standing.distrust(until, f"{member.replica_id} was told quorum {seen_id}, which is not remembered")
-        return effects if order is None else [*effects, Ordered(order, sessions)]
+        if order is not None:
+            self._emit(Ordered(order, sessions))
 
-    def _tell(self, order: Order | None) -> list[Effect]:
+    def _tell(self, order: Order | None) -> None:
         """To every holder with a session."""
-        return [] if order is None else [Ordered(order, self._holders())]
+        if order is not None:
+            self._emit(Ordered(order, self._holders()))
 
     def _holders(self) -> tuple[int, ...]:
         """Their sessions."""
@@ -259,98 +274,100 @@ class Attendance:
         """Members of the standing quorum that want to leave."""
         return sorted(name for name in self._draining if self.standing.is_member(name))
 
-    def recall(self, reason: str) -> list[Effect]:
-        return self._tell(self.standing.recall(reason))
+    def recall(self, reason: str) -> None:
+        self._tell(self.standing.recall(reason))
 
-    def standing_time(self, now: float) -> list[Effect]:
-        return self._tell(self.standing.pass_time(now))
+    def standing_time(self, now: float) -> None:
+        self._tell(self.standing.pass_time(now))
 
-    def _hand_again(self, member: Member, call: int) -> list[Effect]:
+    def _hand_again(self, member: Member, call: int) -> None:
         assert self.standing.quorum is not None
-        again: list[Effect] = [QuorumHandedAgain(self.standing.quorum, call)]
+        self._emit(QuorumHandedAgain(self.standing.quorum, call))
         if self.standing.phase in (Phase.RECALLED, Phase.RESUMED, Phase.REVOKED) and member.session is not None:
-            again.append(Ordered(self.standing.order(), (member.session,)))
-        return again
+            self._emit(Ordered(self.standing.order(), (member.session,)))
 
-    def _send_away(self, participant: Participant, now: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _send_away(self, participant: Participant, now: float) -> None:
         for member, error in sent_away(participant, self.roster):
             if member.call is not None:
-                effects.append(JoinRefused(member.call, error))
+                self._emit(JoinRefused(member.call, error))
             if member.session is not None:
-                effects.append(SessionRefused(member.session, error))
-            effects += self._lose(member, "its address is a loopback", now)
+                self._emit(SessionRefused(member.session, error))
+            self._lose(member, "its address is a loopback", now)
             self.roster.remove(member)
-        return effects
 
-    def _supersede(self, participant: Participant, now: float) -> list[Effect]:
+    def _supersede(self, participant: Participant, now: float) -> None:
         old = self.roster.get(participant.replica_id)
         if old is None or old.call is None:
-            return []
+            return
         call = old.call
         self.joins.withdraw(call, now)
-        return [JoinRefused(call, Superseded(f"{participant.replica_id} has asked again; its newer call is answered"))]
+        error = Superseded(f"{participant.replica_id} has asked again; its newer call is answered")
+        self._emit(JoinRefused(call, error))
 
-    def _take_place(self, participant: Participant, now: float) -> list[Effect]:
+    def _take_place(self, participant: Participant, now: float) -> None:
         """The new session takes the place of an older one; another incarnation's coming is the old one's loss."""
         old = self.roster.get(participant.replica_id)
         if old is None:
-            return []
-        effects = self._supersede(participant, now)
+            return
+        self._supersede(participant, now)
         if old.session is not None and old.is_connected:
             self._sessions.pop(old.session, None)
-            effects.append(SessionRefused(old.session, Superseded(f"{old.replica_id} has opened a newer session")))
+            self._emit(SessionRefused(old.session, Superseded(f"{old.replica_id} has opened a newer session")))
         if old.incarnation != participant.incarnation:
-            effects += self._lose(old, "has restarted", now)
-        return effects
+            self._lose(old, "has restarted", now)
 
-    def _read_levels(self, member: Member, levels: Levels, now: float) -> list[Effect]:
+    def _read_levels(self, member: Member, levels: Levels, now: float) -> None:
         member.lease_until = now + self._config.lease_s
         name, incarnation = member.replica_id, member.incarnation
         self.standing.renew(name, incarnation, member.lease_until)
         self.roster.miss_ranks(member, levels.missing)
-        effects: list[Effect] = []
         if levels.held is not None:
-            effects += self._learn(member, levels.held.quorum_id, now)
+            self._learn(member, levels.held.quorum_id, now)
             member.step = max(member.step, levels.held.granted)
         if levels.drains and name not in self._draining:
-            self.roster.note(TimelineKind.DRAINED, member)
+            self._emit(MemberDraining(name))
         (self._draining.add if levels.drains else self._draining.discard)(name)
         if levels.drains and member.call is not None:
-            effects.append(JoinRefused(member.call, _drains(name)))
+            self._emit(JoinRefused(member.call, _drains(name)))
             self._drop_join(member, now)
         if levels.down or not member.down:  # one that is down starts until it joins
             member.is_starting = levels.down in (STARTING, RESTARTING)
         is_waited_for = levels.down == STARTING and not self.has_formed
         if levels.down and not member.down and not is_waited_for:
-            self._drop_join(member, now)
-            if levels.down == LEFT:
-                self.roster.note(TimelineKind.LEFT, member)
-            elif levels.down != STARTING:
-                self.roster.note(TimelineKind.LOST, member, levels.down)
-            self.roster.go_down(member, levels.down)
-            if levels.down != LEFT:
-                effects += self._tell(self.standing.lose(name, incarnation, levels.down))
-        return effects + self._tell(self.standing.observe(name, incarnation, levels.held))
+            self._go_down(member, levels.down, now)
+        self._tell(self.standing.observe(name, incarnation, levels.held))
 
-    def _lapse(self, member: Member, now: float) -> list[Effect]:
+    def _go_down(self, member: Member, reason: str, now: float) -> None:
+        self._drop_join(member, now)
+        quorum_id = self._ends_without(member)
+        if reason == LEFT:
+            self._emit(MemberLeft(member.replica_id))
+        elif reason != STARTING or quorum_id is not None:
+            self._emit(MemberLost(member.replica_id, quorum_id, reason))
+        self.roster.go_down(member, reason)
+        if reason != LEFT:
+            self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
+
+    def _lapse(self, member: Member, now: float) -> None:
         if self.silence.excuse(member, self.beat_interval_s, now):
-            return []
+            return
         session = member.session if member.closes_at is None else None
-        effects = self._lose(member, "it is silent", now, member.seen_at)
+        self._lose(member, "it is silent", now, member.seen_at)
         if session is not None:
             timeout_s = self._config.heartbeat_timeout_s
             gone = Unreachable(f"the lighthouse has heard nothing of {member.replica_id} for {timeout_s:g} s")
-            effects.append(SessionRefused(session, gone))
-        return effects
+            self._emit(SessionRefused(session, gone))
 
-    def _lose(self, member: Member, reason: str, now: float, last_seen_at: float | None = None) -> list[Effect]:
+    def _lose(self, member: Member, reason: str, now: float, last_seen_at: float | None = None) -> None:
         self._drop_join(member, now)
         self._draining.discard(member.replica_id)
         if member.session is not None:
             self._sessions.pop(member.session, None)
-        self.roster.lose(member, now, reason)
-        return self._tell(self.standing.lose(member.replica_id, member.incarnation, reason, last_seen_at))
+        self.roster.lose(member, now, reason, quorum_id=self._ends_without(member), last_seen_at=last_seen_at)
+        self._tell(self.standing.lose(member.replica_id, member.incarnation, reason))
+
+    def _ends_without(self, member: Member) -> int | None:
+        return self.standing.ends_without(member.replica_id, member.incarnation)
 
     def _drop_join(self, member: Member, now: float) -> None:
         if member.call is not None:

@@ -20,16 +20,12 @@ It is a lease with recall, as file servers delegate files to clients.
 All is read from levels (what a member says that it holds), again and again, so that no message must arrive.
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lighthouse.members.rules.events import Loss
 from lighthouse.quorum.rules.record import Entry, Record
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import Held, HoldMode, Order, Phase
-
-MAX_LOSSES = 1024
 
 
 @dataclass(slots=True)
@@ -71,7 +67,6 @@ class Standing:
         self.lost = ""  # the member because of which the quorum was revoked, where one is known
         self.recalls = 0
         self.revokes = 0
-        self.losses: deque[Loss] = deque(maxlen=MAX_LOSSES)  # that nobody has taken yet
         self._holders: dict[str, _Holder] = {}
         self._returns_until = 0.0
         self._is_odd = False
@@ -97,6 +92,10 @@ class Standing:
 
     def is_holder(self, replica_id: str, incarnation: str) -> bool:
         return self._holder(replica_id, incarnation) is not None
+
+    def ends_without(self, replica_id: str, incarnation: str) -> int | None:
+        """The id of the quorum, if it ends with the loss of that member."""
+        return self.quorum.quorum_id if self.quorum is not None and self._misses(replica_id, incarnation) else None
 
     def order(self) -> Order:
         return Order(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
@@ -217,12 +216,10 @@ class Standing:
         order = self.recall(f"{name} asks for a quorum") if self.phase is Phase.STANDING else None
         return self._told(holder, participant.asks_for - 1, is_spent=True) or order
 
-    def lose(self, replica_id: str, incarnation: str, reason: str, last_seen_at: float | None = None) -> Order | None:
+    def lose(self, replica_id: str, incarnation: str, reason: str) -> Order | None:
         """A member has gone, is down, or has taken another incarnation."""
         if not self._misses(replica_id, incarnation):
             return None
-        assert self.quorum is not None
-        self.losses.append(Loss(replica_id, self.quorum.quorum_id, reason, last_seen_at))
         return self._revoke_without(replica_id, reason)
 
     def left(self, replica_id: str, incarnation: str) -> Order | None:

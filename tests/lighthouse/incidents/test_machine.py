@@ -21,7 +21,7 @@ from lighthouse.incidents.rules.machine import (
     Recovered,
 )
 from lighthouse.incidents.rules.policy import OnStall, decide
-from lighthouse.members.rules.events import Loss
+from lighthouse.members.rules.events import MemberLost
 from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.messages.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence
 from lighthouse_protocol.messages.membership import Distrust, DistrustKind
@@ -60,7 +60,7 @@ class Stage:
         return self.told(self.machine.stalled(verdict, step, self.now, UNIX_S))
 
     def lost(self, *names: str, seen_at: float | None = None, quorum_id: int = 7, is_asked: bool = False):
-        losses = [Loss(name, quorum_id, "its connection has ended", seen_at) for name in names]
+        losses = [MemberLost(name, quorum_id, "its connection has ended", seen_at) for name in names]
         return self.told([e for loss in losses for e in self.machine.lost(loss, self.now, UNIX_S, is_asked=is_asked)])
 
     def took(self, id: str, *names: str) -> list[machine.Effect]:

@@ -10,7 +10,7 @@ from tests.lighthouse.builders import group, on_loopback
 
 
 def roster_of(*participants: Participant) -> Roster:
-    roster = Roster(5)
+    roster = Roster(5, [].append)
     for participant in participants:
         roster.admit(participant, 0)
     return roster

@@ -5,6 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lighthouse.members.rules.events import GridChanged
 from lighthouse.members.rules.rank_grid import GROUPS_NAMED, Grid, GroupRanks, grid_of
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.status import explain
@@ -126,10 +127,9 @@ def test_one_that_waits_for_another_is_told_what_is_missing_there():
 
 def test_a_rank_that_goes_is_missing_until_it_is_back():
     made = standing("ab")
-    before = made.roster.changes
-    made.handle(pulse(1, 2), 1)
-    assert made.roster.changes == before, "a beat that says nothing new"
-    made.handle(pulse(1, 3, down="rank 0 has ended", missing=frozenset({0})), 1)
+    assert GridChanged() not in QuorumMachine.handle(made, pulse(1, 2), 1), "a beat that says nothing new"
+    effects = QuorumMachine.handle(made, pulse(1, 3, down="rank 0 has ended", missing=frozenset({0})), 1)
+    assert effects.count(GridChanged()) == 1
     assert world_of(made, grid_of(made.roster)) == World(1, 1), (
         "of a group of one rank nobody is left that would be held back"
     )

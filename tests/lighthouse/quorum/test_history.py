@@ -2,8 +2,8 @@
 
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import Event
-from lighthouse.quorum.rules.history import History
 from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.timeline import History
 from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.messages.session import STARTING
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
@@ -18,11 +18,11 @@ class Job:
 
     def __init__(self, **config: object) -> None:
         self.machine = QuorumMachine(QuorumConfig(**config))
-        self.history = History(self.machine)
+        self.history = History(self.machine.roster)
         self.read = 0
 
     def handle(self, event: Event, now: float) -> None:
-        self.history.look(self.machine.handle(event, now), WALL + now)
+        self.history.read(self.machine.handle(event, now), WALL + now)
 
     def beat(self, session: int, name: str, now: float, **levels: object) -> None:
         self.handle(pulse(session, **levels), now)
@@ -59,7 +59,7 @@ def test_who_is_lost_says_why_and_comes_back():
     assert job.new() == [
         "1 lost b its connection has ended",
         "2 joined b is back",
-        "4 lost b has restarted",
+        "4 lost b its ranks have restarted",
         "4 joined b",
     ]
 
@@ -75,7 +75,7 @@ def test_another_incarnation_joins_in_the_place_of_a_live_one():
     job = Job()
     job.handle(join(1, "a", incarnation="i1"), 0)
     job.handle(join(2, "a", incarnation="i2"), 2)
-    assert job.new()[-3:-1] == ["2 lost a has restarted", "2 joined a"]
+    assert job.new()[-3:-1] == ["2 lost a its ranks have restarted", "2 joined a"]
 
 
 def test_who_drains_leaves():

@@ -70,7 +70,7 @@ class TestClock:
 
 class TestJoins:
     def test_in_the_order_in_which_they_came(self):
-        joins = Joins(5)
+        joins = Joins(5, [].append)
         for call, name in enumerate("cab"):
             joins.add(member(name), call, 10, 0)
         assert [m.replica_id for m in joins] == ["c", "a", "b"]
@@ -78,7 +78,7 @@ class TestJoins:
         assert "d" not in joins
 
     def test_a_withdrawal_takes_back_that_call_only(self):
-        joins = Joins(5)
+        joins = Joins(5, [].append)
         a, b = member("a"), member("b")
         joins.add(a, 1, 10, 0)
         joins.add(b, 2, 20, 0)
@@ -87,7 +87,7 @@ class TestJoins:
         assert (a.call, b.call, len(joins), joins.earliest_deadline_at) == (None, 2, 1, 20)
 
     def test_take_answers_the_chosen_and_leaves_the_rest_waiting(self):
-        joins = Joins(5)
+        joins = Joins(5, [].append)
         members = [member(name) for name in "abc"]
         for call, m in enumerate(members):
             joins.add(m, call, 10 * (call + 1), 0)
@@ -97,7 +97,7 @@ class TestJoins:
         assert joins.withdraw(0, 8) is None
 
     def test_the_members_clock_counts_members_of_the_last_quorum_only(self):
-        joins = Joins(5)
+        joins = Joins(5, [].append)
         a, n = member("a"), member("n")
         joins.add(a, 1, 10, 0)
         joins.take([a], frozenset("a"), 1)
@@ -109,7 +109,7 @@ class TestJoins:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 50)), max_size=30))
 def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int]]):
-    joins = Joins(5)
+    joins = Joins(5, [].append)
     waiting: dict[int, int] = {}
     for joined, call, deadline_at in events:
         if joined and call not in waiting:

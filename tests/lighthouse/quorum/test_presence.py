@@ -7,7 +7,7 @@ from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.session import STARTING, Order, Phase
 from lighthouse_protocol.refusals import Drained, DuplicateReplica, LimitReached, Superseded, WrongState
-from tests.lighthouse.builders import join, refused
+from tests.lighthouse.builders import AnswersOnly, join, refused
 from tests.lighthouse.sessions import (
     asks,
     closed,
@@ -37,7 +37,7 @@ HOLDS = {"held": held(1)}
 
 class TestSessions:
     def test_a_hello_is_welcomed_with_the_intervals(self):
-        m = QuorumMachine(connected("").config)
+        m = AnswersOnly(connected("").config)
         assert m.handle(opened(1, "a"), 0) == [welcomed(1)]
         assert alive(m) == "a"
 
@@ -107,7 +107,7 @@ class TestSessions:
         assert effect.calls == (3, 2)
 
     def test_more_sessions_beat_more_rarely_as_far_as_the_lease_allows(self):
-        m = QuorumMachine(connected("", max_replicas=2000, lease_s=8).config)
+        m = AnswersOnly(connected("", max_replicas=2000, lease_s=8).config)
         for n in range(1000):
             [effect] = m.handle(opened(n, f"g{n}"), 0)
             assert effect.welcome.heartbeat_interval_s == min(2.0, max(1.0, (n + 1) / 500))

@@ -25,7 +25,7 @@ from lighthouse.quorum.rules.numbering import Numbering
 from lighthouse.quorum.rules.presence import Attendance
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Participant
-from tests.lighthouse.builders import beat, group
+from tests.lighthouse.builders import AnswersOnly, beat, group
 from tests.lighthouse.plain_quorum import PlainQuorum
 from tests.lighthouse.recount import recount
 
@@ -115,7 +115,7 @@ class Story:
     """Feeds a machine and has every answer checked. A punctual driver ticks at each deadline; a late one never."""
 
     def __init__(self, config: QuorumConfig, *, is_punctual: bool = True) -> None:
-        self.machine = QuorumMachine(config)
+        self.machine = AnswersOnly(config)
         self.plain = PlainQuorum(self.machine)
         self.is_punctual = is_punctual
         self.now = 0.0
@@ -308,7 +308,7 @@ def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch, owner: type, n
 
 
 def test_the_witness_notices_an_answer_to_a_call_that_ended():
-    plain = PlainQuorum(QuorumMachine(QuorumConfig()))
+    plain = PlainQuorum(AnswersOnly(QuorumConfig()))
     effects: list[Effect] = [JoinRefused(7, RuntimeError())]  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="did not wait"):
         plain.check(HeartbeatReceived("a"), effects, 0.0)

@@ -5,13 +5,14 @@ import logging
 
 import pytest
 
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.sessions import OpenSessions
 from lighthouse.quorum.world_broadcast import HELD_BACK_LOGGED_AFTER_S, WorldBroadcast
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import STARTING, Hello, Levels
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.wire.session_wire import session_response_from_wire
-from tests.lighthouse.builders import machine
 from tests.lighthouse.sessions import asks, ended, native, opened, pulse
 from tests.virtual_loop import VirtualLoop
 
@@ -28,12 +29,11 @@ class Job:
     """Its driver, as far as the world is concerned."""
 
     def __init__(self, loop: VirtualLoop) -> None:
-        self.loop, self.machine, self.sessions = loop, machine(), OpenSessions()
+        self.loop, self.machine, self.sessions = loop, QuorumMachine(QuorumConfig()), OpenSessions()
         self.worlds = WorldBroadcast("j", self.machine, self.sessions)
 
     def feed(self, event: object) -> None:
-        self.machine.handle(event, self.loop.now)  # type: ignore[arg-type]
-        self.worlds.wake()
+        self.worlds.read(self.machine.handle(event, self.loop.now))  # type: ignore[arg-type]
 
     def come(
         self, session: int, name: str, *, takes: bool = True, size: int = 1, missing: tuple[int, ...] = ()

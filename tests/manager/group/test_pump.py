@@ -8,13 +8,13 @@ from collections import Counter
 from lighthouse.members.rules.rank_grid import grid_of
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import BeatReceived, Echoed, Joined, Ordered, QuorumFormed, SessionOpened, Welcomed
-from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.world_broadcast import world_of
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Beat, Echo, Handed, Hello, JoinRequest, ToLighthouse, ToManager
 from manager.group.rules.events import QuorumAnswered, Received, Sent, WatchOpened
 from manager.group.rules.events import SessionOpened as Connected
 from manager.group.rules.machine import GroupMachine
+from tests.lighthouse.builders import AnswersOnly
 from tests.manager.builders import ask
 from tests.manager.groups import vote
 
@@ -26,7 +26,7 @@ class Job:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.lighthouse = QuorumMachine(QuorumConfig())
+        self.lighthouse = AnswersOnly(QuorumConfig())
         self.groups: dict[str, GroupMachine] = {}
         self.said: Counter[tuple[str, str]] = Counter()
         self.beats: Counter[str] = Counter()

@@ -5,7 +5,7 @@
 from typing import Any
 
 from lighthouse.members.rules.roster import Member, Roster
-from lighthouse.quorum.rules.events import Effect, Left, SessionEnded
+from lighthouse.quorum.rules.events import Left, SessionEnded
 from lighthouse.quorum.rules.joins import Joins
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.numbering import Numbering
@@ -22,26 +22,26 @@ _number = Numbering.number
 _expire = Roster.expire
 
 
-def _end_as_leave(self: Attendance, event: SessionEnded, now: float) -> list[Effect]:
-    return self.leave(Left(event.session), now)
+def _end_as_leave(self: Attendance, event: SessionEnded, now: float) -> None:
+    self.leave(Left(event.session), now)
 
 
-def _keep_old_session(self: Attendance, participant: Participant, now: float) -> list[Effect]:
+def _keep_old_session(self: Attendance, participant: Participant, now: float) -> None:
     old = self.roster.get(participant.replica_id)
     session = old.session if old is not None else None
-    effects = _take_place(self, participant, now)
+    _take_place(self, participant, now)
     if old is not None and session is not None and old.incarnation == participant.incarnation:
         self._sessions[session] = old
-    return effects
 
 
-def _end_any_session(self: Attendance, event: SessionEnded, now: float) -> list[Effect]:
+def _end_any_session(self: Attendance, event: SessionEnded, now: float) -> None:
     member = self._sessions.pop(event.session, None)
-    return [] if member is None else self._lose(member, "its connection has ended", now)
+    if member is not None:
+        self._lose(member, "its connection has ended", now)
 
 
-def _end_unnoticed(self: Attendance, event: SessionEnded, now: float) -> list[Effect]:
-    return []
+def _end_unnoticed(self: Attendance, event: SessionEnded, now: float) -> None:
+    """Nothing follows from it."""
 
 
 def _keep_waiting(self: Joins, call: int, now: float) -> None:
@@ -85,14 +85,14 @@ def _forget_seen_ids(self: Numbering, chosen: list[Member], seen_id: int, *, alw
     return _number(self, chosen, 0, always=always)
 
 
-def _recall_for_anybody(self: QuorumMachine) -> list[Effect]:
+def _recall_for_anybody(self: QuorumMachine) -> None:
     if self.standing.phase is not Phase.STANDING:
-        return []
+        return
     draining = self.attendance.draining()
     if draining:
-        return self.attendance.recall(f"{draining[0]} drains")
-    newcomers = self.joins.newcomers
-    return self.attendance.recall(f"{newcomers} ask to come in") if newcomers else []
+        self.attendance.recall(f"{draining[0]} drains")
+    elif self.joins.newcomers:
+        self.attendance.recall(f"{self.joins.newcomers} ask to come in")
 
 
 def _missed_by_anyones_clock(self: QuorumMachine) -> float | None:

@@ -1,0 +1,78 @@
+"""What happens to members is among the effects of the machine, in the order in which it happens."""
+
+from lighthouse.members.rules.events import (
+    GridChanged,
+    MemberBack,
+    MemberDraining,
+    MemberJoined,
+    MemberLeft,
+    MemberLost,
+)
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.events import Effect, Ordered
+from lighthouse.quorum.rules.machine import QuorumMachine
+from tests.lighthouse.builders import answers, beat, join
+from tests.lighthouse.sessions import asks, ended, held, left, native, opened, pulse
+
+
+def at_work(names: str = "ab") -> QuorumMachine:
+    """Groups `names`, by sessions and calls 1, 2, ..., hold quorum 1, which stands."""
+    machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=5.0))
+    for session, name in enumerate(names, start=1):
+        machine.handle(opened(session, name), 0)
+    for session, name in enumerate(names, start=1):
+        machine.handle(asks(session, session, name), 0)
+    return machine
+
+
+def told(effects: list[Effect]) -> list[Effect]:
+    """What is told of members, without the answers."""
+    return [effect for effect in effects if not answers([effect])]
+
+
+def test_a_loss_names_the_quorum_that_ends_and_comes_before_its_end():
+    machine = at_work()
+    effects = machine.handle(ended(2), 1)
+    assert effects[:2] == [MemberLost("b", 1, "its connection has ended"), GridChanged()]
+    assert [type(effect) for effect in effects[2:]] == [Ordered]
+    assert machine.tick(1) == [], "what was told once is not told again"
+
+
+def test_a_silent_member_is_lost_with_the_moment_when_it_was_last_heard_of():
+    machine = at_work("abc")
+    for now in range(1, 9):
+        for session in (1, 3):
+            effects = machine.handle(pulse(session, held=held(1)), now)
+            if lost := [effect for effect in effects if isinstance(effect, MemberLost)]:
+                assert lost == [MemberLost("b", 1, "it is silent", 0)]
+                return
+    raise AssertionError("b is not lost")
+
+
+def test_a_group_of_no_standing_quorum_is_lost_to_none():
+    machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=5.0))
+    assert told(machine.handle(beat("a"), 0)) == [MemberJoined("a")]
+    assert told(machine.tick(6)) == [MemberLost("a", None, "it is silent", 0), GridChanged()]
+    assert told(machine.handle(beat("a"), 7)) == [MemberBack("a", "is back"), GridChanged()]
+
+
+def test_another_incarnation_by_the_same_session_is_one_loss():
+    machine = at_work()
+    effects = machine.handle(asks(9, 2, native("b", incarnation="i2")), 1)
+    lost = [effect for effect in effects if isinstance(effect, MemberLost)]
+    assert lost == [MemberLost("b", 1, "its ranks have restarted")]
+    assert effects.index(lost[0]) < effects.index(MemberJoined("b"))
+
+
+def test_another_incarnation_of_a_group_without_a_session_is_lost_too():
+    machine = QuorumMachine(QuorumConfig())
+    machine.handle(join(1, "a", incarnation="i1"), 0)
+    effects = machine.handle(join(2, "a", incarnation="i2"), 1)
+    assert MemberLost("a", None, "its ranks have restarted") in effects
+
+
+def test_a_drain_is_told_once_and_then_the_leave():
+    machine = at_work()
+    assert told(machine.handle(pulse(2, held=held(1), drains=True), 1)) == [MemberDraining("b")]
+    assert told(machine.handle(pulse(2, held=held(1), drains=True), 2)) == []
+    assert told(machine.handle(left(2), 3)) == [MemberLeft("b"), GridChanged()]
