@@ -1,4 +1,4 @@
-"""Where a generation says who this rank is: in its State, and in RANK and WORLD_SIZE while it runs."""
+"""Where a generation puts this rank's place: in its State, and in RANK and WORLD_SIZE while it runs."""
 
 import os
 

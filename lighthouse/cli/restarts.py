@@ -16,10 +16,10 @@ from lighthouse_runtime.cli.terminal import printable
 
 
 @click.command()
-@click.option("--evidence", is_flag=True, help="Below each incident, the last lines of who died.")
+@click.option("--evidence", is_flag=True, help="Show the last lines of each dead process below its incident.")
 @run_options(default=None)
 def restarts(choice: RunChoice, evidence: bool) -> None:
-    """List the incidents of a run: the generation that ended, why, who was lost, and when it went on."""
+    """List the incidents of a run: the generation that ended, why, which ranks were lost, and when it went on."""
     with choice.connect() as client:
         runs = client.runs(choice.run, timeout_s=choice.timeout)
     if choice.output == "json":

@@ -241,7 +241,7 @@ class IncidentDriver:
         return f"; could not be told: {', '.join(missed)}" if missed else ""
 
     def close(self, reason: str) -> None:
-        """Whoever stands still is the next lighthouse's to kill."""
+        """What stands still is the next lighthouse's to kill."""
         self._is_closed = True
         for number in list(self._rounds):
             log.info("[%s] evidence round %d ends: %s", self._job, number, reason)

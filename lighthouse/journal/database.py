@@ -24,7 +24,7 @@ VERSION = 2
 _WITHOUT_RUNS = 1  # upgraded in place
 _APPLICATION_ID = b"LHJL"
 _HEADER_BYTES = 100
-# Nobody else writes, unless by hand. The loop stands still meanwhile.
+# No other process writes, unless by hand. The loop stands still meanwhile.
 _BUSY_S = 0.5
 
 _WRITABLE = "the lighthouse's user must be able to write the file and its folder"
@@ -85,7 +85,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_S, check_same_thread=False)
 
 
-# -- making and checking; only whoever holds the claim
+# -- making and checking; only by the holder of the lock
 
 
 def check_kind(path: Path) -> None:

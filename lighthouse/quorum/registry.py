@@ -73,7 +73,7 @@ class JobRegistry:
         return driver
 
     def find(self, job: str) -> JobDriver:
-        """Raises UnknownName for a job that nobody has joined."""
+        """Raises UnknownName for a job that no group has joined."""
         driver = self._drivers.get(check_name(job, "job"))
         if driver is None:
             known = ", ".join(sorted(self._drivers)[:NAMES_LOGGED]) or "none"

@@ -1,4 +1,4 @@
-"""Whom a job's machine answers: calls that wait, and sessions; each message is serialised once, whoever gets it."""
+"""The open sessions of a job; a message that goes to many is serialised once."""
 
 from collections.abc import Iterator, Sequence
 

@@ -78,7 +78,7 @@ class WorldBroadcast:
             self._timer.cancel()
 
     def _look(self) -> None:
-        """A round without newcomers changes nothing of the grid: who asks is all that is looked at."""
+        """A round without newcomers changes nothing of the grid: only the groups that ask are looked at."""
         self._timer = None
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:

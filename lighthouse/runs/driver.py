@@ -47,7 +47,7 @@ from lighthouse_runtime.ports import Peer, Timer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 NOTED_WITHIN_S = 0.2
-# A durable write takes a millisecond or more from everybody. All ranks may write at once when a generation begins.
+# A durable write holds up the loop for a millisecond or more. All ranks may write at once when a generation begins.
 KEY_WRITES_PER_S = 100.0
 KEY_WRITES_AT_ONCE = 1000
 
@@ -172,7 +172,7 @@ class RunDriver:
             self._remember(self.machine.record(self._clock()))
 
     def close(self, reason: str) -> None:
-        """Nobody is counted as lost by it."""
+        """No rank counts as lost by it."""
         self._is_closed = True
         self._timer.cancel()
         if self._note_timer is not None:

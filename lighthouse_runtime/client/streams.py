@@ -2,7 +2,7 @@
 manager a rank's watch.
 
 Iterating gives what the other side says, and ends where it ended the stream well; however else the stream ends, a
-refusal says why. Nobody pings: a session's holder judges by echoes, a watch by its connection.
+refusal says why. There are no pings: a session is judged by its heartbeats' answers, a watch by its connection.
 """
 
 import asyncio
@@ -185,7 +185,7 @@ class _SyncStream(Generic[S, M]):
         self._pid = os.getpid()
         self._repeated: tuple[Callable[[], S | None], float] | None = None
         self._call = open_(self._messages())
-        # gRPC takes what is sent on a thread of its own: whoever ends the stream, that thread ends with it.
+        # gRPC takes what is sent on a thread of its own: whichever side ends the stream, that thread ends with it.
         if not self._call.add_callback(self._send_no_more):
             self._send_no_more()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 _OURS = str(Path(__file__).resolve().parents[2])
 
 START_LIGHTHOUSE = f"from {__name__} import lighthouse; lighthouse()"
-"""What `python -c` runs, for those who start a daemon as a child."""
+"""What `python -c` runs to start a daemon as a child."""
 START_MANAGER = f"from {__name__} import lighthouse_manager; lighthouse_manager()"
 
 

@@ -89,7 +89,7 @@ class EvidenceCollector:
     # -- the lighthouse
 
     def give(self, request: EvidenceRequest) -> None:
-        """It is sent as it is found. Who asks twice at a time is told the same."""
+        """It is sent as it is found. Two requests at a time get the same answer."""
         task = asyncio.create_task(self._give(request), name="evidence")
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)

@@ -87,7 +87,7 @@ async def _in_thread(work: Callable[[], T], within_s: float) -> T:
     def run() -> None:
         try:
             done.set_result(work())
-        except Exception as e:  # noqa: BLE001  it belongs to who waits for the work
+        except Exception as e:  # noqa: BLE001  it belongs to the waiter
             done.set_exception(e)
 
     threading.Thread(target=run, name="evidence", daemon=True).start()

@@ -63,7 +63,7 @@ class SupervisorLink:
         self._report.exclude(reason)
 
     async def close(self) -> None:
-        """Says what is left to say. A stop that was asked for is waited for: nobody else may know of it."""
+        """Send what is left. A stop that was asked for is waited for: no other supervisor may know of it."""
         if self._task is None:
             return
         if self._report.stop is not None and not self._is_over:

@@ -6,8 +6,8 @@
                v  |                 |  Returned -> finished ---- Done -> the end; Over -> ready
               spare                 |  Waiting -> ready: it asks for the next generation by itself
 
-1. A rank runs only what it was told, and each number once. It never makes up a number: without a lighthouse, who runs
-   goes on, and who waits, waits.
+1. A rank runs only what it was told, and each number once. It never makes up a number: without a lighthouse, a
+   rank that runs goes on, and one that waits, waits.
 2. What is over is interrupted at once, again and again, and its process is killed when that does not help in time.
 3. What it holds (its last generation, ready, failed, finished) is repeated on each new stream: no message must arrive.
    A failure is held until the lighthouse has said that the generation is over.
@@ -42,7 +42,7 @@ _WAITS = (RankPhase.READY, RankPhase.SPARE)
 
 
 class RankMachine:
-    """`entry`: who this process is, as it first comes. Time is the caller's monotonic clock and never goes back."""
+    """`entry`: this process, as it first comes. Time is the caller's monotonic clock and never goes back."""
 
     def __init__(self, entry: Entry, config: RankConfig | None = None) -> None:
         self.config = config or RankConfig()
@@ -162,7 +162,7 @@ class RankMachine:
         return [events.Disconnect(session), *self._closed(session, Unreachable(reason), 0.5, now)]
 
     def _gives_up_at(self) -> float | None:
-        """Who runs can do without a lighthouse."""
+        """A rank that runs can do without a lighthouse."""
         since = self._stream.since
         if since is None or self.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return None
@@ -238,7 +238,7 @@ class RankMachine:
         return self._send(failure)
 
     def _return(self) -> list[events.RankEffect]:
-        if self.phase is RankPhase.LEAVING:  # who has returned says no more: it waits
+        if self.phase is RankPhase.LEAVING:  # a rank that has returned says no more: it waits
             return self._wait()
         if self.phase is not RankPhase.RUNNING or self.generation is None:
             return self._leave(None)

@@ -80,7 +80,7 @@ def member_rows(status: LighthouseStatus) -> list[Row]:
 
 
 def job_summary(job: JobStatus) -> list[Text]:
-    """Three lines: the quorum, why there is or is not one, and who is known."""
+    """Three lines: the quorum, why there is or is not one, and the known groups."""
     quorum = f"quorum {job.quorum_id}, {format_duration(job.quorum_age_s)} old" if job.quorum_id else "no quorum yet"
     return [
         Text.assemble(
@@ -97,7 +97,7 @@ def job_summary(job: JobStatus) -> list[Text]:
 
 
 def stall(job: JobStatus) -> Text:
-    """Who is behind, where nothing moves."""
+    """The ranks that are behind, where nothing moves."""
     return Text(f"nothing moves for {format_duration(job.stall_s)}: {printable(job.stall)}", style="red")
 
 

@@ -1,9 +1,9 @@
-"""Who is alive.
+"""Which members are alive.
 
-A member is alive while its session is open and beats, or, without a session, while a call of it is open or its last
-sign of life (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive, not down,
-and has not missed a join_timeout; joining heals it. A lapsed member is remembered a while, for the status, and then
-forgotten.
+A member is alive while its session is open and sends heartbeats, or, without a session, while a call of it is open or
+its last sign of life (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive,
+not down, and has not missed a join_timeout; joining heals it. A lapsed member is remembered a while, for the status,
+and then forgotten.
 
 Moments are the caller's monotonic clock. Every operation costs O(log n) at most.
 """
@@ -203,7 +203,7 @@ class Roster:
         self._push(member, now)
 
     def shift(self, by_s: float) -> None:
-        """The lighthouse was paused: nobody could be heard of for so long. O(n)."""
+        """The lighthouse was paused: no member could be heard for that long. O(n)."""
         for member in self._members.values():
             member.seen_at += by_s
 
@@ -244,7 +244,7 @@ class Roster:
         return self._due[0][0] if self._due else None
 
     def expect(self, quorum: Quorum) -> None:
-        """It was the quorum before a restart of the lighthouse: whoever of its members comes was handed it."""
+        """It was the quorum before a restart of the lighthouse: each member of it that comes was told it."""
         handed = Handed(quorum.quorum_id, max(member.step for member in quorum.participants), None, lowest=0)
         self._expected = {(member.replica_id, member.incarnation): handed for member in quorum.participants}
 

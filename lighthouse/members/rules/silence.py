@@ -50,5 +50,5 @@ class Silence:
 
 
 def _is_silent(member: Member, beat_interval_s: float, now: float) -> bool:
-    """Its beat is overdue: a process that is killed was heard of within an interval."""
+    """Its heartbeat is overdue: a process that is killed was heard within an interval."""
     return now - member.seen_at > beat_interval_s + BEAT_SLACK_S

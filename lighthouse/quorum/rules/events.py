@@ -116,7 +116,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True)
 class Echoed:
-    """The answer to beat `number`."""
+    """The answer to heartbeat `number`."""
 
     session: int
     number: int

@@ -1,4 +1,4 @@
-"""Who is in a quorum, and when one forms.
+"""Which groups are in a quorum, and when one forms.
 
 On every event and every tick, in this order:
 
@@ -10,10 +10,10 @@ On every event and every tick, in this order:
 5. Wait for the stragglers until `join_timeout_s` after the first join. Then they have missed it: they are not waited
    for, and not counted, until they join. A newcomer's join does not start that clock while members of the previous
    quorum are alive: they are in their step, and a long step is no fault.
-6. Where `active` leaves spares, one that is to take a place that was lost is held back until `last_call_s` after the
-   loss: whoever is back by then keeps its place.
+6. If `active` leaves spares, a spare that is to take a lost place is held back until `last_call_s` after the loss: a
+   group that is back by then keeps its place.
 7. Form earlier, `deadline_margin_s` before the first waiting call's deadline, if the candidates are more than half of
-   the healthy ones: one straggler must not let everybody's call expire.
+   the healthy ones: one straggler must not let all calls expire.
 
 Before any of that, a quorum that stands (standing.py) holds back all forming while it stands, and after that forms the
 next one only with a member of it, or when its leases are over. Which id the next one gets is in numbering.py.
@@ -57,7 +57,7 @@ class QuorumMachine:
         self, config: QuorumConfig, *, record: Record | None = None, holders_until: float | None = None
     ) -> None:
         """`record`: what an earlier lighthouse has written down. `holders_until`: until then a quorum of an earlier
-        lighthouse may be held by somebody; None: there was none."""
+        lighthouse may be held by a member; None: there was none."""
         self.config = config
         self._effects: list[Effect] = []
         self._has_grid_changed = False
@@ -151,7 +151,7 @@ class QuorumMachine:
             return Verdict.WAITING_FOR_RETURN
         if self.standing.phase is Phase.RECALLED:
             return Verdict.WAITING_FOR_RECALL
-        if self.standing.phase is Phase.STANDING:  # those who ask would change nothing
+        if self.standing.phase is Phase.STANDING:  # the groups that ask would change nothing
             return Verdict.FORMED
         if candidates < self.config.min_replicas:
             return Verdict.TOO_FEW_PARTICIPANTS
@@ -165,7 +165,7 @@ class QuorumMachine:
 
     @property
     def peers_pending(self) -> int:
-        """How many ask to come in, for whom the next quorum has a place beside the members of the present one."""
+        """How many ask to come in and would have a place beside the members of the present quorum."""
         members = len(self._previous)
         return max(0, self._size(members + self.joins.newcomers) - members)
 
@@ -205,7 +205,7 @@ class QuorumMachine:
                     self.roster.miss(member)
 
     def missed_at(self) -> float | None:
-        """When the present stragglers will have missed their join_timeout; None while nobody's wait counts."""
+        """When the present stragglers will have missed their join_timeout; None while no wait counts."""
         if not self._has_stragglers() or not len(self.joins) or self.standing.holds_back:
             return None
         clock = self.joins.members if self.roster.working else self.joins.anyone
@@ -214,7 +214,7 @@ class QuorumMachine:
 
     @property
     def last_call_until(self) -> float | None:
-        """Rule 6; None while nobody would take a lost member's place."""
+        """Rule 6; None while no spare would take a lost member's place."""
         members, deadline_at = self.joins.members.asking, self.joins.earliest_deadline_at
         if self.config.active is None or self._lost_at is None or members >= self._size(self.joins.candidates):
             return None
@@ -242,7 +242,7 @@ class QuorumMachine:
         return size_for(candidates, self.config.allowed_sizes, self.config.active)
 
     def _is_free(self) -> bool:
-        """A standing quorum's leases do not forbid to form with those who wait."""
+        """A standing quorum's leases do not forbid to form with the waiting groups."""
         if self.standing.phase is Phase.NONE or self._now >= self.standing.free_at():
             return not self.standing.holds_back
         return self.standing.may_form((m.participant for m in self._choose() if m.participant), self._now)
@@ -260,7 +260,7 @@ class QuorumMachine:
     # -- a standing quorum
 
     def _review(self) -> None:
-        """Recall the standing quorum if forming with those who wait would give another list, or a member drains."""
+        """Recall the standing quorum if forming with the waiting groups would give another list, or a member drains."""
         if self.standing.phase is not Phase.STANDING:
             return
         draining = self.attendance.draining()
@@ -288,7 +288,7 @@ class QuorumMachine:
         always = stands or self.standing.phase is not Phase.NONE
         is_new = self._numbering.number(chosen, self.attendance.seen_id, always=always)
         for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
-            # Who is sent back a step and comes again at max_step may have healed, or not.
+            # A group that is sent back a step and comes again at max_step may have healed, or not.
             tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None
             was_at = joined.step if joined.step > lineage.max_step else None
             max_step, held = lineage.max_step, Tag(joined.step, joined.tag_quorum_id)

@@ -1,9 +1,9 @@
-"""Who is there: sessions and calls, joins and withdrawals, losses; and what each means for the standing quorum.
+"""Which groups are present: sessions, calls, joins, withdrawals, losses, and what each means for the standing quorum.
 
 1. A session's end without a leave is a loss at once: that is how a killed process shows. The end of an old session
    never touches a newer one of the same group. The same incarnation's new session takes the old one's place.
-2. Who falls silent (a lapse, or a connection that keepalive closed) is lost too, unless the fault is more likely the
-   lighthouse's own (silence.py).
+2. A group that falls silent (a lapse, or a connection that keepalive closed) is lost too, unless the fault is more
+   likely the lighthouse's own (silence.py).
 3. A group that is down (its ranks restart) is lost to its quorum, and not waited for until it joins. One whose ranks
    have ended in good order is not lost: it has left its quorum (standing.py).
 4. A participant is (replica_id, incarnation): a join or a hello of another incarnation is the loss of the old one.
@@ -74,7 +74,7 @@ class Attendance:
 
     @property
     def beat_interval_s(self) -> float:
-        """Beats get rarer where many beat, as far as the lease allows."""
+        """Heartbeats get rarer with more sessions, as far as the lease allows."""
         return min(self._config.lease_s / 4, max(MAX_BEAT_INTERVAL_S, len(self._sessions) / SESSIONS_PER_BEAT_S))
 
     # -- calls and joins
@@ -178,14 +178,14 @@ class Attendance:
         self._leaving.append(event.session)
 
     def _are_needed(self) -> bool:
-        """Members of the quorum still do the steps that were promised, with the peers of those who have left."""
+        """Members of the quorum still do the granted steps, with the peers of those that have left."""
         if self.standing.phase is not Phase.RESUMED:
             return False
         members = (self.roster.get(replica_id) for replica_id in self.standing.at_work)
         return any(member is not None and member.is_connected for member in members)
 
     def dismiss(self) -> None:
-        """Those who have left, once they are not needed any more."""
+        """Those that have left, once they are not needed any more."""
         if not self._leaving or self._are_needed():
             return
         leaving, self._leaving = self._leaving, []
@@ -200,7 +200,7 @@ class Attendance:
                 self._lapse(member, now)
 
     def silent(self, now: float) -> list[str]:
-        """Those whose beat is overdue, in open sessions: they count as there until they lapse. O(n)."""
+        """Those whose heartbeat is overdue, in open sessions: they count as there until they lapse. O(n)."""
         overdue = now - SILENT_AFTER_INTERVALS * self.beat_interval_s
         return sorted(member.replica_id for member in self._sessions.values() if member.seen_at < overdue)
 

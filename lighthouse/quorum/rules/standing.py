@@ -2,8 +2,8 @@
 
 It is a lease with recall, as file servers delegate files to clients.
 
-1. STANDING: nobody asks. Somebody wants in or out: RECALLED. Each member then says what it has granted; when all have,
-   the highest is m, and they are RESUMED up to m: nobody is ahead, nobody is left behind in a collective, and no step
+1. STANDING: no group asks. A group wants in or out: RECALLED. Each member then reports what it has granted; when all
+   have, the highest is m, and they are RESUMED up to m: no group is ahead or left behind in a collective, and no step
    is lost. Then they join.
 2. A member is lost, joins after a failed commit, or joins below m: REVOKED. They stop, abort, vote, and join.
 3. A member's script has ended with the step that it committed last: it has left, and is no loss. m is that step at
@@ -12,10 +12,10 @@ It is a lease with recall, as file servers delegate files to clients.
 4. The next quorum may form at once if a member (replica_id and incarnation) is in it: that one has stopped granting for
    good, and without it the others cannot complete a step. If none is, only after the leases of all have run out.
 5. After a restart of the lighthouse the quorum is RETURNING: its members go on, and come back. When all are back it
-   stands again. Who comes back revoked, or not within the lease, revokes it; who comes back frozen, resumed or joining
-   makes it a recall. Nothing forms before that is settled.
-6. Who was told of its quorum and did not hear it (its connection broke, the lighthouse died) comes back with the very
-   join that the quorum was formed from: it is handed the quorum again.
+   stands again. A member that comes back revoked, or not within the lease, revokes it; one that comes back frozen,
+   resumed or joining makes it a recall. Nothing forms before that is settled.
+6. A member that was told its quorum and did not hear it (its connection broke, the lighthouse died) comes back with
+   the very join that the quorum was formed from: it is told the quorum again.
 
 All is read from levels (what a member says that it holds), again and again, so that no message must arrive.
 """
@@ -75,7 +75,7 @@ class Standing:
 
     @property
     def holds_back(self) -> bool:
-        """Nothing may form now, whoever asks."""
+        """Nothing may form now."""
         return self.phase in (Phase.STANDING, Phase.RECALLED, Phase.RETURNING)
 
     @property
@@ -137,7 +137,7 @@ class Standing:
         self._begin(Phase.NONE, None)
 
     def restore(self, record: Record | None, until: float) -> None:
-        """After a start of the lighthouse: `record` may be held by its members, or, None, some quorum by somebody."""
+        """After a start of the lighthouse: `record` may be held by its members, or, None, some quorum by any member."""
         if record is not None and not record.stands:
             return
         quorum = record.quorum if record else None
@@ -156,17 +156,17 @@ class Standing:
         return order
 
     def shift(self, by_s: float) -> None:
-        """The lighthouse was paused: nobody could come back for so long."""
+        """The lighthouse was paused: no member could come back for that long."""
         self._returns_until += by_s
 
     def renew(self, replica_id: str, incarnation: str, until: float) -> None:
-        """A beat was echoed. Of a revoked quorum no echo renews anything."""
+        """A heartbeat was answered. No answer renews anything of a revoked quorum."""
         holder = self._holder(replica_id, incarnation)
         if holder is not None and self.phase is not Phase.REVOKED:
             holder.lease_until = max(holder.lease_until, until)
 
     def observe(self, replica_id: str, incarnation: str, held: Held | None) -> Order | None:
-        """A hello or a beat says what the member holds."""
+        """A hello or a heartbeat reports what the member holds."""
         holder = self._holder(replica_id, incarnation)
         if holder is None or self.phase in (Phase.NONE, Phase.REVOKED):
             return None
@@ -223,7 +223,7 @@ class Standing:
         return self._revoke_without(replica_id, reason)
 
     def left(self, replica_id: str, incarnation: str) -> Order | None:
-        """A member has gone in good order; after the resume nobody waits for it."""
+        """A member has gone in good order; after the resume no member waits for it."""
         if self.phase is Phase.RESUMED or not self._misses(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, "has left")

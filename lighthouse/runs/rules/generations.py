@@ -93,7 +93,7 @@ class Generations:
         error = self.ledger.refusal(entry) or self.ranks.refusal(entry, self.terms)
         if error is not None:
             return self._emit(events.RankRefused(entry.rank, error))
-        if entry.terms != self.terms:  # it was not refused: nobody is here
+        if entry.terms != self.terms:  # it was not refused: no rank is here
             self.terms, self.ranks = entry.terms, Ranks(self.config.rank_timeout_s)
         old = self.ranks.of_slot(entry.rank.slot)
         if old is not None and old.is_here and old.rank != entry.rank:

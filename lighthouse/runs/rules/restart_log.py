@@ -1,6 +1,6 @@
 """What a run has used up: numbers, the documents' counters, and why its generations ended (the newest incidents).
 
-An incident begins when a generation is broken, and ends when the next one forms; whoever dies between belongs to it.
+An incident begins when a generation is broken, and ends when the next one forms; deaths between belong to it.
 """
 
 from dataclasses import replace

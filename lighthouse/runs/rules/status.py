@@ -29,7 +29,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
 
 
 def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
-    """Of one that nobody is of at present."""
+    """Of a run without processes at present."""
     machine = RunMachine(record=saved.record)
     ranks = machine.generations.ranks
     for rank in ranks.here:

@@ -1,8 +1,8 @@
-"""Who supervises processes of a run, and which hosts are given up.
+"""The supervisors of a run, and its excluded hosts.
 
 1. One entry a name, of its newest incarnation, kept after its connection. A newer incarnation takes the name, and the
    older one never gets it back. So of two supervisors that were given one name one goes on, and the other one ends.
-2. Who was told a stop ends by it, and is told so when it comes again, also when the stop has been lifted.
+2. A supervisor that was told a stop ends by it. If it comes again it is told so again, even after the stop was lifted.
 3. An excluded host has no rank and no supervisor in the run until the run is resumed.
 """
 

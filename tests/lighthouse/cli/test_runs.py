@@ -81,7 +81,7 @@ def test_the_reason_goes_to_all(fake, run):
     assert (fake.calls[0]["reason"], fake.calls[0]["run"]) == ("maintenance", "default")
 
 
-@pytest.mark.parametrize("error", [UnknownName("run: nobody was ever of run 'x'"), WrongState("run: is completed")])
+@pytest.mark.parametrize("error", [UnknownName("run: job 'j' has no run 'x'"), WrongState("run: is completed")])
 def test_a_refusal_is_one_line_on_stderr(fake, run, error):
     fake.answers = [error]
     result = run(stop, "--run", "x")
