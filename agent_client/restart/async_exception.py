@@ -26,7 +26,7 @@ class Interruption(BaseException):
     """Raised inside a wrapped function whose generation is over. No `except Exception` holds it up."""
 
 
-class Section:
+class InterruptibleSection:
     """One at a time, in the thread that runs it. `interrupt` is for any other thread."""
 
     def __init__(self) -> None:

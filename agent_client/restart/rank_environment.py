@@ -8,14 +8,14 @@ from agent_client.restart.state import State
 _NAMES = ("RANK", "WORLD_SIZE")
 
 
-class RanksPlace:
+class RankEnvironment:
     """A context manager, whose end restores the environment."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self._before: dict[str, str | None] = {}
 
-    def __enter__(self) -> "RanksPlace":
+    def __enter__(self) -> "RankEnvironment":
         self._before = {name: os.environ.get(name) for name in _NAMES}
         return self
 

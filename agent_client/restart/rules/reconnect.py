@@ -27,7 +27,7 @@ MAX_DELAY_S = 2.0
 
 
 @dataclass(slots=True)
-class LighthouseStream:
+class Reconnect:
     """`since`: when it was last lost, or first wanted; None while it is up."""
 
     accept_timeout_s: float

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from lighthouse.cli.view.layout import Column, table
 from lighthouse.quorum.rules.verdict import Verdict
-from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 from lighthouse_runtime.cli.durations import format_duration
 from lighthouse_runtime.cli.terminal import printable
@@ -48,11 +48,11 @@ _VERDICT_STYLES = {
     Verdict.NO_ALLOWED_SIZE: "red",
 }
 _PHASE_STYLES = {
-    Phase.STANDING: "green",
-    Phase.RECALLED: "cyan",
-    Phase.RESUMED: "cyan",
-    Phase.RETURNING: "yellow",
-    Phase.REVOKED: "yellow",
+    QuorumPhase.STANDING: "green",
+    QuorumPhase.RECALLED: "cyan",
+    QuorumPhase.RESUMED: "cyan",
+    QuorumPhase.RETURNING: "yellow",
+    QuorumPhase.REVOKED: "yellow",
 }
 
 
@@ -89,7 +89,7 @@ def job_summary(job: JobStatus) -> list[Text]:
         ),
         Text.assemble(
             (printable(job.verdict), _verdict_style(job)),
-            *((", ", (printable(job.phase), _phase_style(job))) if job.phase not in ("", Phase.NONE) else ()),
+            *((", ", (printable(job.phase), _phase_style(job))) if job.phase not in ("", QuorumPhase.NONE) else ()),
             f": {printable(job.explanation)}",
         ),
         Text(state_counts(job)),

@@ -22,7 +22,7 @@ MIN_FORGET_AFTER_S = 60.0
 
 
 @dataclass(slots=True)
-class Handed:
+class LastQuorumTold:
     """What a member was last told: the tag of a caller that sends none is derived from it.
 
     `was_at`: it came with that step, which is higher, and was to heal. `held`: the state that it came with; `lowest`:
@@ -65,7 +65,7 @@ class Member:
     lapsed_at: float = 0.0
     due_at: float = 0.0
     is_loopback: bool | None = None
-    handed: Handed | None = None
+    handed: LastQuorumTold | None = None
     session: int | None = None
     closes_at: float | None = None
     excused_until: float = 0.0
@@ -88,7 +88,7 @@ class Roster:
         self._members: dict[str, Member] = {}
         self._due: list[tuple[float, int, Member]] = []
         self._pushed = 0
-        self._expected: dict[tuple[str, str], Handed] = {}
+        self._expected: dict[tuple[str, str], LastQuorumTold] = {}
         self._births = 0
         self.healthy: set[str] = set()
         self.working: set[str] = set()  # the healthy ones of the present quorum
@@ -245,7 +245,7 @@ class Roster:
 
     def expect(self, quorum: Quorum) -> None:
         """It was the quorum before a restart of the lighthouse: each member of it that comes was told it."""
-        handed = Handed(quorum.quorum_id, max(member.step for member in quorum.participants), None, lowest=0)
+        handed = LastQuorumTold(quorum.quorum_id, max(member.step for member in quorum.participants), None, lowest=0)
         self._expected = {(member.replica_id, member.incarnation): handed for member in quorum.participants}
 
     def _add(self, replica_id: str, incarnation: str, now: float) -> Member:

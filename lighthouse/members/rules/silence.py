@@ -12,7 +12,7 @@ BEAT_SLACK_S = 0.25
 CLOSINGS_HELD_S = 2.0
 
 
-class Silence:
+class MassSilence:
     def __init__(self, roster: Roster, heartbeat_timeout_s: float) -> None:
         self._roster = roster
         self._timeout_s = heartbeat_timeout_s

@@ -8,7 +8,7 @@ from lighthouse.quorum.rules.events import NewcomersChanged
 
 
 @dataclass(slots=True)
-class JoinClock:
+class JoinTimer:
     """Since when a group has been asking. A short gap (callers that retry) does not restart it."""
 
     grace_s: float
@@ -37,7 +37,7 @@ class JoinClock:
         self._quiet_at = now
 
 
-class Joins:
+class JoinQueue:
     """The joined members in the order in which they came. `members` are those of the previous quorum."""
 
     def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None]) -> None:
@@ -48,8 +48,8 @@ class Joins:
         self._participants = 0
         self._shrinking = 0
         self._earliest_deadline_at: float | None = None
-        self.anyone = JoinClock(grace_s)
-        self.members = JoinClock(grace_s)
+        self.anyone = JoinTimer(grace_s)
+        self.members = JoinTimer(grace_s)
 
     def __len__(self) -> int:
         return len(self._joined)

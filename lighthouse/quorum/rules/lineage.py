@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from lighthouse.members.rules.roster import Handed
+from lighthouse.members.rules.roster import LastQuorumTold
 from lighthouse_protocol.messages.membership import Participant
 
 RANGES_KEPT = 64
@@ -58,7 +58,7 @@ class Lineage:
     tag_quorum_id: int | None
 
 
-def tag_of(participant: Participant, handed: Handed | None) -> int | None:
+def tag_of(participant: Participant, handed: LastQuorumTold | None) -> int | None:
     """The quorum under which the participant's state was committed; None: not known."""
     if participant.step == 0:
         return 0

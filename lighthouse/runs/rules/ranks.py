@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lighthouse.runs.rules.record import RankRecord
-from lighthouse_protocol.messages.run import Entry, RankId, Terms
+from lighthouse_protocol.messages.run import RankHello, RankId, Terms
 from lighthouse_protocol.refusals import (
     DuplicateReplica,
     InvalidRequest,
@@ -93,7 +93,7 @@ class Ranks:
             return Superseded(f"{rank} has a successor, {found.rank}; end this process")
         return UnknownName(f"{rank} is not here, or no more; enter again")
 
-    def refusal(self, entry: Entry, terms: Terms) -> LighthouseError | None:
+    def refusal(self, entry: RankHello, terms: Terms) -> LighthouseError | None:
         """Why it may not come in. `terms`: those of the ranks that are here; a refusal changes nothing."""
         size = entry.terms.world_size
         if not 0 <= entry.rank.slot < size:
@@ -102,7 +102,7 @@ class Ranks:
             return WrongState(f"terms: {entry.rank} comes with {entry.terms}, the ranks that are here with {terms}")
         return self._duplicate(entry)
 
-    def _duplicate(self, entry: Entry) -> DuplicateReplica | None:
+    def _duplicate(self, entry: RankHello) -> DuplicateReplica | None:
         """Why another process keeps the slot. A later attempt takes it; if there is no stream, an equal one does, and
         the first one of a supervisor that knows of no other."""
         old = self._slots.get(entry.rank.slot)
@@ -121,7 +121,7 @@ class Ranks:
 
     # -- what happens
 
-    def enter(self, entry: Entry, session: int | None, now: float) -> Rank:
+    def enter(self, entry: RankHello, session: int | None, now: float) -> Rank:
         """Its process, new or known. A newer session takes the place of an older one."""
         rank = self._slots.get(entry.rank.slot)
         if rank is None or rank.rank != entry.rank:

@@ -22,7 +22,7 @@ from agent_client.state.encoding import Encoding
 from agent_client.state.snapshot import StateMismatch, install_matches
 from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.rules.source_order import TRIES
-from agent_client.transfer.server import CheckpointServer, StateUnavailable
+from agent_client.transfer.server import StateServer, StateUnavailable
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import answering, eventually, ok, serving, threads, took
 
@@ -85,7 +85,7 @@ class Proxy:
 
 
 @contextmanager
-def proxy(server: CheckpointServer, *cut_after_bytes: int) -> Iterator[Proxy]:
+def proxy(server: StateServer, *cut_after_bytes: int) -> Iterator[Proxy]:
     with closing(Proxy(server.address, *cut_after_bytes)) as it:
         yield it
 
