@@ -1,8 +1,8 @@
 """The one rank of a replica group, in a process of its own, that trains without torch: it sleeps through its steps.
 
 Through our ManagerConnection and StepMachine it does what the Agent does; AllReduce stands in for the collective, which
-a revoke aborts. Through torchft's client there is no collective: torchft's round at every step keeps the groups together,
-and a rank that hears nothing of a loss before that round does better than one that waits in a collective.
+a revoke aborts. Through torchft's client there is no collective: torchft's round at every step keeps the groups
+together, and a rank that hears nothing of a loss before that round does better than one that waits in a collective.
 
 It prints a line for all that happens to it, with CLOCK_MONOTONIC, which all processes of the machine share.
 """
