@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from agent_client.agent.agent import Agent
 from agent_client.agent.config import AgentConfig
 from agent_client.agent.parts import GroupPlace
-from agent_client.healing import catch_up, healing
+from agent_client.healing import catch_up, source
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
@@ -118,5 +118,5 @@ class CatchUpActor(AgentActor):
 
     def have_no_room(self) -> None:
         """From now on there is no memory for another copy of anything."""
-        for module in (healing, catch_up):
+        for module in (source, catch_up):
             module.has_room = lambda size: False
