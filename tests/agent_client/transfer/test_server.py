@@ -382,7 +382,7 @@ def half_then_silence(connection: socket.socket) -> None:
 KILLED_SOURCE = """
 import os, signal, time, torch
 from agent_client.state.decoding import Encoding
-from agent_client.transfer.server import CheckpointServer
+from agent_client.transfer.server import StateServer
 
 def chunks_then_death(encoding, start, chunks=Encoding.chunks):
     for number, chunk in enumerate(chunks(encoding, start)):
@@ -391,7 +391,7 @@ def chunks_then_death(encoding, start, chunks=Encoding.chunks):
         yield chunk
 
 Encoding.chunks = chunks_then_death
-server = CheckpointServer("127.0.0.1", advertise="127.0.0.1")
+server = StateServer("127.0.0.1", advertise="127.0.0.1")
 server.publish((7, 12, 0), torch.zeros(64 * 2**20, dtype=torch.uint8))
 print(server.address, flush=True)
 time.sleep(30)
