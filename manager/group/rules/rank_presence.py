@@ -67,11 +67,6 @@ class RankPresence:
         return bool(self._asked or self._newest)
 
     @property
-    def ranks(self) -> set[int]:
-        """Those that are watched now."""
-        return set(self._newest)
-
-    @property
     def lost(self) -> list[int]:
         """The ranks that have gone and not come back."""
         return sorted(self._lost)
@@ -80,6 +75,11 @@ class RankPresence:
     def is_restarting(self) -> bool:
         """All ranks that were lost are started again."""
         return self._lost.keys() <= self._started and bool(self._lost)
+
+    @property
+    def staying_ranks(self) -> set[int]:
+        """The watched ranks whose script goes on."""
+        return {rank for rank, watch in self._newest.items() if not self._open[watch].has_left}
 
     @property
     def missed(self) -> list[int]:

@@ -93,8 +93,8 @@ class Ranks:
 
     @property
     def unaware(self) -> set[int]:
-        """The watched ranks that have not been told yet that the group leaves."""
-        return self.watches.ranks - self._dismissed
+        """The ranks that go on, and have not been told yet that the group leaves. A rank that leaves asks no more."""
+        return self.watches.staying_ranks - self._dismissed
 
     def handle(self, event: RankEvent, now: float) -> list[Effect]:
         match event:

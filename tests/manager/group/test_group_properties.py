@@ -175,6 +175,18 @@ def test_an_unwatched_rank_that_starts_again_in_the_step_that_its_mate_has_voted
     drawn.teardown()
 
 
+def test_a_rank_that_has_ended_holds_up_no_group_that_has_left() -> None:
+    """A drawn run has found it: the group drains without a lighthouse, while a rank of it waits to be released."""
+    drawn = GroupBetweenRanksAndLighthouse()
+    drawn.begin(size=2, lease_s=2.0, watched=True, wants_next=(False, False, False), trains=False, drains=True)
+    drawn.go_on(rounds=2)
+    drawn.close()
+    drawn.drain()
+    drawn.leave(number=0)
+    drawn.train(rounds=1, seconds=0.0)
+    drawn.teardown()
+
+
 def never_lets_the_lease_end(self: GrantMachine, until: float) -> None:
     self.lease_until = math.inf
 
