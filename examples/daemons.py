@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from examples.ports import LOOPBACK
+from lighthouse_runtime.process.commands import START_LIGHTHOUSE, START_MANAGER
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -104,7 +105,7 @@ def lighthouse(folder: Path, address: str, arguments: Sequence[str] = ()) -> Dae
 
 def command(package: str, arguments: Sequence[str]) -> list[str]:
     """The command of `package` by this interpreter."""
-    return [sys.executable, "-c", f"from {package}.cli import main; main()", *arguments]
+    return [sys.executable, "-c", {"lighthouse": START_LIGHTHOUSE, "manager": START_MANAGER}[package], *arguments]
 
 
 def python_path() -> str:

@@ -32,7 +32,7 @@ from agent_client.agent.step_runner import StepDigest
 from agent_client.collectives.compiling import never_compiled
 from agent_client.collectives.cuda_streams import in_stream_order
 from agent_client.errors import AgentError, ConfigurationError, GroupDrained, first_line
-from agent_client.manager_client.exit_report import LastWords
+from agent_client.manager_client.exit_report import ExitReport
 from agent_client.progress.progress import Block
 from agent_client.state.digest import Digests
 from agent_client.state.scalers import Scalers
@@ -78,7 +78,7 @@ class Agent:
         self._machine, self._runner, self._thread = parts.machine, parts.runner, parts.thread
         self._manager, self._peers, self._healing = parts.manager, parts.peers, parts.healing
         self._follower, self._progress = parts.follower, parts.progress
-        self._last_words = LastWords(self._manager.report)
+        self._last_words = ExitReport(self._manager.report)
         self._last_words.listen()
         self._quorum: Future[None] | None = None
         """Done when the quorum of the step is known, its process group made and a peer's state received."""

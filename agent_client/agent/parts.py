@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from agent_client.agent.background_thread import BackgroundThread
 from agent_client.agent.config import AgentConfig
 from agent_client.agent.rules.step import StepMachine
-from agent_client.agent.step_runner import Limits, StepRunner
+from agent_client.agent.step_runner import StepLimits, StepRunner
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.peers import Peers
 from agent_client.errors import ConfigurationError
@@ -14,7 +14,7 @@ from agent_client.healing.catch_up import Follower
 from agent_client.healing.healing import Healing
 from agent_client.healing.rules.modes import HealMode, HealTransport, StateServing
 from agent_client.manager_client.child_manager import ManagerProcess
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 from agent_client.progress.progress import Progress
 from agent_client.progress.trace_file import make_progress
 from agent_client.state.train_state import TrainState
@@ -48,7 +48,7 @@ class AgentParts:
     machine: StepMachine
     runner: StepRunner
     thread: BackgroundThread
-    manager: ManagerLink
+    manager: ManagerConnection
     peers: Peers
     healing: Healing
     follower: Follower | None
@@ -90,7 +90,7 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
         if place.group is not None:
             place.group.abort()
 
-    manager = ManagerLink(
+    manager = ManagerConnection(
         manager_address,
         place.group_rank,
         secrets.token_hex(6),
@@ -105,7 +105,7 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
         peers,
         healing,
         place.group,
-        Limits(config.timeout_s, config.quorum_timeout_s, config.heal_timeout_s, config.max_consecutive_discards),
+        StepLimits(config.timeout_s, config.quorum_timeout_s, config.heal_timeout_s, config.max_consecutive_discards),
         place.manager_process,
         follower,
         progress,

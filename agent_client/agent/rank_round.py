@@ -8,7 +8,7 @@ from agent_client.agent.background_thread import BackgroundThread
 from agent_client.agent.rules.agreement import Announced, Kind
 from agent_client.agent.rules.step import Phase
 from agent_client.agent.step_runner import StepRunner
-from agent_client.collectives.all_gather import Gathering
+from agent_client.collectives.all_gather import AllGather
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.peers import Peers
 from agent_client.errors import AgentError, EvaluationInterrupted
@@ -42,7 +42,7 @@ class RankRounds:
         if machine.phase is not Phase.IDLE and assignment.heals and assignment.max_step > 0:
             log.info("%s: the other replica groups have trained already; compared inside this group", what)
             assignment = replace(assignment, replica_rank=0, replica_world_size=1, replica_ids=())
-        gathering = Gathering(assignment, self._peers, self._group, self._group_rank, within_s=within_s)
+        gathering = AllGather(assignment, self._peers, self._group, self._group_rank, within_s=within_s)
         return RankRound(what, gathering, self._runner, self._thread, self._group_rank)
 
 
@@ -50,7 +50,7 @@ class RankRound:
     """`own_name` is the name of this rank."""
 
     def __init__(
-        self, what: str, gathering: Gathering, runner: StepRunner, thread: BackgroundThread, group_rank: int
+        self, what: str, gathering: AllGather, runner: StepRunner, thread: BackgroundThread, group_rank: int
     ) -> None:
         self._what = what
         self.assignment = gathering.assignment

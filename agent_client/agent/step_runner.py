@@ -27,7 +27,7 @@ from agent_client.healing.catch_up import Follower
 from agent_client.healing.healing import Healing
 from agent_client.healing.target import DoesNotFit
 from agent_client.manager_client.child_manager import ManagerProcess
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 from agent_client.progress.activity import Shape
 from agent_client.progress.progress import Block, Progress
 from agent_client.progress.rules.collective_ids import Entry
@@ -50,7 +50,7 @@ same time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     step_s: float
     """Seconds of each collective and each vote."""
     quorum_s: float
@@ -78,11 +78,11 @@ class StepRunner:
     def __init__(
         self,
         machine: StepMachine,
-        manager: ManagerLink,
+        manager: ManagerConnection,
         peers: Peers,
         healing: Healing,
         group: GlooGroup | None,
-        limits: Limits,
+        limits: StepLimits,
         manager_process: ManagerProcess | None,
         follower: Follower | None = None,
         progress: Progress | None = None,

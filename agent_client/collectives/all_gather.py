@@ -44,7 +44,7 @@ def gather(total: Sum, place: int, size: int, mine: bytes) -> list[bytes]:
     return [view[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-class Gathering:
+class AllGather:
     """The ranks that were assigned `assignment`. For the Agent's own thread."""
 
     def __init__(

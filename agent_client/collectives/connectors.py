@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from torch.distributed import PrefixStore
 
 from agent_client.collectives.gloo import GlooGroup, connect_store
-from agent_client.collectives.group_spec import Connector, Place, RankGroup
+from agent_client.collectives.group_spec import Connector, GroupSpec, RankGroup
 from agent_client.errors import ConfigurationError
 
 ProcessGroupName = Literal["gloo", "nccl", "isolated", "isolated:nccl"]
@@ -18,7 +18,7 @@ PROCESS_GROUPS: tuple[str, ...] = get_args(ProcessGroupName)
 
 
 class GlooConnector:
-    def connect(self, place: Place) -> RankGroup:
+    def connect(self, place: GroupSpec) -> RankGroup:
         return GlooGroup(
             PrefixStore(place.prefix, connect_store(place.store_address, place.connect_timeout_s)),
             place.rank,

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import torch
 
 from agent_client.collectives.connectors import connector
-from agent_client.collectives.group_spec import Place, RankGroup
+from agent_client.collectives.group_spec import GroupSpec, RankGroup
 from agent_client.collectives.shared_memory import MAX_MESSAGE_BYTES, mapped
 from lighthouse_runtime.process.children import die_with_parent
 
@@ -96,7 +96,7 @@ class Child:
     def _answer(self, order: dict[str, Any]) -> dict[str, str]:
         try:
             if "meet" in order:
-                self._group = connector(order["backend"], order["device"]).connect(Place(**order["meet"]))
+                self._group = connector(order["backend"], order["device"]).connect(GroupSpec(**order["meet"]))
             else:
                 self._reduce(getattr(torch, order["reduce"]), order["count"], order["timeout_s"])
         except Exception as e:  # noqa: BLE001  it belongs to the parent

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupSpec:
     """`rank` of `size` in the group that meets in the store at `store_address` under `prefix`; `host` is the address of
     this host that peers can reach, `timeout_s` bounds a collective."""
 
@@ -31,7 +31,7 @@ class RankGroup(Protocol):
 
 
 class Connector(Protocol):
-    def connect(self, place: Place) -> RankGroup:
+    def connect(self, place: GroupSpec) -> RankGroup:
         """Meet all peers. Raises RuntimeError if one does not come in time."""
         ...
 

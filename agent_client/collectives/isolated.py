@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from agent_client.collectives.group_spec import Place
+from agent_client.collectives.group_spec import GroupSpec
 from agent_client.collectives.nccl import NcclConnector
 from agent_client.collectives.open_groups import enlist
 from agent_client.collectives.shared_memory import MAX_MESSAGE_BYTES, mapped
@@ -41,7 +41,7 @@ class IsolatedConnector:
         self._is_closed = False
         self._nursery, self._orders = _start_nursery()
 
-    def connect(self, place: Place) -> "IsolatedGroup":
+    def connect(self, place: GroupSpec) -> "IsolatedGroup":
         order = {"backend": self._backend, "device": self._device, "meet": dataclasses.asdict(place)}
         return IsolatedGroup(*self._bear(), order, place)
 
@@ -87,7 +87,7 @@ def _start_nursery() -> "tuple[subprocess.Popen[bytes], socket.socket]":
 class IsolatedGroup:
     """all_reduce is for one thread at a time; abort for any."""
 
-    def __init__(self, channel: socket.socket, pidfd: int, order: dict[str, Any], place: Place) -> None:
+    def __init__(self, channel: socket.socket, pidfd: int, order: dict[str, Any], place: GroupSpec) -> None:
         self._channel = channel
         self._pidfd = pidfd
         self._timeout_s = place.timeout_s

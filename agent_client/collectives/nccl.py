@@ -19,7 +19,7 @@ from torch import distributed
 from torch.distributed import PrefixStore, Store
 
 from agent_client.collectives.gloo import connect_store
-from agent_client.collectives.group_spec import Place
+from agent_client.collectives.group_spec import GroupSpec
 from agent_client.collectives.open_groups import enlist
 from agent_client.errors import ConfigurationError
 
@@ -37,7 +37,7 @@ class NcclConnector:
             raise ConfigurationError("process_group: nccl needs a CUDA device, and a torch that was built with NCCL")
         self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device)
 
-    def connect(self, place: Place) -> "NcclGroup":
+    def connect(self, place: GroupSpec) -> "NcclGroup":
         store = PrefixStore(place.prefix, connect_store(place.store_address, place.connect_timeout_s))
         return NcclGroup(
             store,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agent_client.collectives.connectors import connector
-from agent_client.collectives.group_spec import Place, RankGroup
+from agent_client.collectives.group_spec import GroupSpec, RankGroup
 from lighthouse_protocol.messages.membership import Assignment
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Peers:
                 group.abort()
 
     def _connect(self, assignment: Assignment) -> RankGroup:
-        place = Place(
+        place = GroupSpec(
             store_address=assignment.store_address,
             prefix=f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}",
             rank=assignment.replica_rank,

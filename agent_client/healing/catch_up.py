@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from agent_client.collectives.compiling import never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError
-from agent_client.healing.rules.catch_up import CatchUpMachine, Kept, Lead, Transfer, Turn
-from agent_client.healing.schedule_replay import Movers, Moves
+from agent_client.healing.rules.catch_up import CatchUpMachine, CatchUpPlan, PendingStep, Transfer, Turn
+from agent_client.healing.schedule_replay import ScheduleReplay, StepCounts
 from agent_client.healing.source import has_room
 from agent_client.healing.state_owner import StateOwner
 from agent_client.healing.target import BackgroundFetch
@@ -36,7 +36,7 @@ class _Step:
 
     gradients: list[Tensor | None]
     buffers: list[Tensor]
-    moves: Moves
+    moves: StepCounts
     is_first: bool = False
     """The state that it is applied to is that of its beginning: all before that is in it."""
 
@@ -52,7 +52,7 @@ class Follower:
         self._state = state
         self._machine = machine
         self._fetch = fetch
-        self._movers = Movers(state.others)
+        self._movers = ScheduleReplay(state.others)
         self._optimizer: Optimizer | None = None
         self._transfer: BackgroundFetch | None = None
         self._snapshot: dict[str, Any] | None = None
@@ -100,7 +100,7 @@ class Follower:
         held, was_following = catch_up.held or machine.tag, catch_up.follows
         first = catch_up.kept[:1] if catch_up.transfer is Transfer.DONE else ()
         begins = Tag(assignment.max_step, assignment.tag_quorum_id)
-        lead = Lead(begins, assignment.catches_up, assignment.heals, assignment.replica_ids)
+        lead = CatchUpPlan(begins, assignment.catches_up, assignment.heals, assignment.replica_ids)
         source = assignment.replica_ids[assignment.heal_from_rank] if assignment.heal_from_rank is not None else ""
         batches = self._batches if was_following else machine.batches_committed
         turn = catch_up.answered(lead, held, source)
@@ -186,14 +186,14 @@ class Follower:
         gradients = [parameter.grad for parameter in parameters]
         moves = self._movers.take_back()
         tag = machine.tag
-        kept: Kept[_Step] | None = None
+        kept: PendingStep[_Step] | None = None
         buffers = list(self._state.model.buffers())
         if catch_up.keeps and has_room(sum(kept.nbytes for kept in [*gradients, *buffers] if kept is not None)):
             taken = [None if gradient is None else _take(gradient) for gradient in gradients]
             buffers = [buffer.detach().to("cpu", copy=True) for buffer in buffers]
             for parameter in parameters:
                 parameter.grad = None
-            kept = Kept(tag, machine.share.divisor, _Step(taken, buffers, moves, is_first=not catch_up.kept))
+            kept = PendingStep(tag, machine.share.divisor, _Step(taken, buffers, moves, is_first=not catch_up.kept))
         elif catch_up.keeps:
             log.warning("catching up: no room for the gradients of another step; this group heals plainly")
         catch_up.committed(kept, tag)
@@ -215,7 +215,7 @@ class Follower:
         log.info("catching up: installed step %d, %d more to apply", self.catch_up.begins.step, len(self.catch_up.kept))
 
     @never_compiled
-    def _take_up(self) -> Sequence[Kept[_Step]]:
+    def _take_up(self) -> Sequence[PendingStep[_Step]]:
         """Keep this step; the kept ones whose turn it is."""
         self._poll()
         self._keep()
@@ -232,7 +232,7 @@ class Follower:
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
     @never_compiled
-    def _applied(self, kept: Kept[_Step]) -> None:
+    def _applied(self, kept: PendingStep[_Step]) -> None:
         self._buffers = kept.content.buffers
         self._install_buffers()
         self._batches += kept.batches

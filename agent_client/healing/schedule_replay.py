@@ -24,14 +24,14 @@ class Replayable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class StepCounts:
     """How often each was moved: `between` the step before and the beginning of this one, `inside` this one."""
 
     between: dict[str, int]
     inside: dict[str, int]
 
 
-class Movers:
+class ScheduleReplay:
     """`others` by name. Raises ConfigurationError for what cannot be moved again."""
 
     def __init__(self, others: dict[str, Stateful]) -> None:
@@ -63,7 +63,7 @@ class Movers:
         self._settings = [_settings(group) for group in self._groups]
         self._saved = self._counts()
 
-    def take_back(self) -> Moves:
+    def take_back(self) -> StepCounts:
         """What the script did since they were saved."""
         now = self._counts()
         between = {name: self._begun.get(name, count) - self._saved.get(name, count) for name, count in now.items()}
@@ -74,7 +74,7 @@ class Movers:
                 between[name] = 1
         for group, settings in zip(self._groups, self._settings, strict=True):
             group.update(copy.deepcopy(settings))
-        return Moves(between, inside)
+        return StepCounts(between, inside)
 
     def move(self, counts: dict[str, int]) -> None:
         for name, count in counts.items():

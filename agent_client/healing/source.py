@@ -21,7 +21,7 @@ from agent_client.state.snapshot import size_bytes
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.gloo_transport import GroupTransport
 from agent_client.transfer.memory import available_bytes
-from agent_client.transfer.server import CheckpointServer
+from agent_client.transfer.server import StateServer
 from lighthouse_protocol.messages.membership import Assignment
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class HealSource:
         self._timeout_s = timeout_s
         self._serving = serving
         self._groups = groups
-        self._server = CheckpointServer(advertise=host)
+        self._server = StateServer(advertise=host)
         self._is_read_in_place = False
         self._kept: dict[Key, _KeptCopy] = {}
 

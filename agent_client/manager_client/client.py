@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_client.errors import AgentError, GroupDrained
-from agent_client.manager_client.votes import Ballots, Cast, Said
+from agent_client.manager_client.votes import Cast, Said, VoteChannel
 from agent_client.manager_client.wait_log import WaitLog
 from agent_client.manager_client.watch import RankWatch
 from agent_client.progress.progress import Progress
@@ -29,7 +29,7 @@ STAYS_AFTER_DRAIN_S = 10.0
 COUNTED_BEFORE_CLOSE_S = 1.0
 
 
-class ManagerLink:
+class ManagerConnection:
     """`on_revoked(quorum_id, reason)` is called on the watch's thread; None stands for every quorum of before.
 
     `on_group_lost(reason)`, on the same thread: a rank of the group is gone for good; what waits for it is to be ended.
@@ -52,7 +52,7 @@ class ManagerLink:
         self.group_rank = group_rank
         self._worker = worker
         self._client = ManagerClient(address)
-        self._ballots = Ballots()
+        self._ballots = VoteChannel()
         callbacks = (on_revoked, on_group_lost)
         self._watch = RankWatch(self._client, group_rank, worker, self._ballots, *callbacks, progress)
         self._waits = WaitLog(group_rank, self._waiting_for)

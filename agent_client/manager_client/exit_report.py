@@ -12,7 +12,7 @@ from types import TracebackType
 from agent_client.errors import GroupDrained
 
 
-class LastWords:
+class ExitReport:
     """`say` is called at most once. Stands in sys.excepthook from `listen` to `fall_silent`."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

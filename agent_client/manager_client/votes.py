@@ -34,7 +34,7 @@ class Cast:
     outcome: "queue.SimpleQueue[Vote | LighthouseError]"
 
 
-class Ballots:
+class VoteChannel:
     """For any thread."""
 
     def __init__(self) -> None:

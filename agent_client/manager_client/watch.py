@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from agent_client.errors import AgentError
-from agent_client.manager_client.votes import Ballots
+from agent_client.manager_client.votes import VoteChannel
 from agent_client.progress import self_report
 from agent_client.progress.progress import Progress
 from lighthouse_protocol.messages.membership import World
@@ -56,7 +56,7 @@ class RankWatch:
         client: ManagerClient,
         group_rank: int,
         worker: str,
-        ballots: Ballots,
+        ballots: VoteChannel,
         on_revoked: Callable[[int | None, str], None],
         on_group_lost: Callable[[str], None],
         progress: Progress | None,
@@ -73,7 +73,7 @@ class RankWatch:
         self._on_revoked = on_revoked
         self._on_group_lost = on_group_lost
         self._progress = progress
-        self._looks = self_report.Looks()
+        self._looks = self_report.SelfReporter()
         self._stream: Watch | None = None
         self._has_opened = threading.Event()
         self._has_ended = threading.Event()

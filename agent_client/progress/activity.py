@@ -9,33 +9,33 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, TypeAlias
 
-from agent_client.progress.rules.collective_ids import Entry, Number, Numbers
-from agent_client.progress.rules.phase_times import Done
+from agent_client.progress.rules.collective_ids import CollectiveIds, Entry, Number
+from agent_client.progress.rules.phase_times import ActivitySample
 from lighthouse_protocol.messages.progress import MAX_LABEL_CHARS, MAX_NAME_CHARS, Collective
 
 Shape: TypeAlias = "str | Sequence[int]"
 
 
-class OwnMarks:
+class Activity:
     """`clock`: seconds that never go back."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.numbers = Numbers()
+        self.numbers = CollectiveIds()
         self.collective: tuple[Inside | None, bool, float] = (None, False, clock())
-        self.act: tuple[Act | None, float] = (None, clock())
-        self.torchs: tuple[Torchs, ...] = ()  # that go on, and the newest
+        self.act: tuple[ActivityBlock | None, float] = (None, clock())
+        self.torchs: tuple[TorchCollective, ...] = ()  # that go on, and the newest
 
-    def read(self) -> Done:
+    def read(self) -> ActivitySample:
         (inside, is_inside, moved_at), (act, since) = self.collective, self.act
         own = None if inside is None else inside.told(is_inside)
         torchs, torchs_at = self._read_torchs()
         collective = max((c for c in (own, torchs) if c is not None), key=_unfinished_first, default=None)
         waits_for = act.what if act is not None and act.is_wait else ""
         busy = act.what if act is not None and not act.is_wait else ""
-        return Done(collective, waits_for, busy, max(moved_at, since, torchs_at))
+        return ActivitySample(collective, waits_for, busy, max(moved_at, since, torchs_at))
 
-    def enter(self, torchs: "Torchs") -> None:
+    def enter(self, torchs: "TorchCollective") -> None:
         self.torchs = (*(before for before in self.torchs if before.goes_on(self.clock)), torchs)
 
     def _read_torchs(self) -> tuple[Collective | None, float]:
@@ -56,7 +56,7 @@ class Inside:
 
     __slots__ = ("marks", "number", "operation", "shape", "within_group")
 
-    def __init__(self, marks: OwnMarks, number: Number, operation: str, shape: Shape, within_group: bool) -> None:
+    def __init__(self, marks: Activity, number: Number, operation: str, shape: Shape, within_group: bool) -> None:
         self.marks, self.number = marks, number
         self.operation, self.shape, self.within_group = operation, shape, within_group
 
@@ -76,7 +76,7 @@ class Work(Protocol):
     def is_completed(self) -> bool: ...
 
 
-class Torchs:
+class TorchCollective:
     """A collective of torch's own inside the group. Its end nobody tells: who looks sees it."""
 
     __slots__ = ("at", "entry", "is_inside", "operation", "shape", "work")
@@ -97,7 +97,7 @@ class Torchs:
             self.runs(None)  # what it holds may be large
         return self.is_inside
 
-    def told(self, numbers: Numbers) -> Collective:
+    def told(self, numbers: CollectiveIds) -> Collective:
         number = numbers.told(self.entry, within_group=True)
         return _collective(number, self.operation, self.shape, self.is_inside, True)
 
@@ -111,12 +111,12 @@ def _collective(number: Number, operation: str, shape: Shape, is_inside: bool, w
     return Collective(number.quorum_id, number.number, name, label, is_inside, within_group, number.inner)
 
 
-class Act:
+class ActivityBlock:
     """The block in which it waits for `what`, or does that."""
 
     __slots__ = ("is_wait", "marks", "what")
 
-    def __init__(self, marks: OwnMarks, what: str, *, is_wait: bool) -> None:
+    def __init__(self, marks: Activity, what: str, *, is_wait: bool) -> None:
         self.marks, self.what, self.is_wait = marks, what[:MAX_NAME_CHARS], is_wait
 
     def __enter__(self) -> None:

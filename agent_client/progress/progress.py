@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TypeAlias
 
-from agent_client.progress.activity import Act, Inside, OwnMarks, Shape, Torchs
-from agent_client.progress.rules.collective_ids import Number, Numbers
-from agent_client.progress.rules.phase_times import Name, Visits
+from agent_client.progress.activity import Activity, ActivityBlock, Inside, Shape, TorchCollective
+from agent_client.progress.rules.collective_ids import CollectiveIds, Number
+from agent_client.progress.rules.phase_times import Name, PhaseTimes
 from lighthouse_protocol.messages.progress import MAX_NAME_CHARS, MAX_NAMES, OTHER, STEP, Sample
 
 MAX_UNREAD = 4096
@@ -36,9 +36,9 @@ class Progress:
         root = Phase(STEP, progress=self)
         self._phases = {STEP: root}
         self._waits: dict[str, Phase] = {}
-        self._visits = Visits(root, clock())
+        self._visits = PhaseTimes(root, clock())
         self._reckoning = threading.Lock()
-        self.own = OwnMarks(clock)
+        self.own = Activity(clock)
 
     # -- marks, on the script's thread
 
@@ -84,7 +84,7 @@ class Progress:
     # -- marks, on the Agent's own thread
 
     @property
-    def numbers(self) -> Numbers:
+    def numbers(self) -> CollectiveIds:
         return self.own.numbers
 
     def collective(
@@ -100,19 +100,19 @@ class Progress:
         """The rank is in this collective for as long as the block runs, however it ends."""
         return Inside(self.own, Number(quorum_id, number, inner), operation, shape, within_group)
 
-    def torchs(self, operation: str, shape: Shape) -> Torchs:
+    def torchs(self, operation: str, shape: Shape) -> TorchCollective:
         """The rank enters a collective of torch's own inside the group."""
-        entered = Torchs(self.numbers.inside(), operation, shape, self.clock())
+        entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
         self.own.enter(entered)
         return entered
 
     def asking(self, what: str) -> Block:
         """The rank waits for others in this block, whatever its script does beside it."""
-        return Act(self.own, what, is_wait=True)
+        return ActivityBlock(self.own, what, is_wait=True)
 
     def busy(self, what: str) -> Block:
         """In this block the Agent does what the script will wait for, and what may take its time."""
-        return Act(self.own, what, is_wait=False)
+        return ActivityBlock(self.own, what, is_wait=False)
 
     # -- on any thread
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from lighthouse_protocol.messages.evidence import MAX_FLIGHT_RECORDER_BYTES, STACKS_FILE, OwnEvidence
+from lighthouse_protocol.messages.evidence import MAX_FLIGHT_RECORDER_BYTES, STACKS_FILE, SelfReport
 from lighthouse_protocol.messages.session import EvidenceOffer
 
 log = logging.getLogger(__name__)
@@ -75,29 +75,29 @@ def _free_signal(candidates: Iterable[int]) -> int:
 # -- asked
 
 
-class Looks:
+class SelfReporter:
     """On threads of their own: torch may hang while it tells of a collective that does, and whoever asks must not."""
 
     def __init__(self) -> None:
         self._reading: threading.Thread | None = None
         self._read = "", ""
 
-    def answer(self, number: int, send: Callable[[OwnEvidence], None]) -> None:
+    def answer(self, number: int, send: Callable[[SelfReport], None]) -> None:
         """Whatever torch does, an answer is sent soon, if Python runs at all."""
         threading.Thread(target=lambda: send(self._look(number)), name="lighthouse look", daemon=True).start()
 
-    def _look(self, number: int) -> OwnEvidence:
+    def _look(self, number: int) -> SelfReport:
         stacks = own_stacks()
         if self._reading is None or not self._reading.is_alive():  # an earlier one may hang
             self._reading = threading.Thread(target=self._read_recorder, name="lighthouse recorder", daemon=True)
             self._reading.start()
         self._reading.join(RECORDED_WITHIN_S)
         if self._reading.is_alive():
-            return OwnEvidence(
+            return SelfReport(
                 number, stacks, "", (f"Flight Recorder: torch has said nothing for {RECORDED_WITHIN_S:g} s",)
             )
         text, why = self._read
-        return OwnEvidence(number, stacks, text, (why,) if why else ())
+        return SelfReport(number, stacks, text, (why,) if why else ())
 
     def _read_recorder(self) -> None:
         self._read = recorded()

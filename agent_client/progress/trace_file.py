@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from agent_client.errors import ConfigurationError
-from agent_client.progress.activity import Shape, Torchs, shown
+from agent_client.progress.activity import Shape, TorchCollective, shown
 from agent_client.progress.progress import Block, Progress
 from agent_client.progress.rules.collective_ids import Number
 
@@ -35,7 +35,7 @@ def make_progress(group_rank: int, variables: Mapping[str, str] = os.environ) ->
     path = Path(folder) / f"{group}-rank-{group_rank}-{os.getpid()}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return LoggedProgress(Lines(path))
+        return TracedProgress(Lines(path))
     except OSError as e:
         raise ConfigurationError(f"{LOG_VARIABLE}={folder}: {path} cannot be written: {e.strerror}") from None
 
@@ -61,7 +61,7 @@ class Lines:
             log.warning("%s ends here: %s", self._path, e.strerror)
 
 
-class LoggedProgress(Progress):
+class TracedProgress(Progress):
     def __init__(self, lines: Lines, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._lines = lines
@@ -85,7 +85,7 @@ class LoggedProgress(Progress):
         inside = super().collective(quorum_id, number, operation, shape, within_group=within_group, inner=inner)
         return self._logged(_words(Number(quorum_id, number, inner), operation, shape, within_group), inside)
 
-    def torchs(self, operation: str, shape: Shape) -> Torchs:
+    def torchs(self, operation: str, shape: Shape) -> TorchCollective:
         """When it is left, torch does not tell."""
         entered = super().torchs(operation, shape)
         number = self.numbers.told(entered.entry, within_group=True)

@@ -26,7 +26,7 @@ class Interruption(BaseException):
     """Raised inside a wrapped function whose generation is over. No `except Exception` holds it up."""
 
 
-class Section:
+class InterruptibleSection:
     """One at a time, in the thread that runs it. `interrupt` is for any other thread."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Section:
 
 
 def _listen() -> bool:
-    """Whether the wake signal reaches this thread and harms nobody. Its handler stays: a late one must not kill."""
+    """Whether the wake signal reaches this thread and does no harm. Its handler stays: a late one must not kill."""
     if threading.current_thread() is not threading.main_thread():
         return False
     found = signal.getsignal(WAKE_SIGNAL)

@@ -20,7 +20,7 @@ class Attempts(Protocol):
 
 
 class LocalAttempts:
-    """No lighthouse: this process's own faults, counted from 0. Nobody else's interrupt it."""
+    """No lighthouse: this process's own faults, counted from 0. Other processes' faults do not interrupt it."""
 
     def __init__(self, rank: int, world_size: int, max_iterations: int | None) -> None:
         self._place = rank, world_size

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from agent_client.restart.abort import abort_groups
-from agent_client.restart.async_exception import Interruption, Section
+from agent_client.restart.async_exception import InterruptibleSection, Interruption
 from agent_client.restart.attempts import Attempts, LocalAttempts
-from agent_client.restart.interrupter import Hands
+from agent_client.restart.interrupter import Interrupter
 from agent_client.restart.launch import Launch
 from agent_client.restart.options import Hook, Options
-from agent_client.restart.rank_environment import RanksPlace
+from agent_client.restart.rank_environment import RankEnvironment
 from agent_client.restart.rules.events import Ended, Run
-from agent_client.restart.run_session import RunLink
+from agent_client.restart.run_session import RunSession
 from agent_client.restart.state import RestartAbort, State
 from agent_client.restart.store import StoreMixin
 from lighthouse_protocol.messages.run import Done, Stop
@@ -59,13 +59,13 @@ class WrappedCall(Generic[T]):
         self._function = function
         self._options = options
         self._state = State(initial_rank=launch.slot, use_global_iteration=options.use_global_iteration)
-        self._place = RanksPlace(self._state)
-        self._section = Section()
-        self._hands = Hands(self._section, [abort_groups, lambda: self._hook(options.abort)])
-        self._link: RunLink | None = None
+        self._place = RankEnvironment(self._state)
+        self._section = InterruptibleSection()
+        self._hands = Interrupter(self._section, [abort_groups, lambda: self._hook(options.abort)])
+        self._link: RunSession | None = None
         self._attempts: Attempts
         if options.use_global_iteration:
-            self._link = RunLink(options, launch, self._hands, self._place)
+            self._link = RunSession(options, launch, self._hands, self._place)
             self._attempts = self._link.thread
             self._state.store = StoreMixin()
         else:

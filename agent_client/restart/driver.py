@@ -9,7 +9,7 @@ from typing import Protocol
 
 from agent_client.restart.rules import events
 from agent_client.restart.rules.machine import RankMachine
-from lighthouse_protocol.messages.run import FromWorker
+from lighthouse_protocol.messages.run import FromRunRank
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 class Stream(Protocol):
     """An open stream to the lighthouse. What it hears, and its end, are fed as events with its number."""
 
-    def send(self, message: FromWorker) -> None: ...
+    def send(self, message: FromRunRank) -> None: ...
 
     def cancel(self) -> None: ...
 

@@ -11,15 +11,15 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from agent_client.restart.async_exception import Section
+from agent_client.restart.async_exception import InterruptibleSection
 
 log = logging.getLogger(__name__)
 
 KILLED_STATUS = 137  # what a shell says of SIGKILL
 
 
-class Hands:
-    def __init__(self, section: Section, aborts: Sequence[Callable[[], object]]) -> None:
+class Interrupter:
+    def __init__(self, section: InterruptibleSection, aborts: Sequence[Callable[[], object]]) -> None:
         self._section = section
         self._aborts = aborts
         self._lock = threading.Lock()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agent_client.errors import ConfigurationError
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN
-from lighthouse_protocol.messages.run import Entry, RankId, Terms
+from lighthouse_protocol.messages.run import RankHello, RankId, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Launch:
             is_supervised=bool(reader.text("LIGHTHOUSE_INCARNATION")),
         )
 
-    def entry(self, terms: Terms) -> Entry:
+    def entry(self, terms: Terms) -> RankHello:
         rank = RankId(self.slot, self.incarnation)
-        return Entry(rank, terms, self.attempt, host=socket.gethostname(), pid=os.getpid())
+        return RankHello(rank, terms, self.attempt, host=socket.gethostname(), pid=os.getpid())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where a generation says who this rank is: in its State, and in RANK and WORLD_SIZE while it runs."""
+"""Where a generation puts this rank's place: in its State, and in RANK and WORLD_SIZE while it runs."""
 
 import os
 
@@ -8,14 +8,14 @@ from agent_client.restart.state import State
 _NAMES = ("RANK", "WORLD_SIZE")
 
 
-class RanksPlace:
+class RankEnvironment:
     """A context manager, whose end restores the environment."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self._before: dict[str, str | None] = {}
 
-    def __enter__(self) -> "RanksPlace":
+    def __enter__(self) -> "RankEnvironment":
         self._before = {name: os.environ.get(name) for name in _NAMES}
         return self
 

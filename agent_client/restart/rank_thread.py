@@ -15,7 +15,7 @@ from typing import Protocol, Self
 from agent_client.restart import driver
 from agent_client.restart.rules import events
 from agent_client.restart.rules.machine import RankMachine
-from lighthouse_protocol.messages.run import ToWorker
+from lighthouse_protocol.messages.run import ToRunRank
 from lighthouse_protocol.refusals import InternalError, LighthouseError
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ REPORT_INTERVAL_S = 0.1
 class Stream(driver.Stream, Protocol):
     """lighthouse_runtime.client.streams.RankStream is one."""
 
-    def __iter__(self) -> Iterator[ToWorker]: ...
+    def __iter__(self) -> Iterator[ToRunRank]: ...
 
 
 class Hands(Protocol):
@@ -92,7 +92,7 @@ class RankThread:
         now = time.monotonic()
         if now - self._told_at >= REPORT_INTERVAL_S:
             self._told_at = now
-            self._inbox.put(events.Stepped(self._step))
+            self._inbox.put(events.StepDone(self._step))
 
     def is_over(self, number: int) -> bool:
         """Whether that generation must not be run any more."""
@@ -126,7 +126,7 @@ class RankThread:
     def _tell_steps(self) -> None:
         if self._step > self._steps_told:
             self._steps_told = self._step
-            self._driver.feed(events.Stepped(self._step))
+            self._driver.feed(events.StepDone(self._step))
 
     # -- for the driver: the function, and its streams
 
@@ -155,10 +155,10 @@ class RankThread:
         error: LighthouseError | None = None
         try:
             for message in stream:
-                self._inbox.put(events.Heard(session, message))
+                self._inbox.put(events.MessageReceived(session, message))
         except LighthouseError as e:
             error = e
         except Exception as e:
             log.exception("the stream of this rank")
             error = InternalError(f"the stream has failed: {e}")
-        self._inbox.put(events.Closed(session, error, random.random()))
+        self._inbox.put(events.StreamClosed(session, error, random.random()))

@@ -6,10 +6,10 @@ from typing import Self
 
 from agent_client.errors import ConfigurationError
 from agent_client.restart.async_exception import Interruption
-from agent_client.restart.interrupter import Hands
+from agent_client.restart.interrupter import Interrupter
 from agent_client.restart.launch import Launch
 from agent_client.restart.options import Options
-from agent_client.restart.rank_environment import RanksPlace
+from agent_client.restart.rank_environment import RankEnvironment
 from agent_client.restart.rank_thread import RankThread
 from agent_client.restart.rules.events import Ended, Run
 from agent_client.restart.rules.machine import RankMachine
@@ -25,10 +25,10 @@ _completed: set[tuple[str, str, str]] = set()
 """Lighthouse, job and run of what this process has seen the end of."""
 
 
-class RunLink:
+class RunSession:
     """A context manager, around that of its `thread`."""
 
-    def __init__(self, options: Options, launch: Launch, hands: Hands, place: RanksPlace) -> None:
+    def __init__(self, options: Options, launch: Launch, hands: Interrupter, place: RankEnvironment) -> None:
         """Raises ConfigurationError if there is no lighthouse, or the run has been completed by this process."""
         if not launch.lighthouse:
             raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; use_global_iteration=True needs a lighthouse")

@@ -70,7 +70,7 @@ class State:
         return self.iteration
 
     def sync_with_global_iteration(self, store: Coordination | None = None, timeout: timedelta | None = None) -> int:
-        """The present iteration: who restarted has been told it before its function runs."""
+        """The present iteration: a restarted process has been told it before its function runs."""
         if self.use_global_iteration:
             self.iteration = self._coordination(store).handle_rank_restart(self.world_size, timeout)
         return self.iteration

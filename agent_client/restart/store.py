@@ -53,7 +53,7 @@ class StoreMixin:
         return _run().advance()
 
     def handle_rank_restart(self, world_size: int | None = None, timeout: timedelta | None = None) -> int:
-        """The present number, recorded for this rank; who restarted was told it before its function ran."""
+        """The present number, recorded for this rank; a restarted process was told it before its function ran."""
         run = _run()
         self.record_iteration_for_rank(run.slot, run.iteration)
         return run.iteration
@@ -74,7 +74,7 @@ class StoreMixin:
     def get_active_ranks_for_coordination(
         self, world_size: int | None = None, timeout: timedelta | None = None
     ) -> set[int]:
-        """Who is alive and not a spare, as the lighthouse sees it."""
+        """The ranks that are alive and not spares, as the lighthouse sees it."""
         run = _run()
         found = [status for status in run.client.runs(run.run, timeout_s=run.timeout_s) if status.run == run.run]
         return {rank.slot for status in found for rank in status.ranks if rank.state in ("active", "ready", "finished")}

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 class Wrapper:
     """The options are those of `Options`. The wrapped function returns what the function returned once all active
-    ranks have, None for who was a spare then. It raises RestartAbort (exit code 130) when the run is stopped, and a
+    ranks have, None for a spare. It raises RestartAbort (exit code 130) when the run is stopped, and a
     LighthouseError when this process may not take part."""
 
     def __init__(self, **options: Any) -> None:

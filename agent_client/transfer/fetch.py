@@ -16,7 +16,7 @@ from agent_client.transfer.connection import DeadlineSocket, connect, split_addr
 from agent_client.transfer.offers import StateKey
 from agent_client.transfer.priority import Pace
 from agent_client.transfer.response import StateUnavailable, check_begin, check_rest
-from agent_client.transfer.rules.source_order import Broken, Failed, Read, Refused, TransferMachine
+from agent_client.transfer.rules.source_order import Broken, Failed, Read, Refused, SourceOrder
 from lighthouse_protocol.refusals import LighthouseError
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Fetch:
         self._max_header_bytes = max_header_bytes
         self._gives_way = gives_way
         self._pace: Pace | None = None
-        self._machine = TransferMachine(list(sources), deadline=self._deadline, silence_s=silence_s or timeout_s)
+        self._machine = SourceOrder(list(sources), deadline=self._deadline, silence_s=silence_s or timeout_s)
         self._kinds: list[type[Exception]] = []
         self._difference = ""
         self._lock = threading.Lock()

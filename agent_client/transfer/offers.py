@@ -33,7 +33,7 @@ class NotHeldError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class StateOffer:
     """`tag` is new at every put: who has read a part asks for the rest under it. `reads`: how often one that is kept is
     still to be read; None for what was put, which whoever reads it is waited for."""
 
@@ -44,14 +44,14 @@ class Held:
     readers: set[socket.socket] = field(default_factory=set[socket.socket])
 
 
-class Shelf:
+class StateOffers:
     """Thread safe. Once `clear` or `put` has returned, nothing reads the state that was put before."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._held: Held | None = None
-        self._cleared: Held | None = None
-        self._kept: dict[StateKey, Held] = {}
+        self._held: StateOffer | None = None
+        self._cleared: StateOffer | None = None
+        self._kept: dict[StateKey, StateOffer] = {}
         self._settled = (0, -1)
         self._closed = False
 
@@ -60,7 +60,7 @@ class Shelf:
         with self._changed:
             while self._held:
                 self.clear()
-            self._held = Held(key, encoding)
+            self._held = StateOffer(key, encoding)
             self._changed.notify_all()
 
     def clear(self, grace_s: float = 0.0) -> None:
@@ -79,7 +79,7 @@ class Shelf:
     def keep(self, key: StateKey, encoding: Encoding, reads: int) -> None:
         """Hold this one beside all others, until it was read `reads` times, or `forget`. It never changes."""
         with self._changed:
-            self._kept[key] = Held(key, encoding, reads)
+            self._kept[key] = StateOffer(key, encoding, reads)
             self._changed.notify_all()
 
     def forget(self, key: StateKey) -> None:
@@ -94,7 +94,7 @@ class Shelf:
             self._settled = max(self._settled, (quorum_id, step))
             self._changed.notify_all()
 
-    def was_read(self, held: Held) -> None:
+    def was_read(self, held: StateOffer) -> None:
         """To its end."""
         with self._changed:
             if held.reads is None:
@@ -120,7 +120,7 @@ class Shelf:
         self.clear()
 
     @contextmanager
-    def reading(self, key: StateKey, wait_s: float, reader: socket.socket) -> Generator[Held, None, None]:
+    def reading(self, key: StateKey, wait_s: float, reader: socket.socket) -> Generator[StateOffer, None, None]:
         """What is held under `key`, if it is put there within `wait_s`; NotHeldError otherwise."""
         held = self._await(key, wait_s, reader)
         try:
@@ -130,7 +130,7 @@ class Shelf:
                 held.readers.discard(reader)
                 self._changed.notify_all()
 
-    def _await(self, key: StateKey, wait_s: float, reader: socket.socket) -> Held:
+    def _await(self, key: StateKey, wait_s: float, reader: socket.socket) -> StateOffer:
         with self._changed:
             self._wait(lambda: self._closed or self._find(key) or key[:2] <= self._settled, wait_s)
             if (held := self._find(key)) is None:
@@ -138,7 +138,7 @@ class Shelf:
             held.readers.add(reader)
             return held
 
-    def _find(self, key: StateKey) -> Held | None:
+    def _find(self, key: StateKey) -> StateOffer | None:
         return self._held if self._key() == key else self._kept.get(key)
 
     def _key(self) -> StateKey | None:

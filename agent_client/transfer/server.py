@@ -24,11 +24,11 @@ from agent_client.state.tree import State
 from agent_client.transfer.connection import host_in_url
 from agent_client.transfer.fetch import fetch
 from agent_client.transfer.listener import Listener
-from agent_client.transfer.offers import Held, NotHeldError, Shelf, StateKey
+from agent_client.transfer.offers import NotHeldError, StateKey, StateOffer, StateOffers
 from agent_client.transfer.priority import Pace
 from agent_client.transfer.response import StateUnavailable
 
-__all__ = ["CheckpointServer", "CorruptState", "StateKey", "StateUnavailable", "fetch"]
+__all__ = ["CorruptState", "StateKey", "StateServer", "StateUnavailable", "fetch"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _ROUTE = re.compile(r"/checkpoint/([0-9]{1,20})/([0-9]{1,20})/([0-9]{1,20})(?:\?
 _RANGE = re.compile(r"bytes=([0-9]{1,20})-")
 
 
-class CheckpointServer:
+class StateServer:
     """Serves one state, and copies that are kept beside it, from threads of its own, to any number of readers.
 
     `advertise`: host name or IP address under which peers reach this host. `stall_timeout_s`: how long one chunk may
@@ -53,7 +53,7 @@ class CheckpointServer:
         max_wait_s: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self._shelf = Shelf()
+        self._shelf = StateOffers()
         self._chunk_bytes = chunk_bytes
         self._listener = Listener(bind_host, port, partial(_Handler, self._shelf, stall_timeout_s, max_wait_s))
         self.address = f"http://{host_in_url(advertise)}:{self._listener.server_address[1]}"
@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "lighthouse-checkpoint"
     sys_version = ""
 
-    def __init__(self, shelf: Shelf, stall_timeout_s: float, max_wait_s: float, *request: Any) -> None:
+    def __init__(self, shelf: StateOffers, stall_timeout_s: float, max_wait_s: float, *request: Any) -> None:
         self._shelf = shelf
         self._max_wait_s = max_wait_s
         self._stall_timeout_s = stall_timeout_s
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         except NotHeldError as error:
             self._refuse(409, key, error.held)
 
-    def _send(self, held: Held) -> None:
+    def _send(self, held: StateOffer) -> None:
         length, asked = held.encoding.length, _RANGE.fullmatch(self.headers.get("Range", ""))
         if asked is None:
             return self._stream(held, 0, {"Content-Length": length, "ETag": held.tag})
@@ -133,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Content-Length": length - start, "Content-Range": f"bytes {start}-{length - 1}/{length}"}
         return self._stream(held, start, headers)
 
-    def _stream(self, held: Held, start: int, headers: dict[str, Any]) -> None:
+    def _stream(self, held: StateOffer, start: int, headers: dict[str, Any]) -> None:
         pace = Pace() if held.reads is not None else None
         began_at = time.monotonic()
         self._start(206 if start else 200, {"Content-Type": "application/octet-stream", **headers})

@@ -15,7 +15,7 @@ import torch
 
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.server import CheckpointServer
+from agent_client.transfer.server import StateServer
 from benchmarks.support.line_protocol import answer_orders
 from benchmarks.support.torchft_native import native
 
@@ -42,7 +42,7 @@ class Ours:
     def __init__(self, model: torch.nn.Module, *, copies: bool) -> None:
         self._state = TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
         self._copies = copies
-        self._server = CheckpointServer("127.0.0.1", advertise="127.0.0.1")
+        self._server = StateServer("127.0.0.1", advertise="127.0.0.1")
 
     def serve(self) -> str:
         self._state.begin_step()

@@ -9,13 +9,13 @@ from typing import Protocol
 from benchmarks.support.lockstep import Lockstep, Tally
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
-    Beat,
-    Echo,
-    Handed,
-    Levels,
-    Order,
-    Phase,
-    Refused,
+    GroupReport,
+    Heartbeat,
+    HeartbeatAck,
+    JoinAccepted,
+    JoinRejected,
+    QuorumOrder,
+    QuorumPhase,
     ToLighthouse,
     ToManager,
     Welcome,
@@ -25,7 +25,7 @@ from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.group.lighthouse_link import LighthouseLink
 from manager.group.rules.grants import LEASE_SHARE, GrantMachine, Join, Wait
 from manager.group.rules.lighthouse_session import SessionMachine
-from manager.group.rules.request import Ask
+from manager.group.rules.request import QuorumRequest
 
 TIMEOUT_S = 60.0
 
@@ -56,12 +56,12 @@ class LightManager:
             name, f"{time.time_ns():x}", address=f"{host}:29512", store_address=f"{host}:29513", watched=True
         )
         self._grants = GrantMachine(name)
-        self._session = SessionMachine(lambda: Levels(self._grants.held))
+        self._session = SessionMachine(lambda: GroupReport(self._grants.held))
         self._link = LighthouseLink(crowd.connect, crowd.address)
         self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._clock = asyncio.get_running_loop().time
         self._step = self._tag = self._failures = 0
-        self._handed: Handed | None = None
+        self._handed: JoinAccepted | None = None
         self._waits = self._computes = False
         self._running = asyncio.create_task(self._link.run(self._opened, self._received, self._closed))
         self._ask()
@@ -103,17 +103,17 @@ class LightManager:
             case Welcome(_, _, order):
                 self._session.welcomed(message, self._clock())
                 self._obey(order)
-            case Echo(_, _, order):
+            case HeartbeatAck(_, _, order):
                 sent_at = self._session.echoed(message, self._clock())
                 self._obey(order)
                 if sent_at is not None:
                     self._grants.renew(sent_at + LEASE_SHARE * self._session.lease_s)
-            case Handed(join):
+            case JoinAccepted(join):
                 self._handed = message if self._session.is_waiting(join) else self._handed
-            case Refused(join):
+            case JoinRejected(join):
                 self._crowd.tally.refusals += 1
                 self._waits = self._waits or self._session.answered(join)
-            case Order():
+            case QuorumOrder():
                 self._obey(message)
             case _:
                 pass
@@ -122,7 +122,7 @@ class LightManager:
             self._ask()
         self._flush()
 
-    def _obey(self, order: Order | None) -> None:
+    def _obey(self, order: QuorumOrder | None) -> None:
         if order is None:
             return
         if self._grants.obey(order):
@@ -130,7 +130,7 @@ class LightManager:
             if self._computes:
                 self._discard()
         handed = self._handed
-        if handed is not None and order.phase is Phase.REVOKED and order.quorum_id == handed.quorum.quorum_id:
+        if handed is not None and order.phase is QuorumPhase.REVOKED and order.quorum_id == handed.quorum.quorum_id:
             self._session.answered(handed.join)
             self._handed, self._waits = None, True
 
@@ -150,7 +150,7 @@ class LightManager:
         if self._grants.offer(now):
             self._begin()
             return
-        ask = Ask(0, 0, self._step, math.inf, tag_quorum_id=self._tag, commit_failures=self._failures)
+        ask = QuorumRequest(0, 0, self._step, math.inf, tag_quorum_id=self._tag, commit_failures=self._failures)
         match self._grants.decide(ask, now):
             case Join():
                 self._send(self._session.join(self._participant(), now + TIMEOUT_S, now))
@@ -189,7 +189,7 @@ class LightManager:
 
     def _send(self, messages: list[ToLighthouse]) -> None:
         for message in messages:
-            is_beat = isinstance(message, Beat)
+            is_beat = isinstance(message, Heartbeat)
             self._crowd.tally.beats += is_beat
             self._crowd.tally.messages += not is_beat
             self._link.send(message)

@@ -10,7 +10,7 @@ import time
 from datetime import timedelta
 from typing import Any, Protocol
 
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 from benchmarks.support.line_protocol import answer_orders
 from benchmarks.support.torchft_native import native
 
@@ -53,7 +53,9 @@ class TorchftCalls:
 class OurCalls:
     def __init__(self, address: str) -> None:
         self.round_trips = 0
-        self._link = ManagerLink(address, 0, secrets.token_hex(6), lambda quorum_id, reason: None, returns_within_s=0)
+        self._link = ManagerConnection(
+            address, 0, secrets.token_hex(6), lambda quorum_id, reason: None, returns_within_s=0
+        )
         self._quorum_id = 0
 
     def quorum(self, step: int) -> None:

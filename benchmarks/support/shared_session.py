@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from lighthouse_protocol.messages.session import Handed, ToManager
+from lighthouse_protocol.messages.session import JoinAccepted, ToManager
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.wire.session_wire import handed_for, session_response_from_wire
 from lighthouse_runtime.client import rpcs
@@ -16,14 +16,14 @@ class SharedReader:
 
     def __init__(self) -> None:
         self._shared = b""
-        self._handed: Handed | None = None
+        self._handed: JoinAccepted | None = None
 
     def read(self, body: bytes) -> ToManager | None:
         if self._handed is not None and body.startswith(self._shared):
             own = lighthouse_pb2.SessionResponse.FromString(body[len(self._shared) :])
             return replace(self._handed, join=own.handed.join)
         message = session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(body))
-        if isinstance(message, Handed):
+        if isinstance(message, JoinAccepted):
             self._handed, self._shared = message, body[: -len(handed_for(b"", message.join))]
         return message
 

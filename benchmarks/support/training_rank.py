@@ -1,8 +1,8 @@
 """The one rank of a replica group, in a process of its own, that trains without torch: it sleeps through its steps.
 
-Through our ManagerLink and StepMachine it does what the Agent does; AllReduce stands in for the collective, which a
-revoke aborts. Through torchft's client there is no collective: torchft's round at every step keeps the groups together,
-and a rank that hears nothing of a loss before that round does better than one that waits in a collective.
+Through our ManagerConnection and StepMachine it does what the Agent does; AllReduce stands in for the collective, which
+a revoke aborts. Through torchft's client there is no collective: torchft's round at every step keeps the groups
+together, and a rank that hears nothing of a loss before that round does better than one that waits in a collective.
 
 It prints a line for all that happens to it, with CLOCK_MONOTONIC, which all processes of the machine share.
 """
@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from agent_client.agent.rules.step import StepMachine
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 from benchmarks.support.all_reduce import AllReduce, Place
 from benchmarks.support.torchft_native import native
 from lighthouse_protocol.messages.membership import Assignment
@@ -41,7 +41,7 @@ class OurRank:
         self._all_reduce = AllReduce(name, peers)
         self._machine = StepMachine()
         self._assignment: Assignment | None = None
-        self._link = ManagerLink(manager, 0, secrets.token_hex(6), self._revoked, returns_within_s=0.0)
+        self._link = ManagerConnection(manager, 0, secrets.token_hex(6), self._revoked, returns_within_s=0.0)
 
     def run_step(self) -> None:
         machine = self._machine

@@ -24,7 +24,7 @@ from lighthouse_protocol import VERSION
 @click.group(context_settings=CONTEXT_SETTINGS)
 @click.version_option(VERSION, prog_name="lighthouse")
 def main() -> None:
-    """The coordinator of fault-tolerant training: it decides who trains together."""
+    """The coordinator of fault-tolerant training: it decides which replica groups train together."""
 
 
 _SEEING = (status, members, ranks, watch, stacks, incidents, incident)

@@ -1,4 +1,4 @@
-"""What the verbs share that act on one replica group: who is meant, why, and how it is said that it was done."""
+"""What the verbs share that act on one replica group: the group that is meant, why, and the line that confirms it."""
 
 import functools
 import json

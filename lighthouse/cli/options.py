@@ -83,5 +83,5 @@ def _read_address(ctx: click.Context, param: click.Parameter, value: str) -> str
     except InvalidRequest as e:
         raise click.BadParameter(f"{str(e).removeprefix('address: ')}; {EXAMPLE}", ctx, param) from None
     if parsed.port == 0:
-        raise click.BadParameter(f"{text!r}: nobody listens on port 0; {EXAMPLE}", ctx, param)
+        raise click.BadParameter(f"{text!r}: port 0 is not a port to connect to; {EXAMPLE}", ctx, param)
     return str(Address(parsed.host, parsed.port or LIGHTHOUSE_PORT))

@@ -1,4 +1,4 @@
-"""`lighthouse ranks`: where every rank is, and who is behind."""
+"""`lighthouse ranks`: where every rank is, and which are behind."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ def rank_lines(status: LighthouseStatus, width: int) -> list[Text]:
     rows = [(job.job, rank) for job in status.jobs for rank in job.ranks]
     lines = [line for job in status.jobs if job.stall for line in _verdict(job, len(status.jobs) > 1, width)]
     if not rows:
-        return [*lines, Text("no ranks: nobody has said where it is")]
+        return [*lines, Text("no ranks have reported")]
     has_many_jobs = len({job for job, _ in rows}) > 1
     return [*lines, *table([_JOB, *_COLUMNS] if has_many_jobs else _COLUMNS, rows, width)]
 

@@ -11,15 +11,15 @@ from rich.text import Text
 from lighthouse.cli.run_options import RunChoice, run_options
 from lighthouse.cli.view.layout import Column, table
 from lighthouse.cli.view.output import make_console, print_lines
-from lighthouse_protocol.messages.run_status import IncidentStatus, RunStatus
+from lighthouse_protocol.messages.run_status import RestartStatus, RunStatus
 from lighthouse_runtime.cli.terminal import printable
 
 
 @click.command()
-@click.option("--evidence", is_flag=True, help="Below each incident, the last lines of who died.")
+@click.option("--evidence", is_flag=True, help="Show the last lines of each dead process below its incident.")
 @run_options(default=None)
 def restarts(choice: RunChoice, evidence: bool) -> None:
-    """List the incidents of a run: the generation that ended, why, who was lost, and when it went on."""
+    """List the incidents of a run: the generation that ended, why, which ranks were lost, and when it went on."""
     with choice.connect() as client:
         runs = client.runs(choice.run, timeout_s=choice.timeout)
     if choice.output == "json":
@@ -47,7 +47,7 @@ def summary(run: RunStatus) -> Text:
     return Text.assemble((printable(f"{run.job}/{run.run}"), "bold"), printable(said), (printable(by), "red"))
 
 
-def _evidence(incident: IncidentStatus) -> Sequence[Text]:
+def _evidence(incident: RestartStatus) -> Sequence[Text]:
     return [Text(printable(f"    | {line}"), style="dim") for line in incident.evidence]
 
 
@@ -55,11 +55,11 @@ def _clock(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _after(incident: IncidentStatus, at: float | None) -> str:
+def _after(incident: RestartStatus, at: float | None) -> str:
     return "-" if at is None else f"+{at - incident.noticed_at:.3f}s"
 
 
-_COLUMNS: Sequence[Column[IncidentStatus]] = (
+_COLUMNS: Sequence[Column[RestartStatus]] = (
     Column("GENERATION", lambda i: str(i.generation) if i.generation >= 0 else "-", is_number=True),
     Column("NOTICED", lambda i: _clock(i.noticed_at), keep=2),
     Column("FORMED", lambda i: _after(i, i.formed_at), is_number=True),

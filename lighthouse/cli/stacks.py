@@ -26,7 +26,7 @@ def stacks(
 ) -> None:
     """Show the Python stacks, the newest collectives, the process and the last output of every rank of the quorum.
 
-    Nobody is disturbed, and a rank that holds the interpreter lock is seen, too. What could not be had is named.
+    No rank is disturbed, and a rank that holds the interpreter lock is shown, too. What is missing is named.
     """
     with connect(address, job=job, token=read_token(control_token_file)) as client:
         gathered = client.stacks(ranks, timeout_s=timeout)

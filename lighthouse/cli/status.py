@@ -19,7 +19,7 @@ def status(address: str, job: str, output: str, timeout: float) -> None:
     if output == "json":
         return print_json(answer)
     console = make_console()
-    lines = job_lines(answer.jobs, console.width) if answer.jobs else [Text("no jobs: nobody has joined")]
+    lines = job_lines(answer.jobs, console.width) if answer.jobs else [Text("no jobs: no replica group has joined")]
     stopped = _stopped(address, sorted({job or DEFAULT_JOB, *(shown.job for shown in answer.jobs)}), timeout)
     return print_lines(console, [Text(greeting(answer, address)), *lines, *stopped])
 

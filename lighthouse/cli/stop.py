@@ -23,7 +23,7 @@ def stop(choice: RunChoice, reason: str) -> None:
 @click.command()
 @run_options(has_control=True)
 def resume(choice: RunChoice) -> None:
-    """Lift the stop of a run, and let excluded hosts in again. Whoever was ended by it is to be started again."""
+    """Lift the stop of a run and let excluded hosts in again. Supervisors that it ended must be started again."""
     with choice.connect() as client:
         was_held = any(
             run.stop is not None or run.excluded for run in client.runs(choice.run, timeout_s=choice.timeout)

@@ -1,4 +1,4 @@
-"""torchft_lighthouse: for those who type torchft's command, with its flags and its page on the port beside."""
+"""The command torchft_lighthouse: `lighthouse serve` with torchft's flags, and its page on the next port."""
 
 from typing import Any
 

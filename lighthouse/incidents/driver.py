@@ -17,7 +17,14 @@ from lighthouse.members.rules.roster import Member, Roster
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.incident import Gathered, Incident
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest, Held, KillRequest, ToManager
+from lighthouse_protocol.messages.session import (
+    Evidence,
+    EvidenceDone,
+    EvidenceRequest,
+    HeldQuorum,
+    KillRequest,
+    ToManager,
+)
 from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.refusals import LimitReached
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
@@ -79,7 +86,7 @@ class IncidentDriver:
             self._perform(self._incidents.asked(now))
             self._perform(self._incidents.reached(participant.asks_for, participant.seen_quorum_id, now))
 
-    def held(self, held: Held) -> None:
+    def held(self, held: HeldQuorum) -> None:
         """What a member says that it holds."""
         if self._incidents.is_followed:
             self._perform(self._incidents.reached(held.granted, held.quorum_id, self._clock()))
@@ -241,7 +248,7 @@ class IncidentDriver:
         return f"; could not be told: {', '.join(missed)}" if missed else ""
 
     def close(self, reason: str) -> None:
-        """Whoever stands still is the next lighthouse's to kill."""
+        """What stands still is the next lighthouse's to kill."""
         self._is_closed = True
         for number in list(self._rounds):
             log.info("[%s] evidence round %d ends: %s", self._job, number, reason)

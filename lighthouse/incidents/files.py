@@ -85,7 +85,7 @@ class IncidentFiles:
                 path.unlink(missing_ok=True)
 
     def _replace(self, path: Path, body: bytes) -> None:
-        """Its evidence shows what a job prints: nobody else's to read."""
+        """Readable by its owner only: evidence shows what a job prints."""
         new = path.with_suffix(".new")
         try:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:

@@ -16,7 +16,7 @@ def _no_runs(job: str, reason: str, who: str) -> Iterable[str]:
 
 @dataclass(slots=True)
 class IncidentRegistry:
-    """`stop_runs(job, reason, who)` stops the runs of a job, and says which."""
+    """`stop_runs(job, reason, who)` stops the runs of a job and returns their names."""
 
     policy: OnStall = OnStall.NOTIFY
     files: IncidentFiles | None = None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lighthouse.quorum.rules.record import Record, dump, parse
+from lighthouse.quorum.rules.record import QuorumRecord, dump, parse
 from lighthouse_protocol.limits import MAX_QUORUM_ID
 from lighthouse_protocol.refusals import InvalidRequest, WrongState
 
@@ -24,7 +24,7 @@ VERSION = 2
 _WITHOUT_RUNS = 1  # upgraded in place
 _APPLICATION_ID = b"LHJL"
 _HEADER_BYTES = 100
-# Nobody else writes, unless by hand. The loop stands still meanwhile.
+# No other process writes, unless by hand. The loop stands still meanwhile.
 _BUSY_S = 0.5
 
 _WRITABLE = "the lighthouse's user must be able to write the file and its folder"
@@ -85,7 +85,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_S, check_same_thread=False)
 
 
-# -- making and checking; only whoever holds the claim
+# -- making and checking; only by the holder of the lock
 
 
 def check_kind(path: Path) -> None:
@@ -223,18 +223,18 @@ def put_head(db: sqlite3.Connection, head: Head) -> None:
     db.execute("INSERT OR REPLACE INTO lighthouse VALUES (1, ?, ?, ?)", (*values, checksum(values)))
 
 
-def get_records(db: sqlite3.Connection, path: Path) -> dict[str, Record]:
+def get_records(db: sqlite3.Connection, path: Path) -> dict[str, QuorumRecord]:
     rows = db.execute("SELECT name, quorum_id, record, checksum FROM job").fetchall()
     return {row[0]: _record(path, *row) for row in rows}
 
 
-def _record(path: Path, job: str, quorum_id: int, raw: bytes | None, written: int) -> Record:
+def _record(path: Path, job: str, quorum_id: int, raw: bytes | None, written: int) -> QuorumRecord:
     if written != checksum((job, quorum_id), raw):
         raise Damaged(path, f"job {job!r} is not what was written")
     if quorum_id >= MAX_QUORUM_ID:
         raise Damaged(path, f"job {job!r} has no id left after {quorum_id}")
     if raw is None:
-        return Record(quorum_id)
+        return QuorumRecord(quorum_id)
     try:
         return parse(raw)
     except (ValueError, TypeError, KeyError) as e:
@@ -246,7 +246,7 @@ def get_id(db: sqlite3.Connection, job: str) -> int | None:
     return row[0] if row else None
 
 
-def put_record(db: sqlite3.Connection, job: str, record: Record) -> None:
+def put_record(db: sqlite3.Connection, job: str, record: QuorumRecord) -> None:
     _put(db, job, record.quorum_id, dump(record))
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from lighthouse.journal import database, run_rows
 from lighthouse.journal.database import explained
 from lighthouse.journal.file_lock import FileLock
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.runs.rules.key_space import Row
 from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun
 from lighthouse_protocol.refusals import InvalidRequest, WrongState
@@ -71,7 +71,7 @@ class Journal:
                 self.release()
                 raise
 
-    def load(self) -> Mapping[str, Record]:
+    def load(self) -> Mapping[str, QuorumRecord]:
         with explained(self.path):
             return database.get_records(self._opened(), self.path)
 
@@ -81,7 +81,7 @@ class Journal:
             quorum_id = database.get_id(db, job)
             return database.get_head(db, self.path).forgotten_id if quorum_id is None else quorum_id
 
-    def commit(self, job: str, record: Record) -> None:
+    def commit(self, job: str, record: QuorumRecord) -> None:
         """Also raises ValueError for an id below the job's last."""
         with self._change() as db:
             last_id = database.get_id(db, job)

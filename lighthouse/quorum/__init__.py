@@ -1,1 +1,1 @@
-"""One job: who trains together, and what its sessions are told."""
+"""One job: which groups train together, and what its sessions are told."""

@@ -21,10 +21,9 @@ from lighthouse.members.rules.roster import Member
 from lighthouse.progress.driver import ProgressDriver
 from lighthouse.quorum.log import log_journal_outdated, log_order, log_quorum
 from lighthouse.quorum.rules.events import (
-    BeatReceived,
-    Echoed,
     Effect,
     Event,
+    HeartbeatAnswered,
     HeartbeatReceived,
     Joined,
     JoinRefused,
@@ -33,8 +32,9 @@ from lighthouse.quorum.rules.events import (
     NewcomersChanged,
     Ordered,
     QuorumFormed,
-    QuorumHandedAgain,
+    QuorumResent,
     SessionEnded,
+    SessionHeartbeatReceived,
     SessionOpened,
     SessionRefused,
     WasLate,
@@ -42,21 +42,21 @@ from lighthouse.quorum.rules.events import (
     Withdrawn,
 )
 from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.rules.status import awaited, explain, job_status
 from lighthouse.quorum.rules.timeline import History
 from lighthouse.quorum.rules.verdict import Verdict
-from lighthouse.quorum.sessions import OpenSessions
-from lighthouse.quorum.waiting_joins import Answer, WaitingCalls
+from lighthouse.quorum.sessions import SessionTable
+from lighthouse.quorum.waiting_joins import Answer, WaitingJoins
 from lighthouse.quorum.world_broadcast import WorldBroadcast
 from lighthouse_protocol.identity import split_replica_id
 from lighthouse_protocol.limits import answer_margin_s
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import (
-    Beat,
-    Echo,
     Evidence,
     EvidenceDone,
+    Heartbeat,
+    HeartbeatAck,
     Hello,
     JoinRequest,
     Leave,
@@ -83,7 +83,7 @@ class JobDriver:
         self,
         job: str,
         machine: QuorumMachine,
-        remember: Callable[[Record], None] = lambda record: None,
+        remember: Callable[[QuorumRecord], None] = lambda record: None,
         check_lateness: Callable[[], None] = lambda: None,
         stall_after_s: float = FLOOR_S,
         desk: IncidentRegistry | None = None,
@@ -95,7 +95,7 @@ class JobDriver:
         self._clock = asyncio.get_running_loop().time
         self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._numbers = itertools.count(1)
-        self._sessions = OpenSessions()
+        self._sessions = SessionTable()
         self._names: dict[int, str] = {}  # the replica groups of the sessions
         self._history = History(machine.roster)
         self._desk = desk or IncidentRegistry()
@@ -104,7 +104,7 @@ class JobDriver:
         )
         self._places = ProgressDriver(job, machine.roster, stall_after_s, self._stalled)
         self._worlds = WorldBroadcast(job, machine, self._sessions)
-        self._waiting = WaitingCalls(self._sessions)
+        self._waiting = WaitingJoins(self._sessions)
         self._logged: Verdict | None = None
         self._log_timer: asyncio.TimerHandle | None = None
 
@@ -142,8 +142,8 @@ class JobDriver:
 
     def receive(self, session: int, message: ToLighthouse) -> None:
         match message:
-            case Beat():
-                self._feed(BeatReceived(session, message))
+            case Heartbeat():
+                self._feed(SessionHeartbeatReceived(session, message))
                 if (name := self._names.get(session)) is not None:
                     self._history.beat(name, time.time())
                     if message.progress is not None:
@@ -259,7 +259,7 @@ class JobDriver:
                 self.incidents.session_ended(session)
             case Joined(_, participant):
                 self.incidents.joined(participant)
-            case BeatReceived(_, beat) if beat.levels.held is not None:
+            case SessionHeartbeatReceived(_, beat) if beat.levels.held is not None:
                 self.incidents.held(beat.levels.held)
             case _:
                 pass
@@ -293,12 +293,12 @@ class JobDriver:
                     self._remember(record)
                 self._waiting.answer(calls, Answer(quorum, stands))
                 log_quorum(self.job, quorum, is_new=is_new)
-            case QuorumHandedAgain(quorum, call):
+            case QuorumResent(quorum, call):
                 self._waiting.answer([call], Answer(quorum, stands=True))
             case JoinRefused(call, error):
                 self._waiting.refuse(call, error)
-            case Echoed(session, number, order):
-                self._sessions.send(session, Echo(number, self.machine.attendance.beat_interval_s, order))
+            case HeartbeatAnswered(session, number, order):
+                self._sessions.send(session, HeartbeatAck(number, self.machine.attendance.beat_interval_s, order))
             case Welcomed(session, welcome):
                 self._sessions.send(session, welcome)
             case Ordered(order, sessions):

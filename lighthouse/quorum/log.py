@@ -4,12 +4,12 @@ import logging
 
 from lighthouse.quorum.rules.events import JournalOutdated
 from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.session import Order, Phase
+from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 
 log = logging.getLogger(__name__)
 
 NAMES_LOGGED = 16
-_WORTH_A_LINE = (Phase.RECALLED, Phase.REVOKED, Phase.STANDING)
+_WORTH_A_LINE = (QuorumPhase.RECALLED, QuorumPhase.REVOKED, QuorumPhase.STANDING)
 
 
 def log_quorum(job: str, quorum: Quorum, *, is_new: bool) -> None:
@@ -20,7 +20,7 @@ def log_quorum(job: str, quorum: Quorum, *, is_new: bool) -> None:
     log.info("[%s] quorum %d: %s%s", job, quorum.quorum_id, " ".join(names[:NAMES_LOGGED]), more)
 
 
-def log_order(job: str, order: Order) -> None:
+def log_order(job: str, order: QuorumOrder) -> None:
     if order.phase in _WORTH_A_LINE:
         reason = f": {order.reason}" if order.reason else ""
         log.info("[%s] quorum %d %s%s", job, order.quorum_id, order.phase, reason)

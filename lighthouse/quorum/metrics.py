@@ -18,7 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from lighthouse.quorum.rules.verdict import Verdict
-from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState
 from lighthouse_protocol.pb.documented.lighthouse_pb2 import DESCRIPTOR
 from lighthouse_protocol.refusals import LighthouseError
@@ -125,7 +125,7 @@ def _standing_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
         "lighthouse_revokes", "Standing quorums ended by a loss or a failed step", labels=["job"]
     )
     for job in jobs:
-        for phase in Phase:
+        for phase in QuorumPhase:
             phases.add_metric([job.job, phase.value], job.phase == phase)
         sessions.add_metric([job.job], job.sessions)
         recalls.add_metric([job.job], job.recalls)

@@ -11,8 +11,8 @@ from lighthouse.quorum.driver import JobDriver
 from lighthouse.quorum.log import NAMES_LOGGED
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.record import Record
-from lighthouse.quorum.store import Memory, NoMemory
+from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.quorum.store import JobStore, NoJobStore
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
 from lighthouse_protocol.rules.stall import FLOOR_S
@@ -30,26 +30,26 @@ class JobRegistry:
     def __init__(
         self,
         config: Callable[[int], QuorumConfig],
-        memory: Memory | None = None,
+        memory: JobStore | None = None,
         give_up: Callable[[int], None] = lambda status: None,
         stall_after_s: float = FLOOR_S,
         desk: IncidentRegistry | None = None,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._config = config
-        self._memory = memory or NoMemory()
+        self._memory = memory or NoJobStore()
         self._give_up = give_up
         self._stall_after_s = stall_after_s
         self._desk = desk or IncidentRegistry()
         self._wall_ms = wall_ms
         self._started_at: float | None = None
-        self._records: Mapping[str, Record] = {}
+        self._records: Mapping[str, QuorumRecord] = {}
         self._drivers: dict[str, JobDriver] = {}
         self._closed = ""
         self.lateness = LoopLag()
         self.lateness.listen(self._was_late)
 
-    def remember(self, records: Mapping[str, Record]) -> None:
+    def remember(self, records: Mapping[str, QuorumRecord]) -> None:
         """Called once, when the daemon starts on a claimed memory: quorums of before may still be held."""
         self._records = records
         self._started_at = asyncio.get_running_loop().time()
@@ -73,7 +73,7 @@ class JobRegistry:
         return driver
 
     def find(self, job: str) -> JobDriver:
-        """Raises UnknownName for a job that nobody has joined."""
+        """Raises UnknownName for a job that no group has joined."""
         driver = self._drivers.get(check_name(job, "job"))
         if driver is None:
             known = ", ".join(sorted(self._drivers)[:NAMES_LOGGED]) or "none"
@@ -114,7 +114,7 @@ class JobRegistry:
             job, machine, lambda record: self._commit(job, record), self.lateness.check, self._stall_after_s, self._desk
         )
 
-    def _commit(self, job: str, record: Record) -> None:
+    def _commit(self, job: str, record: QuorumRecord) -> None:
         self.guarded(lambda: self._memory.commit(job, record))
 
     def guarded(self, act: Callable[[], None]) -> None:

@@ -1,14 +1,14 @@
-"""Whom a job's machine answers: calls that wait, and sessions; each message is serialised once, whoever gets it."""
+"""The open sessions of a job; a message that goes to many is serialised once."""
 
 from collections.abc import Iterator, Sequence
 
-from lighthouse_protocol.messages.session import Goodbye, Order, ToManager
+from lighthouse_protocol.messages.session import Goodbye, QuorumOrder, ToManager
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.wire import session_wire
 from lighthouse_runtime.server.streams import Sender
 
 
-class OpenSessions:
+class SessionTable:
     def __init__(self) -> None:
         self._senders: dict[int, Sender] = {}
 
@@ -31,7 +31,7 @@ class OpenSessions:
         if (sender := self._senders.get(session)) is not None:
             sender.send(message)
 
-    def order(self, order: Order, sessions: Sequence[int]) -> None:
+    def order(self, order: QuorumOrder, sessions: Sequence[int]) -> None:
         message = session_wire.order_bytes(order)
         for session in sessions:
             self.send_bytes(session, message)

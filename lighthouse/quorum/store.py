@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.record import QuorumRecord
 
 
-class Memory(Protocol):
+class JobStore(Protocol):
     """Where records are kept: a file (journal.py), nowhere (NoMemory).
 
     Every method may raise WrongState or InvalidRequest that names what to do. All but `claim` and `release` need the
@@ -20,7 +20,7 @@ class Memory(Protocol):
         """
         ...
 
-    def load(self) -> Mapping[str, Record]:
+    def load(self) -> Mapping[str, QuorumRecord]:
         """All records by job, the forgotten ones (quorum None) too."""
         ...
 
@@ -28,7 +28,7 @@ class Memory(Protocol):
         """Every quorum_id of this job from here on must be higher; 0 where nothing is known."""
         ...
 
-    def commit(self, job: str, record: Record) -> None:
+    def commit(self, job: str, record: QuorumRecord) -> None:
         """Durable when it returns. When it raises, the record may have been kept or not; commit again, or end."""
         ...
 
@@ -41,19 +41,19 @@ class Memory(Protocol):
         ...
 
 
-class NoMemory:
+class NoJobStore:
     """Keeps nothing: `--journal none`."""
 
     def claim(self) -> int:
         return 0
 
-    def load(self) -> Mapping[str, Record]:
+    def load(self) -> Mapping[str, QuorumRecord]:
         return {}
 
     def last_id(self, job: str) -> int:
         return 0
 
-    def commit(self, job: str, record: Record) -> None:
+    def commit(self, job: str, record: QuorumRecord) -> None:
         pass
 
     def forget(self, job: str) -> None:

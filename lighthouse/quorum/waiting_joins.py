@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lighthouse.quorum.sessions import OpenSessions
+from lighthouse.quorum.sessions import SessionTable
 from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.session import Refused
+from lighthouse_protocol.messages.session import JoinRejected
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.wire import documented, session_wire
 
@@ -44,10 +44,10 @@ class _SessionJoin:
     limit: asyncio.TimerHandle
 
 
-class WaitingCalls:
+class WaitingJoins:
     """A call is a future of a unary RPC, or a join by a session."""
 
-    def __init__(self, sessions: "OpenSessions") -> None:
+    def __init__(self, sessions: "SessionTable") -> None:
         self._sessions = sessions
         self._futures: dict[int, asyncio.Future[Answer]] = {}
         self._joins: dict[int, _SessionJoin] = {}
@@ -95,7 +95,7 @@ class WaitingCalls:
 
     def refuse(self, call: int, error: LighthouseError) -> None:
         if (by := self._pop_join(call)) is not None:
-            self._sessions.send(by.session, Refused(by.join, error))
+            self._sessions.send(by.session, JoinRejected(by.join, error))
         elif (future := self._futures.pop(call, None)) is not None and not future.done():
             future.set_exception(error)
 

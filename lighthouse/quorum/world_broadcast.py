@@ -13,7 +13,7 @@ from lighthouse.members.rules.rank_grid import Grid, grid_of
 from lighthouse.quorum.log import NAMES_LOGGED
 from lighthouse.quorum.rules.events import Effect, NewcomersChanged, QuorumFormed
 from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.sessions import OpenSessions
+from lighthouse.quorum.sessions import SessionTable
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.wire.session_wire import world_bytes
@@ -28,7 +28,7 @@ HELD_BACK_LOGGED_AFTER_S = 10.0
 
 
 class WorldBroadcast:
-    def __init__(self, job: str, machine: QuorumMachine, sessions: OpenSessions) -> None:
+    def __init__(self, job: str, machine: QuorumMachine, sessions: SessionTable) -> None:
         self._job = job
         self._machine = machine
         self._sessions = sessions
@@ -78,7 +78,7 @@ class WorldBroadcast:
             self._timer.cancel()
 
     def _look(self) -> None:
-        """A round without newcomers changes nothing of the grid: who asks is all that is looked at."""
+        """A round without newcomers changes nothing of the grid: only the groups that ask are looked at."""
         self._timer = None
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:

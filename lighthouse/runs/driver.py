@@ -17,37 +17,37 @@ from lighthouse.runs.store import RunStore
 from lighthouse.runs.streams import RankStreams, SupervisorStreams
 from lighthouse_protocol.messages.run import (
     Done,
-    Entry,
     Failure,
     Finish,
-    FromWorker,
+    FromRunRank,
     Generation,
     KeyKind,
     Over,
+    RankHeartbeat,
+    RankHello,
     RankId,
     Ready,
     Refusal,
-    StepReport,
     Told,
-    ToWorker,
+    ToRunRank,
     Welcome,
 )
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.supervisor import (
     FromSupervisor,
     HostExcluded,
+    ProcessLost,
     StopAsked,
-    SupervisorBeat,
-    SupervisorEntry,
+    SupervisorHeartbeat,
+    SupervisorHello,
     ToSupervisor,
-    WorkerLost,
 )
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Unreachable
 from lighthouse_runtime.ports import Peer, Timer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 NOTED_WITHIN_S = 0.2
-# A durable write takes a millisecond or more from everybody. All ranks may write at once when a generation begins.
+# A durable write holds up the loop for a millisecond or more. All ranks may write at once when a generation begins.
 KEY_WRITES_PER_S = 100.0
 KEY_WRITES_AT_ONCE = 1000
 
@@ -79,7 +79,7 @@ class RunDriver:
 
     # -- ranks
 
-    def open_rank(self, entry: Entry, peer: Peer[ToWorker]) -> int:
+    def open_rank(self, entry: RankHello, peer: Peer[ToRunRank]) -> int:
         """The number of the stream."""
         session = next(self._numbers)
         self._ranks.add(session, entry.rank, peer)
@@ -88,12 +88,12 @@ class RunDriver:
             self._ranks.tell((entry.rank,), Welcome())
         return session
 
-    def receive_from_rank(self, session: int, message: FromWorker) -> None:
+    def receive_from_rank(self, session: int, message: FromRunRank) -> None:
         rank = self._ranks.rank_of(session)
         if rank is None:
             return
         match message:
-            case StepReport(step, phase):
+            case RankHeartbeat(step, phase):
                 self._feed(events.RankHeartbeat(rank, step, phase))
             case Ready(generation):
                 self._feed(events.RankReady(rank, generation))
@@ -101,7 +101,7 @@ class RunDriver:
                 self._feed(events.RankFailed(rank, generation, reason))
             case Finish(generation):
                 self._feed(events.RankFinished(rank, generation))
-            case Entry():
+            case RankHello():
                 raise InvalidRequest("a rank's stream has one", field="entry")
 
     def end_rank(self, session: int) -> None:
@@ -110,7 +110,7 @@ class RunDriver:
 
     # -- supervisors
 
-    def open_supervisor(self, entry: SupervisorEntry, peer: Peer[ToSupervisor]) -> int:
+    def open_supervisor(self, entry: SupervisorHello, peer: Peer[ToSupervisor]) -> int:
         """The number of the stream."""
         session = next(self._numbers)
         self._supervisors.add(session, entry, peer)
@@ -122,15 +122,15 @@ class RunDriver:
         if entry is None:
             return
         match message:
-            case SupervisorBeat():
+            case SupervisorHeartbeat():
                 pass
-            case WorkerLost(rank, reason, output):
+            case ProcessLost(rank, reason, output):
                 self._feed(events.RankLost(rank, reason, output, entry.name))
             case StopAsked(reason):
                 self.stop(reason, entry.name)
             case HostExcluded(reason):
                 self._feed(events.HostExcluded(entry.host or entry.name, reason))
-            case SupervisorEntry():
+            case SupervisorHello():
                 raise InvalidRequest("a supervisor's stream has one", field="entry")
 
     def end_supervisor(self, session: int) -> None:
@@ -172,7 +172,7 @@ class RunDriver:
             self._remember(self.machine.record(self._clock()))
 
     def close(self, reason: str) -> None:
-        """Nobody is counted as lost by it."""
+        """No rank counts as lost by it."""
         self._is_closed = True
         self._timer.cancel()
         if self._note_timer is not None:

@@ -1,4 +1,4 @@
-"""What a scrape shows of runs that somebody is of: read from the snapshot at scrape time, on the daemon's own loop."""
+"""The metrics of live runs, read from their snapshots at scrape time on the daemon's own loop."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -20,7 +20,7 @@ from lighthouse_runtime.timing.loop_lag import LoopLag
 log = logging.getLogger(__name__)
 
 MAX_RUNS = 1000
-SAVED_SHOWN = 32  # of those that nobody is of at present, the newest
+SAVED_SHOWN = 32  # of those without processes at present, the newest
 NAMES_SHOWN = 16
 
 
@@ -60,27 +60,27 @@ class RunRegistry:
         return driver
 
     def find(self, job: str, run: str) -> RunDriver:
-        """Raises UnknownName for a run that nobody was ever of."""
+        """Raises UnknownName for a run that never had a process."""
         name = check_name(job, "job"), check_name(run, "run")
         if name not in self._drivers and self._memory.load_run(name) is None:
             known = ", ".join(sorted(other for at, other in self._names() if at == job)[:NAMES_SHOWN]) or "none"
-            raise UnknownName(f"run: nobody was ever of run {run!r} of job {job!r}; known runs: {known}")
+            raise UnknownName(f"run: job {job!r} has no run {run!r}; known runs: {known}")
         return self.get(job, run)
 
     def status(self, job: str = "", run: str = "") -> tuple[RunStatus, ...]:
-        """Of `run`; or of every run of `job`, or of all, those that nobody is of at present included."""
+        """Of `run`; or of every run of `job`, or of all, those without processes at present included."""
         self.forget_quiet()
         names = [(job, run)] if run else [name for name in self._names() if not job or name[0] == job]
         found = [self._status(name) for name in names]
         return tuple(status for status in found if status is not None)
 
     def live_status(self) -> tuple[RunStatus, ...]:
-        """Of those that somebody is of."""
+        """Of those that have processes."""
         self.forget_quiet()
         return tuple(driver.status() for driver in self)
 
     def stop_all(self, job: str, reason: str, who: str) -> list[str]:
-        """Those of `job` that somebody is of and that are not over; which they were."""
+        """Stop those of `job` that have processes and are not over. Returns their names."""
         machines = {driver: driver.machine for driver in self if driver.name[0] == job and not driver.is_quiet}
         live = [driver for driver, machine in machines.items() if machine.stop is None and machine.completed is None]
         for driver in live:

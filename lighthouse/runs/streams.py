@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lighthouse_protocol.messages.run import RankId, Refusal, ToWorker
-from lighthouse_protocol.messages.supervisor import SupervisorEntry, ToSupervisor
+from lighthouse_protocol.messages.run import RankId, Refusal, ToRunRank
+from lighthouse_protocol.messages.supervisor import SupervisorHello, ToSupervisor
 from lighthouse_protocol.refusals import LighthouseError, Superseded
 from lighthouse_runtime.ports import Peer
 
@@ -12,7 +12,7 @@ from lighthouse_runtime.ports import Peer
 @dataclass(frozen=True, slots=True)
 class _RankStream:
     rank: RankId
-    peer: Peer[ToWorker]
+    peer: Peer[ToRunRank]
 
 
 class RankStreams:
@@ -25,7 +25,7 @@ class RankStreams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def add(self, session: int, rank: RankId, peer: Peer[ToWorker]) -> None:
+    def add(self, session: int, rank: RankId, peer: Peer[ToRunRank]) -> None:
         older = self._streams.pop(self._newest.get(rank, 0), None)
         if older is not None:
             older.peer.end(Superseded(f"{rank} has come by another stream; this one ends"))
@@ -37,7 +37,7 @@ class RankStreams:
         stream = self._streams.get(session)
         return None if stream is None else stream.rank
 
-    def tell(self, ranks: Sequence[RankId], message: ToWorker) -> None:
+    def tell(self, ranks: Sequence[RankId], message: ToRunRank) -> None:
         for rank in ranks:
             if (stream := self._streams.get(self._newest.get(rank, 0))) is not None:
                 stream.peer.send(message)
@@ -61,7 +61,7 @@ class RankStreams:
 
 @dataclass(frozen=True, slots=True)
 class _SupervisorStream:
-    entry: SupervisorEntry
+    entry: SupervisorHello
     peer: Peer[ToSupervisor]
 
 
@@ -72,10 +72,10 @@ class SupervisorStreams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def add(self, session: int, entry: SupervisorEntry, peer: Peer[ToSupervisor]) -> None:
+    def add(self, session: int, entry: SupervisorHello, peer: Peer[ToSupervisor]) -> None:
         self._streams[session] = _SupervisorStream(entry, peer)
 
-    def entry_of(self, session: int) -> SupervisorEntry | None:
+    def entry_of(self, session: int) -> SupervisorHello | None:
         """None: it was refused."""
         stream = self._streams.get(session)
         return None if stream is None else stream.entry

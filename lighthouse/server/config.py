@@ -8,7 +8,7 @@ import click
 from lighthouse.incidents.rules.policy import OnStall
 from lighthouse.journal.journal import Journal, default_path
 from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.store import NoMemory
+from lighthouse.quorum.store import NoJobStore
 from lighthouse_protocol.limits import JOIN_TIMEOUT_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
 from lighthouse_protocol.rules.stall import FLOOR_S
 from lighthouse_runtime.cli.durations import Duration
@@ -136,15 +136,15 @@ class LighthouseConfig:
             last_call_s=self.last_call_s,
         )
 
-    def memory(self) -> Journal | NoMemory:
+    def memory(self) -> Journal | NoJobStore:
         """Not claimed yet. A lighthouse on any free port has no next life that could find its journal."""
         _, port = split_bind(self.bind, "--bind")
         if self.journal == "none" or (self.journal is None and not port):
-            return NoMemory()
+            return NoJobStore()
         path = Path(self.journal) if self.journal else default_path().with_name(f"journal-{port}.sqlite")
         return Journal(path, self.bind)
 
-    def incident_folder(self, memory: Journal | NoMemory) -> Path | None:
+    def incident_folder(self, memory: Journal | NoJobStore) -> Path | None:
         """None: they are kept for as long as the lighthouse lives."""
         if self.incidents is not None:
             return self.incidents

@@ -14,7 +14,7 @@ from lighthouse_runtime.server.rpc_handler import Call, Entry, Method
 
 
 class IncidentService:
-    """Stacks and output are their owner's: who may see them is as for Kill."""
+    """Stacks and output are their owner's: the same callers as for Kill may see them."""
 
     def __init__(self, jobs: JobRegistry, desk: IncidentRegistry, policy: ControlPolicy) -> None:
         self._jobs = jobs

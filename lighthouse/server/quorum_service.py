@@ -118,7 +118,7 @@ class LighthouseService:
     def _control(
         self, request: lighthouse_pb2.LighthouseKillRequest | lighthouse_pb2.LighthouseDrainRequest, call: Call
     ) -> tuple[JobDriver, Member, str]:
-        """Who is meant, and the reason in one line. Raises a refusal for a caller that may not, or an unknown name."""
+        """The member and the reason in one line. Raises a refusal if the caller may not, or the name is unknown."""
         self._policy.check(call)
         check_name(request.replica_id)
         driver = self._jobs.find(request.job or job_of(call))

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from lighthouse.runs.registry import RunRegistry
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, cut_reason
-from lighthouse_protocol.messages.run import Entry as RankEntry
-from lighthouse_protocol.messages.supervisor import SupervisorEntry
+from lighthouse_protocol.messages.run import RankHello as RankEntry
+from lighthouse_protocol.messages.supervisor import SupervisorHello
 from lighthouse_protocol.pb.extensions import generation_pb2 as pb
 from lighthouse_protocol.refusals import InvalidRequest, WrongState
 from lighthouse_protocol.wire import generation_wire, run_status_wire, supervisor_wire
@@ -58,7 +58,7 @@ class RunService:
         entry = await requests.first(read, "entry", self._entry_within_s)
         if entry is None:
             return
-        if not isinstance(entry, SupervisorEntry):
+        if not isinstance(entry, SupervisorHello):
             raise InvalidRequest("must be the first message of a supervisor's stream", field="entry")
         driver = self._runs.get(*_named(call))
         session = driver.open_supervisor(entry, StreamPeer(sender, TO_SUPERVISORS))

@@ -47,7 +47,7 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class ProcessSnapshot:
     """What can be seen of a rank's process from outside, on its host. `is_stopped`: by a signal, so that it says
     nothing itself."""
 
@@ -59,7 +59,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnEvidence:
+class SelfReport:
     """What a rank gives of itself, the answer to the request of that number."""
 
     number: int

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.session import EvidenceOffer
 
 
 @dataclass(frozen=True, slots=True)
-class NodeEntry:
+class HostHello:
     """`incarnation` is new at each start of the supervisor."""
 
     replica_id: str
@@ -19,12 +19,12 @@ class NodeEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeBeat:
+class HostHeartbeat:
     """Both ways: it lives; for a connection that has died without a word."""
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRankEnded:
+class HostRankEnded:
     """`status`: an exit code, or minus a signal. `cause`: what the rank said itself."""
 
     rank: int
@@ -34,48 +34,48 @@ class NodeRankEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCheckFailed:
+class HostCheckFailed:
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class NodeEndAsked:
+class HostEndAsked:
     """A signal to that supervisor: the group shall end with that status."""
 
     status: int
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class ProbeResult:
     """The answer to the NodeLook of that number."""
 
     number: int
-    outside: Outside
+    outside: ProcessSnapshot
 
 
-FromNode = NodeEntry | NodeBeat | NodeRankEnded | NodeCheckFailed | NodeEndAsked | NodeSeen
+FromHost = HostHello | HostHeartbeat | HostRankEnded | HostCheckFailed | HostEndAsked | ProbeResult
 
 
 @dataclass(frozen=True, slots=True)
-class NodeWelcome:
+class HostWelcome:
     master_address: str
     master_port: int
 
 
 @dataclass(frozen=True, slots=True)
-class NodeStart:
+class StartRanks:
     ranks: tuple[int, ...]
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class NodeHalt:
+class HaltRanks:
     ranks: tuple[int, ...]
     grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class NodeOver:
+class GroupEnded:
     """The group has ended: each supervisor ends with `status`. `excluded`: why that host is; empty: it is not."""
 
     status: int
@@ -84,7 +84,7 @@ class NodeOver:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLook:
+class ProbeRequest:
     """What does that process do, and what has its rank written last? Answered by the supervisor whose `host` it is, by
     no other, and by no older one. The fields are those of the rank's WatchRequest."""
 
@@ -96,4 +96,4 @@ class NodeLook:
     offer: EvidenceOffer
 
 
-ToNode = NodeWelcome | NodeStart | NodeHalt | NodeOver | NodeBeat | NodeLook
+ToHost = HostWelcome | StartRanks | HaltRanks | GroupEnded | HostHeartbeat | ProbeRequest

@@ -83,7 +83,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RankHello:
     """How a rank comes, and comes back. What it holds is repeated, so that no message must arrive.
 
     `attempt` counts the starts by its supervisor, from 0. `generation`: the last one in which this process was active.
@@ -127,7 +127,7 @@ class KeyKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport:
+class RankHeartbeat:
     """A sign of life. `phase` is for people."""
 
     step: int = 0
@@ -152,7 +152,7 @@ class Finish:
     generation: int
 
 
-FromWorker = Entry | StepReport | Ready | Failure | Finish
+FromRunRank = RankHello | RankHeartbeat | Ready | Failure | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,4 +188,4 @@ class Welcome:
     """The entry was taken; who runs is told nothing else for long. All else may come before it."""
 
 
-ToWorker = Welcome | Told | Over | Stop | Done | Refusal
+ToRunRank = Welcome | Told | Over | Stop | Done | Refusal

@@ -33,7 +33,7 @@ class RankStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class IncidentStatus:
+class RestartStatus:
     """Why generation `generation` ended (-1: none had formed), and `formed`, the next one; None: not yet.
 
     `stepped_at`: the first step after it. `evidence`: the last lines of who died.
@@ -78,6 +78,6 @@ class RunStatus:
     is_complete: bool
     stop: Stop | None
     ranks: tuple[RankStatus, ...]
-    incidents: tuple[IncidentStatus, ...]
+    incidents: tuple[RestartStatus, ...]
     supervisors: tuple[SupervisorStatus, ...]
     excluded: tuple[ExcludedHost, ...]

@@ -8,13 +8,13 @@ connection costs nothing.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from lighthouse_protocol.messages.evidence import OwnEvidence, RankEvidence
+from lighthouse_protocol.messages.evidence import RankEvidence, SelfReport
 from lighthouse_protocol.messages.membership import Participant, Quorum, Vote, World
 from lighthouse_protocol.messages.progress import GroupView, Sample
 from lighthouse_protocol.refusals import LighthouseError
 
 
-class HoldMode(StrEnum):
+class HoldState(StrEnum):
     """How a manager holds the standing quorum that it was handed last."""
 
     STANDING = "standing"  # it grants the next step by itself
@@ -26,19 +26,19 @@ class HoldMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldQuorum:
     """`granted` is the highest step that the manager's ranks were let into under that quorum.
 
     `wants_next`: the group catches up under it, and has got there, or cannot: it is to be followed by another one.
     """
 
     quorum_id: int
-    mode: HoldMode
+    mode: HoldState
     granted: int
     wants_next: bool = False
 
 
-class Phase(StrEnum):
+class QuorumPhase(StrEnum):
     """What the lighthouse wants of a standing quorum."""
 
     NONE = "none"  # there is none: every step asks the lighthouse
@@ -50,9 +50,9 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class QuorumOrder:
     quorum_id: int
-    phase: Phase
+    phase: QuorumPhase
     upto: int = 0
     reason: str = ""
     lost: str = ""
@@ -70,11 +70,11 @@ LEFT = "its ranks have ended"
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class GroupReport:
     """`down` says why the group cannot take part though its manager lives; empty: all its ranks are there. `missing`:
     which of them are not; empty while `down` says something: all of them, or an older manager's."""
 
-    held: Held | None = None
+    held: HeldQuorum | None = None
     drains: bool = False
     down: str = ""
     missing: frozenset[int] = frozenset()
@@ -86,18 +86,18 @@ class Hello:
     ranks are doing; an older manager would not answer. `takes_world`: it is told when the World changes."""
 
     participant: Participant
-    levels: Levels = Levels()
+    levels: GroupReport = GroupReport()
     gives_evidence: bool = False
     takes_world: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """Sent at every heartbeat_interval, and at once when a level changes. `number` grows. `progress`: where the ranks
     are; None: as was told before."""
 
     number: int
-    levels: Levels = Levels()
+    levels: GroupReport = GroupReport()
     progress: GroupView | None = None
 
 
@@ -137,7 +137,7 @@ class EvidenceDone:
     number: int
 
 
-ToLighthouse = Hello | Beat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone
+ToLighthouse = Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone
 
 
 # -- lighthouse to manager
@@ -147,20 +147,20 @@ ToLighthouse = Hello | Beat | JoinRequest | WithdrawRequest | Leave | Evidence |
 class Welcome:
     heartbeat_interval_s: float
     lease_s: float
-    order: Order | None = None
+    order: QuorumOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Echo:
+class HeartbeatAck:
     """The answer to beat `number`. `order` is about the quorum that the beat said it holds."""
 
     number: int
     heartbeat_interval_s: float
-    order: Order | None = None
+    order: QuorumOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class JoinAccepted:
     """The answer to join `join`."""
 
     join: int
@@ -169,7 +169,7 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class JoinRejected:
     """`join` was refused; 0: the hello was, and the session ends."""
 
     join: int
@@ -204,7 +204,18 @@ class EvidenceRequest:
     group_ranks: tuple[int, ...] = ()
 
 
-ToManager = Welcome | Echo | Handed | Refused | Order | DrainRequest | KillRequest | Goodbye | EvidenceRequest | World
+ToManager = (
+    Welcome
+    | HeartbeatAck
+    | JoinAccepted
+    | JoinRejected
+    | QuorumOrder
+    | DrainRequest
+    | KillRequest
+    | Goodbye
+    | EvidenceRequest
+    | World
+)
 
 
 # -- rank and manager
@@ -319,5 +330,5 @@ class EvidenceAsked:
     number: int
 
 
-FromRank = WatchRequest | Ballot | Sample | OwnEvidence | Leaving
+FromRank = WatchRequest | Ballot | Sample | SelfReport | Leaving
 ToRank = WatchOpened | Revoked | RankGone | Released | Waiting | Killed | Counted | EvidenceAsked | World

@@ -9,7 +9,7 @@ from lighthouse_protocol.messages.run import Done, RankId, Refusal, Stop
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorEntry:
+class SupervisorHello:
     """`name`: in its run: the replica group's id, with /K for host K of several. `slots`: of the ranks it starts."""
 
     name: str
@@ -19,12 +19,12 @@ class SupervisorEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorBeat:
+class SupervisorHeartbeat:
     """It lives; for a connection that has died without a word."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLost:
+class ProcessLost:
     """A rank's process has ended. `output`: the last lines that it wrote."""
 
     rank: RankId
@@ -46,7 +46,7 @@ class HostExcluded:
     reason: str
 
 
-FromSupervisor = SupervisorEntry | SupervisorBeat | WorkerLost | StopAsked | HostExcluded
+FromSupervisor = SupervisorHello | SupervisorHeartbeat | ProcessLost | StopAsked | HostExcluded
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,19 @@ from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE, cut_reason
 from lighthouse_protocol.messages.run import (
     Counters,
     Done,
-    Entry,
     Failure,
     Finish,
-    FromWorker,
+    FromRunRank,
     Over,
+    RankHeartbeat,
+    RankHello,
     RankId,
     Ready,
     Refusal,
-    StepReport,
     Stop,
     Terms,
     Told,
-    ToWorker,
+    ToRunRank,
     Welcome,
 )
 from lighthouse_protocol.pb.extensions import generation_pb2 as pb
@@ -32,9 +32,9 @@ from lighthouse_protocol.wire.status_codes import kind_of, refusal_of
 # -- rank to lighthouse
 
 
-def rank_request_to_wire(message: FromWorker) -> pb.RankRequest:
+def rank_request_to_wire(message: FromRunRank) -> pb.RankRequest:
     match message:
-        case StepReport(step, phase):
+        case RankHeartbeat(step, phase):
             return pb.RankRequest(beat=pb.RankBeat(step=step, phase=phase))
         case Ready(generation):
             return pb.RankRequest(ready=pb.RankReady(generation=generation))
@@ -42,14 +42,14 @@ def rank_request_to_wire(message: FromWorker) -> pb.RankRequest:
             return pb.RankRequest(failure=pb.RankFailure(generation=generation, reason=cut_reason(reason)))
         case Finish(generation):
             return pb.RankRequest(finish=pb.RankFinish(generation=generation))
-        case Entry():
+        case RankHello():
             return pb.RankRequest(entry=_entry(message))
 
 
-def rank_request_from_wire(message: pb.RankRequest) -> FromWorker | None:
+def rank_request_from_wire(message: pb.RankRequest) -> FromRunRank | None:
     match message.WhichOneof("message"):
         case "beat":
-            return StepReport(check_number(message.beat.step, "step"), check_short(message.beat.phase, "phase"))
+            return RankHeartbeat(check_number(message.beat.step, "step"), check_short(message.beat.phase, "phase"))
         case "ready":
             return Ready(_generation(message.ready))
         case "failure":
@@ -63,7 +63,7 @@ def rank_request_from_wire(message: pb.RankRequest) -> FromWorker | None:
             return None
 
 
-def _entry(entry: Entry) -> pb.RankEntry:
+def _entry(entry: RankHello) -> pb.RankEntry:
     return pb.RankEntry(
         slot=entry.rank.slot,
         incarnation=entry.rank.incarnation,
@@ -78,10 +78,10 @@ def _entry(entry: Entry) -> pb.RankEntry:
     )
 
 
-def _entry_from(entry: pb.RankEntry) -> Entry:
+def _entry_from(entry: pb.RankEntry) -> RankHello:
     if not entry.HasField("terms"):
         raise InvalidRequest("are missing; say what all ranks of the run agree on", field="terms")
-    return Entry(
+    return RankHello(
         RankId(entry.slot, check_name(entry.incarnation, "incarnation")),
         terms_from_wire(entry.terms),
         attempt=entry.attempt,
@@ -132,7 +132,7 @@ def terms_from_wire(message: pb.RunTerms) -> Terms:
 # -- lighthouse to rank
 
 
-def rank_response_to_wire(message: ToWorker) -> pb.RankResponse:
+def rank_response_to_wire(message: ToRunRank) -> pb.RankResponse:
     match message:
         case Told(counters, slots):
             return pb.RankResponse(told=_told(counters, slots))
@@ -148,7 +148,7 @@ def rank_response_to_wire(message: ToWorker) -> pb.RankResponse:
             return pb.RankResponse(welcome=pb.RankWelcome())
 
 
-def rank_response_from_wire(message: pb.RankResponse) -> ToWorker | None:
+def rank_response_from_wire(message: pb.RankResponse) -> ToRunRank | None:
     match message.WhichOneof("message"):
         case "told":
             return Told(_counters_from(message.told), tuple(message.told.slots))

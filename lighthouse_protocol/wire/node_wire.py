@@ -7,21 +7,27 @@ is to be skipped.
 from lighthouse_protocol.constraints import check_age, check_count, check_short
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE, cut_output, cut_reason
-from lighthouse_protocol.messages.evidence import MAX_PROCESS_BYTES, MAX_STACKS_BYTES, Outside, cut_middle, cut_missing
+from lighthouse_protocol.messages.evidence import (
+    MAX_PROCESS_BYTES,
+    MAX_STACKS_BYTES,
+    ProcessSnapshot,
+    cut_middle,
+    cut_missing,
+)
 from lighthouse_protocol.messages.hosts import (
-    FromNode,
-    NodeBeat,
-    NodeCheckFailed,
-    NodeEndAsked,
-    NodeEntry,
-    NodeHalt,
-    NodeLook,
-    NodeOver,
-    NodeRankEnded,
-    NodeSeen,
-    NodeStart,
-    NodeWelcome,
-    ToNode,
+    FromHost,
+    GroupEnded,
+    HaltRanks,
+    HostCheckFailed,
+    HostEndAsked,
+    HostHeartbeat,
+    HostHello,
+    HostRankEnded,
+    HostWelcome,
+    ProbeRequest,
+    ProbeResult,
+    StartRanks,
+    ToHost,
 )
 from lighthouse_protocol.messages.session import EvidenceOffer
 from lighthouse_protocol.pb.extensions import node_pb2 as pb
@@ -30,85 +36,85 @@ from lighthouse_protocol.refusals import InvalidRequest
 _STATUSES = range(-128, 256)
 
 
-def node_request_to_wire(message: FromNode) -> pb.NodeRequest:
+def node_request_to_wire(message: FromHost) -> pb.NodeRequest:
     match message:
-        case NodeEntry(replica_id, run, node_rank, nnodes, nproc, incarnation):
+        case HostHello(replica_id, run, node_rank, nnodes, nproc, incarnation):
             entry = pb.NodeEntry(
                 replica_id=replica_id, run=run, node_rank=node_rank, nnodes=nnodes, nproc=nproc, incarnation=incarnation
             )
             return pb.NodeRequest(entry=entry)
-        case NodeBeat():
+        case HostHeartbeat():
             return pb.NodeRequest(beat=pb.NodeBeat())
-        case NodeRankEnded(rank, attempt, status, cause):
+        case HostRankEnded(rank, attempt, status, cause):
             ended = pb.RankEnded(rank=rank, attempt=attempt, status=status, cause=cut_reason(cause))
             return pb.NodeRequest(ended=ended)
-        case NodeCheckFailed(reason):
+        case HostCheckFailed(reason):
             return pb.NodeRequest(check_failed=pb.NodeCheckFailed(reason=cut_reason(reason)))
-        case NodeEndAsked(status):
+        case HostEndAsked(status):
             return pb.NodeRequest(end=pb.NodeEndAsked(status=status))
-        case NodeSeen():
+        case ProbeResult():
             return pb.NodeRequest(seen=_seen(message))
 
 
-def node_request_from_wire(message: pb.NodeRequest) -> FromNode | None:
+def node_request_from_wire(message: pb.NodeRequest) -> FromHost | None:
     match message.WhichOneof("message"):
         case "entry":
             return _entry(message.entry)
         case "beat":
-            return NodeBeat()
+            return HostHeartbeat()
         case "ended":
             ended = message.ended
-            return NodeRankEnded(_rank(ended.rank), ended.attempt, _status(ended.status), cut_reason(ended.cause))
+            return HostRankEnded(_rank(ended.rank), ended.attempt, _status(ended.status), cut_reason(ended.cause))
         case "check_failed":
-            return NodeCheckFailed(cut_reason(message.check_failed.reason))
+            return HostCheckFailed(cut_reason(message.check_failed.reason))
         case "end":
-            return NodeEndAsked(_status(message.end.status))
+            return HostEndAsked(_status(message.end.status))
         case "seen":
             return _seen_from(message.seen)
         case _:
             return None
 
 
-def node_response_to_wire(message: ToNode) -> pb.NodeResponse:
+def node_response_to_wire(message: ToHost) -> pb.NodeResponse:
     match message:
-        case NodeWelcome(address, port):
+        case HostWelcome(address, port):
             return pb.NodeResponse(welcome=pb.NodeWelcome(master_address=address, master_port=port))
-        case NodeStart(ranks, attempt):
+        case StartRanks(ranks, attempt):
             return pb.NodeResponse(start=pb.NodeStart(ranks=ranks, attempt=attempt))
-        case NodeHalt(ranks, grace_s):
+        case HaltRanks(ranks, grace_s):
             return pb.NodeResponse(halt=pb.NodeHalt(ranks=ranks, grace_s=grace_s))
-        case NodeOver(status, why, excluded):
+        case GroupEnded(status, why, excluded):
             over = pb.NodeOver(status=status, why=cut_reason(why), excluded=cut_reason(excluded))
             return pb.NodeResponse(over=over)
-        case NodeBeat():
+        case HostHeartbeat():
             return pb.NodeResponse(beat=pb.NodeBeat())
-        case NodeLook(number, rank, pid, host, started, EvidenceOffer(signal, descriptor)):
+        case ProbeRequest(number, rank, pid, host, started, EvidenceOffer(signal, descriptor)):
             look = pb.NodeLook(
                 number=number, rank=rank, pid=pid, host=host, started=started, signal=signal, descriptor=descriptor
             )
             return pb.NodeResponse(look=look)
 
 
-def node_response_from_wire(message: pb.NodeResponse) -> ToNode | None:
+def node_response_from_wire(message: pb.NodeResponse) -> ToHost | None:
     match message.WhichOneof("message"):
         case "welcome":
-            return NodeWelcome(check_short(message.welcome.master_address, "master_address"), _port(message.welcome))
+            return HostWelcome(check_short(message.welcome.master_address, "master_address"), _port(message.welcome))
         case "start":
-            return NodeStart(tuple(map(_rank, message.start.ranks)), message.start.attempt)
+            return StartRanks(tuple(map(_rank, message.start.ranks)), message.start.attempt)
         case "halt":
-            return NodeHalt(tuple(map(_rank, message.halt.ranks)), check_age(message.halt.grace_s, "grace_s"))
+            return HaltRanks(tuple(map(_rank, message.halt.ranks)), check_age(message.halt.grace_s, "grace_s"))
         case "over":
             over = message.over
-            return NodeOver(_status(over.status), cut_reason(over.why), cut_reason(over.excluded))
+            return GroupEnded(_status(over.status), cut_reason(over.why), cut_reason(over.excluded))
         case "look":
             return _look_from(message.look)
         case "beat":
-            return NodeBeat()
+            return HostHeartbeat()
         case _:
             return None
 
 
-def _seen(message: NodeSeen) -> pb.NodeSeen:
+def _seen(message: ProbeResult) -> pb.NodeSeen:
     """What is too long is cut."""
     seen = message.outside
     return pb.NodeSeen(
@@ -121,10 +127,10 @@ def _seen(message: NodeSeen) -> pb.NodeSeen:
     )
 
 
-def _seen_from(seen: pb.NodeSeen) -> NodeSeen:
-    return NodeSeen(
+def _seen_from(seen: pb.NodeSeen) -> ProbeResult:
+    return ProbeResult(
         check_count(seen.number, "number"),
-        Outside(
+        ProcessSnapshot(
             cut_middle(seen.stacks, MAX_STACKS_BYTES),
             cut_middle(seen.process, MAX_PROCESS_BYTES),
             cut_output(seen.output),
@@ -134,8 +140,8 @@ def _seen_from(seen: pb.NodeSeen) -> NodeSeen:
     )
 
 
-def _look_from(look: pb.NodeLook) -> NodeLook:
-    return NodeLook(
+def _look_from(look: pb.NodeLook) -> ProbeRequest:
+    return ProbeRequest(
         check_count(look.number, "number"),
         _rank(look.rank),
         check_count(look.pid, "pid"),
@@ -145,11 +151,11 @@ def _look_from(look: pb.NodeLook) -> NodeLook:
     )
 
 
-def _entry(entry: pb.NodeEntry) -> NodeEntry:
+def _entry(entry: pb.NodeEntry) -> HostHello:
     nnodes, nproc = _count(entry.nnodes, "nnodes"), _count(entry.nproc, "nproc")
     if not 0 < entry.node_rank < nnodes:
         raise InvalidRequest(f"is {entry.node_rank}; of {nnodes} hosts it is 1 to {nnodes - 1}", field="node_rank")
-    return NodeEntry(
+    return HostHello(
         check_name(entry.replica_id),
         check_name(entry.run, "run"),
         entry.node_rank,

@@ -9,8 +9,8 @@ from lighthouse_protocol.constraints import check_number
 from lighthouse_protocol.messages.run import Counters, KeyKind
 from lighthouse_protocol.messages.run_status import (
     ExcludedHost,
-    IncidentStatus,
     RankStatus,
+    RestartStatus,
     RunStatus,
     SupervisorStatus,
 )
@@ -129,7 +129,7 @@ def _rank_from(message: pb.RankStatus) -> RankStatus:
     )
 
 
-def _incident(incident: IncidentStatus) -> pb.IncidentStatus:
+def _incident(incident: RestartStatus) -> pb.IncidentStatus:
     return pb.IncidentStatus(
         generation=incident.generation,
         cause=incident.cause,
@@ -143,8 +143,8 @@ def _incident(incident: IncidentStatus) -> pb.IncidentStatus:
     )
 
 
-def _incident_from(message: pb.IncidentStatus) -> IncidentStatus:
-    return IncidentStatus(
+def _incident_from(message: pb.IncidentStatus) -> RestartStatus:
+    return RestartStatus(
         generation=_last(message.generation, "generation"),
         cause=message.cause,
         is_fault=message.is_fault,

@@ -11,24 +11,24 @@ from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE, MAX_REQUEST_BYTES, 
 from lighthouse_protocol.messages.membership import Participant, Quorum, World
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.session import (
-    Beat,
     DrainRequest,
-    Echo,
     Evidence,
     EvidenceDone,
     EvidenceRequest,
     Goodbye,
-    Handed,
-    Held,
+    GroupReport,
+    Heartbeat,
+    HeartbeatAck,
+    HeldQuorum,
     Hello,
-    HoldMode,
+    HoldState,
+    JoinAccepted,
+    JoinRejected,
     JoinRequest,
     KillRequest,
     Leave,
-    Levels,
-    Order,
-    Phase,
-    Refused,
+    QuorumOrder,
+    QuorumPhase,
     ToLighthouse,
     ToManager,
     Welcome,
@@ -44,8 +44,8 @@ from lighthouse_protocol.wire.status_codes import kind_of, refusal_of
 
 MAX_PROGRESS_BYTES = MAX_REQUEST_BYTES // 2
 
-_MODES = {mode: lighthouse_pb2.HoldMode.Value(f"HOLD_MODE_{mode.name}") for mode in HoldMode}
-_PHASES = {phase: lighthouse_pb2.Phase.Value(f"PHASE_{phase.name}") for phase in Phase}
+_MODES = {mode: lighthouse_pb2.HoldMode.Value(f"HOLD_MODE_{mode.name}") for mode in HoldState}
+_PHASES = {phase: lighthouse_pb2.Phase.Value(f"PHASE_{phase.name}") for phase in QuorumPhase}
 _MODE_OF = {number: mode for mode, number in _MODES.items()}
 _PHASE_OF = {number: phase for phase, number in _PHASES.items()}
 
@@ -55,7 +55,7 @@ _PHASE_OF = {number: phase for phase, number in _PHASES.items()}
 
 def session_request_to_wire(message: ToLighthouse) -> lighthouse_pb2.SessionRequest:
     match message:
-        case Beat(number, levels, view):
+        case Heartbeat(number, levels, view):
             progress = None if view is None else fitting_group_view(view, MAX_PROGRESS_BYTES)
             return lighthouse_pb2.SessionRequest(
                 beat=lighthouse_pb2.Beat(number=number, levels=_levels(levels), progress=progress)
@@ -85,7 +85,7 @@ def session_request_from_wire(message: lighthouse_pb2.SessionRequest) -> ToLight
     match message.WhichOneof("message"):
         case "beat":
             beat = message.beat
-            return Beat(check_count(beat.number, "number"), _levels_from(beat.levels), _progress_from(beat))
+            return Heartbeat(check_count(beat.number, "number"), _levels_from(beat.levels), _progress_from(beat))
         case "join":
             return _join_from(message.join)
         case "withdraw":
@@ -128,7 +128,7 @@ def _participant_from(message: lighthouse_pb2.Hello | lighthouse_pb2.Join) -> Pa
     return documented.participant_from_native(message.participant)
 
 
-def _levels(levels: Levels) -> lighthouse_pb2.Levels:
+def _levels(levels: GroupReport) -> lighthouse_pb2.Levels:
     held = levels.held
     return lighthouse_pb2.Levels(
         held=None if held is None else _held(held),
@@ -138,21 +138,23 @@ def _levels(levels: Levels) -> lighthouse_pb2.Levels:
     )
 
 
-def _held(held: Held) -> lighthouse_pb2.Held:
+def _held(held: HeldQuorum) -> lighthouse_pb2.Held:
     mode = _MODES[held.mode]
     return lighthouse_pb2.Held(quorum_id=held.quorum_id, mode=mode, granted=held.granted, wants_next=held.wants_next)
 
 
-def _levels_from(message: lighthouse_pb2.Levels) -> Levels:
+def _levels_from(message: lighthouse_pb2.Levels) -> GroupReport:
     held = _held_from(message.held) if message.HasField("held") else None
-    return Levels(held, message.drains, cut_reason(message.down), ranks_from_bits(message.missing, "missing"))
+    return GroupReport(held, message.drains, cut_reason(message.down), ranks_from_bits(message.missing, "missing"))
 
 
-def _held_from(message: lighthouse_pb2.Held) -> Held:
+def _held_from(message: lighthouse_pb2.Held) -> HeldQuorum:
     mode = _MODE_OF.get(message.mode)
     if mode is None:
         raise InvalidRequest(f"is {message.mode}; this version knows 1 to {len(_MODES)}", field="mode")
-    return Held(check_quorum_id(message.quorum_id), mode, check_count(message.granted, "granted"), message.wants_next)
+    return HeldQuorum(
+        check_quorum_id(message.quorum_id), mode, check_count(message.granted, "granted"), message.wants_next
+    )
 
 
 # -- lighthouse to manager
@@ -161,22 +163,22 @@ def _held_from(message: lighthouse_pb2.Held) -> Held:
 def session_response_to_wire(message: ToManager, *, created_at: float = 0.0) -> lighthouse_pb2.SessionResponse:
     """`created_at` of a Handed's quorum, in seconds since the epoch."""
     match message:
-        case Echo(number, heartbeat_interval_s, order):
+        case HeartbeatAck(number, heartbeat_interval_s, order):
             echo = lighthouse_pb2.Echo(
                 number=number, heartbeat_interval_s=heartbeat_interval_s, order=_order_or_none(order)
             )
             return lighthouse_pb2.SessionResponse(echo=echo)
-        case Handed(join, quorum, stands):
+        case JoinAccepted(join, quorum, stands):
             native = documented.quorum_to_native(quorum, created_at).quorum
             return lighthouse_pb2.SessionResponse(handed=lighthouse_pb2.Handed(join=join, quorum=native, stands=stands))
-        case Order():
+        case QuorumOrder():
             return lighthouse_pb2.SessionResponse(order=_order(message))
         case Welcome(heartbeat_interval_s, lease_s, order):
             welcome = lighthouse_pb2.Welcome(
                 heartbeat_interval_s=heartbeat_interval_s, lease_s=lease_s, order=_order_or_none(order)
             )
             return lighthouse_pb2.SessionResponse(welcome=welcome)
-        case Refused(join, error):
+        case JoinRejected(join, error):
             refused = lighthouse_pb2.Refused(join=join, kind=kind_of(error), text=cut_reason(str(error)))
             return lighthouse_pb2.SessionResponse(refused=refused)
         case DrainRequest(reason):
@@ -194,7 +196,7 @@ def session_response_to_wire(message: ToManager, *, created_at: float = 0.0) -> 
 
 def handed_shared(quorum: Quorum, stands: bool, created_at: float) -> bytes:
     """What a Handed is for every session, serialised once."""
-    return session_response_to_wire(Handed(0, quorum, stands), created_at=created_at).SerializeToString()
+    return session_response_to_wire(JoinAccepted(0, quorum, stands), created_at=created_at).SerializeToString()
 
 
 def handed_for(shared: bytes, join: int) -> bytes:
@@ -202,7 +204,7 @@ def handed_for(shared: bytes, join: int) -> bytes:
     return shared + lighthouse_pb2.SessionResponse(handed=lighthouse_pb2.Handed(join=join)).SerializeToString()
 
 
-def order_bytes(order: Order) -> bytes:
+def order_bytes(order: QuorumOrder) -> bytes:
     """The same for every session."""
     return session_response_to_wire(order).SerializeToString()
 
@@ -217,7 +219,7 @@ def session_response_from_wire(message: lighthouse_pb2.SessionResponse) -> ToMan
         case "echo":
             interval_s = check_seconds(message.echo.heartbeat_interval_s, "heartbeat_interval_s")
             order = _order_from(message.echo.order) if message.echo.HasField("order") else None
-            return Echo(check_count(message.echo.number, "number"), interval_s, order)
+            return HeartbeatAck(check_count(message.echo.number, "number"), interval_s, order)
         case "handed":
             return _handed_from(message.handed)
         case "order":
@@ -225,7 +227,7 @@ def session_response_from_wire(message: lighthouse_pb2.SessionResponse) -> ToMan
         case "welcome":
             return _welcome_from(message.welcome)
         case "refused":
-            return Refused(
+            return JoinRejected(
                 check_count(message.refused.join, "join"), refusal_of(message.refused.kind, message.refused.text)
             )
         case "drain":
@@ -242,11 +244,13 @@ def session_response_from_wire(message: lighthouse_pb2.SessionResponse) -> ToMan
             return None
 
 
-def _handed_from(message: lighthouse_pb2.Handed) -> Handed:
+def _handed_from(message: lighthouse_pb2.Handed) -> JoinAccepted:
     if not message.HasField("quorum"):
         raise InvalidRequest("is missing", field="quorum")
     check_quorum_id(message.quorum.quorum_id)
-    return Handed(check_count(message.join, "join"), documented.quorum_from_native(message.quorum), message.stands)
+    return JoinAccepted(
+        check_count(message.join, "join"), documented.quorum_from_native(message.quorum), message.stands
+    )
 
 
 def _welcome_from(message: lighthouse_pb2.Welcome) -> Welcome:
@@ -263,7 +267,7 @@ def _evidence_request_from(message: lighthouse_pb2.EvidenceRequest) -> EvidenceR
     return EvidenceRequest(check_count(message.number, "number"), tuple(map(check_group_rank, message.group_ranks)))
 
 
-def _order(order: Order) -> lighthouse_pb2.Order:
+def _order(order: QuorumOrder) -> lighthouse_pb2.Order:
     return lighthouse_pb2.Order(
         quorum_id=order.quorum_id,
         phase=_PHASES[order.phase],
@@ -273,15 +277,15 @@ def _order(order: Order) -> lighthouse_pb2.Order:
     )
 
 
-def _order_or_none(order: Order | None) -> lighthouse_pb2.Order | None:
+def _order_or_none(order: QuorumOrder | None) -> lighthouse_pb2.Order | None:
     return None if order is None else _order(order)
 
 
-def _order_from(message: lighthouse_pb2.Order) -> Order:
+def _order_from(message: lighthouse_pb2.Order) -> QuorumOrder:
     phase = _PHASE_OF.get(message.phase)
     if phase is None:
         raise InvalidRequest(f"is {message.phase}; this version knows 1 to {len(_PHASES)}", field="phase")
-    return Order(
+    return QuorumOrder(
         check_quorum_id(message.quorum_id),
         phase,
         check_count(message.upto, "upto"),

@@ -11,12 +11,12 @@ from lighthouse_protocol.messages.run import Done, RankId, Refusal, Stop
 from lighthouse_protocol.messages.supervisor import (
     FromSupervisor,
     HostExcluded,
+    ProcessLost,
     StopAsked,
-    SupervisorBeat,
-    SupervisorEntry,
+    SupervisorHeartbeat,
+    SupervisorHello,
     SupervisorWelcome,
     ToSupervisor,
-    WorkerLost,
 )
 from lighthouse_protocol.pb.extensions import generation_pb2 as pb
 from lighthouse_protocol.refusals import InvalidRequest
@@ -33,12 +33,12 @@ from lighthouse_protocol.wire.generation_wire import (
 
 def supervisor_request_to_wire(message: FromSupervisor) -> pb.SupervisorRequest:
     match message:
-        case SupervisorBeat():
+        case SupervisorHeartbeat():
             return pb.SupervisorRequest(beat=pb.SupervisorBeat())
-        case SupervisorEntry(name, incarnation, host, slots):
+        case SupervisorHello(name, incarnation, host, slots):
             entry = pb.SupervisorEntry(name=name, incarnation=incarnation, host=host, slots=slots)
             return pb.SupervisorRequest(entry=entry)
-        case WorkerLost(rank, reason, output):
+        case ProcessLost(rank, reason, output):
             lost = pb.WorkerLost(
                 slot=rank.slot, incarnation=rank.incarnation, reason=cut_reason(reason), output=cut_output(output)
             )
@@ -52,13 +52,13 @@ def supervisor_request_to_wire(message: FromSupervisor) -> pb.SupervisorRequest:
 def supervisor_request_from_wire(message: pb.SupervisorRequest) -> FromSupervisor | None:
     match message.WhichOneof("message"):
         case "beat":
-            return SupervisorBeat()
+            return SupervisorHeartbeat()
         case "entry":
             return _entry_from(message.entry)
         case "lost":
             lost = message.lost
             rank = RankId(_slot(lost.slot), check_name(lost.incarnation, "incarnation"))
-            return WorkerLost(rank, cut_reason(lost.reason), cut_output(lost.output))
+            return ProcessLost(rank, cut_reason(lost.reason), cut_output(lost.output))
         case "stop":
             return StopAsked(cut_reason(message.stop.reason))
         case "excluded":
@@ -67,10 +67,10 @@ def supervisor_request_from_wire(message: pb.SupervisorRequest) -> FromSuperviso
             return None
 
 
-def _entry_from(entry: pb.SupervisorEntry) -> SupervisorEntry:
+def _entry_from(entry: pb.SupervisorEntry) -> SupervisorHello:
     if len(entry.slots) > MAX_GROUP_WORLD_SIZE:
         raise InvalidRequest(f"are {len(entry.slots)}; at most {MAX_GROUP_WORLD_SIZE} are allowed", field="slots")
-    return SupervisorEntry(
+    return SupervisorHello(
         check_name(entry.name, "name"),
         check_name(entry.incarnation, "incarnation"),
         check_short(entry.host, "host"),

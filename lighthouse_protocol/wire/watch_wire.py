@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from lighthouse_protocol.constraints import check_count, check_quorum_id, check_seconds, check_short
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE, cut_reason
-from lighthouse_protocol.messages.evidence import MAX_STACKS_BYTES, OwnEvidence, cut_middle, cut_missing
+from lighthouse_protocol.messages.evidence import MAX_STACKS_BYTES, SelfReport, cut_middle, cut_missing
 from lighthouse_protocol.messages.membership import Vote, World
 from lighthouse_protocol.messages.progress import Sample
 from lighthouse_protocol.messages.session import (
@@ -51,7 +51,7 @@ def watch_request_to_wire(request: FromRank) -> manager_pb2.WatchRequest:
         return manager_pb2.WatchRequest(progress=sample_to_wire(request))
     if isinstance(request, Leaving):
         return manager_pb2.WatchRequest(leaving=manager_pb2.Leaving(step=request.step))
-    if isinstance(request, OwnEvidence):
+    if isinstance(request, SelfReport):
         return manager_pb2.WatchRequest(evidence=_evidence(request))
     offer = request.offer
     return manager_pb2.WatchRequest(
@@ -87,7 +87,7 @@ def _offer_from(message: manager_pb2.EvidenceOffer) -> EvidenceOffer:
     return EvidenceOffer(check_count(message.signal, "signal"), check_count(message.descriptor, "descriptor"))
 
 
-def word_from_wire(message: manager_pb2.WatchRequest) -> Ballot | Sample | OwnEvidence | Leaving | None:
+def word_from_wire(message: manager_pb2.WatchRequest) -> Ballot | Sample | SelfReport | Leaving | None:
     """What a rank says after its first message. Where it is and what it does is for a person to see: what this version
     cannot read of that is no reason to end the watch."""
     if message.HasField("leaving"):
@@ -108,7 +108,7 @@ def ballot_from_wire(message: manager_pb2.WatchRequest) -> Ballot:
     return Ballot(ballot.number, ballot.step, ballot.should_commit, quorum_id, ballot.wants_next, time_left_s)
 
 
-def _evidence(evidence: OwnEvidence) -> manager_pb2.OwnEvidence:
+def _evidence(evidence: SelfReport) -> manager_pb2.OwnEvidence:
     """Stacks that are too long are cut."""
     return manager_pb2.OwnEvidence(
         number=evidence.number,
@@ -118,8 +118,8 @@ def _evidence(evidence: OwnEvidence) -> manager_pb2.OwnEvidence:
     )
 
 
-def _evidence_from(message: manager_pb2.OwnEvidence) -> OwnEvidence:
-    return OwnEvidence(
+def _evidence_from(message: manager_pb2.OwnEvidence) -> SelfReport:
+    return SelfReport(
         check_count(message.number, "number"),
         cut_middle(message.stacks, MAX_STACKS_BYTES),
         message.flight_recorder,

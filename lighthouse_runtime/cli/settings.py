@@ -4,7 +4,7 @@
     class Config:
         join_timeout_s: float = setting(60.0, "How long ...", kind=Duration(), has_ms_alias=True)
 
-becomes `--join-timeout 60s`, the variable PREFIX_JOIN_TIMEOUT, and, for those who type torchft's spelling,
+becomes `--join-timeout 60s`, the variable PREFIX_JOIN_TIMEOUT, and, in torchft's spelling,
 `--join_timeout_ms 60000`. Underscores and dashes are the same in option names.
 """
 

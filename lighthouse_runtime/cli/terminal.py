@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 def drop_stdout() -> None:
-    """Nobody reads any more: let what is still buffered, and all that follows, go nowhere."""
+    """The reader has gone: discard what is still buffered, and all that follows."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

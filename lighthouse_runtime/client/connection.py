@@ -52,7 +52,7 @@ class SyncClient:
             self._channel.close()
 
     def connect(self, timeout_s: float) -> None:
-        """Raises Unreachable if nobody answers in time.
+        """Raises Unreachable if no server answers in time.
 
         It asks something, since watching the channel's state (channel_ready_future) makes forked children crash.
         """

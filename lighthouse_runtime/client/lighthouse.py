@@ -101,6 +101,6 @@ class AsyncLighthouseClient(AsyncRunClient):
 
     def session(self, *, wait_for_ready: bool = False) -> Session:
         """Open one; the first message sent is a Hello. Without `wait_for_ready` its reader learns it at once when
-        nobody is there."""
+        no server is there."""
         open_ = self._channel.stream_stream(rpcs.SESSION)
         return Session(open_(metadata=self._metadata, wait_for_ready=wait_for_ready), self.address)

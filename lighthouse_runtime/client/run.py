@@ -46,7 +46,7 @@ class RunClient(SyncClient):
 class AsyncRunClient(AsyncClient):
     def rank(self, *, wait_for_ready: bool = False) -> AsyncRankStream:
         """A rank's stream; the first message sent is an Entry. Without `wait_for_ready` its reader learns it at once
-        when nobody is there."""
+        when no server is there."""
         open_ = self._channel.stream_stream(rpcs.RANK)
         return AsyncRankStream(open_(metadata=self._metadata, wait_for_ready=wait_for_ready), self.address)
 

@@ -2,7 +2,7 @@
 manager a rank's watch.
 
 Iterating gives what the other side says, and ends where it ended the stream well; however else the stream ends, a
-refusal says why. Nobody pings: a session's holder judges by echoes, a watch by its connection.
+refusal says why. There are no pings: a session is judged by its heartbeats' answers, a watch by its connection.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from lighthouse_protocol.limits import MAX_REQUEST_BYTES
-from lighthouse_protocol.messages.hosts import FromNode, ToNode
-from lighthouse_protocol.messages.run import FromWorker, ToWorker
+from lighthouse_protocol.messages.hosts import FromHost, ToHost
+from lighthouse_protocol.messages.run import FromRunRank, ToRunRank
 from lighthouse_protocol.messages.session import FromRank, ToLighthouse, ToManager, ToRank, WatchRequest
 from lighthouse_protocol.messages.supervisor import FromSupervisor, ToSupervisor
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
@@ -140,7 +140,7 @@ class AsyncWatch(_AsyncStream[FromRank, ToRank]):
         self.send(request)
 
 
-class AsyncRankStream(_AsyncStream[FromWorker, ToWorker]):
+class AsyncRankStream(_AsyncStream[FromRunRank, ToRunRank]):
     """A rank of a run, in asyncio; its first message is an Entry."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
@@ -154,7 +154,7 @@ class SupervisorStream(_AsyncStream[FromSupervisor, ToSupervisor]):
         super().__init__(call, address, supervisor_request_to_wire, _read_supervisor)
 
 
-class NodeStream(_AsyncStream[FromNode, ToNode]):
+class NodeStream(_AsyncStream[FromHost, ToHost]):
     """The supervisor of a further host of a replica group; its first message is a NodeEntry."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
@@ -185,7 +185,7 @@ class _SyncStream(Generic[S, M]):
         self._pid = os.getpid()
         self._repeated: tuple[Callable[[], S | None], float] | None = None
         self._call = open_(self._messages())
-        # gRPC takes what is sent on a thread of its own: whoever ends the stream, that thread ends with it.
+        # gRPC takes what is sent on a thread of its own: whichever side ends the stream, that thread ends with it.
         if not self._call.add_callback(self._send_no_more):
             self._send_no_more()
 
@@ -260,7 +260,7 @@ class Watch(_SyncStream[FromRank, ToRank]):
         self.send(request)
 
 
-class RankStream(_SyncStream[FromWorker, ToWorker]):
+class RankStream(_SyncStream[FromRunRank, ToRunRank]):
     """A rank of a run; its first message is an Entry."""
 
     def __init__(self, open_: Callable[[Iterator[bytes]], Any], address: str) -> None:
@@ -275,7 +275,7 @@ def _read_watch(body: bytes) -> ToRank | None:
     return watch_response_from_wire(_parse(manager_pb2.WatchResponse, body))
 
 
-def _read_rank(body: bytes) -> ToWorker | None:
+def _read_rank(body: bytes) -> ToRunRank | None:
     return rank_response_from_wire(_parse(generation_pb2.RankResponse, body))
 
 
@@ -283,7 +283,7 @@ def _read_supervisor(body: bytes) -> ToSupervisor | None:
     return supervisor_response_from_wire(_parse(generation_pb2.SupervisorResponse, body))
 
 
-def _read_node(body: bytes) -> ToNode | None:
+def _read_node(body: bytes) -> ToHost | None:
     return node_response_from_wire(_parse(node_pb2.NodeResponse, body))
 
 

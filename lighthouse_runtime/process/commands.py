@@ -1,18 +1,19 @@
 """The commands `lighthouse`, `lighthouse-manager` and `torchft_lighthouse`.
 
 A project may have a `lighthouse` or a `manager` of its own, and PYTHONPATH or the working directory may stand before
-ours. So a daemon starts here, under a name that is ours alone, and puts our folder first. Training processes keep their
-path: they import neither.
+ours. So a daemon starts here, under a name that is ours alone, and takes those two packages from our folder, wherever
+that stands on sys.path. Training processes import neither.
 """
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 
-_OURS = str(Path(__file__).resolve().parents[2])
+_OURS = Path(__file__).resolve().parents[2]
 
 START_LIGHTHOUSE = f"from {__name__} import lighthouse; lighthouse()"
-"""What `python -c` runs, for those who start a daemon as a child."""
+"""What `python -c` runs to start a daemon as a child."""
 START_MANAGER = f"from {__name__} import lighthouse_manager; lighthouse_manager()"
 
 
@@ -29,6 +30,17 @@ def torchft_lighthouse() -> None:
 
 
 def _run(module: str, name: str) -> None:
-    if sys.path[0] != _OURS:
-        sys.path.insert(0, _OURS)
+    _load(module.partition(".")[0])
     importlib.import_module(module).main(prog_name=name)
+
+
+def _load(package: str) -> None:
+    """Import it from our folder: its modules are then found there, too."""
+    folder = _OURS / package
+    spec = importlib.util.spec_from_file_location(
+        package, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[package] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)

@@ -70,7 +70,7 @@ class _Child:
         """Start it, and wait for its end."""
         try:
             process, announced = self._start()
-        except Exception as e:  # noqa: BLE001  it belongs to who waits for the start
+        except Exception as e:  # noqa: BLE001  it belongs to the waiter
             self.announced.set_exception(RuntimeError(str(e)))
             return
         self._process, self.pid = process, process.pid

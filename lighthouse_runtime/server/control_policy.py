@@ -1,4 +1,4 @@
-"""Who may kill, drain and stop."""
+"""Which callers may kill, drain and stop."""
 
 import hmac
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from lighthouse_runtime.server.rpc_handler import Call
 
 @dataclass(frozen=True, slots=True)
 class ControlPolicy:
-    """Who may end things: loopback; who has the token; anyone, if so configured."""
+    """Callers on loopback, callers with the token; all, if so configured."""
 
     token: str | None = None
     allow_remote: bool = False

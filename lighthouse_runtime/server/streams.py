@@ -93,7 +93,7 @@ class Sender:
         self._lose()
 
     async def finish(self) -> None:
-        """Send what is queued, if the peer may still read. Raises CancelledError where nobody is there any more."""
+        """Send what is queued, if the peer may still read. Raises CancelledError if the peer has gone."""
         self._end(Ending.OURS)
         self._outbox.close()
         is_read = not self._is_lost and self.ending is not Ending.SLOW

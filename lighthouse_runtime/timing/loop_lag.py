@@ -1,4 +1,4 @@
-"""Whether this process itself was held up: whoever judges others by time is told of it before anything else."""
+"""Whether this process itself was held up: listeners that judge others by time are told first."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ class LoopLag:
         if self._due_at is None or now - self._due_at < LATE_AFTER_S:
             return
         by_s, self._due_at = now - self._due_at, now + CHECKED_EVERY_S
-        log.warning("this process was held up for %.1f s; nobody is counted as lost for that time", by_s)
+        log.warning("this process was held up for %.1f s; no member counts as lost for that time", by_s)
         for listener in self._listeners:
             listener(by_s)
 

@@ -12,7 +12,7 @@ SOON_S = 0.05
 
 class StallWatch:
     """`judge(now)` gives the verdict; `left_s(now)`: how long until there may be one, below zero where there is; None:
-    nobody is there. `look_s`: a watch that waits looks again after so long at most. `told` hears what the log says: a
+    no rank is there. `look_s`: a watch that waits looks again after so long at most. `told` hears what the log says: a
     verdict that is new, and None when something moves again. `said` stands until it is over.
     """
 
@@ -35,7 +35,7 @@ class StallWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def wake(self) -> None:
-        """Somebody is there."""
+        """A rank is there."""
         if self._timer is None:
             self._look()
 

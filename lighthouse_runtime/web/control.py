@@ -1,4 +1,4 @@
-"""Acting through the page: what a browser must prove before the rule of who may kill is asked at all.
+"""Acting through the page: what a browser must prove before the control policy is asked at all.
 
 A browser acts with its user's reach, on behalf of any site that is open in it. So, in this order:
 
@@ -8,7 +8,7 @@ A browser acts with its user's reach, on behalf of any site that is open in it. 
 3. The body is JSON by its type, which no foreign form can send unasked.
 4. X-CSRF-Token is this process's, which only its own page can read.
 
-Then the policy of the RPCs is asked. What comes through a proxy is not local, whoever asked the proxy.
+Then the policy of the RPCs is asked. A request through a proxy is not local, wherever it came from.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class HttpControl:
         is_own = address.host.lower().removesuffix(".") in self._names
         if not (address.is_ip or address.is_loopback or is_own):
             raise NotPermitted(
-                f"Host: this daemon does not know itself as {host!r}; a name that somebody else makes to resolve here "
+                f"Host: this daemon does not know itself as {host!r}; a name that another site makes to resolve here "
                 "would look the same; open the page by the daemon's IP address or its own host name"
             )
 

@@ -42,8 +42,8 @@ class Document:
 class HttpSide:
     """What the HTTP side shows; every function is called on the loop, at the moment of the request.
 
-    With `page` comes the status as events. `control`: who may act through the page; `incident` by its id, with what
-    ranks print, for whoever may act.
+    With `page` comes the status as events. `control`: which browsers may act through the page; `incident`: by its id,
+    with the output of ranks, for those that may act.
     """
 
     is_ready: Callable[[], bool]

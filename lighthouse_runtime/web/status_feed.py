@@ -2,7 +2,7 @@
 
 1. Each client is sent the newest snapshot only. One that reads slowly misses some; nothing waits for it but its own
    stream, and one that does not read at all is cut off.
-2. Snapshots are made while somebody listens, and so far apart that they take a small share of the loop's time.
+2. Snapshots are made while a browser listens, and so far apart that they take a small share of the loop's time.
 3. A compressed event is a run of whole deflate blocks that refers to nothing before it (zlib's full flush), so the
    same bytes continue every client's stream, whenever that began. gzip's trailer is never sent: no stream has an end.
 """
@@ -130,7 +130,7 @@ class StatusFeed:
                 snapshot = self._status()
                 took_s = loop.time() - began_at
                 self._newest = await asyncio.to_thread(_Frame.of, number, snapshot)
-            except Exception:  # a defect of ours; the streams that hear no more of us say so to whoever reads them
+            except Exception:  # a defect of ours; the streams that hear no more of us tell their readers
                 log.exception("the status cannot be shown")
                 took_s = self._every_s
             self._wake()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from lighthouse_protocol.messages.evidence import GATHERED_WITHIN_S, Outside, OwnEvidence, RankEvidence, fitting
+from lighthouse_protocol.messages.evidence import GATHERED_WITHIN_S, ProcessSnapshot, RankEvidence, SelfReport, fitting
 from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceAsked,
@@ -58,7 +58,7 @@ class EvidenceCollector:
         self._look_at = look
         self._ranks: dict[int, _Rank] = {}
         self._numbers = itertools.count(1)
-        self._asked: dict[tuple[int, int], asyncio.Future[OwnEvidence]] = {}  # by watch and number
+        self._asked: dict[tuple[int, int], asyncio.Future[SelfReport]] = {}  # by watch and number
         self._under_way: dict[int, asyncio.Task[RankEvidence]] = {}
         self._answers: set[asyncio.Task[None]] = set()
 
@@ -81,7 +81,7 @@ class EvidenceCollector:
         if rank is not None and rank.watch == watch:
             rank.heard_at = time.monotonic()
 
-    def answered(self, watch: int, own: OwnEvidence) -> None:
+    def answered(self, watch: int, own: SelfReport) -> None:
         answer = self._asked.get((watch, own.number))
         if answer is not None and not answer.done():
             answer.set_result(own)
@@ -89,7 +89,7 @@ class EvidenceCollector:
     # -- the lighthouse
 
     def give(self, request: EvidenceRequest) -> None:
-        """It is sent as it is found. Who asks twice at a time is told the same."""
+        """It is sent as it is found. Two requests at a time get the same answer."""
         task = asyncio.create_task(self._give(request), name="evidence")
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
@@ -134,7 +134,7 @@ class EvidenceCollector:
             outside = looks.create_task(self._look_at(replace(rank.request, offer=None), rank.is_here))
             own = looks.create_task(self._own(rank, outside))
         found, said = outside.result(), own.result()
-        by_signal = await self._by_signal(rank, found, began_at) if not said.stacks else Outside()
+        by_signal = await self._by_signal(rank, found, began_at) if not said.stacks else ProcessSnapshot()
         stacks = said.stacks or by_signal.stacks
         seen = tuple(why for why in found.missing if not why.startswith("stacks: "))
         missing = (*seen, *said.missing, *by_signal.missing)
@@ -151,19 +151,19 @@ class EvidenceCollector:
             took_s=time.monotonic() - began_at,
         )
 
-    async def _by_signal(self, rank: _Rank, found: Outside, asked_at: float) -> Outside:
+    async def _by_signal(self, rank: _Rank, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
         """The stacks of a rank that was asked and says nothing."""
         if rank.sender is None or rank.request.offer is None:
-            return Outside()
+            return ProcessSnapshot()
         if found.is_stopped:
-            return Outside(missing=("stacks: its process is stopped, and runs no handler",))
+            return ProcessSnapshot(missing=("stacks: its process is stopped, and runs no handler",))
         await asyncio.sleep(UNREAD_S)
         if rank.heard_at >= asked_at + UNDER_WAY_S:
-            return Outside(missing=("stacks: it runs Python, so that a signal might crash it",))
+            return ProcessSnapshot(missing=("stacks: it runs Python, so that a signal might crash it",))
         again = await self._look_at(rank.request, rank.is_here)
         return replace(again, missing=tuple(why for why in again.missing if why.startswith("stacks: ")))
 
-    async def _own(self, rank: _Rank, outside: "asyncio.Task[Outside]") -> OwnEvidence:
+    async def _own(self, rank: _Rank, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:
         """What it says of itself; a process that is stopped is not waited for."""
         if rank.sender is None:
             return _silent("its watch has ended")
@@ -176,7 +176,7 @@ class EvidenceCollector:
             async with asyncio.timeout(ANSWERED_WITHIN_S):
                 await asyncio.wait((answer, outside), return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done() and outside.result().is_stopped:
-                    return OwnEvidence(0, missing=("Flight Recorder: its process is stopped",))
+                    return SelfReport(0, missing=("Flight Recorder: its process is stopped",))
                 return await answer
         except TimeoutError:
             return _silent(f"no answer within {ANSWERED_WITHIN_S:g} s; something keeps it from running Python")
@@ -186,5 +186,5 @@ class EvidenceCollector:
             del self._asked[key]
 
 
-def _silent(why: str) -> OwnEvidence:
-    return OwnEvidence(0, missing=(f"stacks: {why}", f"Flight Recorder: {why}"))
+def _silent(why: str) -> SelfReport:
+    return SelfReport(0, missing=(f"stacks: {why}", f"Flight Recorder: {why}"))

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
 from lighthouse_runtime.process.children import process_descriptor
 from manager.evidence.proc_status import read_process
@@ -25,17 +25,17 @@ OUTPUT_WITHIN_S = 2.0
 ELSEWHERE = "process: it is on another host, or in another pid namespace, than its manager"
 NO_OUTPUT = "output: only `lighthouse-manager run` keeps it"
 
-ProbeProcess = Callable[[WatchRequest, bool], Coroutine[Any, Any, Outside]]
+ProbeProcess = Callable[[WatchRequest, bool], Coroutine[Any, Any, ProcessSnapshot]]
 """What a rank says of its process, and whether that is on this host."""
 
 
-async def look_alone(request: WatchRequest, is_here: bool) -> Outside:
+async def look_alone(request: WatchRequest, is_here: bool) -> ProcessSnapshot:
     """Without a supervisor."""
-    outside = await look(request) if is_here else Outside(missing=(ELSEWHERE,))
+    outside = await look(request) if is_here else ProcessSnapshot(missing=(ELSEWHERE,))
     return replace(outside, missing=(*outside.missing, NO_OUTPUT))
 
 
-async def look_with_output(request: WatchRequest, lines: Awaitable[tuple[str, ...] | None]) -> Outside:
+async def look_with_output(request: WatchRequest, lines: Awaitable[tuple[str, ...] | None]) -> ProcessSnapshot:
     """`lines`: what the rank wrote last; None: its process is none of this supervisor's."""
     async with asyncio.TaskGroup() as both:
         seeing = both.create_task(look(request))
@@ -44,29 +44,29 @@ async def look_with_output(request: WatchRequest, lines: Awaitable[tuple[str, ..
     return replace(outside, output=output, missing=(*outside.missing, *missing))
 
 
-async def look(request: WatchRequest) -> Outside:
+async def look(request: WatchRequest) -> ProcessSnapshot:
     """At a process of this host."""
     offer = request.offer or EvidenceOffer()
     try:
         return await _in_thread(lambda: _look(request.pid, request.started, offer), LOOK_WITHIN_S)
     except TimeoutError:
         late = f"/proc has not answered within {LOOK_WITHIN_S:g} s"
-        return Outside(missing=(f"stacks: {late}", f"process: {late}"))
+        return ProcessSnapshot(missing=(f"stacks: {late}", f"process: {late}"))
 
 
-def _look(pid: int, started: int, offer: EvidenceOffer) -> Outside:
+def _look(pid: int, started: int, offer: EvidenceOffer) -> ProcessSnapshot:
     with process_descriptor(pid, started) as descriptor:
         if descriptor is None:
-            return Outside(missing=(f"stacks: process {pid} has ended", f"process: {pid} has ended"))
+            return ProcessSnapshot(missing=(f"stacks: process {pid} has ended", f"process: {pid} has ended"))
         try:
             state = read_process(pid)
         except OSError as e:
-            return Outside(missing=(f"stacks: not without /proc/{pid}", f"process: {e}"))
+            return ProcessSnapshot(missing=(f"stacks: not without /proc/{pid}", f"process: {e}"))
         try:
             stacks, missing = take_stacks(descriptor, state, offer, STACKS_WITHIN_S), ()
         except NoStacksError as e:
             stacks, missing = "", (f"stacks: {e}",)
-    return Outside(stacks, str(state), missing=missing, is_stopped=state.is_stopped)
+    return ProcessSnapshot(stacks, str(state), missing=missing, is_stopped=state.is_stopped)
 
 
 async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -87,7 +87,7 @@ async def _in_thread(work: Callable[[], T], within_s: float) -> T:
     def run() -> None:
         try:
             done.set_result(work())
-        except Exception as e:  # noqa: BLE001  it belongs to who waits for the work
+        except Exception as e:  # noqa: BLE001  it belongs to the waiter
             done.set_exception(e)
 
     threading.Thread(target=run, name="evidence", daemon=True).start()

@@ -19,7 +19,7 @@ from lighthouse_runtime.server.streams import Sender
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.group.lighthouse_link import LighthouseLink
 from manager.group.ports import EvidenceSource
-from manager.group.progress import Places
+from manager.group.progress import GroupProgressDriver
 from manager.group.rules import commit, gather
 from manager.group.rules.events import (
     CallEnded,
@@ -52,8 +52,8 @@ from manager.group.rules.events import (
 )
 from manager.group.rules.events import WatchOpened as RankWatched
 from manager.group.rules.machine import GroupMachine
-from manager.group.rules.progress import Telling
-from manager.group.rules.request import Ask, check_rank
+from manager.group.rules.progress import ProgressReporter
+from manager.group.rules.request import QuorumRequest, check_rank
 from manager.group.waits import Waits
 from manager.group.watches import Watchers
 from manager.group.worlds import Worlds
@@ -70,7 +70,7 @@ class Waiting(NamedTuple, Generic[T]):
     answer: "asyncio.Future[T]"
 
 
-class ManagerDriver:
+class GroupDriver:
     """`me` is this group's participant but for what changes from join to join; `life` names the manager's start.
 
     `end` ends the daemon with a status. `rank_timeout_s` as in GroupMachine. `on_given_up` hears of ranks that were
@@ -89,8 +89,8 @@ class ManagerDriver:
         on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
     ) -> None:
         """`limits` say when ranks stall."""
-        self.places = Places(me, limits or Limits(), self._trains_alone, lambda: self.machine.incarnation)
-        self.machine = GroupMachine(me, life, _handles_on_the_wire, rank_timeout_s, Telling(self.places.view))
+        self.places = GroupProgressDriver(me, limits or Limits(), self._trains_alone, lambda: self.machine.incarnation)
+        self.machine = GroupMachine(me, life, _handles_on_the_wire, rank_timeout_s, ProgressReporter(self.places.view))
         self.worlds = Worlds()
         self.evidence = evidence
         self._link = link
@@ -135,7 +135,7 @@ class ManagerDriver:
         deadline_at = self._clock() + time_left_s
 
         def event(call: int) -> Event:
-            return Ask(call=call, deadline_at=deadline_at, **fields)
+            return QuorumRequest(call=call, deadline_at=deadline_at, **fields)
 
         return await self._wait(self._begin(event, time_left_s, self._no_quorum))
 

@@ -5,7 +5,7 @@ import itertools
 import logging
 from collections.abc import Callable
 
-from lighthouse_protocol.messages.session import Leave, Refused, ToLighthouse, ToManager, Welcome
+from lighthouse_protocol.messages.session import JoinRejected, Leave, ToLighthouse, ToManager, Welcome
 from lighthouse_protocol.refusals import LighthouseError, NotServed, Superseded, Unreachable, WrongProtocol
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.timing.backoff import Backoff
@@ -127,7 +127,7 @@ class LighthouseLink:
                         is_refused = error is not None and not isinstance(error, Unreachable | Superseded)
                         self._note(str(error or f"{self.address} has ended the session"), is_reachable=is_refused)
                         if error is not None and is_refused:
-                            received(Refused(0, error))
+                            received(JoinRejected(0, error))
                 finally:
                     self._left_behind.add(line)
                     self._line = None

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from lighthouse_protocol.messages.evidence import OwnEvidence
+from lighthouse_protocol.messages.evidence import SelfReport
 from lighthouse_protocol.messages.session import EvidenceRequest, WatchRequest
 from lighthouse_runtime.server.streams import Sender
 
@@ -18,7 +18,7 @@ class EvidenceSource(Protocol):
         """The rank has sent something: it runs Python."""
         ...
 
-    def answered(self, watch: int, own: OwnEvidence) -> None: ...
+    def answered(self, watch: int, own: SelfReport) -> None: ...
 
     def give(self, request: EvidenceRequest) -> None: ...
 

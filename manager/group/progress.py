@@ -15,7 +15,7 @@ from manager.group.rules.progress import GroupProgress, Process
 log = logging.getLogger(__name__)
 
 
-class Places:
+class GroupProgressDriver:
     """`trains_alone`: whether the group is the only one of its quorum. `incarnation` is the group's present one."""
 
     def __init__(

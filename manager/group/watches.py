@@ -6,13 +6,13 @@ from lighthouse_protocol.messages.session import ToRank, WatchOpened, WatchReque
 from lighthouse_protocol.wire.watch_wire import watch_response_to_wire
 from lighthouse_runtime.server.streams import Sender
 from manager.group.ports import EvidenceSource
-from manager.group.progress import Places
+from manager.group.progress import GroupProgressDriver
 from manager.group.waits import Waits
 from manager.group.worlds import Worlds
 
 
 class Watchers:
-    def __init__(self, places: Places, worlds: Worlds, waits: Waits, evidence: EvidenceSource) -> None:
+    def __init__(self, places: GroupProgressDriver, worlds: Worlds, waits: Waits, evidence: EvidenceSource) -> None:
         self._places = places
         self._worlds = worlds
         self._waits = waits

@@ -171,7 +171,7 @@ class Guard:
         now = time.monotonic()
         for child in list(self._children.values()):
             if child.status is not None and child.kill_at is None:
-                child.kill_at = now  # nobody stops what it has left behind
+                child.kill_at = now  # nothing else stops what it has left behind
             left = self._tree(child) if child.status is not None or _is_due(child, now) else [child.pid]
             if _is_due(child, now):
                 process_tree.kill(left)
@@ -233,7 +233,7 @@ class Guard:
         self._selector.register(child.output, selectors.EVENT_READ, lambda: self._read_output(child))
 
     def _regulate(self) -> None:
-        """Who writes faster than our own output is read waits, as it would at any pipe; orders never wait for that."""
+        """A rank that writes faster than our own output is read waits, as at any pipe; orders never wait for that."""
         if self._outlet.has_some != self._is_writing:
             self._is_writing = self._outlet.has_some
             if self._is_writing:
@@ -252,7 +252,7 @@ class Guard:
             self._outlet.taken(os.write(sys.stdout.fileno(), piece))
         except BlockingIOError:
             return
-        except OSError:  # nobody reads it any more
+        except OSError:  # it is not read any more
             self._is_muted = True
             while piece := self._outlet.piece():
                 self._outlet.taken(len(piece))

@@ -25,7 +25,7 @@ from lighthouse_runtime.server.rpc_handler import Entry
 from lighthouse_runtime.web.server import HttpServer, HttpSide
 from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ProbeProcess, look_alone
-from manager.group.driver import ManagerDriver
+from manager.group.driver import GroupDriver
 from manager.group.lighthouse_link import LighthouseLink
 from manager.group.rules.events import GroupGivenUp, RankGivenUp
 from manager.server.config import ManagerConfig
@@ -64,7 +64,7 @@ class ManagerDaemon:
         self._store_address = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._http: HttpServer | None = None
-        self._driver: ManagerDriver | None = None
+        self._driver: GroupDriver | None = None
         self._link: LighthouseLink | None = None
         self._grpc: GrpcServer | None = None
         self.address = ""
@@ -79,7 +79,7 @@ class ManagerDaemon:
         limits = Limits(floor_s=config.stall_after_s)
         life, timeout_s = secrets.token_hex(6), config.rank_timeout_s
         evidence = EvidenceCollector(config.group_world_size, self._link.send, self._look)
-        driver = ManagerDriver(me, life, self._link, evidence, self._end, timeout_s, limits, self._on_given_up)
+        driver = GroupDriver(me, life, self._link, evidence, self._end, timeout_s, limits, self._on_given_up)
         service = ManagerService(driver, self._policy, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED)
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
@@ -97,7 +97,7 @@ class ManagerDaemon:
         self._tasks.append(asyncio.create_task(self._run(driver), name="sessions"))
         self._say_hello()
 
-    async def _run(self, driver: ManagerDriver) -> None:
+    async def _run(self, driver: GroupDriver) -> None:
         try:
             await driver.run()
         except LighthouseError as e:

@@ -6,7 +6,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from lighthouse_protocol.messages.session import HoldMode
+from lighthouse_protocol.messages.session import HoldState
 from lighthouse_protocol.messages.status import ManagerStatus
 
 _GAUGES: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
@@ -21,7 +21,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
     "discards": ("Steps discarded.", lambda s: float(s.discards)),
     "grants": ("Steps that the ranks were let into without asking the lighthouse.", lambda s: float(s.grants)),
 }
-_MODES = (*(mode.value for mode in HoldMode), "none")
+_MODES = (*(mode.value for mode in HoldState), "none")
 
 
 class _Snapshot(Collector):

@@ -8,7 +8,7 @@ from typing import Any
 
 from lighthouse_protocol.constraints import check_count, check_quorum_id, check_short
 from lighthouse_protocol.limits import answer_margin_s, cut_reason
-from lighthouse_protocol.messages.evidence import OwnEvidence
+from lighthouse_protocol.messages.evidence import SelfReport
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Quorum, Tag, Vote
 from lighthouse_protocol.messages.progress import Sample
 from lighthouse_protocol.messages.session import Ballot, Counted, Leaving
@@ -22,7 +22,7 @@ from lighthouse_runtime.process.children import ended_process, host_id
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
-from manager.group.driver import ManagerDriver
+from manager.group.driver import GroupDriver
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ MAX_CHECKPOINT_ADDRESS_CHARS = 4096
 class ManagerService:
     def __init__(
         self,
-        driver: ManagerDriver,
+        driver: GroupDriver,
         policy: ControlPolicy,
         status: Callable[[], ManagerStatus],
         watch_within_s: float = FIRST_WITHIN_S,
@@ -184,7 +184,7 @@ class ManagerService:
                             self._driver.leave_watch(number, step)
                         case Sample() as sample:
                             self._driver.places.take(number, sample)
-                        case OwnEvidence() as own:
+                        case SelfReport() as own:
                             self._driver.evidence.answered(number, own)
                         case None:
                             pass

@@ -50,7 +50,7 @@ class SupervisorConfig:
         None, "On the other hosts: the manager that host 0 serves.", env=("MANAGER_ADDRESS",), metavar="HOST:PORT"
     )
     run_id: str = setting(
-        DEFAULT_RUN, "The run: a stop holds for all who share it.", env=("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID")
+        DEFAULT_RUN, "The run: a stop holds for all of its groups.", env=("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID")
     )
     max_restarts: int = setting(3, "So many restarts within --restart-window; 0: none.", kind=_COUNT_OR_NONE)
     restart_window_s: float = setting(3600.0, "A restart that is longer ago counts no more.", kind=Duration())

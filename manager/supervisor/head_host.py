@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lighthouse_protocol.identity import parse_address
-from lighthouse_protocol.messages.evidence import Outside
-from lighthouse_protocol.messages.hosts import NodeHalt, NodeOver, NodeStart
+from lighthouse_protocol.messages.evidence import ProcessSnapshot
+from lighthouse_protocol.messages.hosts import GroupEnded, HaltRanks, StartRanks
 from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_runtime.process.loop import STOP_SIGNALS
@@ -112,7 +112,7 @@ class HeadHost:
         self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
         self._link.open()
 
-    async def _look(self, request: WatchRequest, is_here: bool) -> Outside:
+    async def _look(self, request: WatchRequest, is_here: bool) -> ProcessSnapshot:
         if not is_here:
             return await self._nodes.look(request)
         return await self._local.look(request) if self._local is not None else await look_alone(request, is_here)
@@ -134,7 +134,7 @@ class HeadHost:
             await self._daemon.leave(over.why)
         if self._store is not None:
             self._store.stop()
-        self._nodes.end_all(NodeOver(over.status, over.why), self._excluded)
+        self._nodes.end_all(GroupEnded(over.status, over.why), self._excluded)
         if self._link is not None:
             await self._link.close()
 
@@ -176,7 +176,7 @@ class HeadHost:
         if host == 0 and self._local is not None:
             self._local.start(ranks, attempt)
         else:
-            self._nodes.send(host, NodeStart(tuple(ranks), attempt))
+            self._nodes.send(host, StartRanks(tuple(ranks), attempt))
         if self._daemon is not None:
             self._daemon.ranks_started()
 
@@ -184,7 +184,7 @@ class HeadHost:
         if host == 0 and self._local is not None:
             self._local.halt(ranks, grace_s)
         else:
-            self._nodes.send(host, NodeHalt(tuple(ranks), grace_s))
+            self._nodes.send(host, HaltRanks(tuple(ranks), grace_s))
 
     def ask_stop(self, reason: str) -> None:
         if self._link is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import LIGHTHOUSE_PORT
-from lighthouse_protocol.messages.supervisor import SupervisorEntry, ToSupervisor, WorkerLost
+from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, ToSupervisor
 from lighthouse_runtime.client.channel import target
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from manager.guard.client import GuardClient
@@ -71,7 +71,7 @@ class Launch:
         plan: LaunchPlan,
         guard: GuardClient,
         tell: Callable[[RankEnded | CheckFailed], None],
-        lose: Callable[[WorkerLost], None],
+        lose: Callable[[ProcessLost], None],
     ) -> LocalHost:
         settings = self.settings
         output = Output(settings.log_dir, settings.log_dir is None or settings.tee)
@@ -86,5 +86,5 @@ class Launch:
             return AsyncLighthouseClient(config.lighthouse, job=config.job, run=settings.run_id, token=self.token)
 
         address = target(config.lighthouse, "--lighthouse", LIGHTHOUSE_PORT)
-        entry = SupervisorEntry(plan.name, self.incarnation, socket.gethostname(), plan.own_slots)
+        entry = SupervisorHello(plan.name, self.incarnation, socket.gethostname(), plan.own_slots)
         return SupervisorLink(connect, address, entry, hear)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from lighthouse_protocol.messages.run import Done, Refusal, Stop
 from lighthouse_protocol.messages.supervisor import (
     HostExcluded,
+    ProcessLost,
     StopAsked,
-    SupervisorBeat,
-    SupervisorEntry,
+    SupervisorHeartbeat,
+    SupervisorHello,
     SupervisorWelcome,
     ToSupervisor,
-    WorkerLost,
 )
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, NotServed, Unreachable, WrongProtocol
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
@@ -34,7 +34,7 @@ class SupervisorLink:
         self,
         connect: Callable[[], AsyncLighthouseClient],
         address: str,
-        entry: SupervisorEntry,
+        entry: SupervisorHello,
         hear: Callable[[ToSupervisor], None],
     ) -> None:
         self._connect = connect
@@ -53,7 +53,7 @@ class SupervisorLink:
     def open(self) -> None:
         self._task = asyncio.create_task(self._run(), name="run")
 
-    def lose(self, lost: WorkerLost) -> None:
+    def lose(self, lost: ProcessLost) -> None:
         self._report.lose(lost, self._clock())
 
     def ask_stop(self, reason: str) -> None:
@@ -63,7 +63,7 @@ class SupervisorLink:
         self._report.exclude(reason)
 
     async def close(self) -> None:
-        """Says what is left to say. A stop that was asked for is waited for: nobody else may know of it."""
+        """Send what is left. A stop that was asked for is waited for: no other supervisor may know of it."""
         if self._task is None:
             return
         if self._report.stop is not None and not self._is_over:
@@ -126,10 +126,10 @@ class SupervisorLink:
 
     def _beat(self, stream: SupervisorStream, interval_s: float) -> None:
         if self._stream is stream:
-            stream.send(SupervisorBeat())
+            stream.send(SupervisorHeartbeat())
             asyncio.get_running_loop().call_later(interval_s, self._beat, stream, interval_s)
 
-    def _send(self, message: StopAsked | HostExcluded | WorkerLost) -> None:
+    def _send(self, message: StopAsked | HostExcluded | ProcessLost) -> None:
         if self._stream is not None:
             self._stream.send(message)
 

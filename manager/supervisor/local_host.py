@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.run import RankId
 from lighthouse_protocol.messages.session import WatchRequest
-from lighthouse_protocol.messages.supervisor import WorkerLost
+from lighthouse_protocol.messages.supervisor import ProcessLost
 from manager.evidence.process_probe import look_with_output
 from manager.guard.client import Command, Ended, GuardClient, shown
 from manager.guard.rules.exit_status import described
@@ -59,7 +59,7 @@ class LocalHost:
         output: Output,
         check: HealthCheck | None,
         tell: Callable[[RankEnded | CheckFailed], None],
-        lose: Callable[[WorkerLost], None],
+        lose: Callable[[ProcessLost], None],
     ) -> None:
         self.plan = plan
         self._guard = guard
@@ -100,7 +100,7 @@ class LocalHost:
             if all(self._live[rank].is_halted for rank in examined):
                 self._guard.halt(check, 0.0)
 
-    async def look(self, request: WatchRequest) -> Outside:
+    async def look(self, request: WatchRequest) -> ProcessSnapshot:
         """At a rank's process on this host, and at what it has written last."""
         return await look_with_output(request, self.last_lines(request.group_rank))
 
@@ -171,5 +171,5 @@ class LocalHost:
         if status != 0 and not live.is_halted:
             reason = described(status) + (f": {ended.cause}" if ended.cause else "")
             log.error("%s has ended by %s%s", self.plan.label(rank), reason, shown(ended.output))
-            self._lose(WorkerLost(RankId(self.plan.slot_of(rank), live.incarnation), reason, ended.output))
+            self._lose(ProcessLost(RankId(self.plan.slot_of(rank), live.incarnation), reason, ended.output))
         self._tell(RankEnded(rank, live.attempt, status, ended.cause))

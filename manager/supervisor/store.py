@@ -67,7 +67,7 @@ class SupervisedStore:
 
 
 def check_port(port: int) -> None:
-    """Raises InvalidRequest that names who has the port, and what to do."""
+    """Raises InvalidRequest that names the process that has the port, and the remedy."""
     try:
         socket.create_server(("", port)).close()
     except OSError as e:

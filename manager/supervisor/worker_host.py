@@ -5,7 +5,7 @@ import logging
 import signal
 
 from lighthouse_protocol.limits import MANAGER_PORT
-from lighthouse_protocol.messages.hosts import NodeEntry, NodeOver, NodeWelcome
+from lighthouse_protocol.messages.hosts import GroupEnded, HostHello, HostWelcome
 from lighthouse_protocol.messages.run import Done, Refusal, Stop
 from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
 from lighthouse_runtime.client.channel import target
@@ -31,7 +31,7 @@ class WorkerHost:
         self._loop = asyncio.get_running_loop()
         config, settings = launch.config, launch.settings
         self._manager = target(settings.manager or "", "--manager", MANAGER_PORT)
-        entry = NodeEntry(
+        entry = HostHello(
             config.replica_id, settings.run_id, settings.node_rank, settings.nnodes, settings.nproc, launch.incarnation
         )
         self._node = HeadLink(
@@ -45,13 +45,13 @@ class WorkerHost:
         self._link = launch.run_link(launch.plan(self._manager, ("", settings.master_port)), self._hear)
         self._orders: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._end_of: asyncio.Future[NodeOver] = self._loop.create_future()
+        self._end_of: asyncio.Future[GroupEnded] = self._loop.create_future()
         self._signals = 0
 
     async def run(self) -> int:
         for number in STOP_SIGNALS:
             self._loop.add_signal_handler(number, self._signalled, 128 + number)
-        self._guard.on_failure = lambda why: self._over(NodeOver(1, why))
+        self._guard.on_failure = lambda why: self._over(GroupEnded(1, why))
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         self._link.open()
         try:
@@ -69,7 +69,7 @@ class WorkerHost:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._guard.stop()
 
-    def _make_host(self, welcome: NodeWelcome) -> LocalHost:
+    def _make_host(self, welcome: HostWelcome) -> LocalHost:
         plan = self._launch.plan(self._manager, (welcome.master_address, welcome.master_port))
         return self._launch.local_host(plan, self._guard, self._node.tell, self._link.lose)
 
@@ -78,19 +78,19 @@ class WorkerHost:
             case SupervisorWelcome():
                 self._orders = self._orders or asyncio.create_task(self._node.run(), name="host 0")
             case Stop(reason, who):
-                over = NodeOver(STOPPED_STATUS, f"the run is stopped: {reason} (by {who})")
+                over = GroupEnded(STOPPED_STATUS, f"the run is stopped: {reason} (by {who})")
                 self._end(over, min(self._launch.settings.grace_s, STOP_GRACE_S))
             case Done(number) if self._orders is None:
-                self._over(NodeOver(0, f"the run has completed, with generation {number}"))
+                self._over(GroupEnded(0, f"the run has completed, with generation {number}"))
             case Done():
                 pass
             case Refusal(error):
-                self._over(NodeOver(1, f"the lighthouse refuses this supervisor: {error}"))
+                self._over(GroupEnded(1, f"the lighthouse refuses this supervisor: {error}"))
 
     def _signalled(self, status: int) -> None:
         """The first asks host 0 to end the group; the second ends this host; the third at once."""
         self._signals += 1
-        over = NodeOver(status, f"{signal.Signals(status - 128).name} to the supervisor")
+        over = GroupEnded(status, f"{signal.Signals(status - 128).name} to the supervisor")
         settings = self._launch.settings
         if self._signals == 1 and self._node.is_open:
             self._node.ask_end(status)
@@ -99,16 +99,16 @@ class WorkerHost:
             return
         self._end(over, settings.grace_s if self._signals < 3 else 0.0)
 
-    def _over(self, over: NodeOver) -> None:
+    def _over(self, over: GroupEnded) -> None:
         self._end(over, self._launch.settings.grace_s)
 
-    def _end(self, over: NodeOver, grace_s: float) -> None:
+    def _end(self, over: GroupEnded, grace_s: float) -> None:
         """The first reason counts; a shorter grace does, too."""
         if self._node.host is not None:
             self._node.host.halt(self._node.host.running, grace_s)
         self._ending = self._ending or asyncio.create_task(self._finish(over), name="end")
 
-    async def _finish(self, over: NodeOver) -> None:
+    async def _finish(self, over: GroupEnded) -> None:
         if self._node.host is not None:
             await self._node.host.idle()
         if not self._end_of.done():
@@ -117,4 +117,4 @@ class WorkerHost:
     async def _watch_guard(self) -> None:
         status = await self._guard.run()
         if not self._end_of.done():
-            self._end_of.set_result(NodeOver(1, f"the guard of the ranks has ended with {status}, and they with it"))
+            self._end_of.set_result(GroupEnded(1, f"the guard of the ranks has ended with {status}, and they with it"))

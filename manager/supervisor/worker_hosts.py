@@ -5,19 +5,19 @@ import itertools
 import logging
 from collections.abc import Callable
 
-from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.hosts import (
-    FromNode,
-    NodeBeat,
-    NodeCheckFailed,
-    NodeEndAsked,
-    NodeEntry,
-    NodeLook,
-    NodeOver,
-    NodeRankEnded,
-    NodeSeen,
-    NodeWelcome,
-    ToNode,
+    FromHost,
+    GroupEnded,
+    HostCheckFailed,
+    HostEndAsked,
+    HostHeartbeat,
+    HostHello,
+    HostRankEnded,
+    HostWelcome,
+    ProbeRequest,
+    ProbeResult,
+    ToHost,
 )
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
 from lighthouse_protocol.pb.extensions import node_pb2
@@ -51,41 +51,41 @@ class WorkerHosts:
         self._end = end
         self._senders: dict[int, Sender] = {}
         self._heard_at: dict[int, float] = {}
-        self._over: NodeOver | None = None
+        self._over: GroupEnded | None = None
         self._numbers = itertools.count(1)
-        self._looks: dict[int, asyncio.Future[Outside]] = {}
+        self._looks: dict[int, asyncio.Future[ProcessSnapshot]] = {}
 
     def entry(self) -> Stream:
         """What the manager's server serves."""
         return Stream(node_pb2.NodeRequest, self.serve)
 
-    def send(self, host: int, message: ToNode) -> None:
+    def send(self, host: int, message: ToHost) -> None:
         """To one that is not there, nothing: its loss is known."""
         if (sender := self._senders.get(host)) is not None:
             sender.send(node_response_to_wire(message))
 
-    async def look(self, request: WatchRequest) -> Outside:
+    async def look(self, request: WatchRequest) -> ProcessSnapshot:
         """At a rank's process on its own host, by the supervisor there, whichever that is."""
         if not self._senders:
-            return Outside(missing=(ELSEWHERE,))
+            return ProcessSnapshot(missing=(ELSEWHERE,))
         number = next(self._numbers)
         seen = self._looks[number] = asyncio.get_running_loop().create_future()
         offer = request.offer or EvidenceOffer()
-        message = NodeLook(number, request.group_rank, request.pid, request.host, request.started, offer)
+        message = ProbeRequest(number, request.group_rank, request.pid, request.host, request.started, offer)
         try:
             for host in self._senders:
                 self.send(host, message)
             return await asyncio.wait_for(seen, _SEEN_WITHIN_S)
         except TimeoutError:
             late = f"no supervisor of its host has answered within {_SEEN_WITHIN_S:g} s"
-            return Outside(missing=(f"process: {late}", f"output: {late}"))
+            return ProcessSnapshot(missing=(f"process: {late}", f"output: {late}"))
         finally:
             del self._looks[number]
 
-    def end_all(self, over: NodeOver, excluded: dict[int, str]) -> None:
+    def end_all(self, over: GroupEnded, excluded: dict[int, str]) -> None:
         self._over = over
         for host in self._senders:
-            self.send(host, NodeOver(over.status, over.why, excluded.get(host, "")))
+            self.send(host, GroupEnded(over.status, over.why, excluded.get(host, "")))
 
     async def serve(self, requests: Requests[node_pb2.NodeRequest], _: Call, sender: Sender) -> None:
         entry = await requests.first(_read_entry, "entry", FIRST_WITHIN_S)
@@ -104,7 +104,7 @@ class WorkerHosts:
             watch.cancel()
             self._leave(host, sender)
 
-    def _check(self, entry: NodeEntry) -> None:
+    def _check(self, entry: HostHello) -> None:
         plan = self._plan()
         ours = (plan.replica_id, plan.run, plan.layout.hosts, plan.layout.nproc)
         its = (entry.replica_id, entry.run, entry.nnodes, entry.nproc)
@@ -122,7 +122,7 @@ class WorkerHosts:
         self._senders[host] = sender
         self._heard_at[host] = asyncio.get_running_loop().time()
         address, port = self._plan().master
-        self.send(host, NodeWelcome(address, port))
+        self.send(host, HostWelcome(address, port))
         if self._over is not None:
             self.send(host, self._over)
         self._tell(HostReady(host))
@@ -135,33 +135,33 @@ class WorkerHosts:
 
     async def _keep(self, host: int, sender: Sender) -> None:
         while asyncio.get_running_loop().time() < self._heard_at[host] + SILENCE_S:
-            sender.send(node_response_to_wire(NodeBeat()))
+            sender.send(node_response_to_wire(HostHeartbeat()))
             await asyncio.sleep(BEAT_S)
         sender.end(Unreachable(f"host {host} was silent for {SILENCE_S:g} s"))  # it may come back
 
-    def receive(self, host: int, message: FromNode) -> None:
+    def receive(self, host: int, message: FromHost) -> None:
         match message:
-            case NodeRankEnded(rank, attempt, status, cause):
+            case HostRankEnded(rank, attempt, status, cause):
                 if self._plan().layout.host_of(rank) != host:
                     raise InvalidRequest(f"{rank} is none of host {host}", field="rank")
                 self._tell(RankEnded(rank, attempt, status, cause))
-            case NodeCheckFailed(reason):
+            case HostCheckFailed(reason):
                 self._tell(CheckFailed(host, reason))
-            case NodeEndAsked(status):
+            case HostEndAsked(status):
                 if status - 128 not in STOP_SIGNALS:
                     raise InvalidRequest(f"{status} is not the status of a stop signal (143, 130)", field="status")
                 self._end(status, host)
-            case NodeSeen(number, outside):
+            case ProbeResult(number, outside):
                 if (look := self._looks.get(number)) is not None and not look.done():
                     look.set_result(outside)
-            case NodeBeat():
+            case HostHeartbeat():
                 pass
-            case NodeEntry():
+            case HostHello():
                 raise InvalidRequest("came twice", field="entry")
 
 
-def _read_entry(message: node_pb2.NodeRequest) -> NodeEntry | None:
+def _read_entry(message: node_pb2.NodeRequest) -> HostHello | None:
     read = node_request_from_wire(message)
-    if read is not None and not isinstance(read, NodeEntry):
+    if read is not None and not isinstance(read, HostHello):
         raise InvalidRequest("is missing: it is the first message", field="entry")
     return read

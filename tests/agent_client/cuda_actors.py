@@ -5,7 +5,7 @@ import time
 import torch
 
 from agent_client.collectives.connectors import connector
-from agent_client.collectives.group_spec import Place
+from agent_client.collectives.group_spec import GroupSpec
 from tests.agent_client.actors import LOOPBACK, AgentActor, GlooActor
 
 
@@ -27,5 +27,5 @@ class NcclActor(GlooActor):
         torch.cuda.set_device(rank)
         timeouts = {"connect_timeout_s": 60.0, "timeout_s": 100.0} | options
         began_at = time.monotonic()
-        self.group = connector("nccl").connect(Place(store, key, rank, size, LOOPBACK, **timeouts))
+        self.group = connector("nccl").connect(GroupSpec(store, key, rank, size, LOOPBACK, **timeouts))
         return time.monotonic() - began_at

@@ -7,7 +7,7 @@ import torch
 
 from agent_client.collectives import isolated
 from agent_client.collectives.connectors import connector
-from agent_client.collectives.group_spec import Place
+from agent_client.collectives.group_spec import GroupSpec
 from tests.agent_client.actors import LOOPBACK, AgentActor, GlooActor, digest
 
 
@@ -20,7 +20,7 @@ class IsolatedActor(GlooActor):
         """Seconds it took."""
         timeouts = {"connect_timeout_s": 60.0, "timeout_s": 100.0} | options
         began_at = time.monotonic()
-        self.group = self.connector.connect(Place(store, key, rank, size, LOOPBACK, **timeouts))
+        self.group = self.connector.connect(GroupSpec(store, key, rank, size, LOOPBACK, **timeouts))
         return time.monotonic() - began_at
 
     def all_reduce_odd_tensors(self, rank: int) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 from lighthouse_protocol.messages.membership import Assignment, Vote
 from lighthouse_protocol.messages.session import Ballot, Counted, FromRank, Revoked, ToRank, WatchOpened
 from lighthouse_protocol.refusals import LighthouseError, Unreachable, WrongState
@@ -67,7 +67,9 @@ class FakeManager:
         self.revoked: list[int | None] = []
         monkeypatch.setattr(ManagerClient, "watch", lambda *_, **__: self._open())
         monkeypatch.setattr(ManagerClient, "quorum", self._answer)
-        self.link = ManagerLink("127.0.0.1:1", 0, "worker", lambda q, _: self.revoked.append(q), returns_within_s=60.0)
+        self.link = ManagerConnection(
+            "127.0.0.1:1", 0, "worker", lambda q, _: self.revoked.append(q), returns_within_s=60.0
+        )
 
     def _open(self) -> FakeWatch:
         self.watches.append(FakeWatch())

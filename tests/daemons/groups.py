@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from agent_client.errors import GroupDrained
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 from lighthouse_protocol.refusals import LighthouseError
 from tests.processes import PATIENCE_S, Lighthouse, Manager, eventually, together
 
@@ -61,7 +61,9 @@ class Group:
     def __enter__(self) -> Self:
         self._failures = 0
         self._has_lost_manager = False
-        self._link = ManagerLink(self.manager.address, 0, secrets.token_hex(6), self._on_revoked, returns_within_s=0.0)
+        self._link = ManagerConnection(
+            self.manager.address, 0, secrets.token_hex(6), self._on_revoked, returns_within_s=0.0
+        )
         self._thread = threading.Thread(target=self._train, name=f"group {self.name}")
         self._thread.start()
         return self

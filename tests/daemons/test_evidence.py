@@ -18,7 +18,7 @@ from tests.processes import LOCALHOST, Manager, Process, eventually
 # The interpreter lock is held in the first two: by C code that goes on, and by C code that waits.
 RANK = """
 import ctypes, re, sys, threading
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 
 def stuck_in_a_regular_expression():
     re.match("(a+)+$", "a" * 64 + "b")
@@ -39,7 +39,7 @@ def do_nothing():
     threading.Event().wait()
 
 manager, rank, how = sys.argv[1:]
-link = ManagerLink(manager, int(rank), "w" + rank, lambda *_: None, returns_within_s=60.0)
+link = ManagerConnection(manager, int(rank), "w" + rank, lambda *_: None, returns_within_s=60.0)
 link._ensure_watched()
 if "stuck" in how:
     print("stuck now", flush=True)

@@ -12,7 +12,7 @@ import pytest
 from lighthouse.quorum.metrics import Counters
 from lighthouse.quorum.registry import JobRegistry
 from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.store import NoMemory
+from lighthouse.quorum.store import NoJobStore
 from lighthouse.server.quorum_service import LighthouseService
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Hello
@@ -23,7 +23,7 @@ from lighthouse_runtime.client.rpcs import SESSION, WATCH
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from manager.evidence.collector import EvidenceCollector
-from manager.group.driver import ManagerDriver
+from manager.group.driver import GroupDriver
 from manager.group.lighthouse_link import LighthouseLink
 from manager.server.service import ManagerService
 from tests.processes import LOCALHOST, PATIENCE_S
@@ -33,7 +33,7 @@ LONG_S = 600.0
 
 
 def lighthouse(within_s: float) -> LighthouseService:
-    return service_of(JobRegistry(lambda job: QuorumConfig(), NoMemory(), lambda status: None), within_s)
+    return service_of(JobRegistry(lambda job: QuorumConfig(), NoJobStore(), lambda status: None), within_s)
 
 
 def service_of(jobs: JobRegistry, within_s: float) -> LighthouseService:
@@ -42,7 +42,7 @@ def service_of(jobs: JobRegistry, within_s: float) -> LighthouseService:
 
 def manager(within_s: float) -> ManagerService:
     link = LighthouseLink(lambda: AsyncLighthouseClient(LOCALHOST), LOCALHOST)
-    driver = ManagerDriver(
+    driver = GroupDriver(
         Participant("a", group_world_size=1), "L", link, EvidenceCollector(1, link.send), lambda status: None
     )
     return ManagerService(driver, ControlPolicy(), lambda: pytest.fail("nobody asks for it"), within_s)
@@ -83,7 +83,7 @@ async def test_a_session_begins_with_its_hello():
 
 async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it():
     """Whoever asks for a status has quiet jobs forgotten."""
-    jobs = JobRegistry(lambda job: QuorumConfig(), NoMemory(), lambda status: None)
+    jobs = JobRegistry(lambda job: QuorumConfig(), NoJobStore(), lambda status: None)
     service = service_of(jobs, LONG_S)
     async with opened(service, SESSION) as stream:
         await asyncio.sleep(4 * SOON_S)  # it is open, and has said nothing

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 from lighthouse_protocol.messages.membership import Assignment, World
 from lighthouse_protocol.refusals import DeadlinePassed
 from lighthouse_runtime.client.lighthouse import LighthouseClient
@@ -24,18 +24,18 @@ HALVES = "a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3
 class Ranks:
     """Of several groups, each with a watch of its own, as an Agent holds it."""
 
-    links: dict[tuple[str, int], ManagerLink] = field(default_factory=dict)
+    links: dict[tuple[str, int], ManagerConnection] = field(default_factory=dict)
 
     def start(self, manager: Manager, name: str, ranks: range) -> None:
         for rank in ranks:
-            self.links[name, rank] = ManagerLink(
+            self.links[name, rank] = ManagerConnection(
                 manager.address, rank, f"{name}{rank}", lambda quorum_id, reason: None, returns_within_s=0.0
             )
 
     def ask(self, timeout_s: float) -> dict[tuple[str, int], Assignment | Exception]:
         """All at once; what each is answered."""
 
-        def one(link: ManagerLink) -> Assignment | Exception:
+        def one(link: ManagerConnection) -> Assignment | Exception:
             try:
                 return link.ask(0, "", tag_quorum_id=0, commit_failures=0, timeout_s=timeout_s)
             except DeadlinePassed as e:

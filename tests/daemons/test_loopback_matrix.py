@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.refusals import InvalidRequest, WrongState
@@ -73,7 +73,7 @@ class Group:
     async def start(self) -> None:
         await self.daemon.start()
         port = self.daemon.address.rpartition(":")[2]
-        self._link = ManagerLink(
+        self._link = ManagerConnection(
             f"{LOCALHOST}:{port}", 0, self.name, lambda _, why: self.revoked.append(why), returns_within_s=0.0
         )
 

@@ -14,15 +14,15 @@ from examples.ports import free_port
 from lighthouse_protocol.messages.run import (
     Counters,
     Done,
-    Entry,
     Failure,
     Finish,
     KeyKind,
     Over,
+    RankHeartbeat,
+    RankHello,
     RankId,
     Ready,
     Refusal,
-    StepReport,
     Stop,
     Terms,
     Told,
@@ -31,10 +31,10 @@ from lighthouse_protocol.messages.run import (
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.supervisor import (
     HostExcluded,
+    ProcessLost,
     StopAsked,
-    SupervisorEntry,
+    SupervisorHello,
     SupervisorWelcome,
-    WorkerLost,
 )
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
@@ -59,7 +59,7 @@ async def client(lighthouse: Lighthouse, run: str) -> AsyncGenerator[AsyncLighth
 async def entered(at: AsyncLighthouseClient, slot: int, **held: object) -> AsyncRankStream:
     """A rank's stream, ready."""
     stream = at.rank(wait_for_ready=True)
-    stream.send(Entry(rank_id(slot), TERMS, is_ready=True, **held))  # pyright: ignore[reportArgumentType]
+    stream.send(RankHello(rank_id(slot), TERMS, is_ready=True, **held))  # pyright: ignore[reportArgumentType]
     return stream
 
 
@@ -72,7 +72,7 @@ async def said(stream: AsyncRankStream | SupervisorStream) -> object:
 
 async def supervised(at: AsyncLighthouseClient, name: str = "g", incarnation: str = "s1") -> SupervisorStream:
     stream = at.supervise(wait_for_ready=True)
-    stream.send(SupervisorEntry(name, incarnation, "h1", (0, 1)))
+    stream.send(SupervisorHello(name, incarnation, "h1", (0, 1)))
     return stream
 
 
@@ -103,10 +103,10 @@ async def test_a_loss_is_told_in_milliseconds(lighthouse: Lighthouse):
         over = await said(a)
         assert time.monotonic() - began_at < 5.0  # and not the 30 s of a rank that is silent
         assert isinstance(over, Over)
-        supervisor.send(WorkerLost(rank_id(1), "SIGSEGV", ("last words",)))
+        supervisor.send(ProcessLost(rank_id(1), "SIGSEGV", ("last words",)))
         a.send(Ready(0))
         assert await said(a) == Told(Counters(1, 0, 1, 1), (0,))
-        a.send(StepReport(7, "forward"))
+        a.send(RankHeartbeat(7, "forward"))
         shown = await seen(at, "loss", lambda run: bool(run.incidents[0].stepped_at))
         incident = shown.incidents[0]
         assert (incident.cause, incident.evidence[1:]) == ("slot 1 (i1): SIGSEGV", ("last words",))
@@ -142,7 +142,7 @@ async def test_a_newer_stream_takes_the_older_ones_place(lighthouse: Lighthouse)
     async with client(lighthouse, "streams") as at:
         a, _ = await two_ranks(at)
         newer = at.rank()
-        newer.send(Entry(rank_id(0), TERMS, generation=0))
+        newer.send(RankHello(rank_id(0), TERMS, generation=0))
         with pytest.raises(Superseded):
             await said(a)
         newer.send(Ready(0))
@@ -200,7 +200,7 @@ async def test_a_stream_begins_with_an_entry(lighthouse: Lighthouse, path: str):
 async def test_a_second_entry_ends_the_stream(lighthouse: Lighthouse):
     async with client(lighthouse, "twice") as at:
         stream = await entered(at, 0)
-        stream.send(Entry(rank_id(0), TERMS))
+        stream.send(RankHello(rank_id(0), TERMS))
         with pytest.raises(InvalidRequest, match=r"^entry: a rank's stream has one$"):
             await said(stream)
 
@@ -239,7 +239,7 @@ async def test_a_stop_outlives_the_lighthouse_and_holds_for_its_run(tmp_path: Pa
         await two_ranks(other)
         await at.resume_run()
         again = at.rank()
-        again.send(Entry(rank_id(0), TERMS, is_ready=True))
+        again.send(RankHello(rank_id(0), TERMS, is_ready=True))
         assert (await status(at, "r")).stop is None
 
 
@@ -256,7 +256,7 @@ async def test_a_run_goes_on_after_a_kill_of_the_lighthouse(tmp_path: Path):
     async with lighthouse_at(port, journal) as second, client(second, "r") as at:
         a, b = at.rank(wait_for_ready=True), at.rank(wait_for_ready=True)
         for slot, rank in enumerate((a, b)):
-            rank.send(Entry(rank_id(slot), TERMS, generation=0, seen=0))
+            rank.send(RankHello(rank_id(slot), TERMS, generation=0, seen=0))
         await seen(at, "r", lambda run: {rank.state for rank in run.ranks} == {"active"})
         assert await at.get_keys(0) == (0, {(KeyKind.ITERATION, "rank_0"): b"5"})
         b.send(Failure(0, "x"))
@@ -270,12 +270,12 @@ async def test_a_run_goes_on_after_a_kill_of_the_lighthouse(tmp_path: Path):
         second.kill()
     async with lighthouse_at(port, journal) as third, client(third, "r") as at:
         late = at.rank()
-        late.send(Entry(RankId(1, "restarted"), TERMS, attempt=1))
+        late.send(RankHello(RankId(1, "restarted"), TERMS, attempt=1))
         assert await said(late) == Done(1)
         anew = [at.rank(), at.rank()]
         late.cancel()
         for slot, rank in enumerate(anew):
-            rank.send(Entry(RankId(slot, f"new{slot}"), TERMS, is_ready=True))
+            rank.send(RankHello(RankId(slot, f"new{slot}"), TERMS, is_ready=True))
         assert [await said(rank) for rank in anew] == [Told(Counters(100, 100), (0, 1))] * 2
 
 
@@ -304,7 +304,7 @@ def test_a_journal_of_version_1_is_upgraded_in_place(tmp_path: Path):
         with Lighthouse("--journal", str(journal)) as lighthouse:
             with LighthouseClient(lighthouse.address, run="r") as at:
                 with at.rank() as stream:
-                    stream.send(Entry(rank_id(0), Terms(), is_ready=True))
+                    stream.send(RankHello(rank_id(0), Terms(), is_ready=True))
                     assert isinstance(next(stream), Told)
                     assert next(stream) == Welcome()
                     at.stop_run("enough")

@@ -150,11 +150,11 @@ def test_a_failed_health_check_excludes_the_host_before_anything_runs(lighthouse
 # It is there, as its manager sees it, and ends, when a test says so.
 WATCHED = """
 import os, pathlib, sys, time
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 folder, here = pathlib.Path(sys.argv[1]), os.environ["LIGHTHOUSE_ATTEMPT"]
 while not (folder / here).exists():
     time.sleep(0.02)
-link = ManagerLink(os.environ["MANAGER_ADDRESS"], 0, f"w{here}", lambda *_: None, returns_within_s=60)
+link = ManagerConnection(os.environ["MANAGER_ADDRESS"], 0, f"w{here}", lambda *_: None, returns_within_s=60)
 link._ensure_watched()
 while not (folder / f"{here}.end").exists():
     time.sleep(0.02)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from examples.ports import free_port
-from lighthouse_protocol.messages.hosts import NodeEntry, NodeStart, NodeWelcome, ToNode
+from lighthouse_protocol.messages.hosts import HostHello, HostWelcome, StartRanks, ToHost
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import AsyncManagerClient
@@ -131,7 +131,7 @@ def test_a_supervisor_killed_elsewhere_leaves_nothing_behind_and_is_waited_for(
 # Of the rank that holds the interpreter lock on the other host, nobody hears a word.
 WATCHED = """
 import ctypes, os, threading
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 
 def stuck_in_a_futex():
     mutex = ctypes.create_string_buffer(64)
@@ -139,7 +139,8 @@ def stuck_in_a_futex():
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 rank = int(os.environ["RANK"])
-ManagerLink(os.environ["MANAGER_ADDRESS"], rank, f"w{rank}", lambda *_: None, returns_within_s=60)._ensure_watched()
+manager = ManagerConnection(os.environ["MANAGER_ADDRESS"], rank, f"w{rank}", lambda *_: None, returns_within_s=60)
+manager._ensure_watched()
 print(f"rank {rank} is there", flush=True)
 stuck_in_a_futex() if rank == 2 else threading.Event().wait()
 """
@@ -202,24 +203,24 @@ class TestSilence:
         supervisor.launch()
         with contextlib.closing(supervisor):
             heard, refused = asyncio.run(as_second_host(address, "hangs"))
-            assert isinstance(heard[0], NodeWelcome)
-            assert NodeStart((2, 3), 0) in heard
+            assert isinstance(heard[0], HostWelcome)
+            assert StartRanks((2, 3), 0) in heard
             assert isinstance(refused, Unreachable)
             assert "host 1 was silent for 10 s" in str(refused)
             eventually(lambda: not supervisor.below, "its half has ended")
             heard, _ = asyncio.run(as_second_host(address, "hangs"))
-            assert NodeStart((2, 3), 1) in heard
+            assert StartRanks((2, 3), 1) in heard
             restarted(supervisor, 1)
             assert supervisor.stop() == 143
 
 
-async def as_second_host(address: str, run: str) -> tuple[list[ToNode], LighthouseError | None]:
+async def as_second_host(address: str, run: str) -> tuple[list[ToHost], LighthouseError | None]:
     """What is said to a host 1 that only enters, and how that ends."""
-    heard: list[ToNode] = []
+    heard: list[ToHost] = []
     async with asyncio.timeout(PATIENCE_S), AsyncManagerClient(address) as client:
         await client.connect(PATIENCE_S)
         async with client.node() as stream:
-            stream.send(NodeEntry("a", run, 1, 2, 2, "i"))
+            stream.send(HostHello("a", run, 1, 2, 2, "i"))
             try:
                 async for message in stream:
                     heard.append(message)

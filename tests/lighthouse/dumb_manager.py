@@ -6,25 +6,33 @@ It has no timers and no ranks; whoever plays it says when it beats, reads, steps
 import copy
 from dataclasses import dataclass, field, replace
 
-from lighthouse.quorum.rules.events import BeatReceived, Event, Joined, Left, SessionEnded, SessionOpened, Withdrawn
+from lighthouse.quorum.rules.events import (
+    Event,
+    Joined,
+    Left,
+    SessionEnded,
+    SessionHeartbeatReceived,
+    SessionOpened,
+    Withdrawn,
+)
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
-    Beat,
-    Echo,
-    Handed,
-    Held,
+    GroupReport,
+    Heartbeat,
+    HeartbeatAck,
+    HeldQuorum,
     Hello,
-    HoldMode,
-    Levels,
-    Order,
-    Phase,
-    Refused,
+    HoldState,
+    JoinAccepted,
+    JoinRejected,
+    QuorumOrder,
+    QuorumPhase,
     Welcome,
 )
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.sessions import native
 
-GRANTING = (HoldMode.STANDING, HoldMode.FROZEN, HoldMode.RESUMED)
+GRANTING = (HoldState.STANDING, HoldState.FROZEN, HoldState.RESUMED)
 LEASE_SHARE = 0.8
 
 
@@ -48,9 +56,9 @@ class DumbManager:
     failures: int = 0
     session: int | None = None
     inbox: list[object] = field(default_factory=list)
-    unopened: Handed | None = None
+    unopened: JoinAccepted | None = None
     quorum: Quorum | None = None
-    mode: HoldMode = HoldMode.REVOKED
+    mode: HoldState = HoldState.REVOKED
     granted: int = 0
     upto: int = 0
     lease_until: float = 0.0
@@ -71,15 +79,15 @@ class DumbManager:
         return native(self.name, self.step, self.incarnation, **fields)
 
     @property
-    def levels(self) -> Levels:
-        held = Held(self.quorum.quorum_id, self.mode, self.granted) if self.quorum else None
-        return Levels(held, self.drains, self.down)
+    def levels(self) -> GroupReport:
+        held = HeldQuorum(self.quorum.quorum_id, self.mode, self.granted) if self.quorum else None
+        return GroupReport(held, self.drains, self.down)
 
     # -- what it may do
 
     def grants(self, now: float) -> bool:
         """It may let its ranks into a further step by itself."""
-        free = self.mode is HoldMode.STANDING or (self.mode is HoldMode.RESUMED and self.granted < self.upto)
+        free = self.mode is HoldState.STANDING or (self.mode is HoldState.RESUMED and self.granted < self.upto)
         return self.quorum is not None and free and now < self.lease_until
 
     def may_come_to_grant(self, quorum_id: int, now: float, lease_s: float) -> bool:
@@ -96,9 +104,9 @@ class DumbManager:
     def wants_to_join(self) -> bool:
         if self.join is not None or self.down:
             return False
-        if self.quorum is None or self.mode in (HoldMode.REVOKED, HoldMode.JOINING):
+        if self.quorum is None or self.mode in (HoldState.REVOKED, HoldState.JOINING):
             return True
-        return self.mode is HoldMode.RESUMED and self.granted >= self.upto and self.step > self.granted
+        return self.mode is HoldState.RESUMED and self.granted >= self.upto and self.step > self.granted
 
     def advance(self, now: float) -> None:
         """One half of a step: it commits what is in flight, or goes into the next."""
@@ -111,7 +119,7 @@ class DumbManager:
 
     def fail(self) -> None:
         if self.quorum is not None and self.step == self.granted and self.mode in GRANTING:
-            self.mode, self.failures = HoldMode.REVOKED, 1
+            self.mode, self.failures = HoldState.REVOKED, 1
 
     # -- what it says
 
@@ -126,12 +134,12 @@ class DumbManager:
         assert self.session is not None
         self.beats += 1
         self.sent_at[self.beats] = now
-        return BeatReceived(self.session, Beat(self.beats, self.levels))
+        return SessionHeartbeatReceived(self.session, Heartbeat(self.beats, self.levels))
 
     def ask(self, call: int) -> list[Event]:
         assert self.wants_to_join
-        if self.quorum is not None and self.mode is HoldMode.RESUMED:
-            self.mode = HoldMode.JOINING
+        if self.quorum is not None and self.mode is HoldState.RESUMED:
+            self.mode = HoldState.JOINING
         self.join = self.me
         return [self._ask(call)] if self.session is not None else []
 
@@ -165,7 +173,7 @@ class DumbManager:
 
     def lose_ranks(self, now: float) -> list[Event]:
         events = self.withdraw()
-        self.down, self.mode = "rank 0 has ended", HoldMode.REVOKED
+        self.down, self.mode = "rank 0 has ended", HoldState.REVOKED
         return [*events, self.beat(now)] if self.session is not None else []
 
     def revive_ranks(self) -> None:
@@ -185,16 +193,16 @@ class DumbManager:
         match message:
             case Welcome(_, _, order):
                 self._obey(order)
-            case Echo(number, _, order):
+            case HeartbeatAck(number, _, order):
                 self._obey(order)
                 if number in self.sent_at:
                     self.lease_until = max(self.lease_until, self.sent_at[number] + LEASE_SHARE * lease_s)
-            case Order():
+            case QuorumOrder():
                 self._obey(message)
-            case Handed(call):
+            case JoinAccepted(call):
                 if self.join is not None and call == self.call:
                     self.unopened = message
-            case Refused(call):
+            case JoinRejected(call):
                 if self.join is not None and call == self.call:
                     self.join = None
             case Closed():
@@ -208,23 +216,23 @@ class DumbManager:
             self.unopened = None
             self._take(handed.quorum, handed.stands)
 
-    def _obey(self, order: Order | None) -> None:
+    def _obey(self, order: QuorumOrder | None) -> None:
         if order is None:
             return
-        if self.unopened and (order.quorum_id, order.phase) == (self.unopened.quorum.quorum_id, Phase.REVOKED):
+        if self.unopened and (order.quorum_id, order.phase) == (self.unopened.quorum.quorum_id, QuorumPhase.REVOKED):
             self.join = self.unopened = None
         if self.quorum is None or order.quorum_id != self.quorum.quorum_id:
             return
         if self.mode not in GRANTING:
             return
         match order.phase:
-            case Phase.RECALLED:
-                self.mode = HoldMode.FROZEN
-            case Phase.RESUMED:
-                self.mode, self.upto = HoldMode.RESUMED, order.upto
-            case Phase.REVOKED:
-                self.mode = HoldMode.REVOKED
-            case Phase.NONE | Phase.RETURNING | Phase.STANDING:
+            case QuorumPhase.RECALLED:
+                self.mode = HoldState.FROZEN
+            case QuorumPhase.RESUMED:
+                self.mode, self.upto = HoldState.RESUMED, order.upto
+            case QuorumPhase.REVOKED:
+                self.mode = HoldState.REVOKED
+            case QuorumPhase.NONE | QuorumPhase.RETURNING | QuorumPhase.STANDING:
                 pass
 
     def _take(self, quorum: Quorum, stands: bool) -> None:
@@ -234,6 +242,6 @@ class DumbManager:
         self.seen = quorum.quorum_id
         self.step = max(p.step for p in quorum.participants)
         if stands:
-            self.quorum, self.mode, self.granted, self.upto = quorum, HoldMode.STANDING, self.step, 0
+            self.quorum, self.mode, self.granted, self.upto = quorum, HoldState.STANDING, self.step, 0
         else:
             self.quorum, self.step, self.tag = None, self.step + 1, quorum.quorum_id

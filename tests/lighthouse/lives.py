@@ -11,19 +11,19 @@ from lighthouse.journal.journal import Journal
 from lighthouse.quorum.driver import JobDriver
 from lighthouse.quorum.registry import JobRegistry
 from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.store import NoMemory
+from lighthouse.quorum.store import NoJobStore
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
-    Beat,
-    Handed,
-    Held,
+    GroupReport,
+    Heartbeat,
+    HeldQuorum,
     Hello,
-    HoldMode,
+    HoldState,
+    JoinAccepted,
+    JoinRejected,
     JoinRequest,
-    Levels,
-    Order,
-    Phase,
-    Refused,
+    QuorumOrder,
+    QuorumPhase,
     ToManager,
 )
 from lighthouse_protocol.pb.documented import lighthouse_pb2
@@ -51,7 +51,7 @@ class Life:
         self.gave_up: list[int] = []
         self.wall_ms = FIRST_WALL_MS + round(loop.time() * 1000) if wall_ms is None else wall_ms
         self.began_at = loop.time()
-        self.memory = NoMemory() if path is None else Journal(path)
+        self.memory = NoJobStore() if path is None else Journal(path)
         self.jobs = JobRegistry(
             lambda first_id: QuorumConfig(**({"first_quorum_id": first_id} | config)),  # pyright: ignore[reportArgumentType]
             self.memory,
@@ -89,7 +89,7 @@ class Manager:
     step: int = 0
     tag: int | None = 0
     seen: int = 0
-    held: Held | None = None
+    held: HeldQuorum | None = None
     heard: list[ToManager] = field(default_factory=list)
     ended: LighthouseError | None = None
 
@@ -101,7 +101,7 @@ class Manager:
     def connect(self, life: Life) -> "Manager":
         self.life, self.ended = life, None
         life.managers.append(self)
-        self.session = life.driver.open_session(Hello(self.me, Levels(self.held)), self)  # pyright: ignore[reportArgumentType]
+        self.session = life.driver.open_session(Hello(self.me, GroupReport(self.held)), self)  # pyright: ignore[reportArgumentType]
         return self
 
     def cut(self) -> None:
@@ -122,7 +122,7 @@ class Manager:
     def beat(self) -> None:
         assert self.life is not None
         self.beats += 1
-        self.life.driver.receive(self.session, Beat(self.beats, Levels(self.held)))
+        self.life.driver.receive(self.session, Heartbeat(self.beats, GroupReport(self.held)))
 
     # -- a Sender
 
@@ -130,11 +130,11 @@ class Manager:
         told = session_wire.session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(message))
         if self.life is None or told is None:
             return
-        if isinstance(told, Handed):
+        if isinstance(told, JoinAccepted):
             self.life.heard(told.quorum)
             self.seen = max(self.seen, told.quorum.quorum_id)
-            self.held = Held(told.quorum.quorum_id, HoldMode.STANDING, self.step) if told.stands else None
-        if isinstance(told, Order) and told.phase is Phase.REVOKED:
+            self.held = HeldQuorum(told.quorum.quorum_id, HoldState.STANDING, self.step) if told.stands else None
+        if isinstance(told, QuorumOrder) and told.phase is QuorumPhase.REVOKED:
             self.held = None
         self.heard.append(told)
 
@@ -146,7 +146,7 @@ class Manager:
     @property
     def quorum(self) -> Quorum | None:
         """The newest."""
-        return next((message.quorum for message in reversed(self.heard) if isinstance(message, Handed)), None)
+        return next((message.quorum for message in reversed(self.heard) if isinstance(message, JoinAccepted)), None)
 
     @property
     def quorum_id(self) -> int:
@@ -155,7 +155,7 @@ class Manager:
     @property
     def refusal(self) -> LighthouseError | None:
         """Of its newest join."""
-        refused = [message for message in self.heard if isinstance(message, Refused)]
+        refused = [message for message in self.heard if isinstance(message, JoinRejected)]
         return refused[-1].error if refused else None
 
 

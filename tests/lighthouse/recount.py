@@ -2,7 +2,7 @@
 
 from lighthouse.members.rules.reachability import is_loopback
 from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.session import QuorumPhase
 
 
 def recount(machine: QuorumMachine, now: float) -> None:
@@ -55,5 +55,5 @@ def recount_sessions(machine: QuorumMachine) -> None:
         assert machine.quorum is not None
         assert machine.quorum.quorum_id == quorum.quorum_id
         assert {m.replica_id for m in roster if m.in_quorum} <= machine._previous
-    assert (standing.phase is Phase.NONE) <= (quorum is None)
-    assert standing.upto == 0 or standing.phase in (Phase.RESUMED, Phase.REVOKED)
+    assert (standing.phase is QuorumPhase.NONE) <= (quorum is None)
+    assert standing.upto == 0 or standing.phase in (QuorumPhase.RESUMED, QuorumPhase.REVOKED)

@@ -26,7 +26,7 @@ from lighthouse.runs.rules.events import (
 )
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord, dump, parse
-from lighthouse_protocol.messages.run import Counters, Entry, Generation, RankId, Stop, Terms
+from lighthouse_protocol.messages.run import Counters, Generation, RankHello, RankId, Stop, Terms
 from lighthouse_protocol.refusals import LighthouseError
 
 
@@ -130,7 +130,7 @@ class RunStage:
         self.stale += [] if worker.session is None else [worker.session]
         worker.session = self._numbers if stream else None
         seen = worker.numbers[-1] if worker.numbers else None
-        entry = Entry(
+        entry = RankHello(
             worker.rank,
             self.terms,
             attempt=worker.attempt,

@@ -5,23 +5,30 @@ from typing import Any
 
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import (
-    Echoed,
     Effect,
     Event,
+    HeartbeatAnswered,
     Joined,
     JoinRefused,
     Ordered,
     QuorumFormed,
-    QuorumHandedAgain,
+    QuorumResent,
     SessionEnded,
     SessionRefused,
     WasLate,
     Welcomed,
     Withdrawn,
 )
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.session import Echo, Handed, HoldMode, Order, Phase, Refused
+from lighthouse_protocol.messages.session import (
+    HeartbeatAck,
+    HoldState,
+    JoinAccepted,
+    JoinRejected,
+    QuorumOrder,
+    QuorumPhase,
+)
 from tests.lighthouse.builders import AnswersOnly
 from tests.lighthouse.dumb_manager import Closed, DumbManager
 from tests.lighthouse.recount import recount
@@ -41,7 +48,7 @@ class Stage:
         self.cut_off: list[DumbManager] = []
         self.waiting: dict[int, int | None] = {}  # call -> session
         self.open: set[int] = set()
-        self.record: Record | None = None
+        self.record: QuorumRecord | None = None
         self.formed: dict[int, Quorum] = {}
         self.standing: list[Quorum] = []
 
@@ -87,18 +94,18 @@ class Stage:
             case QuorumFormed():
                 self.check_formed(effect)
                 for call in effect.calls:
-                    self.answer(call, Handed(call, effect.quorum, effect.stands))
-            case QuorumHandedAgain(quorum, call):
-                self.answer(call, Handed(call, quorum, True))
+                    self.answer(call, JoinAccepted(call, effect.quorum, effect.stands))
+            case QuorumResent(quorum, call):
+                self.answer(call, JoinAccepted(call, quorum, True))
             case JoinRefused(call, error):
-                self.answer(call, Refused(call, error))
+                self.answer(call, JoinRejected(call, error))
             case Ordered(order, sessions):
                 self.check_order(order)
                 for session in sessions:
                     assert session in self.open
                     self.send(session, order)
-            case Echoed(session, number, order):
-                self.send(session, Echo(number, 1.0, order))
+            case HeartbeatAnswered(session, number, order):
+                self.send(session, HeartbeatAck(number, 1.0, order))
             case Welcomed(session, welcome):
                 self.send(session, welcome)
             case SessionRefused(session, error):
@@ -155,14 +162,14 @@ class Stage:
             for p in quorum.participants
         )
 
-    def check_order(self, order: Order) -> None:
-        if order.phase is not Phase.RESUMED:
+    def check_order(self, order: QuorumOrder) -> None:
+        if order.phase is not QuorumPhase.RESUMED:
             return
         for p in self.formed[order.quorum_id].participants:
             manager = self.managers[p.replica_id]
             if manager.quorum is not None and manager.quorum.quorum_id == order.quorum_id:
                 assert manager.granted <= order.upto, "left behind in a collective"
-                assert manager.mode is not HoldMode.JOINING or manager.granted == order.upto, "left out of a step"
+                assert manager.mode is not HoldState.JOINING or manager.granted == order.upto, "left out of a step"
 
     # -- what happens
 
@@ -240,7 +247,7 @@ class Stage:
         holding = {(m.quorum.quorum_id, m.mode) if m.quorum else None for m in self.managers.values()}
         assert len(holding) == 1
         if config.stands:
-            assert holding == {(max(self.formed), HoldMode.STANDING)}
+            assert holding == {(max(self.formed), HoldState.STANDING)}
             assert [p.replica_id for p in self.formed[max(self.formed)].participants] == list(NAMES)
         self.wait(3, NAMES, every=0.4)
         assert all(m.step > before for m, before in zip(self.managers.values(), steps, strict=True))

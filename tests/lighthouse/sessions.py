@@ -5,21 +5,30 @@ from dataclasses import dataclass, replace
 
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import (
-    BeatReceived,
-    Echoed,
+    HeartbeatAnswered,
     Joined,
     Left,
     Ordered,
     QuorumFormed,
     SessionEnded,
+    SessionHeartbeatReceived,
     SessionOpened,
     SessionRefused,
     Welcomed,
 )
 from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import Beat, Held, Hello, HoldMode, Levels, Order, Phase, Welcome
+from lighthouse_protocol.messages.session import (
+    GroupReport,
+    Heartbeat,
+    HeldQuorum,
+    Hello,
+    HoldState,
+    QuorumOrder,
+    QuorumPhase,
+    Welcome,
+)
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.builders import FAR, AnswersOnly, group, ticked
 
@@ -29,16 +38,16 @@ def native(replica_id: str, step: int = 0, incarnation: str = "i1", **fields: ob
     return group(replica_id, step, incarnation, **({"watched": True} | fields))
 
 
-def held(quorum_id: int, mode: str = "standing", granted: int = 0) -> Held:
-    return Held(quorum_id, HoldMode(mode), granted)
+def held(quorum_id: int, mode: str = "standing", granted: int = 0) -> HeldQuorum:
+    return HeldQuorum(quorum_id, HoldState(mode), granted)
 
 
 def opened(session: int, who: Participant | str, **levels: object) -> SessionOpened:
-    return SessionOpened(session, Hello(native(who) if isinstance(who, str) else who, Levels(**levels)))
+    return SessionOpened(session, Hello(native(who) if isinstance(who, str) else who, GroupReport(**levels)))
 
 
-def pulse(session: int, number: int = 1, **levels: object) -> BeatReceived:
-    return BeatReceived(session, Beat(number, Levels(**levels)))
+def pulse(session: int, number: int = 1, **levels: object) -> SessionHeartbeatReceived:
+    return SessionHeartbeatReceived(session, Heartbeat(number, GroupReport(**levels)))
 
 
 def asks(call: int, session: int | None, who: Participant | str, **fields: object) -> Joined:
@@ -55,12 +64,12 @@ def left(session: int) -> Left:
     return Left(session)
 
 
-def welcomed(session: int, order: Order | None = None, beat_s: float = 1.0, lease_s: float = 5.0) -> Welcomed:
+def welcomed(session: int, order: QuorumOrder | None = None, beat_s: float = 1.0, lease_s: float = 5.0) -> Welcomed:
     return Welcomed(session, Welcome(beat_s, lease_s, order))
 
 
-def echoed(session: int, number: int = 1, order: Order | None = None) -> Echoed:
-    return Echoed(session, number, order)
+def echoed(session: int, number: int = 1, order: QuorumOrder | None = None) -> HeartbeatAnswered:
+    return HeartbeatAnswered(session, number, order)
 
 
 def stands(quorum_id: int, calls: tuple[int, ...], *participants: Participant) -> QuorumFormed:
@@ -71,7 +80,7 @@ def stands(quorum_id: int, calls: tuple[int, ...], *participants: Participant) -
 class Told:
     """Equal to an Ordered of that phase, to those sessions in any order, whose reason has all `words`."""
 
-    phase: Phase
+    phase: QuorumPhase
     sessions: frozenset[int]
     quorum_id: int
     upto: int
@@ -87,7 +96,7 @@ class Told:
 
 
 def told(phase: str, sessions: tuple[int, ...], *words: str, quorum_id: int = 1, upto: int = 0) -> Told:
-    return Told(Phase(phase), frozenset(sessions), quorum_id, upto, words)
+    return Told(QuorumPhase(phase), frozenset(sessions), quorum_id, upto, words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +133,7 @@ def standing(names: str = "ab", now: float = 0.0, **config: object) -> QuorumMac
     machine = connected(names, now, **config)
     for number, name in enumerate(names, start=1):
         machine.handle(asks(number, number, name), now)
-    assert machine.standing.phase is Phase.STANDING
+    assert machine.standing.phase is QuorumPhase.STANDING
     return machine
 
 
@@ -141,16 +150,16 @@ def resumed(names: str = "ab", upto: int = 4, now: float = 0.0, **config: object
     machine = recalled(names, now, **config)
     for session in range(len(names), 0, -1):
         machine.handle(pulse(session, held=held(1, "frozen", upto if session == len(names) else upto - 1)), now)
-    assert (machine.standing.phase, machine.standing.upto) == (Phase.RESUMED, upto)
+    assert (machine.standing.phase, machine.standing.upto) == (QuorumPhase.RESUMED, upto)
     return machine
 
 
-def record_of(machine: QuorumMachine) -> Record:
+def record_of(machine: QuorumMachine) -> QuorumRecord:
     """What was written down of the standing quorum."""
     return machine._record(stands=True)
 
 
-def restarted(record: Record | None, until: float = 5.0, **config: object) -> QuorumMachine:
+def restarted(record: QuorumRecord | None, until: float = 5.0, **config: object) -> QuorumMachine:
     """Another lighthouse that has read `record`, at 0."""
     return AnswersOnly(QuorumConfig(**config), record=record, holders_until=until)
 
@@ -167,4 +176,4 @@ def pulsing(
         until = min(now + every, stop)
         effects += ticked(machine, now, until)
         now = until
-    return [effect for effect in effects if not isinstance(effect, Echoed)]
+    return [effect for effect in effects if not isinstance(effect, HeartbeatAnswered)]

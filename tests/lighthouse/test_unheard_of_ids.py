@@ -14,8 +14,8 @@ from lighthouse.quorum.rules.numbering import AHEAD_MS
 from lighthouse.runs.rules.events import GenerationFormed, RankJoined, RankRefused
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse_protocol.limits import MAX_COUNT, MAX_LEARNED_GENERATION, MAX_QUORUM_ID
-from lighthouse_protocol.messages.run import Entry, RankId, Terms
-from lighthouse_protocol.messages.session import Held, HoldMode
+from lighthouse_protocol.messages.run import RankHello, RankId, Terms
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState
 from lighthouse_protocol.refusals import InvalidRequest
 from tests.lighthouse.builders import AnswersOnly
 from tests.lighthouse.lives import FIRST_WALL_MS, JOB, Life, Manager, beat_for, formed
@@ -39,7 +39,7 @@ def test_one_message_disables_no_job(loop: VirtualLoop, tmp_path: Path, what: st
     a, b = formed(life, "ab")
     evil = Manager("evil", step=1)
     evil.seen, evil.tag = (quorum_id if what == "seen" else 0), (quorum_id if what == "tag" else 0)
-    evil.held = Held(quorum_id, HoldMode.STANDING, 0) if what == "held" else None
+    evil.held = HeldQuorum(quorum_id, HoldState.STANDING, 0) if what == "held" else None
     evil.connect(life)
     if evil.ended is None:
         evil.join()
@@ -97,12 +97,12 @@ def test_whatever_members_say_the_next_id_is_valid(seen_ids: list[int], first_id
 def test_a_generation_that_a_run_cannot_have_come_to_is_refused(field: str) -> None:
     machine = RunMachine()
     terms = Terms(world_size=1)
-    evil = Entry(RankId(0, "evil"), terms, is_ready=True)
+    evil = RankHello(RankId(0, "evil"), terms, is_ready=True)
     evil = replace(evil, **{field: MAX_LEARNED_GENERATION + 1})
     [refused] = machine.handle(RankJoined(evil, 1), 0)
     assert isinstance(refused, RankRefused)
     assert str(refused.error).startswith(f"{field}: is {MAX_LEARNED_GENERATION + 1}; this run is at generation -1")
-    effects = machine.handle(RankJoined(Entry(RankId(0, "i1"), terms, is_ready=True), 2), 1)
+    effects = machine.handle(RankJoined(RankHello(RankId(0, "i1"), terms, is_ready=True), 2), 1)
     [formed_] = [effect for effect in effects if isinstance(effect, GenerationFormed)]
     assert formed_.generation.number == 0
 
@@ -112,7 +112,7 @@ def test_after_the_highest_that_is_learned_a_run_goes_on_for_long() -> None:
     terms = Terms(world_size=1, stride=65536)
     number = MAX_LEARNED_GENERATION
     for life in range(5):
-        rank = Entry(RankId(0, f"i{life}"), terms, attempt=life, is_ready=True, seen=number)
+        rank = RankHello(RankId(0, f"i{life}"), terms, attempt=life, is_ready=True, seen=number)
         effects = machine.handle(RankJoined(rank, life), float(life))
         [formed_] = [effect for effect in effects if isinstance(effect, GenerationFormed)]
         assert number < formed_.generation.number <= number + 65536 < MAX_COUNT

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from lighthouse_protocol.limits import JOB_METADATA_KEY, RUN_METADATA_KEY
 from lighthouse_protocol.messages.run import Counters, Done, KeyKind, Stop, Terms
-from lighthouse_protocol.messages.run import Entry as RankEntry
+from lighthouse_protocol.messages.run import RankHello as RankEntry
 from lighthouse_protocol.messages.run_status import RunStatus
-from lighthouse_protocol.messages.supervisor import SupervisorEntry, SupervisorWelcome
+from lighthouse_protocol.messages.supervisor import SupervisorHello, SupervisorWelcome
 from lighthouse_protocol.pb.extensions import generation_pb2 as pb
 from lighthouse_protocol.refusals import Superseded, WrongState
 from lighthouse_protocol.wire.generation_wire import rank_request_from_wire, rank_response_to_wire
@@ -52,7 +52,7 @@ class RunServer:
         async for request in requests:
             message = supervisor_request_from_wire(request)
             self.heard.append(message)
-            if isinstance(message, SupervisorEntry):
+            if isinstance(message, SupervisorHello):
                 sender.send(supervisor_response_to_wire(SupervisorWelcome(2.5)))
                 sender.send(supervisor_response_to_wire(Stop(_named(call), "", 0)))
             else:

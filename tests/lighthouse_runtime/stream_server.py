@@ -7,10 +7,10 @@ import uvloop
 
 from lighthouse_protocol.messages.membership import Assignment, Vote
 from lighthouse_protocol.messages.session import (
-    Beat,
     Counted,
-    Echo,
     Goodbye,
+    Heartbeat,
+    HeartbeatAck,
     Hello,
     Leave,
     Revoked,
@@ -74,8 +74,8 @@ class StreamServer:
         match message:
             case Hello():
                 send(WELCOME)
-            case Beat(number):
-                send(Echo(number, 1.0))
+            case Heartbeat(number):
+                send(HeartbeatAck(number, 1.0))
             case Leave("refuse"):
                 send(Goodbye("first"))
                 raise Superseded("a newer session has taken its place")

@@ -3,7 +3,8 @@
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.refusals import LighthouseError
 from manager.group.rules.commit import VoteRefused
-from manager.group.rules.gather import Ask, GatherMachine, RankRefused
+from manager.group.rules.gather import GatherMachine, RankRefused
+from manager.group.rules.request import QuorumRequest
 from tests.refusals import Refused
 
 
@@ -15,10 +16,10 @@ def quorum(*members: Participant, quorum_id: int = 1) -> Quorum:
     return Quorum(quorum_id, members)
 
 
-def ask(call: int, group_rank: int, step: int = 0, deadline_at: float = 100.0, **fields: object) -> Ask:
+def ask(call: int, group_rank: int, step: int = 0, deadline_at: float = 100.0, **fields: object) -> QuorumRequest:
     """Of an Agent, unless `worker` is empty."""
     defaults = {"worker": f"w{group_rank}", "checkpoint_address": f"ckpt{group_rank}"}
-    return Ask(call, group_rank, step, deadline_at, **(defaults | fields))
+    return QuorumRequest(call, group_rank, step, deadline_at, **(defaults | fields))
 
 
 def gathered(size: int = 2, step: int = 0, name: str = "a", **fields: object) -> GatherMachine:

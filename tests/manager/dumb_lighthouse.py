@@ -4,17 +4,17 @@ from dataclasses import replace
 
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
-    Beat,
-    Echo,
     Goodbye,
-    Handed,
-    Held,
-    HoldMode,
+    Heartbeat,
+    HeartbeatAck,
+    HeldQuorum,
+    HoldState,
+    JoinAccepted,
+    JoinRejected,
     JoinRequest,
     Leave,
-    Order,
-    Phase,
-    Refused,
+    QuorumOrder,
+    QuorumPhase,
     ToLighthouse,
     ToManager,
     WithdrawRequest,
@@ -28,12 +28,12 @@ class DumbLighthouse:
 
     def __init__(self) -> None:
         self.quorum_id = 0
-        self.phase = Phase.NONE
+        self.phase = QuorumPhase.NONE
         self.upto = 0
         self.join: JoinRequest | None = None
         self.drains = False
         self.has_left = False  # the group has left that quorum
-        self._beats: list[tuple[int, Held | None]] = []
+        self._beats: list[tuple[int, HeldQuorum | None]] = []
         self._frozen_at: int | None = None
         self._stood: set[int] = set()
         self._left = False
@@ -45,7 +45,7 @@ class DumbLighthouse:
 
     def hear(self, message: ToLighthouse) -> None:
         match message:
-            case Beat(number, levels):
+            case Heartbeat(number, levels):
                 self._beats.append((number, levels.held))
                 self.drains = levels.drains
                 if levels.held is not None and levels.held.quorum_id == self.quorum_id:
@@ -61,12 +61,12 @@ class DumbLighthouse:
             case _:
                 pass
 
-    def _note(self, held: Held) -> None:
-        if held.mode is HoldMode.FROZEN and self.phase is Phase.RECALLED:
+    def _note(self, held: HeldQuorum) -> None:
+        if held.mode is HoldState.FROZEN and self.phase is QuorumPhase.RECALLED:
             self._frozen_at = held.granted
-        self.has_left = held.mode is HoldMode.LEAVING
-        if held.mode is HoldMode.REVOKED and self.phase is not Phase.NONE:
-            self.phase = Phase.REVOKED
+        self.has_left = held.mode is HoldState.LEAVING
+        if held.mode is HoldState.REVOKED and self.phase is not QuorumPhase.NONE:
+            self.phase = QuorumPhase.REVOKED
 
     def lost_connection(self) -> None:
         self.join, self._beats = None, []
@@ -75,33 +75,33 @@ class DumbLighthouse:
 
     def echoes(self) -> list[ToManager]:
         beats, self._beats = self._beats, []
-        return [Echo(number, 1.0, self._order_for(held)) for number, held in beats]
+        return [HeartbeatAck(number, 1.0, self._order_for(held)) for number, held in beats]
 
-    def _order_for(self, held: Held | None) -> Order | None:
+    def _order_for(self, held: HeldQuorum | None) -> QuorumOrder | None:
         if held is None:
             return None
-        return self._order() if held.quorum_id == self.quorum_id else Order(held.quorum_id, Phase.REVOKED)
+        return self._order() if held.quorum_id == self.quorum_id else QuorumOrder(held.quorum_id, QuorumPhase.REVOKED)
 
-    def _order(self) -> Order:
-        return Order(self.quorum_id, self.phase, self.upto)
+    def _order(self) -> QuorumOrder:
+        return QuorumOrder(self.quorum_id, self.phase, self.upto)
 
     def recall(self) -> list[ToManager]:
-        if self.phase is not Phase.STANDING:
+        if self.phase is not QuorumPhase.STANDING:
             return []
-        self.phase, self._frozen_at = Phase.RECALLED, None
+        self.phase, self._frozen_at = QuorumPhase.RECALLED, None
         return [self._order()]
 
     def resume(self, more: int) -> list[ToManager]:
         """Another member may have granted `more` steps."""
-        if self.phase is not Phase.RECALLED or self._frozen_at is None:
+        if self.phase is not QuorumPhase.RECALLED or self._frozen_at is None:
             return []
-        self.phase, self.upto = Phase.RESUMED, self._frozen_at + more
+        self.phase, self.upto = QuorumPhase.RESUMED, self._frozen_at + more
         return [self._order()]
 
     def revoke(self) -> list[ToManager]:
-        if self.phase in (Phase.NONE, Phase.REVOKED):
+        if self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return []
-        self.phase = Phase.REVOKED
+        self.phase = QuorumPhase.REVOKED
         return [self._order()]
 
     def hand(self, *, stands: bool, is_behind: bool) -> list[ToManager]:
@@ -111,14 +111,14 @@ class DumbLighthouse:
         join, self.join = self.join, None
         me = join.participant
         if self.drains:
-            return [Refused(join.number, Drained(f"{me.replica_id} drains"))]
+            return [JoinRejected(join.number, Drained(f"{me.replica_id} drains"))]
         ahead = me.step + (is_behind or me.ranks_disagree)
-        messages = [] if self.phase is Phase.RESUMED else self.revoke()
+        messages = [] if self.phase is QuorumPhase.RESUMED else self.revoke()
         self.quorum_id += 1
-        self.phase, self.upto = (Phase.STANDING if stands and me.watched else Phase.NONE), 0
-        self._stood |= {self.quorum_id} if self.phase is Phase.STANDING else set()
+        self.phase, self.upto = (QuorumPhase.STANDING if stands and me.watched else QuorumPhase.NONE), 0
+        self._stood |= {self.quorum_id} if self.phase is QuorumPhase.STANDING else set()
         quorum = Quorum(self.quorum_id, (_shown(me), _shown(member("b", ahead, tag_quorum_id=me.tag_quorum_id))))
-        return [*messages, Handed(join.number, quorum, self.phase is Phase.STANDING)]
+        return [*messages, JoinAccepted(join.number, quorum, self.phase is QuorumPhase.STANDING)]
 
     def dismiss(self) -> list[ToManager]:
         return [Goodbye("the group has left")] if self._left else []

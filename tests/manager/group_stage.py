@@ -5,15 +5,15 @@ Nothing here shares a rule with manager/: leases, grants and decisions are count
 
 from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.messages.session import (
-    Beat,
-    Echo,
+    GroupReport,
+    Heartbeat,
+    HeartbeatAck,
     Hello,
-    HoldMode,
+    HoldState,
     JoinRequest,
     Leave,
-    Levels,
-    Order,
-    Phase,
+    QuorumOrder,
+    QuorumPhase,
     RankGone,
     Released,
     ToLighthouse,
@@ -46,7 +46,7 @@ from manager.group.rules.events import (
 )
 from manager.group.rules.machine import GroupMachine
 from manager.group.rules.rank_presence import RETURNS_WITHIN_S
-from manager.group.rules.request import Ask
+from manager.group.rules.request import QuorumRequest
 from tests.manager.dumb_lighthouse import DumbLighthouse
 from tests.manager.dumb_rank import Call, Lease, Rank
 
@@ -68,7 +68,7 @@ class Stage:
         self.queue: list[ToManager] = []
         self.calls: dict[int, Call] = {}
         self.bound: set[int] = set()  # calls of yes votes that are over, and count
-        self.told: Levels | None = None
+        self.told: GroupReport | None = None
         self.stopped: dict[int, int] = {}  # quorum_id -> the highest step that may be granted under it
         self.answers: dict[tuple[int, int], Assignment] = {}
         self.yes: dict[tuple[int, int], set[int]] = {}
@@ -87,8 +87,8 @@ class Stage:
         before = self.machine.held
         effects = list(self.machine.handle(event, self.now))
         after = self.machine.held
-        if before is not None and after is not None and self.machine.ranks.grants.mode is HoldMode.REVOKED:
-            was_over = before.mode in (HoldMode.REVOKED, HoldMode.JOINING, HoldMode.LEAVING)
+        if before is not None and after is not None and self.machine.ranks.grants.mode is HoldState.REVOKED:
+            was_over = before.mode in (HoldState.REVOKED, HoldState.JOINING, HoldState.LEAVING)
             assert was_over or any(isinstance(effect, Pushed) for effect in effects), "its ranks are not told"
         self.perform(effects)
 
@@ -105,8 +105,10 @@ class Stage:
         due = self.machine.deadline()
         assert due is None or due > self.now
         held = self.machine.held
-        assert held is None or held.mode not in (HoldMode.REVOKED, HoldMode.JOINING) or not self.machine.ranks._waiting
-        is_leaving = held is not None and held.mode is HoldMode.LEAVING
+        assert (
+            held is None or held.mode not in (HoldState.REVOKED, HoldState.JOINING) or not self.machine.ranks._waiting
+        )
+        is_leaving = held is not None and held.mode is HoldState.LEAVING
         is_down = is_leaving or any(rank.watch is None for rank in self.ranks)
         assert not self.watched or bool(self.machine.ranks.down) == is_down
         assert is_leaving or all(self.leaving.values()), "a rank that leaves is not released"
@@ -115,11 +117,11 @@ class Stage:
         if self.is_open and not self.machine._has_left:  # it may have left while it had nobody to tell
             self.check_told(self.machine.levels)
 
-    def check_told(self, levels: Levels) -> None:
+    def check_told(self, levels: GroupReport) -> None:
         """What the lighthouse waits for is told at once."""
         assert self.told is not None
         assert (self.told.drains, self.told.down) == (levels.drains, levels.down)
-        if levels.held is not None and levels.held.mode in (HoldMode.FROZEN, HoldMode.LEAVING, HoldMode.REVOKED):
+        if levels.held is not None and levels.held.mode in (HoldState.FROZEN, HoldState.LEAVING, HoldState.REVOKED):
             assert self.told.held == levels.held
 
     def wait(self, seconds: float) -> None:
@@ -168,7 +170,7 @@ class Stage:
         rank.call = number
         self.calls[number] = Call(rank, self.now + time_left_s)
         self.feed(
-            Ask(
+            QuorumRequest(
                 call=number,
                 group_rank=rank.number,
                 step=rank.step,
@@ -292,12 +294,12 @@ class Stage:
 
     def said(self, message: ToLighthouse) -> None:
         assert self.is_open
-        if isinstance(message, Hello | Beat):
+        if isinstance(message, Hello | Heartbeat):
             self.told = message.levels
         match message:
-            case Beat(number, levels):
+            case Heartbeat(number, levels):
                 self.lease.sent_at[number] = self.now
-                if levels.held is not None and levels.held.mode in (HoldMode.FROZEN, HoldMode.LEAVING):
+                if levels.held is not None and levels.held.mode in (HoldState.FROZEN, HoldState.LEAVING):
                     self.stop(levels.held.quorum_id, levels.held.granted)
             case JoinRequest():
                 if self.machine.held is not None:
@@ -376,12 +378,12 @@ class Stage:
         if not self.is_open or not self.queue:
             return
         message = self.queue.pop(0)
-        if isinstance(message, Echo):
+        if isinstance(message, HeartbeatAck):
             self.lease.echoed(message.number)
-        order = message if isinstance(message, Order) else getattr(message, "order", None)
-        if order is not None and order.phase is Phase.RESUMED and self.stopped.get(order.quorum_id, 0) >= 0:
+        order = message if isinstance(message, QuorumOrder) else getattr(message, "order", None)
+        if order is not None and order.phase is QuorumPhase.RESUMED and self.stopped.get(order.quorum_id, 0) >= 0:
             self.stopped[order.quorum_id] = order.upto
-        if order is not None and order.phase is Phase.REVOKED:
+        if order is not None and order.phase is QuorumPhase.REVOKED:
             self.stop(order.quorum_id, -1)
         self.feed(Received(message))
 

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
 from lighthouse_protocol.messages.session import (
-    Beat,
-    Echo,
-    Handed,
-    Held,
-    HoldMode,
+    GroupReport,
+    Heartbeat,
+    HeartbeatAck,
+    HeldQuorum,
+    HoldState,
+    JoinAccepted,
     JoinRequest,
-    Levels,
-    Order,
-    Phase,
+    QuorumOrder,
+    QuorumPhase,
     Revoked,
     ToManager,
     Welcome,
@@ -55,34 +55,38 @@ def vote(call: int, rank: int, step: int, yes: bool = True, quorum_id: int | Non
     return VoteCast(Voted(call, rank, step, yes, quorum_id), wants)
 
 
-def order(phase: str, upto: int = 0, quorum_id: int = 1, reason: str = "") -> Order:
-    return Order(quorum_id, Phase(phase), upto, reason)
+def order(phase: str, upto: int = 0, quorum_id: int = 1, reason: str = "") -> QuorumOrder:
+    return QuorumOrder(quorum_id, QuorumPhase(phase), upto, reason)
 
 
 def told(message: ToManager) -> Received:
     return Received(message)
 
 
-def echo(number: int, order: Order | None = None) -> Received:
-    return Received(Echo(number, 1.0, order))
+def echo(number: int, order: QuorumOrder | None = None) -> Received:
+    return Received(HeartbeatAck(number, 1.0, order))
 
 
 def handed(join: int, quorum: Quorum, stands: bool = True) -> Received:
-    return Received(Handed(join, quorum, stands))
+    return Received(JoinAccepted(join, quorum, stands))
 
 
 def formed(quorum_id: int = 1, step: int = 0, names: str = "ab", **fields: object) -> Quorum:
     return Quorum(quorum_id, tuple(member(name, step, tag_quorum_id=0, **fields) for name in names))
 
 
-def held(mode: str = "standing", granted: int = 0, quorum_id: int = 1) -> Held:
-    return Held(quorum_id, HoldMode(mode), granted)
+def held(mode: str = "standing", granted: int = 0, quorum_id: int = 1) -> HeldQuorum:
+    return HeldQuorum(quorum_id, HoldState(mode), granted)
 
 
 def beat(
-    number: int, levels_held: Held | None = None, drains: bool = False, down: str = "", missing: Iterable[int] = ()
+    number: int,
+    levels_held: HeldQuorum | None = None,
+    drains: bool = False,
+    down: str = "",
+    missing: Iterable[int] = (),
 ) -> Sent:
-    return Sent(Beat(number, Levels(levels_held, drains, down, frozenset(missing))))
+    return Sent(Heartbeat(number, GroupReport(levels_held, drains, down, frozenset(missing))))
 
 
 def revoked(reason: str, *watches: int, quorum_id: int = 1) -> Pushed:
@@ -137,7 +141,7 @@ def committed(machine: GroupMachine, step: int, now: float, first_call: int = 50
 def said(machine: GroupMachine, event: Event, now: float) -> list[Effect]:
     """What follows, but for the beats and the news of whether they are answered."""
     effects = [e for e in machine.handle(event, now) if not isinstance(e, SessionSilent | SessionHeard)]
-    return [effect for effect in effects if not (isinstance(effect, Sent) and isinstance(effect.message, Beat))]
+    return [effect for effect in effects if not (isinstance(effect, Sent) and isinstance(effect.message, Heartbeat))]
 
 
 @dataclass(frozen=True, eq=False)

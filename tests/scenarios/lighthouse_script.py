@@ -16,7 +16,7 @@ from lighthouse.quorum.rules.events import Effect, Event, JoinRefused, QuorumFor
 from lighthouse.quorum.rules.status import explain
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import HoldMode
+from lighthouse_protocol.messages.session import HoldState
 from tests.lighthouse.builders import FAR, AnswersOnly, beat, group, join
 
 NAMES_SHOWN = 8
@@ -118,7 +118,7 @@ FLAGS = {
     "ranks_disagree": {"ranks_disagree": True},
     "loopback": LOOPBACK,
     "drains": {"drains": True},
-    **{mode.value: {"mode": mode} for mode in HoldMode},
+    **{mode.value: {"mode": mode} for mode in HoldState},
 }
 
 

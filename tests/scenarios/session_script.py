@@ -17,16 +17,16 @@ from lighthouse.quorum.rules.events import (
     Left,
     Ordered,
     QuorumFormed,
-    QuorumHandedAgain,
+    QuorumResent,
     SessionEnded,
     SessionOpened,
     SessionRefused,
     WasLate,
     Welcomed,
 )
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import Held, Hello, HoldMode, Levels, Order
+from lighthouse_protocol.messages.session import GroupReport, HeldQuorum, Hello, HoldState, QuorumOrder
 from tests.lighthouse.builders import FAR, AnswersOnly
 from tests.lighthouse.sessions import native, pulse
 from tests.scenarios.lighthouse_script import LighthouseScript
@@ -38,7 +38,7 @@ FIRST_ID_WITHOUT_JOURNAL = 1000
 class _Manager:
     session: int
     incarnation: str
-    levels: Levels
+    levels: GroupReport
     seen: int = 0
     beats: int = 0
 
@@ -48,12 +48,12 @@ class SessionScript(LighthouseScript):
         super().__init__()
         self._managers: dict[str, _Manager] = {}
         self._by_session: dict[int, str] = {}
-        self._record: Record | None = None
+        self._record: QuorumRecord | None = None
 
     def _open(self, names: list[str], options: dict[str, object]) -> None:
         for name in names:
             incarnation = str(options.get("incarnation", "i1"))
-            levels = _levels(Levels(), options)
+            levels = _levels(GroupReport(), options)
             seen = levels.held.quorum_id if levels.held else 0
             manager = self._managers[name] = _Manager(len(self._by_session) + 1, incarnation, levels, seen)
             self._by_session[manager.session] = name
@@ -115,7 +115,7 @@ class SessionScript(LighthouseScript):
                 case QuorumFormed(quorum, calls, _, stands, record):
                     self._record = record or self._record
                     self._hand(quorum, calls, stands)
-                case QuorumHandedAgain(quorum, call):
+                case QuorumResent(quorum, call):
                     self._tell(f"{self._names[call]} is handed {quorum.quorum_id} again")
                     self._hand(quorum, (call,), True)
                 case Ordered(order, sessions):
@@ -133,7 +133,7 @@ class SessionScript(LighthouseScript):
         for call in calls:
             manager = self._managers.get(self._names[call])
             if manager is not None:
-                held = Held(quorum.quorum_id, HoldMode.STANDING, step) if stands else None
+                held = HeldQuorum(quorum.quorum_id, HoldState.STANDING, step) if stands else None
                 manager.seen, manager.levels = quorum.quorum_id, replace(manager.levels, held=held)
 
     def _tell(self, text: str) -> None:
@@ -143,22 +143,22 @@ class SessionScript(LighthouseScript):
         return " ".join(self._by_session[session] for session in sessions) or "nobody"
 
 
-def _levels(before: Levels, options: dict[str, object]) -> Levels:
+def _levels(before: GroupReport, options: dict[str, object]) -> GroupReport:
     """`before`, but for what is said now."""
     held = before.held
     if "holds" in options:
-        held = Held(int(str(options["holds"])), HoldMode.STANDING, 0)
+        held = HeldQuorum(int(str(options["holds"])), HoldState.STANDING, 0)
     if held is not None:
-        mode = HoldMode(options.get("mode", held.mode))
-        held = Held(held.quorum_id, mode, int(str(options.get("granted", held.granted))))
-    return Levels(held, bool(options.get("drains", before.drains)), str(options.get("down", before.down)))
+        mode = HoldState(options.get("mode", held.mode))
+        held = HeldQuorum(held.quorum_id, mode, int(str(options.get("granted", held.granted))))
+    return GroupReport(held, bool(options.get("drains", before.drains)), str(options.get("down", before.down)))
 
 
-def _fields(levels: Levels) -> dict[str, object]:
+def _fields(levels: GroupReport) -> dict[str, object]:
     return {"held": levels.held, "drains": levels.drains, "down": levels.down}
 
 
-def _shown(order: Order) -> str:
+def _shown(order: QuorumOrder) -> str:
     upto = f" up to {order.upto}" if order.upto else ""
     reason = f" ({order.reason})" if order.reason else ""
     return f"{order.quorum_id} {order.phase}{upto}{reason}"

@@ -8,7 +8,7 @@ whole run: promises.py.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse_protocol.messages.membership import Assignment, Quorum, Tag
 from tests.simulation.world import Violation, World
 
@@ -46,7 +46,7 @@ class Checkers:
             raise Violation(f"S1 quorum {quorum.quorum_id} stands, and is formed once more")
         self._name(quorum)
 
-    def told(self, quorum: Quorum, record: Record | None) -> None:
+    def told(self, quorum: Quorum, record: QuorumRecord | None) -> None:
         """Somebody is about to be told; `record` is what the journal says then."""
         written = record.quorum if record else None
         self._name(quorum)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent_client.healing.rules.catch_up import CatchUpMachine, Kept, Lead, Transfer, Turn
+from agent_client.healing.rules.catch_up import CatchUpMachine, CatchUpPlan, PendingStep, Transfer, Turn
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Follower:
         begins = Tag(assignment.max_step, assignment.tag_quorum_id)
         source = assignment.replica_ids[assignment.heal_from_rank] if assignment.heal_from_rank is not None else ""
         turn = catch_up.answered(
-            Lead(begins, assignment.catches_up, assignment.heals, assignment.replica_ids), held, source
+            CatchUpPlan(begins, assignment.catches_up, assignment.heals, assignment.replica_ids), held, source
         )
         if turn is Turn.FETCH or catch_up.transfer is not Transfer.UNDER_WAY:
             self._transfers += 1
@@ -62,7 +62,7 @@ class Follower:
         rank, catch_up = self._rank, self.catch_up
         tag = Tag(*rank.machine.tag)
         is_full = rank.happens("no room for a step", FULL_SHARE if rank.plan.breaks else 0.0)
-        catch_up.committed(Kept(tag, 1, step) if catch_up.keeps and not is_full else None, tag)
+        catch_up.committed(PendingStep(tag, 1, step) if catch_up.keeps and not is_full else None, tag)
         if catch_up.transfer is Transfer.ARRIVED:
             return self._install()
         for kept in catch_up.due():

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from lighthouse.members.rules.events import MemberEffect
 from lighthouse.quorum.rules.events import (
-    BeatReceived,
-    Echoed,
     Effect,
     Event,
+    HeartbeatAnswered,
     HeartbeatReceived,
     Joined,
     JoinRefused,
@@ -21,8 +20,9 @@ from lighthouse.quorum.rules.events import (
     NewcomersChanged,
     Ordered,
     QuorumFormed,
-    QuorumHandedAgain,
+    QuorumResent,
     SessionEnded,
+    SessionHeartbeatReceived,
     SessionOpened,
     SessionRefused,
     WasLate,
@@ -30,17 +30,17 @@ from lighthouse.quorum.rules.events import (
     Withdrawn,
 )
 from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import (
-    Beat,
-    Echo,
     Goodbye,
-    Handed,
+    Heartbeat,
+    HeartbeatAck,
     Hello,
+    JoinAccepted,
+    JoinRejected,
     JoinRequest,
     Leave,
-    Refused,
     ToLighthouse,
     WithdrawRequest,
 )
@@ -145,8 +145,8 @@ class LighthouseProcess(Process):
 
     def _receive_by(self, session: int, end: End, message: ToLighthouse) -> None:
         match message:
-            case Beat():
-                self.feed(BeatReceived(session, message))
+            case Heartbeat():
+                self.feed(SessionHeartbeatReceived(session, message))
             case JoinRequest(number, participant, time_left_s):
                 call = self._new_call(_Call(session, number, end), time_left_s)
                 self.feed(Joined(call, participant, self.clock() + time_left_s, session))
@@ -223,26 +223,26 @@ class LighthouseProcess(Process):
             match effect:
                 case QuorumFormed(quorum, calls, is_new, stands, record):
                     self._formed(quorum, calls, is_new=is_new, stands=stands, record=record)
-                case QuorumHandedAgain(quorum, call):
+                case QuorumResent(quorum, call):
                     self.say(f"hands quorum {quorum.quorum_id} again")
                     self._hand(call, quorum, stands=True)
                 case JoinRefused(call, error):
                     self._refuse(self.calls.pop(call, None), error)
                 case Welcomed(session, welcome):
                     self._send(session, welcome)
-                case Echoed(session, number, order):
-                    self._send(session, Echo(number, self.machine.attendance.beat_interval_s, order))
+                case HeartbeatAnswered(session, number, order):
+                    self._send(session, HeartbeatAck(number, self.machine.attendance.beat_interval_s, order))
                 case Ordered(order, sessions):
                     self.say(f"orders {order.phase} {order.quorum_id} {order.upto or ''} ({order.reason})")
                     for session in sessions:
                         self._may_die()
                         self._send(session, order)
                 case SessionRefused(session, error, reason):
-                    self._dismiss(session, Goodbye(reason) if error is None else Refused(0, error))
+                    self._dismiss(session, Goodbye(reason) if error is None else JoinRejected(0, error))
         self._timer.set(self.machine.deadline(now))
 
     def _formed(
-        self, quorum: Quorum, calls: tuple[int, ...], *, is_new: bool, stands: bool, record: Record | None
+        self, quorum: Quorum, calls: tuple[int, ...], *, is_new: bool, stands: bool, record: QuorumRecord | None
     ) -> None:
         self._fire_crash()
         if self.world.is_traced and is_new:
@@ -264,7 +264,7 @@ class LighthouseProcess(Process):
         if waiting.session is None:
             waiting.end.send(UnaryAnswer(waiting.number, quorum))
         else:
-            self._send(waiting.session, Handed(waiting.number, quorum, stands))
+            self._send(waiting.session, JoinAccepted(waiting.number, quorum, stands))
 
     def _refuse(self, call: _Call | None, error: LighthouseError) -> None:
         if call is None:
@@ -273,9 +273,9 @@ class LighthouseProcess(Process):
         if call.session is None:
             call.end.send(UnaryAnswer(call.number, error))
         else:
-            self._send(call.session, Refused(call.number, error))
+            self._send(call.session, JoinRejected(call.number, error))
 
-    def _dismiss(self, session: int, word: Goodbye | Refused) -> None:
+    def _dismiss(self, session: int, word: Goodbye | JoinRejected) -> None:
         end = self.sessions.pop(session, None)
         if end is None:
             return

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.record import QuorumRecord
 from tests.simulation.checkers import Checkers
 from tests.simulation.lighthouse_process import LighthouseProcess
 from tests.simulation.network import Network
@@ -14,7 +14,7 @@ FIRST_WALL_MS = 1_700_000_000_000
 
 @dataclass(slots=True)
 class Journal:
-    record: Record | None = None
+    record: QuorumRecord | None = None
 
 
 class Lighthouse:

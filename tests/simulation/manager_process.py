@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import Handed, Refused, Released, Revoked, Welcome
+from lighthouse_protocol.messages.session import JoinAccepted, JoinRejected, Released, Revoked, Welcome
 from lighthouse_protocol.refusals import DeadlinePassed
 from manager.group.rules import events
 from manager.group.rules.commit import Voted
 from manager.group.rules.machine import GroupMachine
-from manager.group.rules.request import Ask
+from manager.group.rules.request import QuorumRequest
 from tests.simulation.network import LOCAL_DELAY_S, End
 from tests.simulation.world import Died, Process, Timer
 
@@ -105,10 +105,10 @@ class ManagerProcess(Process):
             behind, self._left_behind = self._left_behind, []
             for older in behind:
                 older.close()
-        if isinstance(message, Handed):
+        if isinstance(message, JoinAccepted):
             self.handed = message.quorum
             self.site.checkers.handed(self, message.quorum)
-        if not isinstance(message, Refused):
+        if not isinstance(message, JoinRejected):
             self._backoff_s = FIRST_BACKOFF_S
         else:
             self.say(f"is refused: {message.error}")
@@ -140,7 +140,7 @@ class ManagerProcess(Process):
 
     def on_ask(self, rank: "Rank", token: int, time_left_s: float, fields: dict[str, Any]) -> None:
         call = self._new_call(rank, token, time_left_s)
-        self.feed(Ask(call=call, deadline_at=self.clock() + time_left_s, **fields))
+        self.feed(QuorumRequest(call=call, deadline_at=self.clock() + time_left_s, **fields))
 
     def on_vote(self, rank: "Rank", token: int, time_left_s: float, wants_next: bool, fields: dict[str, Any]) -> None:
         call = self._new_call(rank, token, time_left_s)

@@ -43,7 +43,7 @@ class Transfer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(Generic[T]):
+class PendingStep(Generic[T]):
     """A committed step that waits to be applied; `tag` is that of the state after it, `content` what is applied."""
 
     tag: Tag
@@ -52,7 +52,7 @@ class Kept(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class CatchUpPlan:
     """A quorum, as far as catching up goes: the state that it begins with, whether this group catches up in it,
     whether a source is dealt to it, and the names of its participants."""
 
@@ -79,7 +79,7 @@ class CatchUpMachine(Generic[T]):
     source: str = ""
     heals_plainly: bool = False
     _begins: Tag = field(default=Tag(0, None))
-    _kept: deque[Kept[T]] = field(default_factory=deque[Kept[T]])
+    _kept: deque[PendingStep[T]] = field(default_factory=deque[PendingStep[T]])
     _failures: int = 0
     _catches_up: bool = False
 
@@ -104,7 +104,7 @@ class CatchUpMachine(Generic[T]):
         return self._kept[-1].tag if self._kept else self._begins
 
     @property
-    def kept(self) -> Sequence[Kept[T]]:
+    def kept(self) -> Sequence[PendingStep[T]]:
         return tuple(self._kept)
 
     @property
@@ -114,7 +114,7 @@ class CatchUpMachine(Generic[T]):
 
     # -- what happens
 
-    def answered(self, lead: Lead, holds: Tag, source: str = "") -> Turn:
+    def answered(self, lead: CatchUpPlan, holds: Tag, source: str = "") -> Turn:
         """A quorum begins, or goes on. `holds` is the state that this rank works at, and holds if it does not follow;
         `source` the group that is dealt."""
         self._catches_up = lead.catches_up
@@ -131,7 +131,7 @@ class CatchUpMachine(Generic[T]):
             return self._start(lead, source)
         return self._return() if self.transfer is Transfer.DONE and not self._kept else Turn.GO_ON
 
-    def committed(self, kept: Kept[T] | None, tag: Tag) -> None:
+    def committed(self, kept: PendingStep[T] | None, tag: Tag) -> None:
         """The step under way; None: there was no room, or nothing to keep it for."""
         if kept is not None and self.has_source and len(self._kept) < MAX_KEPT_STEPS:
             self._kept.append(kept)
@@ -163,7 +163,7 @@ class CatchUpMachine(Generic[T]):
         self.held, self.transfer = self._begins, Transfer.DONE
         self._end_if_done()
 
-    def due(self) -> Sequence[Kept[T]]:
+    def due(self) -> Sequence[PendingStep[T]]:
         """What is to be applied in the step under way."""
         return tuple(islice(self._kept, APPLIED_AT_ONCE)) if self.transfer is Transfer.DONE else ()
 
@@ -181,7 +181,7 @@ class CatchUpMachine(Generic[T]):
         self._failures, self.heals_plainly = 0, False
         return Turn.RETURN if was_following else Turn.GO_ON
 
-    def _start(self, lead: Lead, source: str) -> Turn:
+    def _start(self, lead: CatchUpPlan, source: str) -> Turn:
         self._kept.clear()
         self._begins, self.source = lead.begins, source
         self.transfer = Transfer.UNDER_WAY if lead.deals_source else Transfer.FAILED

@@ -23,7 +23,7 @@ class Number(NamedTuple):
     inner: int
 
 
-class Numbers:
+class CollectiveIds:
     """For one thread at a time; `told` for any."""
 
     def __init__(self) -> None:

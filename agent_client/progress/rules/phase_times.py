@@ -21,7 +21,7 @@ WAITING = "(waiting)"
 """Under this name the time of all declared waits is added up."""
 
 
-class Done(NamedTuple):
+class ActivitySample(NamedTuple):
     """As it was read. `waits_for` others, or is `busy` with something of its own: at most one of the two is told."""
 
     collective: Collective | None
@@ -75,7 +75,7 @@ class _Visit(Generic[N]):
         return self.moved_at - self.since - self.nested_s
 
 
-class Visits(Generic[N]):
+class PhaseTimes(Generic[N]):
     """Marks come in the order in which they were made."""
 
     def __init__(self, root: N, now: float) -> None:
@@ -128,7 +128,7 @@ class Visits(Generic[N]):
 
     # -- read
 
-    def sample(self, own: Done, now: float) -> Sample:
+    def sample(self, own: ActivitySample, now: float) -> Sample:
         """What the Agent is busy with is where the rank is: the script waits for that, or does something beside it."""
         named = [visit for visit in self._open if not visit.of.is_wait]
         phases = [OpenPhase(visit.of.name, visit.done, visit.of.total, max(0.0, now - visit.since)) for visit in named]

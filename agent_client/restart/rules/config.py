@@ -11,9 +11,9 @@ class RankConfig:
     """Steps are told at most so often."""
     accept_timeout_s: float = 10.0
     lighthouse_timeout_s: float = 600.0
-    """Who runs nothing and does not reach the lighthouse for so long ends with an error."""
+    """A rank that runs nothing and does not reach the lighthouse for that long ends with an error."""
     duplicate_timeout_s: float = 45.0
-    """Who finds its slot taken tries for so long: a predecessor may be dead and not missed yet."""
+    """How long a rank that finds its slot taken tries: a predecessor may be dead and not missed yet."""
     interrupt_interval_s: float = 0.5
     hard_timeout_s: float = 90.0
     """What is interrupted and still runs is killed after that."""

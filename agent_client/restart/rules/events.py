@@ -2,20 +2,20 @@
 
 from dataclasses import dataclass
 
-from lighthouse_protocol.messages.run import Counters, Done, FromWorker, Stop, ToWorker
+from lighthouse_protocol.messages.run import Counters, Done, FromRunRank, Stop, ToRunRank
 from lighthouse_protocol.refusals import LighthouseError
 
 # -- events: of the stream. `session` is the number that Connect gave it; what an older one says is nothing any more.
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class MessageReceived:
     session: int
-    message: ToWorker
+    message: ToRunRank
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class StreamClosed:
     """The stream has ended, or could not be opened. `jitter`: drawn for this event, 0 to 1."""
 
     session: int
@@ -44,13 +44,13 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class StepDone:
     """Its function makes progress. `step` never falls within a process."""
 
     step: int
 
 
-RankEvent = Heard | Closed | Waiting | Raised | Returned | Stepped
+RankEvent = MessageReceived | StreamClosed | Waiting | Raised | Returned | StepDone
 
 # -- effects, to be performed in order
 
@@ -72,7 +72,7 @@ class Disconnect:
 @dataclass(frozen=True, slots=True)
 class Send:
     session: int
-    message: FromWorker
+    message: FromRunRank
 
 
 @dataclass(frozen=True, slots=True)

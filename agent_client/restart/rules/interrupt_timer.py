@@ -10,7 +10,7 @@ from agent_client.restart.rules.events import Interrupt, Kill
 
 
 @dataclass(slots=True)
-class Leaving:
+class InterruptTimer:
     interval_s: float
     hard_timeout_s: float
     _reason: str = ""

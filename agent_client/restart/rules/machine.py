@@ -6,8 +6,8 @@
                v  |                 |  Returned -> finished ---- Done -> the end; Over -> ready
               spare                 |  Waiting -> ready: it asks for the next generation by itself
 
-1. A rank runs only what it was told, and each number once. It never makes up a number: without a lighthouse, who runs
-   goes on, and who waits, waits.
+1. A rank runs only what it was told, and each number once. It never makes up a number: without a lighthouse, a
+   rank that runs goes on, and one that waits, waits.
 2. What is over is interrupted at once, again and again, and its process is killed when that does not help in time.
 3. What it holds (its last generation, ready, failed, finished) is repeated on each new stream: no message must arrive.
    A failure is held until the lighthouse has said that the generation is over.
@@ -19,21 +19,21 @@ from dataclasses import replace
 
 from agent_client.restart.rules import events
 from agent_client.restart.rules.config import RankConfig, RankPhase
-from agent_client.restart.rules.interrupt_timer import Leaving
-from agent_client.restart.rules.reconnect import LighthouseStream
+from agent_client.restart.rules.interrupt_timer import InterruptTimer
+from agent_client.restart.rules.reconnect import Reconnect
 from lighthouse_protocol.messages.run import (
     Done,
-    Entry,
     Failure,
     Finish,
-    FromWorker,
+    FromRunRank,
     Over,
+    RankHeartbeat,
+    RankHello,
     Ready,
     Refusal,
-    StepReport,
     Stop,
     Told,
-    ToWorker,
+    ToRunRank,
     Welcome,
 )
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
@@ -42,9 +42,9 @@ _WAITS = (RankPhase.READY, RankPhase.SPARE)
 
 
 class RankMachine:
-    """`entry`: who this process is, as it first comes. Time is the caller's monotonic clock and never goes back."""
+    """`entry`: this process, as it first comes. Time is the caller's monotonic clock and never goes back."""
 
-    def __init__(self, entry: Entry, config: RankConfig | None = None) -> None:
+    def __init__(self, entry: RankHello, config: RankConfig | None = None) -> None:
         self.config = config or RankConfig()
         self.phase = RankPhase.IDLE
         self.generation = entry.generation
@@ -52,8 +52,8 @@ class RankMachine:
         self.step = entry.step
         self.outcome: Done | Stop | LighthouseError | None = None
         self._entry = entry
-        self._stream = LighthouseStream(self.config.accept_timeout_s, self.config.duplicate_timeout_s)
-        self._leaving = Leaving(self.config.interrupt_interval_s, self.config.hard_timeout_s)
+        self._stream = Reconnect(self.config.accept_timeout_s, self.config.duplicate_timeout_s)
+        self._leaving = InterruptTimer(self.config.interrupt_interval_s, self.config.hard_timeout_s)
         self._failure: Failure | None = None
         self._beat_at = 0.0
         self._report_at: float | None = None
@@ -72,11 +72,11 @@ class RankMachine:
 
     def handle(self, event: events.RankEvent, now: float) -> Sequence[events.RankEffect]:
         match event:
-            case events.Heard(session, message):
+            case events.MessageReceived(session, message):
                 effects = self._hear(session, message, now)
-            case events.Closed(session, error, jitter):
+            case events.StreamClosed(session, error, jitter):
                 effects = self._closed(session, error, jitter, now)
-            case events.Stepped(step):
+            case events.StepDone(step):
                 effects = self._step(step, now)
             case events.Waiting():
                 effects = self._wait()
@@ -109,7 +109,7 @@ class RankMachine:
         self._beat_at = now + self.config.beat_interval_s
         return [events.Connect(session), *(events.Send(session, message) for message in self._held())]
 
-    def _held(self) -> list[FromWorker]:
+    def _held(self) -> list[FromRunRank]:
         """Rule 3."""
         is_ready = self.phase in _WAITS
         entry = replace(
@@ -119,14 +119,14 @@ class RankMachine:
             seen=self.seen,
             step=self.step,
         )
-        held: list[FromWorker] = [entry]
+        held: list[FromRunRank] = [entry]
         if self._failure is not None:
             held += [self._failure, Ready(self.generation)] if is_ready else [self._failure]
         if self.phase is RankPhase.FINISHED and self.generation is not None:
             held.append(Finish(self.generation))
         return held
 
-    def _send(self, *messages: FromWorker) -> list[events.RankEffect]:
+    def _send(self, *messages: FromRunRank) -> list[events.RankEffect]:
         """Without a stream, the next one repeats what is held."""
         if not self._stream.is_open:
             return []
@@ -162,7 +162,7 @@ class RankMachine:
         return [events.Disconnect(session), *self._closed(session, Unreachable(reason), 0.5, now)]
 
     def _gives_up_at(self) -> float | None:
-        """Who runs can do without a lighthouse."""
+        """A rank that runs can do without a lighthouse."""
         since = self._stream.since
         if since is None or self.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return None
@@ -170,7 +170,7 @@ class RankMachine:
 
     # -- what the lighthouse says
 
-    def _hear(self, session: int, message: ToWorker, now: float) -> list[events.RankEffect]:
+    def _hear(self, session: int, message: ToRunRank, now: float) -> list[events.RankEffect]:
         if not self._is_of_now(session):
             return []
         if isinstance(message, Refusal):
@@ -238,7 +238,7 @@ class RankMachine:
         return self._send(failure)
 
     def _return(self) -> list[events.RankEffect]:
-        if self.phase is RankPhase.LEAVING:  # who has returned says no more: it waits
+        if self.phase is RankPhase.LEAVING:  # a rank that has returned says no more: it waits
             return self._wait()
         if self.phase is not RankPhase.RUNNING or self.generation is None:
             return self._leave(None)
@@ -281,4 +281,4 @@ class RankMachine:
         if now < self._beat_at and (self._report_at is None or now < self._report_at):
             return []
         self._beat_at, self._report_at = now + self.config.beat_interval_s, None
-        return self._send(StepReport(self.step, self.phase.value))
+        return self._send(RankHeartbeat(self.step, self.phase.value))

@@ -4,8 +4,8 @@
 2. It is up when the lighthouse has said anything on it. What does not come up in time, or ends, is opened again after a
    delay that doubles, with jitter, until one is up.
 3. What the rank holds is said again on each new stream; what was sent on an older one may be lost.
-4. A refusal that no other try mends is final. Who finds its slot taken tries for a while: a predecessor may be dead and
-   not missed yet.
+4. A refusal that no other try mends is final. A rank that finds its slot taken tries for a while: a predecessor may be
+   dead and not missed yet.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ MAX_DELAY_S = 2.0
 
 
 @dataclass(slots=True)
-class LighthouseStream:
+class Reconnect:
     """`since`: when it was last lost, or first wanted; None while it is up."""
 
     accept_timeout_s: float

@@ -50,7 +50,7 @@ class Failed:
     is_late: bool
 
 
-class TransferMachine:
+class SourceOrder:
     def __init__(self, sources: Sequence[str], *, deadline: float, silence_s: float) -> None:
         if not sources:
             raise ValueError("a transfer needs a source")

@@ -13,7 +13,7 @@ ENTRIES_SHOWN = 5
 
 
 def gathered_lines(gathered: Gathered, suspects: Collection[str] = ()) -> Iterator[Text]:
-    """A part for each rank, `suspects` marked; below them who gave nothing."""
+    """A part for each rank, `suspects` marked; below them the ranks that gave nothing."""
     for one in gathered.evidence:
         yield from _rank_lines(one, is_suspect=one.name in suspects)
         yield Text()

@@ -13,7 +13,7 @@ from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus
 from lighthouse_runtime.cli.durations import format_duration
 from lighthouse_runtime.cli.terminal import printable
 
-# Of a job's block: a blank line, the three of its summary, the titles. One more says who is behind.
+# Of a job's block: a blank line, the three of its summary, the titles. One more names the ranks that are behind.
 _JOB_LINES = 5
 _FEWEST_ROWS = 2
 SILENCE_SHOWN_AFTER_S = 2.0
@@ -70,7 +70,7 @@ class Screen:
 def _body(status: LighthouseStatus, width: int, height: int) -> list[Text]:
     jobs = status.jobs
     if not jobs:
-        return [Text("no jobs: nobody has joined")]
+        return [Text("no jobs: no replica group has joined")]
     wants = [len(job.members) for job in jobs]
     budget = height - sum(_JOB_LINES + bool(job.stall) for job in jobs)
     if budget < sum(min(want, _FEWEST_ROWS) for want in wants):

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from lighthouse.cli.view.layout import Column, table
 from lighthouse.quorum.rules.verdict import Verdict
-from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 from lighthouse_runtime.cli.durations import format_duration
 from lighthouse_runtime.cli.terminal import printable
@@ -48,11 +48,11 @@ _VERDICT_STYLES = {
     Verdict.NO_ALLOWED_SIZE: "red",
 }
 _PHASE_STYLES = {
-    Phase.STANDING: "green",
-    Phase.RECALLED: "cyan",
-    Phase.RESUMED: "cyan",
-    Phase.RETURNING: "yellow",
-    Phase.REVOKED: "yellow",
+    QuorumPhase.STANDING: "green",
+    QuorumPhase.RECALLED: "cyan",
+    QuorumPhase.RESUMED: "cyan",
+    QuorumPhase.RETURNING: "yellow",
+    QuorumPhase.REVOKED: "yellow",
 }
 
 
@@ -80,7 +80,7 @@ def member_rows(status: LighthouseStatus) -> list[Row]:
 
 
 def job_summary(job: JobStatus) -> list[Text]:
-    """Three lines: the quorum, why there is or is not one, and who is known."""
+    """Three lines: the quorum, why there is or is not one, and the known groups."""
     quorum = f"quorum {job.quorum_id}, {format_duration(job.quorum_age_s)} old" if job.quorum_id else "no quorum yet"
     return [
         Text.assemble(
@@ -89,7 +89,7 @@ def job_summary(job: JobStatus) -> list[Text]:
         ),
         Text.assemble(
             (printable(job.verdict), _verdict_style(job)),
-            *((", ", (printable(job.phase), _phase_style(job))) if job.phase not in ("", Phase.NONE) else ()),
+            *((", ", (printable(job.phase), _phase_style(job))) if job.phase not in ("", QuorumPhase.NONE) else ()),
             f": {printable(job.explanation)}",
         ),
         Text(state_counts(job)),
@@ -97,7 +97,7 @@ def job_summary(job: JobStatus) -> list[Text]:
 
 
 def stall(job: JobStatus) -> Text:
-    """Who is behind, where nothing moves."""
+    """The ranks that are behind, where nothing moves."""
     return Text(f"nothing moves for {format_duration(job.stall_s)}: {printable(job.stall)}", style="red")
 
 

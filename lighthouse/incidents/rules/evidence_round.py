@@ -1,4 +1,4 @@
-"""One round of evidence: whom to ask, what has come, what is missing. No I/O.
+"""One round of evidence: which managers to ask, what has come, what is missing. No I/O.
 
 The lighthouse asks MAX_ASKED replica groups at most, those under suspicion first, and keeps MAX_BYTES at most, so that
 a large job's evidence fits its memory and one message.
@@ -78,7 +78,7 @@ class EvidenceRound:
             self._missing.append(f"{question.replica_id}: its session has ended")
 
     def result(self) -> Gathered:
-        """What has come by now; who still waits is named."""
+        """What has come by now, naming the ranks that are missing."""
         late = [f"{question.replica_id}: not all came within {WITHIN_S:g} s" for question in self._waiting.values()]
         evidence = sorted(self._evidence, key=lambda one: (one.replica_id, one.rank.group_rank))
         return Gathered(tuple(evidence), (*self._missing, *late))

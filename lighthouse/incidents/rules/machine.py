@@ -1,11 +1,11 @@
 """The incidents of one job: when one begins, what belongs to it, what is done about it, and when training goes on.
 
 1. A stall is one incident from its verdict until something moves again. Its fault is the last move.
-2. On its verdict the evidence is asked for; only when that is there does the policy decide (incident_policy.py). A
-   verdict that names others, or something else, has its evidence taken anew, MAX_LOOKS times at most, and never after
-   the policy has killed or stopped.
-3. The loss of members is an incident as soon as somebody asks for the quorum after it, or one forms: where everybody
-   ends, training is over. The loss of one that a person has killed is one at once. All losses of one quorum are one
+2. On its verdict the evidence is asked for; only when that is there does the policy decide (policy.py). A verdict that
+   names other ranks, or another cause, has its evidence taken anew, MAX_LOOKS times at most, and never after the policy
+   has killed or stopped.
+3. The loss of members is an incident as soon as a group asks for the quorum after it, or one forms: if all groups end,
+   training is over. The loss of a group that an operator has killed is one at once. All losses of one quorum are one
    incident; the fault is the last sign of life of the first. A member that is killed because of a stall is lost within
    that incident.
 4. A group that joins and says that it holds no state any more (a commit was not applied, or its state differs from that
@@ -140,14 +140,14 @@ class IncidentMachine:
     # -- a stall
 
     def stalled(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
-        """`step`: the highest that somebody was let into."""
+        """`step`: the highest that a rank was let into."""
         case = self._stall
         if case is None:
             return self._open_stall(verdict, step, now, unix_s)
         if case.is_final or verdict.says_the_same(case.verdict):
             return []  # what follows from a kill is not what it was for
         if case.incident.summary.suspects and not verdict.behind:
-            return []  # who was behind is still the cause: the others wait, and go on without it
+            return []  # the rank that was behind is still the cause: the others wait, and go on without it
         case.verdict = verdict
         changed = Changed(case.note(text=verdict.text, suspects=_suspects(verdict)))
         return [changed, *self._look(case)]
@@ -188,7 +188,7 @@ class IncidentMachine:
     # -- losses
 
     def lost(self, loss: MemberLost, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
-        """`is_asked`: somebody asks for the next quorum already."""
+        """`is_asked`: a group asks for the next quorum already."""
         if any(case.has_killed(loss.replica_id) for case in self._cases.values()):
             return []
         before = self._lost
@@ -207,7 +207,7 @@ class IncidentMachine:
         return self.lost(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
 
     def asked(self, now: float) -> list[Effect]:
-        """Somebody asks for the next quorum: training is to go on."""
+        """A group asks for the next quorum: training is to go on."""
         lost = self._lost
         if lost is None or self._loss is not None:
             return []
@@ -255,7 +255,7 @@ class IncidentMachine:
         return effects
 
     def reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
-        """Somebody was let into `step` under that quorum, or joins with it: all before it are committed."""
+        """A rank was let into `step` under that quorum, or joins with it: all steps before it are committed."""
         effects: list[Effect] = []
         for case in list(self._cases.values()):
             summary = case.incident.summary

@@ -1,9 +1,9 @@
 """What is done about training that stands still, once its evidence is there. No I/O.
 
 - notify: nothing, but that it is known.
-- restart-behind: the replica groups of the ranks that are behind are killed; their supervisors start them again. Where
-  nobody is behind (the network, a divergence) nothing is killed, and never all of several members. Where the quorum is
-  one group, it starts again, unless all of its ranks are equally behind.
+- restart-behind: the replica groups of the ranks that are behind are killed, and their supervisors restart them. If no
+  rank is behind (the network, a divergence) nothing is killed, and never all of several members. If the quorum is one
+  group it is restarted, unless all of its ranks are equally behind.
 - stop: the job's run is stopped; without a run, its groups are killed.
 """
 

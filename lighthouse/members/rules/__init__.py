@@ -1,1 +1,1 @@
-"""Who is there. No I/O, no clock."""
+"""Which groups are there. No I/O, no clock."""

@@ -1,7 +1,7 @@
 """The grid of ranks: a column is a replica group, a row a peer group, the ranks that hold the same shard. No I/O.
 
-Ranks of a sharded model meet in collectives of their group before they meet anybody else: a group of which a rank is
-missing would wait in the first of them for ever. So a group is admitted whole or not at all: its manager joins when all
+Ranks of a sharded model meet in collectives of their group before any other: a group of which a rank is missing would
+wait in the first of them for ever. So a group is admitted whole or not at all: its manager joins when all
 its ranks have asked, and not before. To count the ranks is not enough: half of one group and the other half of another
 are as many as a whole one.
 """
@@ -37,7 +37,7 @@ class GroupRanks:
 
 
 class Grid:
-    """A group of which no rank has come holds up nobody, and is left out."""
+    """A group of which no rank has come holds up no other, and is left out."""
 
     def __init__(self, groups: Iterable[GroupRanks]) -> None:
         self.groups = tuple(group for group in groups if group.here)
@@ -49,7 +49,7 @@ class Grid:
 
     @property
     def largest_peer_group_world_size(self) -> int:
-        """Of the rows that nobody misses the first is the longest; only those before it can be longer."""
+        """Of the complete rows the first is the longest; only those before it can be longer."""
         missing = Counter(rank for group in self.groups for rank in group.missing)
         sizes = Counter(group.group_world_size for group in self.groups)
         groups, row, longest = len(self.groups), 0, 0
@@ -70,7 +70,7 @@ class Grid:
         return tuple(group.replica_id for group in self.groups if group.is_whole)
 
     def explain(self) -> str:
-        """Who is held back, and for which ranks; empty: nobody is."""
+        """Which groups are held back, and for which ranks; empty: none is."""
         held_back = [group for group in self.groups if not group.is_whole]
         more = len(held_back) - GROUPS_NAMED
         return "; ".join(map(str, held_back[:GROUPS_NAMED])) + (f"; and {more} groups more" if more > 0 else "")
@@ -83,7 +83,7 @@ def grid_of(members: Iterable[Member]) -> Grid:
 
 
 def _group_ranks(member: Member) -> GroupRanks | None:
-    """None for one that is not here, or of which nobody knows how many ranks it has."""
+    """None for one that is not here, or whose number of ranks is not known."""
     participant = member.participant
     if not member.is_alive or participant is None or participant.group_world_size == 0:
         return None

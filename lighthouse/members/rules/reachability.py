@@ -1,7 +1,7 @@
-"""Who can be reached by its peers: the loopback rule. No look-ups: who can resolve its name says what came of it.
+"""Which members their peers can reach: the loopback rule. No look-ups: a manager reports what its own name resolves to.
 
-The peers of a member on a loopback would connect to themselves. Beside one that can be reached from everywhere it is
-the one that has no place, whoever came first; among its like it is on one host with them, and welcome.
+The peers of a member on a loopback would connect to themselves. Beside a member that can be reached from everywhere it
+has no place, whichever came first; among its like it is on one host with them, and welcome.
 """
 
 from lighthouse_protocol.identity import parse_address

@@ -1,9 +1,9 @@
-"""Who is alive.
+"""Which members are alive.
 
-A member is alive while its session is open and beats, or, without a session, while a call of it is open or its last
-sign of life (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive, not down,
-and has not missed a join_timeout; joining heals it. A lapsed member is remembered a while, for the status, and then
-forgotten.
+A member is alive while its session is open and sends heartbeats, or, without a session, while a call of it is open or
+its last sign of life (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive,
+not down, and has not missed a join_timeout; joining heals it. A lapsed member is remembered a while, for the status,
+and then forgotten.
 
 Moments are the caller's monotonic clock. Every operation costs O(log n) at most.
 """
@@ -22,7 +22,7 @@ MIN_FORGET_AFTER_S = 60.0
 
 
 @dataclass(slots=True)
-class Handed:
+class LastQuorumTold:
     """What a member was last told: the tag of a caller that sends none is derived from it.
 
     `was_at`: it came with that step, which is higher, and was to heal. `held`: the state that it came with; `lowest`:
@@ -65,7 +65,7 @@ class Member:
     lapsed_at: float = 0.0
     due_at: float = 0.0
     is_loopback: bool | None = None
-    handed: Handed | None = None
+    handed: LastQuorumTold | None = None
     session: int | None = None
     closes_at: float | None = None
     excused_until: float = 0.0
@@ -88,7 +88,7 @@ class Roster:
         self._members: dict[str, Member] = {}
         self._due: list[tuple[float, int, Member]] = []
         self._pushed = 0
-        self._expected: dict[tuple[str, str], Handed] = {}
+        self._expected: dict[tuple[str, str], LastQuorumTold] = {}
         self._births = 0
         self.healthy: set[str] = set()
         self.working: set[str] = set()  # the healthy ones of the present quorum
@@ -203,7 +203,7 @@ class Roster:
         self._push(member, now)
 
     def shift(self, by_s: float) -> None:
-        """The lighthouse was paused: nobody could be heard of for so long. O(n)."""
+        """The lighthouse was paused: no member could be heard for that long. O(n)."""
         for member in self._members.values():
             member.seen_at += by_s
 
@@ -244,8 +244,8 @@ class Roster:
         return self._due[0][0] if self._due else None
 
     def expect(self, quorum: Quorum) -> None:
-        """It was the quorum before a restart of the lighthouse: whoever of its members comes was handed it."""
-        handed = Handed(quorum.quorum_id, max(member.step for member in quorum.participants), None, lowest=0)
+        """It was the quorum before a restart of the lighthouse: each member of it that comes was told it."""
+        handed = LastQuorumTold(quorum.quorum_id, max(member.step for member in quorum.participants), None, lowest=0)
         self._expected = {(member.replica_id, member.incarnation): handed for member in quorum.participants}
 
     def _add(self, replica_id: str, incarnation: str, now: float) -> Member:

@@ -12,7 +12,7 @@ BEAT_SLACK_S = 0.25
 CLOSINGS_HELD_S = 2.0
 
 
-class Silence:
+class MassSilence:
     def __init__(self, roster: Roster, heartbeat_timeout_s: float) -> None:
         self._roster = roster
         self._timeout_s = heartbeat_timeout_s
@@ -50,5 +50,5 @@ class Silence:
 
 
 def _is_silent(member: Member, beat_interval_s: float, now: float) -> bool:
-    """Its beat is overdue: a process that is killed was heard of within an interval."""
+    """Its heartbeat is overdue: a process that is killed was heard within an interval."""
     return now - member.seen_at > beat_interval_s + BEAT_SLACK_S

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from lighthouse.members.rules.events import MemberEffect
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import Beat, Hello, Order, Welcome
+from lighthouse_protocol.messages.session import Heartbeat, Hello, QuorumOrder, Welcome
 from lighthouse_protocol.refusals import LighthouseError
 
 
@@ -44,9 +44,9 @@ class SessionOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class BeatReceived:
+class SessionHeartbeatReceived:
     session: int
-    beat: Beat
+    beat: Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ class QuorumFormed:
     calls: tuple[int, ...]
     is_new: bool
     stands: bool = False
-    record: Record | None = field(default=None, compare=False, repr=False)
+    record: QuorumRecord | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class QuorumHandedAgain:
+class QuorumResent:
     """`call` is of a member of the standing quorum that has not heard of it."""
 
     quorum: Quorum
@@ -115,19 +115,19 @@ class Welcomed:
 
 
 @dataclass(frozen=True, slots=True)
-class Echoed:
-    """The answer to beat `number`."""
+class HeartbeatAnswered:
+    """The answer to heartbeat `number`."""
 
     session: int
     number: int
-    order: Order | None
+    order: QuorumOrder | None
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
     """`order` goes to `sessions`."""
 
-    order: Order
+    order: QuorumOrder
     sessions: tuple[int, ...]
 
 
@@ -145,14 +145,16 @@ class NewcomersChanged:
     """Another group that is not of the present quorum asks for the next one, or one asks no more."""
 
 
-Event = Joined | HeartbeatReceived | Withdrawn | SessionOpened | BeatReceived | SessionEnded | Left | WasLate
+Event = (
+    Joined | HeartbeatReceived | Withdrawn | SessionOpened | SessionHeartbeatReceived | SessionEnded | Left | WasLate
+)
 Effect = (
     QuorumFormed
-    | QuorumHandedAgain
+    | QuorumResent
     | JoinRefused
     | JournalOutdated
     | Welcomed
-    | Echoed
+    | HeartbeatAnswered
     | Ordered
     | SessionRefused
     | NewcomersChanged

@@ -1,4 +1,4 @@
-"""Who asks for the next quorum, since when, and until when their calls wait."""
+"""Which groups ask for the next quorum, since when, and until when their calls wait."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from lighthouse.quorum.rules.events import NewcomersChanged
 
 
 @dataclass(slots=True)
-class JoinClock:
-    """Since when somebody has been asking. A short gap (callers that retry) does not restart it."""
+class JoinTimer:
+    """Since when a group has been asking. A short gap (callers that retry) does not restart it."""
 
     grace_s: float
     started_at: float | None = None
@@ -27,17 +27,17 @@ class JoinClock:
             self._quiet_at = now
 
     def running_since(self, now: float) -> float | None:
-        """None if nobody asks, or has asked within the grace."""
+        """None if no group asks, or has asked within the grace."""
         return self.started_at if self.asking or now - self._quiet_at <= self.grace_s else None
 
     def restart(self, asking: int, now: float) -> None:
-        """A quorum was formed; the `asking` who were left out begin to wait anew."""
+        """A quorum was formed; the `asking` groups that were left out begin to wait anew."""
         self.asking = asking
         self.started_at = now if asking else None
         self._quiet_at = now
 
 
-class Joins:
+class JoinQueue:
     """The joined members in the order in which they came. `members` are those of the previous quorum."""
 
     def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None]) -> None:
@@ -48,8 +48,8 @@ class Joins:
         self._participants = 0
         self._shrinking = 0
         self._earliest_deadline_at: float | None = None
-        self.anyone = JoinClock(grace_s)
-        self.members = JoinClock(grace_s)
+        self.anyone = JoinTimer(grace_s)
+        self.members = JoinTimer(grace_s)
 
     def __len__(self) -> int:
         return len(self._joined)
@@ -98,7 +98,7 @@ class Joins:
             member.call = None
         self._previous = previous
         self._earliest_deadline_at = min((m.deadline_at for m in self), default=None)
-        self._participants = self._shrinking = 0  # who is left is of no quorum
+        self._participants = self._shrinking = 0  # the rest are of no quorum
         self.anyone.restart(len(self), now)
         self.members.restart(0, now)
         return tuple(calls)

@@ -1,4 +1,4 @@
-"""Who is up to date.
+"""Which groups are up to date.
 
 A state is named by its tag: (step, quorum_id under which that step was committed). At the highest step the largest
 set of equal tags is up to date (ties: the highest quorum_id in the tag). A member at that step with another tag, and
@@ -9,10 +9,10 @@ A running job's history wins: while a member of the last quorum is a candidate a
 (its tag is a quorum that was formed here, or what the members of one held), candidates of a foreign or unknown lineage
 heal, however high their step. Only where none is (a cold start) does the highest step win. What a manager was told by
 an earlier lighthouse of this job, whose journal is lost or older, is of its lineage, too: a group that happens to come
-first to a lighthouse that knows nobody does not win over those who have trained for long.
+first to a lighthouse that knows no group does not win over those that have trained for long.
 
-Where nobody at the highest step has a known tag (torchft's members that resumed from disk, or whose past is unknown
-here) they may have come apart: the first is the source, and the others heal. At step 0 there is nothing
+If no group at the highest step has a known tag (torchft's members that resumed from disk, or whose past is unknown
+here) they may have diverged: the first is the source, and the others heal. At step 0 there is nothing
 to tell apart.
 """
 
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from lighthouse.members.rules.roster import Handed
+from lighthouse.members.rules.roster import LastQuorumTold
 from lighthouse_protocol.messages.membership import Participant
 
 RANGES_KEPT = 64
@@ -58,7 +58,7 @@ class Lineage:
     tag_quorum_id: int | None
 
 
-def tag_of(participant: Participant, handed: Handed | None) -> int | None:
+def tag_of(participant: Participant, handed: LastQuorumTold | None) -> int | None:
     """The quorum under which the participant's state was committed; None: not known."""
     if participant.step == 0:
         return 0
@@ -90,7 +90,7 @@ def hand_out(
 ) -> Lineage:
     """`tags[i]` is the tag_quorum_id of `candidates[i]`; `is_foreign` says `foreign`."""
     ours = [i for i in range(len(candidates)) if not (is_foreign and is_foreign[i])]
-    # Who disagrees heals, unless there is nobody to heal from: at step 0 there is not.
+    # A group that disagrees heals, unless there is no source: at step 0 there is none.
     sound = [i for i in ours if candidates[i].step and not candidates[i].ranks_disagree]
     sound = sound or ours
     max_step = max(candidates[i].step for i in sound)

@@ -1,4 +1,4 @@
-"""Who is in a quorum, and when one forms.
+"""Which groups are in a quorum, and when one forms.
 
 On every event and every tick, in this order:
 
@@ -10,10 +10,10 @@ On every event and every tick, in this order:
 5. Wait for the stragglers until `join_timeout_s` after the first join. Then they have missed it: they are not waited
    for, and not counted, until they join. A newcomer's join does not start that clock while members of the previous
    quorum are alive: they are in their step, and a long step is no fault.
-6. Where `active` leaves spares, one that is to take a place that was lost is held back until `last_call_s` after the
-   loss: whoever is back by then keeps its place.
+6. If `active` leaves spares, a spare that is to take a lost place is held back until `last_call_s` after the loss: a
+   group that is back by then keeps its place.
 7. Form earlier, `deadline_margin_s` before the first waiting call's deadline, if the candidates are more than half of
-   the healthy ones: one straggler must not let everybody's call expire.
+   the healthy ones: one straggler must not let all calls expire.
 
 Before any of that, a quorum that stands (standing.py) holds back all forming while it stands, and after that forms the
 next one only with a member of it, or when its leases are over. Which id the next one gets is in numbering.py.
@@ -24,10 +24,9 @@ Nothing here is remembered of ids that have gone. An event that changes nothing 
 from collections.abc import Sequence
 
 from lighthouse.members.rules.events import GridChanged
-from lighthouse.members.rules.roster import Handed, Member
+from lighthouse.members.rules.roster import LastQuorumTold, Member
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import (
-    BeatReceived,
     Effect,
     Event,
     HeartbeatReceived,
@@ -35,36 +34,37 @@ from lighthouse.quorum.rules.events import (
     Left,
     QuorumFormed,
     SessionEnded,
+    SessionHeartbeatReceived,
     SessionOpened,
     WasLate,
     Withdrawn,
 )
 from lighthouse.quorum.rules.lineage import History, foreign, hand_out, tag_of
 from lighthouse.quorum.rules.numbering import Numbering
-from lighthouse.quorum.rules.presence import Attendance
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.presence import Presence
+from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.rules.selection import choose, size_for
 from lighthouse.quorum.rules.standing import Standing, entry_of
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
-from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.session import QuorumPhase
 
 
 class QuorumMachine:
     """One job's quorum. Time is the caller's monotonic clock and never goes back."""
 
     def __init__(
-        self, config: QuorumConfig, *, record: Record | None = None, holders_until: float | None = None
+        self, config: QuorumConfig, *, record: QuorumRecord | None = None, holders_until: float | None = None
     ) -> None:
         """`record`: what an earlier lighthouse has written down. `holders_until`: until then a quorum of an earlier
-        lighthouse may be held by somebody; None: there was none."""
+        lighthouse may be held by a member; None: there was none."""
         self.config = config
         self._effects: list[Effect] = []
         self._has_grid_changed = False
         self.standing = Standing()
         self._numbering = Numbering(config.first_quorum_id, record)
         may_be_older = None if record is None else holders_until
-        self.attendance = Attendance(config, self.standing, self._numbering, self._emit, may_be_older)
+        self.attendance = Presence(config, self.standing, self._numbering, self._emit, may_be_older)
         self.roster = self.attendance.roster
         self.joins = self.attendance.joins
         self.quorum: Quorum | None = None
@@ -91,7 +91,11 @@ class QuorumMachine:
 
     def is_quiet(self, now: float) -> bool:
         """No member is alive or remembered, and no lease of one that was here can still run."""
-        return len(self.roster) == 0 and self.standing.phase is not Phase.RETURNING and now >= self.standing.free_at()
+        return (
+            len(self.roster) == 0
+            and self.standing.phase is not QuorumPhase.RETURNING
+            and now >= self.standing.free_at()
+        )
 
     @property
     def braked_until(self) -> float:
@@ -114,7 +118,7 @@ class QuorumMachine:
                 self.attendance.withdraw(call, now)
             case SessionOpened():
                 self.attendance.open(event, now)
-            case BeatReceived():
+            case SessionHeartbeatReceived():
                 self.attendance.beat(event, now)
             case SessionEnded():
                 self.attendance.end(event, now)
@@ -147,11 +151,11 @@ class QuorumMachine:
         candidates = self.joins.candidates
         if candidates == 0:
             return Verdict.FORMED if self.roster.working else Verdict.NOBODY_ASKS
-        if self.standing.phase is Phase.RETURNING:
+        if self.standing.phase is QuorumPhase.RETURNING:
             return Verdict.WAITING_FOR_RETURN
-        if self.standing.phase is Phase.RECALLED:
+        if self.standing.phase is QuorumPhase.RECALLED:
             return Verdict.WAITING_FOR_RECALL
-        if self.standing.phase is Phase.STANDING:  # those who ask would change nothing
+        if self.standing.phase is QuorumPhase.STANDING:  # the groups that ask would change nothing
             return Verdict.FORMED
         if candidates < self.config.min_replicas:
             return Verdict.TOO_FEW_PARTICIPANTS
@@ -165,7 +169,7 @@ class QuorumMachine:
 
     @property
     def peers_pending(self) -> int:
-        """How many ask to come in, for whom the next quorum has a place beside the members of the present one."""
+        """How many ask to come in and would have a place beside the members of the present quorum."""
         members = len(self._previous)
         return max(0, self._size(members + self.joins.newcomers) - members)
 
@@ -205,7 +209,7 @@ class QuorumMachine:
                     self.roster.miss(member)
 
     def missed_at(self) -> float | None:
-        """When the present stragglers will have missed their join_timeout; None while nobody's wait counts."""
+        """When the present stragglers will have missed their join_timeout; None while no wait counts."""
         if not self._has_stragglers() or not len(self.joins) or self.standing.holds_back:
             return None
         clock = self.joins.members if self.roster.working else self.joins.anyone
@@ -214,7 +218,7 @@ class QuorumMachine:
 
     @property
     def last_call_until(self) -> float | None:
-        """Rule 6; None while nobody would take a lost member's place."""
+        """Rule 6; None while no spare would take a lost member's place."""
         members, deadline_at = self.joins.members.asking, self.joins.earliest_deadline_at
         if self.config.active is None or self._lost_at is None or members >= self._size(self.joins.candidates):
             return None
@@ -242,8 +246,8 @@ class QuorumMachine:
         return size_for(candidates, self.config.allowed_sizes, self.config.active)
 
     def _is_free(self) -> bool:
-        """A standing quorum's leases do not forbid to form with those who wait."""
-        if self.standing.phase is Phase.NONE or self._now >= self.standing.free_at():
+        """A standing quorum's leases do not forbid to form with the waiting groups."""
+        if self.standing.phase is QuorumPhase.NONE or self._now >= self.standing.free_at():
             return not self.standing.holds_back
         return self.standing.may_form((m.participant for m in self._choose() if m.participant), self._now)
 
@@ -260,8 +264,8 @@ class QuorumMachine:
     # -- a standing quorum
 
     def _review(self) -> None:
-        """Recall the standing quorum if forming with those who wait would give another list, or a member drains."""
-        if self.standing.phase is not Phase.STANDING:
+        """Recall the standing quorum if forming with the waiting groups would give another list, or a member drains."""
+        if self.standing.phase is not QuorumPhase.STANDING:
             return
         draining = self.attendance.draining()
         if draining:
@@ -285,15 +289,15 @@ class QuorumMachine:
         tags = [tag_of(member.participant, member.handed) for member in chosen if member.participant]
         lineage = hand_out(participants, tags, self._foreign(chosen))
         stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
-        always = stands or self.standing.phase is not Phase.NONE
+        always = stands or self.standing.phase is not QuorumPhase.NONE
         is_new = self._numbering.number(chosen, self.attendance.seen_id, always=always)
         for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
-            # Who is sent back a step and comes again at max_step may have healed, or not.
+            # A group that is sent back a step and comes again at max_step may have healed, or not.
             tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None
             was_at = joined.step if joined.step > lineage.max_step else None
             max_step, held = lineage.max_step, Tag(joined.step, joined.tag_quorum_id)
             lowest = max_step if member.handed is None else member.handed.lowest_with(held, max_step)
-            member.handed = Handed(self._numbering.quorum_id, max_step, tag_quorum_id, was_at, held, lowest)
+            member.handed = LastQuorumTold(self._numbering.quorum_id, max_step, tag_quorum_id, was_at, held, lowest)
             self.roster.see(member, now)
         self.quorum = Quorum(self._numbering.quorum_id, lineage.participants)
         for quorum_id in (lineage.tag_quorum_id, self.quorum.quorum_id):
@@ -327,10 +331,10 @@ class QuorumMachine:
         entries = {participant.replica_id: entry_of(participant) for participant in participants}
         return self.standing.form(self.quorum, entries, {member.replica_id: member.lease_until for member in chosen})
 
-    def _record(self, stands: bool) -> Record:
+    def _record(self, stands: bool) -> QuorumRecord:
         assert self.quorum is not None
         entries, lease_s = self.standing.entries, self.config.lease_s
-        return Record(self.quorum.quorum_id, self.quorum, stands, entries, lease_s, self._history.ranges)
+        return QuorumRecord(self.quorum.quorum_id, self.quorum, stands, entries, lease_s, self._history.ranges)
 
     def _choose(self) -> list[Member]:
         candidates = self.joins.list_candidates()

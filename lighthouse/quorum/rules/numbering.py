@@ -9,7 +9,7 @@ where what is remembered is older than what was told.
 from collections.abc import Sequence
 
 from lighthouse.members.rules.roster import Member
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse_protocol.refusals import InvalidRequest
 
 # Clocks of two hosts on which a lighthouse has run may differ, and ids may be used faster than milliseconds pass.
@@ -19,7 +19,7 @@ AHEAD_MS = 24 * 3600 * 1000
 class Numbering:
     """`quorum_id` is that of the last quorum; 0 before any."""
 
-    def __init__(self, first_id: int, record: Record | None) -> None:
+    def __init__(self, first_id: int, record: QuorumRecord | None) -> None:
         """`first_id`: the lowest that a new quorum may get. `record`: what an earlier lighthouse has written down."""
         self.quorum_id = record.quorum_id if record is not None else 0
         self._recorded_id = self.quorum_id

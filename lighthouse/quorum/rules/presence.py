@@ -1,9 +1,9 @@
-"""Who is there: sessions and calls, joins and withdrawals, losses; and what each means for the standing quorum.
+"""Which groups are present: sessions, calls, joins, withdrawals, losses, and what each means for the standing quorum.
 
 1. A session's end without a leave is a loss at once: that is how a killed process shows. The end of an old session
    never touches a newer one of the same group. The same incarnation's new session takes the old one's place.
-2. Who falls silent (a lapse, or a connection that keepalive closed) is lost too, unless the fault is more likely the
-   lighthouse's own (silence.py).
+2. A group that falls silent (a lapse, or a connection that keepalive closed) is lost too, unless the fault is more
+   likely the lighthouse's own (silence.py).
 3. A group that is down (its ranks restart) is lost to its quorum, and not waited for until it joins. One whose ranks
    have ended in good order is not lost: it has left its quorum (standing.py).
 4. A participant is (replica_id, incarnation): a join or a hello of another incarnation is the loss of the old one.
@@ -14,28 +14,36 @@ from collections.abc import Callable
 from lighthouse.members.rules.admission import refusal, sent_away
 from lighthouse.members.rules.events import MemberDraining, MemberLeft, MemberLost
 from lighthouse.members.rules.roster import Member, Roster, is_reborn
-from lighthouse.members.rules.silence import Silence
+from lighthouse.members.rules.silence import MassSilence
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import (
-    BeatReceived,
-    Echoed,
     Effect,
+    HeartbeatAnswered,
     Joined,
     JoinRefused,
     JournalOutdated,
     Left,
     Ordered,
-    QuorumHandedAgain,
+    QuorumResent,
     SessionEnded,
+    SessionHeartbeatReceived,
     SessionOpened,
     SessionRefused,
     Welcomed,
 )
-from lighthouse.quorum.rules.joins import Joins
+from lighthouse.quorum.rules.joins import JoinQueue
 from lighthouse.quorum.rules.numbering import Numbering
-from lighthouse.quorum.rules.standing import HandAgain, Standing
+from lighthouse.quorum.rules.standing import ResendQuorum, Standing
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, Levels, Order, Phase, Welcome
+from lighthouse_protocol.messages.session import (
+    LEFT,
+    RESTARTING,
+    STARTING,
+    GroupReport,
+    QuorumOrder,
+    QuorumPhase,
+    Welcome,
+)
 from lighthouse_protocol.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
 
 MAX_BEAT_INTERVAL_S = 1.0
@@ -43,7 +51,7 @@ SESSIONS_PER_BEAT_S = 500
 SILENT_AFTER_INTERVALS = 1.5
 
 
-class Attendance:
+class Presence:
     def __init__(
         self,
         config: QuorumConfig,
@@ -57,8 +65,8 @@ class Attendance:
         self._emit = emit
         self.standing = standing
         self.roster = Roster(config.heartbeat_timeout_s, emit)
-        self.silence = Silence(self.roster, config.heartbeat_timeout_s)
-        self.joins = Joins(config.heartbeat_timeout_s, emit)
+        self.silence = MassSilence(self.roster, config.heartbeat_timeout_s)
+        self.joins = JoinQueue(config.heartbeat_timeout_s, emit)
         self.seen_id = 0
         self._numbering = numbering
         self._holders_until = holders_until
@@ -74,7 +82,7 @@ class Attendance:
 
     @property
     def beat_interval_s(self) -> float:
-        """Beats get rarer where many beat, as far as the lease allows."""
+        """Heartbeats get rarer with more sessions, as far as the lease allows."""
         return min(self._config.lease_s / 4, max(MAX_BEAT_INTERVAL_S, len(self._sessions) / SESSIONS_PER_BEAT_S))
 
     # -- calls and joins
@@ -89,7 +97,7 @@ class Attendance:
         self._learn(participant, participant.seen_quorum_id, now)
         self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
         outcome = self.standing.joined(participant)
-        if isinstance(outcome, HandAgain):
+        if isinstance(outcome, ResendQuorum):
             self._hand_again(member, event.call)
             return self._tell(outcome.order)
         self.joins.add(member, event.call, event.deadline_at, now)
@@ -140,7 +148,7 @@ class Attendance:
         order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
         return self._emit(Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order)))
 
-    def beat(self, event: BeatReceived, now: float) -> None:
+    def beat(self, event: SessionHeartbeatReceived, now: float) -> None:
         member = self._sessions.get(event.session)
         if member is None:
             return
@@ -151,7 +159,7 @@ class Attendance:
         self.roster.see(member, now)
         self._read_levels(member, levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, levels.held)
-        self._emit(Echoed(event.session, event.beat.number, order))
+        self._emit(HeartbeatAnswered(event.session, event.beat.number, order))
 
     def end(self, event: SessionEnded, now: float) -> None:
         member = self._sessions.pop(event.session, None)
@@ -178,14 +186,14 @@ class Attendance:
         self._leaving.append(event.session)
 
     def _are_needed(self) -> bool:
-        """Members of the quorum still do the steps that were promised, with the peers of those who have left."""
-        if self.standing.phase is not Phase.RESUMED:
+        """Members of the quorum still do the granted steps, with the peers of those that have left."""
+        if self.standing.phase is not QuorumPhase.RESUMED:
             return False
         members = (self.roster.get(replica_id) for replica_id in self.standing.at_work)
         return any(member is not None and member.is_connected for member in members)
 
     def dismiss(self) -> None:
-        """Those who have left, once they are not needed any more."""
+        """Those that have left, once they are not needed any more."""
         if not self._leaving or self._are_needed():
             return
         leaving, self._leaving = self._leaving, []
@@ -200,7 +208,7 @@ class Attendance:
                 self._lapse(member, now)
 
     def silent(self, now: float) -> list[str]:
-        """Those whose beat is overdue, in open sessions: they count as there until they lapse. O(n)."""
+        """Those whose heartbeat is overdue, in open sessions: they count as there until they lapse. O(n)."""
         overdue = now - SILENT_AFTER_INTERVALS * self.beat_interval_s
         return sorted(member.replica_id for member in self._sessions.values() if member.seen_at < overdue)
 
@@ -214,7 +222,7 @@ class Attendance:
         self,
         participant: Participant,
         now: float,
-        levels: Levels | None = None,
+        levels: GroupReport | None = None,
         *,
         session: int | None,
         is_hello: bool = False,
@@ -228,7 +236,9 @@ class Attendance:
             is_hello=is_hello,
         )
 
-    def _unheard_of(self, participant: Participant | None, levels: Levels | None, now: float) -> LighthouseError | None:
+    def _unheard_of(
+        self, participant: Participant | None, levels: GroupReport | None, now: float
+    ) -> LighthouseError | None:
         """An id that was never given out is not adopted."""
         held = levels.held if levels is not None else None
         try:
@@ -255,7 +265,7 @@ class Attendance:
         if order is not None:
             self._emit(Ordered(order, sessions))
 
-    def _tell(self, order: Order | None) -> None:
+    def _tell(self, order: QuorumOrder | None) -> None:
         """To every holder with a session."""
         if order is not None:
             self._emit(Ordered(order, self._holders()))
@@ -282,8 +292,11 @@ class Attendance:
 
     def _hand_again(self, member: Member, call: int) -> None:
         assert self.standing.quorum is not None
-        self._emit(QuorumHandedAgain(self.standing.quorum, call))
-        if self.standing.phase in (Phase.RECALLED, Phase.RESUMED, Phase.REVOKED) and member.session is not None:
+        self._emit(QuorumResent(self.standing.quorum, call))
+        if (
+            self.standing.phase in (QuorumPhase.RECALLED, QuorumPhase.RESUMED, QuorumPhase.REVOKED)
+            and member.session is not None
+        ):
             self._emit(Ordered(self.standing.order(), (member.session,)))
 
     def _send_away(self, participant: Participant, now: float) -> None:
@@ -316,7 +329,7 @@ class Attendance:
         if old.incarnation != participant.incarnation:
             self._lose(old, "has restarted", now)
 
-    def _read_levels(self, member: Member, levels: Levels, now: float) -> None:
+    def _read_levels(self, member: Member, levels: GroupReport, now: float) -> None:
         member.lease_until = now + self._config.lease_s
         name, incarnation = member.replica_id, member.incarnation
         self.standing.renew(name, incarnation, member.lease_until)

@@ -16,7 +16,7 @@ from lighthouse_protocol.messages.membership import Participant, Quorum
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JoinState:
     """The join that a member of the quorum came with; the step it was handed may be another."""
 
     step: int
@@ -25,7 +25,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class QuorumRecord:
     """What one job's machine must not forget.
 
     `quorum_id` is the highest ever named, `quorum` the last one formed (None: there is none to go on with).
@@ -36,21 +36,21 @@ class Record:
     quorum_id: int
     quorum: Quorum | None = None
     stands: bool = False
-    entries: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
+    entries: Mapping[str, JoinState] = field(default_factory=dict[str, JoinState])
     lease_s: float = 0.0
     named: tuple[tuple[int, int], ...] = ()
 
 
 # As tables, the names of the columns first: a column that the reader does not know is skipped, one that it misses has
 # its default. Not as messages: nothing that was once admitted is checked again, and the bytes stay those that came.
-_ENTRY = tuple(f.name for f in fields(Entry))
+_ENTRY = tuple(f.name for f in fields(JoinState))
 # What a join said of its state (`distrust`) ends with that join.
 _PARTICIPANT = tuple(f.name for f in fields(Participant) if f.name not in ("wire", "distrust"))
 _get_entry = attrgetter(*_ENTRY)
 _get_participant = attrgetter(*_PARTICIPANT)
 
 
-def dump(record: Record) -> bytes:
+def dump(record: QuorumRecord) -> bytes:
     document: dict[str, object] = {
         "quorum_id": record.quorum_id,
         "stands": record.stands,
@@ -68,15 +68,15 @@ def dump(record: Record) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def parse(raw: bytes) -> Record:
+def parse(raw: bytes) -> QuorumRecord:
     """The inverse of `dump`. Raises ValueError, TypeError or KeyError for anything else."""
     document = json.loads(raw)
     entries = _rows(document["entry"], document["entries"])
-    return Record(
+    return QuorumRecord(
         quorum_id=document["quorum_id"],
         quorum=_parse_quorum(document) if "formed_id" in document else None,
         stands=document["stands"],
-        entries={row.pop("replica_id"): Entry(**_known(row, _ENTRY)) for row in entries},
+        entries={row.pop("replica_id"): JoinState(**_known(row, _ENTRY)) for row in entries},
         lease_s=document["lease_s"],
         named=tuple((first, last) for first, last in document.get("named", ())),  # none in older journals
     )

@@ -1,6 +1,6 @@
 """Which of the candidates a quorum takes, where its size is limited (--allowed-replicas, --active).
 
-Members of the previous quorum first, an up-to-date one at their head, then those who wait longest.
+Members of the previous quorum first, an up-to-date one at their head, then those that wait longest.
 """
 
 from collections.abc import Sequence, Set

@@ -2,8 +2,8 @@
 
 It is a lease with recall, as file servers delegate files to clients.
 
-1. STANDING: nobody asks. Somebody wants in or out: RECALLED. Each member then says what it has granted; when all have,
-   the highest is m, and they are RESUMED up to m: nobody is ahead, nobody is left behind in a collective, and no step
+1. STANDING: no group asks. A group wants in or out: RECALLED. Each member then reports what it has granted; when all
+   have, the highest is m, and they are RESUMED up to m: no group is ahead or left behind in a collective, and no step
    is lost. Then they join.
 2. A member is lost, joins after a failed commit, or joins below m: REVOKED. They stop, abort, vote, and join.
 3. A member's script has ended with the step that it committed last: it has left, and is no loss. m is that step at
@@ -12,10 +12,10 @@ It is a lease with recall, as file servers delegate files to clients.
 4. The next quorum may form at once if a member (replica_id and incarnation) is in it: that one has stopped granting for
    good, and without it the others cannot complete a step. If none is, only after the leases of all have run out.
 5. After a restart of the lighthouse the quorum is RETURNING: its members go on, and come back. When all are back it
-   stands again. Who comes back revoked, or not within the lease, revokes it; who comes back frozen, resumed or joining
-   makes it a recall. Nothing forms before that is settled.
-6. Who was told of its quorum and did not hear it (its connection broke, the lighthouse died) comes back with the very
-   join that the quorum was formed from: it is handed the quorum again.
+   stands again. A member that comes back revoked, or not within the lease, revokes it; one that comes back frozen,
+   resumed or joining makes it a recall. Nothing forms before that is settled.
+6. A member that was told its quorum and did not hear it (its connection broke, the lighthouse died) comes back with
+   the very join that the quorum was formed from: it is told the quorum again.
 
 All is read from levels (what a member says that it holds), again and again, so that no message must arrive.
 """
@@ -23,9 +23,9 @@ All is read from levels (what a member says that it holds), again and again, so 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lighthouse.quorum.rules.record import Entry, Record
+from lighthouse.quorum.rules.record import JoinState, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import Held, HoldMode, Order, Phase
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _Holder:
 
     incarnation: str
     lease_until: float
-    entry: Entry
+    entry: JoinState
     granted: int | None = None
     is_spent: bool = False
     has_left: bool = False
@@ -43,16 +43,16 @@ class _Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class HandAgain:
+class ResendQuorum:
     """The member joins with the very join that the quorum was formed from: it has not heard of it.
 
     `order` is to be told to all after that.
     """
 
-    order: Order | None = None
+    order: QuorumOrder | None = None
 
 
-Outcome = Order | HandAgain | None
+Outcome = QuorumOrder | ResendQuorum | None
 """What is to be told to all holders; or to one, the quorum again; or nothing."""
 
 
@@ -61,7 +61,7 @@ class Standing:
 
     def __init__(self) -> None:
         self.quorum: Quorum | None = None
-        self.phase = Phase.NONE
+        self.phase = QuorumPhase.NONE
         self.upto = 0
         self.reason = ""
         self.lost = ""  # the member because of which the quorum was revoked, where one is known
@@ -75,11 +75,11 @@ class Standing:
 
     @property
     def holds_back(self) -> bool:
-        """Nothing may form now, whoever asks."""
-        return self.phase in (Phase.STANDING, Phase.RECALLED, Phase.RETURNING)
+        """Nothing may form now."""
+        return self.phase in (QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RETURNING)
 
     @property
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> Mapping[str, JoinState]:
         return {name: holder.entry for name, holder in self._holders.items()}
 
     @property
@@ -97,22 +97,24 @@ class Standing:
         """The id of the quorum, if it ends with the loss of that member."""
         return self.quorum.quorum_id if self.quorum is not None and self._misses(replica_id, incarnation) else None
 
-    def order(self) -> Order:
-        return Order(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
+    def order(self) -> QuorumOrder:
+        return QuorumOrder(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
 
-    def order_for(self, replica_id: str, incarnation: str, held: Held | None) -> Order | None:
+    def order_for(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
         """What is wanted of the quorum that a member says it holds: any but the present one is over."""
         if held is None:
             return None
         if self.is_holder(replica_id, incarnation) and self.quorum and held.quorum_id == self.quorum.quorum_id:
             return self.order()
-        return Order(held.quorum_id, Phase.REVOKED, reason="the lighthouse does not hold this quorum any more")
+        return QuorumOrder(
+            held.quorum_id, QuorumPhase.REVOKED, reason="the lighthouse does not hold this quorum any more"
+        )
 
     def may_form(self, chosen: Iterable[Participant], now: float) -> bool:
         """Rule 4. `chosen` have joined, so they grant nothing more under this quorum."""
         if self.holds_back:
             return False
-        if self.phase is Phase.NONE or any(self.is_holder(p.replica_id, p.incarnation) for p in chosen):
+        if self.phase is QuorumPhase.NONE or any(self.is_holder(p.replica_id, p.incarnation) for p in chosen):
             return True
         return now >= self.free_at()
 
@@ -121,116 +123,116 @@ class Standing:
         return max((holder.lease_until for holder in self._holders.values()), default=0.0)
 
     def returns_until(self) -> float | None:
-        return self._returns_until if self.phase is Phase.RETURNING else None
+        return self._returns_until if self.phase is QuorumPhase.RETURNING else None
 
     # -- what happens to it
 
-    def form(self, quorum: Quorum, entries: Mapping[str, Entry], leases: Mapping[str, float]) -> None:
+    def form(self, quorum: Quorum, entries: Mapping[str, JoinState], leases: Mapping[str, float]) -> None:
         """`quorum` stands from now on; `leases[replica_id]` until when each member may hold a lease already."""
-        self._begin(Phase.STANDING, quorum)
+        self._begin(QuorumPhase.STANDING, quorum)
         for member in quorum.participants:
             name = member.replica_id
             self._holders[name] = _Holder(member.incarnation, leases[name], entries[name])
 
     def replace(self) -> None:
         """A quorum that does not stand has formed."""
-        self._begin(Phase.NONE, None)
+        self._begin(QuorumPhase.NONE, None)
 
-    def restore(self, record: Record | None, until: float) -> None:
-        """After a start of the lighthouse: `record` may be held by its members, or, None, some quorum by somebody."""
+    def restore(self, record: QuorumRecord | None, until: float) -> None:
+        """After a start of the lighthouse: `record` may be held by its members, or, None, some quorum by any member."""
         if record is not None and not record.stands:
             return
         quorum = record.quorum if record else None
-        self._begin(Phase.RETURNING, quorum)
+        self._begin(QuorumPhase.RETURNING, quorum)
         self._returns_until = until
         if quorum is not None and record is not None:
             for member in quorum.participants:
                 name = member.replica_id
                 self._holders[name] = _Holder(member.incarnation, until, record.entries[name], is_back=False)
 
-    def distrust(self, until: float, reason: str) -> Order | None:
+    def distrust(self, until: float, reason: str) -> QuorumOrder | None:
         """What was remembered is older than what was told: until then some quorum may be held by members unknown."""
         order = self.revoke(reason)
-        self._begin(Phase.RETURNING, None)
+        self._begin(QuorumPhase.RETURNING, None)
         self._returns_until = until
         return order
 
     def shift(self, by_s: float) -> None:
-        """The lighthouse was paused: nobody could come back for so long."""
+        """The lighthouse was paused: no member could come back for that long."""
         self._returns_until += by_s
 
     def renew(self, replica_id: str, incarnation: str, until: float) -> None:
-        """A beat was echoed. Of a revoked quorum no echo renews anything."""
+        """A heartbeat was answered. No answer renews anything of a revoked quorum."""
         holder = self._holder(replica_id, incarnation)
-        if holder is not None and self.phase is not Phase.REVOKED:
+        if holder is not None and self.phase is not QuorumPhase.REVOKED:
             holder.lease_until = max(holder.lease_until, until)
 
-    def observe(self, replica_id: str, incarnation: str, held: Held | None) -> Order | None:
-        """A hello or a beat says what the member holds."""
+    def observe(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
+        """A hello or a heartbeat reports what the member holds."""
         holder = self._holder(replica_id, incarnation)
-        if holder is None or self.phase in (Phase.NONE, Phase.REVOKED):
+        if holder is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         if held is None or self.quorum is None or held.quorum_id != self.quorum.quorum_id:
             return None  # its join will say more
-        if held.mode is HoldMode.REVOKED:
+        if held.mode is HoldState.REVOKED:
             return self.revoke(f"{replica_id} has given it up")
-        if held.mode is HoldMode.LEAVING:
+        if held.mode is HoldState.LEAVING:
             return self._leave(holder, replica_id, held.granted)
-        if self.phase is Phase.RETURNING:
-            return self._come_back(holder, is_odd=held.mode is not HoldMode.STANDING)
-        if held.mode is HoldMode.STANDING:
+        if self.phase is QuorumPhase.RETURNING:
+            return self._come_back(holder, is_odd=held.mode is not HoldState.STANDING)
+        if held.mode is HoldState.STANDING:
             return self.recall(f"{replica_id} has caught up, or cannot") if held.wants_next else None
-        order = self.recall("a member has stopped granting") if self.phase is Phase.STANDING else None
-        is_spent = held.mode is HoldMode.JOINING
-        if is_spent or (self.phase is Phase.RECALLED and held.mode is HoldMode.FROZEN):
+        order = self.recall("a member has stopped granting") if self.phase is QuorumPhase.STANDING else None
+        is_spent = held.mode is HoldState.JOINING
+        if is_spent or (self.phase is QuorumPhase.RECALLED and held.mode is HoldState.FROZEN):
             return self._told(holder, held.granted, is_spent=is_spent) or order
         return order
 
-    def _leave(self, holder: _Holder, replica_id: str, committed: int) -> Order | None:
+    def _leave(self, holder: _Holder, replica_id: str, committed: int) -> QuorumOrder | None:
         holder.has_left = True
-        if self.phase is Phase.RETURNING:
+        if self.phase is QuorumPhase.RETURNING:
             holder.granted, holder.is_spent = committed, True
             return self._come_back(holder, is_odd=True)
-        order = self.recall(f"{replica_id} has left") if self.phase is Phase.STANDING else None
+        order = self.recall(f"{replica_id} has left") if self.phase is QuorumPhase.STANDING else None
         return self._told(holder, committed, is_spent=True) or order
 
     def joined(self, participant: Participant) -> Outcome:
         """A member asks for the next quorum."""
         holder = self._holder(participant.replica_id, participant.incarnation)
-        if holder is None or self.quorum is None or self.phase in (Phase.NONE, Phase.REVOKED):
+        if holder is None or self.quorum is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         name = participant.replica_id
         if participant.seen_quorum_id != self.quorum.quorum_id:
             if entry_of(participant) != holder.entry:
                 return self.revoke(f"{name} has lost it")
-            return HandAgain(self._come_back(holder, is_odd=False) if self.phase is Phase.RETURNING else None)
+            return ResendQuorum(self._come_back(holder, is_odd=False) if self.phase is QuorumPhase.RETURNING else None)
         if participant.commit_failures > 0:
             return self.revoke(f"{name} has discarded its step")
-        if self.phase is Phase.RETURNING:
+        if self.phase is QuorumPhase.RETURNING:
             holder.granted, holder.is_spent = participant.asks_for - 1, True
             return self._come_back(holder, is_odd=True)
-        if self.phase is Phase.RESUMED:
+        if self.phase is QuorumPhase.RESUMED:
             if participant.asks_for <= self.upto:
                 return self.revoke(f"{name} asks for step {participant.asks_for} already")
             return self._told(holder, participant.asks_for - 1, is_spent=True)
-        order = self.recall(f"{name} asks for a quorum") if self.phase is Phase.STANDING else None
+        order = self.recall(f"{name} asks for a quorum") if self.phase is QuorumPhase.STANDING else None
         return self._told(holder, participant.asks_for - 1, is_spent=True) or order
 
-    def lose(self, replica_id: str, incarnation: str, reason: str) -> Order | None:
+    def lose(self, replica_id: str, incarnation: str, reason: str) -> QuorumOrder | None:
         """A member has gone, is down, or has taken another incarnation."""
         if not self._misses(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, reason)
 
-    def left(self, replica_id: str, incarnation: str) -> Order | None:
-        """A member has gone in good order; after the resume nobody waits for it."""
-        if self.phase is Phase.RESUMED or not self._misses(replica_id, incarnation):
+    def left(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
+        """A member has gone in good order; after the resume no member waits for it."""
+        if self.phase is QuorumPhase.RESUMED or not self._misses(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, "has left")
 
-    def _revoke_without(self, replica_id: str, reason: str) -> Order | None:
+    def _revoke_without(self, replica_id: str, reason: str) -> QuorumOrder | None:
         """Its peers may have given the quorum up before the loss was seen: then they are told now whose it is."""
-        if self.phase is Phase.REVOKED and not self.lost:
+        if self.phase is QuorumPhase.REVOKED and not self.lost:
             self.reason, self.lost = f"{replica_id}: {reason}", replica_id
             return self.order()
         order = self.revoke(f"{replica_id}: {reason}")
@@ -244,34 +246,34 @@ class Standing:
         holder = self._holder(replica_id, incarnation)
         if holder is None or holder.has_left:
             return False
-        return self.phase is not Phase.RETURNING or holder.is_back
+        return self.phase is not QuorumPhase.RETURNING or holder.is_back
 
-    def recall(self, reason: str) -> Order | None:
-        if self.phase is not Phase.STANDING:
+    def recall(self, reason: str) -> QuorumOrder | None:
+        if self.phase is not QuorumPhase.STANDING:
             return None
-        self.phase, self.reason = Phase.RECALLED, reason
+        self.phase, self.reason = QuorumPhase.RECALLED, reason
         self.recalls += 1
         return self.order()
 
-    def revoke(self, reason: str) -> Order | None:
-        if self.phase in (Phase.NONE, Phase.REVOKED):
+    def revoke(self, reason: str) -> QuorumOrder | None:
+        if self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
-        self.phase, self.reason = Phase.REVOKED, reason
+        self.phase, self.reason = QuorumPhase.REVOKED, reason
         self.revokes += 1
         return self.order()
 
-    def pass_time(self, now: float) -> Order | None:
-        if self.phase is not Phase.RETURNING or now < self._returns_until:
+    def pass_time(self, now: float) -> QuorumOrder | None:
+        if self.phase is not QuorumPhase.RETURNING or now < self._returns_until:
             return None
         missing = sorted(name for name, holder in self._holders.items() if not holder.is_back)
         if not self._holders:
-            self._begin(Phase.NONE, None)
+            self._begin(QuorumPhase.NONE, None)
             return None
         return self.revoke(f"not back within the lease: {', '.join(missing)}")
 
     # -- within
 
-    def _begin(self, phase: Phase, quorum: Quorum | None) -> None:
+    def _begin(self, phase: QuorumPhase, quorum: Quorum | None) -> None:
         self.quorum, self.phase, self.upto, self.reason, self.lost = quorum, phase, 0, "", ""
         self._holders = {}
         self._is_odd = False
@@ -280,25 +282,25 @@ class Standing:
         holder = self._holders.get(replica_id)
         return holder if holder is not None and holder.incarnation == incarnation else None
 
-    def _come_back(self, holder: _Holder, *, is_odd: bool) -> Order | None:
+    def _come_back(self, holder: _Holder, *, is_odd: bool) -> QuorumOrder | None:
         holder.is_back = True
         self._is_odd |= is_odd
         if not all(other.is_back for other in self._holders.values()):
             return None
-        self.phase = Phase.STANDING
+        self.phase = QuorumPhase.STANDING
         if not self._is_odd:
             return self.order()
         order = self.recall("a member came back in the middle of a recall")
         return self._settle() or order
 
-    def _told(self, holder: _Holder, granted: int, *, is_spent: bool) -> Order | None:
+    def _told(self, holder: _Holder, granted: int, *, is_spent: bool) -> QuorumOrder | None:
         holder.granted = granted
         holder.is_spent |= is_spent
-        return self._settle() if self.phase is Phase.RECALLED else self._end_when_done()
+        return self._settle() if self.phase is QuorumPhase.RECALLED else self._end_when_done()
 
-    def _settle(self) -> Order | None:
+    def _settle(self) -> QuorumOrder | None:
         """All have said what they granted: resume up to the highest that all can do."""
-        if self.phase is not Phase.RECALLED:
+        if self.phase is not QuorumPhase.RECALLED:
             return None
         told = [holder.granted for holder in self._holders.values() if holder.granted is not None]
         if len(told) < len(self._holders):
@@ -308,22 +310,22 @@ class Standing:
         behind = [n for n, h in self._holders.items() if h.is_spent and (h.granted or 0) < self.upto]
         if behind:
             return self.revoke(f"{behind[0]} cannot do step {self.upto} any more")
-        self.phase = Phase.RESUMED
+        self.phase = QuorumPhase.RESUMED
         return self._end_when_done() or self.order()
 
-    def _end_when_done(self) -> Order | None:
+    def _end_when_done(self) -> QuorumOrder | None:
         """Rule 3."""
         left = next((name for name, holder in self._holders.items() if holder.has_left), None)
-        if self.phase is not Phase.RESUMED or left is None:
+        if self.phase is not QuorumPhase.RESUMED or left is None:
             return None
         waiting = [holder for holder in self._holders.values() if not holder.is_spent]
         if any((holder.granted or 0) <= self.upto for holder in waiting):
             return None
         if waiting:
             return self._revoke_without(left, "has left")
-        self.phase, self.reason = Phase.REVOKED, f"{left} has left, and all have done step {self.upto}"
+        self.phase, self.reason = QuorumPhase.REVOKED, f"{left} has left, and all have done step {self.upto}"
         return self.order()
 
 
-def entry_of(participant: Participant) -> Entry:
-    return Entry(participant.step, participant.tag_quorum_id, participant.commit_failures)
+def entry_of(participant: Participant) -> JoinState:
+    return JoinState(participant.step, participant.tag_quorum_id, participant.commit_failures)

@@ -1,9 +1,9 @@
-"""Who is active and as which rank, who is a spare. One function of (members, previous assignment, terms).
+"""Which ranks are active, at which place, and which are spares: one function of (members, previous assignment, terms).
 
-- As many as the terms allow: at most `active`, a multiple of `divisible_by`, at least `min_active`, or nobody.
-- Who was active keeps its rank, by slot: a restarted process takes the place of its predecessor. Spares fill the holes,
-  the longest waiting first. If the world shrinks, the highest ranks move into the holes.
-- At the start, when nobody was active, ranks go by slot.
+- As many as the terms allow: at most `active`, a multiple of `divisible_by`, at least `min_active`, or none.
+- An active rank keeps its place, by slot: a restarted process takes its predecessor's. Spares fill the holes, the
+  longest waiting first. If the world shrinks, the highest ranks move into the holes.
+- At the start, when no rank was active, places go by slot.
 - `hosts_together`: a host that misses one of its known slots has no active rank.
 """
 

@@ -2,7 +2,7 @@
 
 - In-process restart, exclusion of a rank, promotion of a spare, rejoin: current + 1.
 - A process that a supervisor restarted is active for the first time: the next multiple of the stride.
-- `job_restarts` moves when an incident begins, whoever dies after that; `ranks_restarts` when it is recovered.
+- `job_restarts` moves when an incident begins, whatever dies after that; `ranks_restarts` when it is recovered.
 """
 
 from dataclasses import replace

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lighthouse.runs.rules.record import RunRecord
-from lighthouse_protocol.messages.run import Entry, Generation, RankId, Stop
-from lighthouse_protocol.messages.supervisor import SupervisorEntry, ToSupervisor
+from lighthouse_protocol.messages.run import Generation, RankHello, RankId, Stop
+from lighthouse_protocol.messages.supervisor import SupervisorHello, ToSupervisor
 from lighthouse_protocol.refusals import LighthouseError
 
 # -- events
@@ -15,7 +15,7 @@ from lighthouse_protocol.refusals import LighthouseError
 class RankJoined:
     """A process is here, or here again. `session`: the stream that it came by; None: it only beats."""
 
-    entry: Entry
+    entry: RankHello
     session: int | None = None
 
 
@@ -83,7 +83,7 @@ class ResumeAsked:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorJoined:
-    entry: SupervisorEntry
+    entry: SupervisorHello
     session: int
 
 

@@ -1,11 +1,11 @@
-"""When the next generation forms, and of whom.
+"""When the next generation forms, and of which ranks.
 
-1. All active ranks of the last generation that are alive are ready: at once. Who is lost is not waited for. Who is
-   alive and not ready is waited for until `join_timeout_s` after the wait began; then those who are ready go on if they
+1. All active ranks of the last generation that are alive are ready: at once. Lost ranks are not waited for. Ranks that
+   are alive and not ready are waited for until `join_timeout_s` after the wait began; then the ready ones go on if they
    fill at least floor(n/2)+1 of the n places of the last generation.
 2. None of these ranks is alive, or there was no generation: it is a start. The slots that shall be active are waited
    for, until the same timeout; then floor(n/2)+1 of these n must be ready.
-3. Too few all the same, for `return_timeout_s`: it is hopeless.
+3. Still too few, for `return_timeout_s`: it is hopeless.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from lighthouse_protocol.messages.run import Counters, RankId, Terms
 
 
 class FormationClock:
-    """Reads who is here and the last generation's life; of its own it has the moments when a wait began."""
+    """Reads which ranks are here and the state of the last generation; it keeps only when each wait began."""
 
     def __init__(self) -> None:
         self._waits_since: float | None = None
@@ -35,7 +35,7 @@ class FormationClock:
         return self._short_since is not None and now >= self._short_since + terms.return_timeout_s
 
     def shift(self, by_s: float) -> None:
-        """Nobody could be heard of for so long."""
+        """No rank could be heard for that long."""
         self._waits_since = None if self._waits_since is None else self._waits_since + by_s
         self._short_since = None if self._short_since is None else self._short_since + by_s
 
@@ -58,7 +58,7 @@ class FormationClock:
 
 
 def choose(ranks: Ranks, life: GenerationState, terms: Terms, *, with_running: bool = False) -> tuple[RankId, ...]:
-    """Who would be active now, or, `with_running`, when those who run are ready. O(n log n)."""
+    """The ranks that would be active now; `with_running`: once all that run are ready. O(n log n)."""
     candidates = (
         Candidate(
             rank.rank,
@@ -83,13 +83,13 @@ def _since(before: float | None, now: float, is_so: bool) -> float | None:
 
 
 def _is_short(verdict: RunVerdict, life: GenerationState) -> bool:
-    """Too few are left of a generation, and nobody who is alive is waited for."""
+    """Too few are left of a generation, and no live rank is waited for."""
     is_lost = verdict is RunVerdict.NO_MAJORITY and not life.survivors
     return life.generation is not None and (verdict is RunVerdict.TOO_FEW or is_lost)
 
 
 def _is_incomplete(ranks: Ranks, life: GenerationState, terms: Terms) -> bool:
-    """Somebody is waited for."""
+    """A rank is waited for."""
     if life.survivors:
         return bool(life.running)
     return len(ranks.ready) < terms.target or any(slot not in ranks.ready for slot in range(terms.target))

@@ -18,7 +18,7 @@ class GenerationState:
         is_broken: bool = False,
         finished: Iterable[RankId] = (),
     ) -> None:
-        """`here`: who is alive, of this generation or not."""
+        """`here`: the ranks that are alive, of this generation or not."""
         self.generation = generation
         self.is_broken = is_broken
         self.is_advancing = False
@@ -35,7 +35,7 @@ class GenerationState:
 
     @property
     def stands(self) -> bool:
-        """It runs, and nobody wants another."""
+        """It runs, and no rank wants another."""
         return self.generation is not None and not self.is_broken and not self.is_advancing
 
     @property

@@ -26,7 +26,7 @@ from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.ranks import Rank, Ranks
 from lighthouse.runs.rules.record import RestartRecord, RunRecord
 from lighthouse.runs.rules.restart_log import RestartLog
-from lighthouse_protocol.messages.run import Entry, Generation, RankId
+from lighthouse_protocol.messages.run import Generation, RankHello, RankId
 
 
 class Generations:
@@ -89,11 +89,11 @@ class Generations:
 
     # -- coming and going
 
-    def enter(self, entry: Entry, session: int | None, now: float) -> None:
+    def enter(self, entry: RankHello, session: int | None, now: float) -> None:
         error = self.ledger.refusal(entry) or self.ranks.refusal(entry, self.terms)
         if error is not None:
             return self._emit(events.RankRefused(entry.rank, error))
-        if entry.terms != self.terms:  # it was not refused: nobody is here
+        if entry.terms != self.terms:  # it was not refused: no rank is here
             self.terms, self.ranks = entry.terms, Ranks(self.config.rank_timeout_s)
         old = self.ranks.of_slot(entry.rank.slot)
         if old is not None and old.is_here and old.rank != entry.rank:

@@ -1,4 +1,4 @@
-"""A small key-value space for each generation, fenced: who is in an older generation neither reads nor writes.
+"""A small key-value space for each generation, fenced: a rank of an older generation neither reads nor writes.
 
 Old spaces are dropped after a few generations, and each is limited, so memory is flat however often a job restarts.
 """

@@ -8,7 +8,7 @@ before is told that its launch was completed.
 from lighthouse.runs.rules.ranks import Ranks
 from lighthouse.runs.rules.record import Former
 from lighthouse.runs.rules.supervisors import Supervisors
-from lighthouse_protocol.messages.run import Entry
+from lighthouse_protocol.messages.run import RankHello
 
 
 class Launches:
@@ -19,7 +19,7 @@ class Launches:
         """The present launch becomes the former one; generation `completed` was its last."""
         self.former = Former(completed, _incarnations(ranks, supervisors))
 
-    def completed_before(self, entry: Entry) -> int | None:
+    def completed_before(self, entry: RankHello) -> int | None:
         """The generation that completed this process's launch, if that was the former one."""
         former = self.former
         if former is None:
@@ -38,7 +38,7 @@ class Launches:
         """Whether it, or a rank of it, was in the present launch."""
         return supervisor in _incarnations(ranks, supervisors)
 
-    def is_first(self, entry: Entry, ranks: Ranks, supervisors: Supervisors) -> bool:
+    def is_first(self, entry: RankHello, ranks: Ranks, supervisors: Supervisors) -> bool:
         """Whether this process knows nothing of the present launch."""
         return entry.is_first and not (self.knows(entry.rank.supervisor, ranks, supervisors) or ranks.knows(entry.rank))
 

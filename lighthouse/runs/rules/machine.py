@@ -20,8 +20,8 @@ from lighthouse.runs.rules.launches import Launches
 from lighthouse.runs.rules.record import RestartRecord, RunRecord
 from lighthouse.runs.rules.restart_log import evidence
 from lighthouse.runs.rules.supervisors import Supervisors
-from lighthouse_protocol.messages.run import Done, Entry, RankId, Refusal, Stop
-from lighthouse_protocol.messages.supervisor import SupervisorEntry, SupervisorWelcome, ToSupervisor
+from lighthouse_protocol.messages.run import Done, RankHello, RankId, Refusal, Stop
+from lighthouse_protocol.messages.supervisor import SupervisorHello, SupervisorWelcome, ToSupervisor
 
 
 class RunMachine:
@@ -147,7 +147,7 @@ class RunMachine:
 
     # -- ranks
 
-    def _enter(self, entry: Entry, session: int | None, now: float) -> None:
+    def _enter(self, entry: RankHello, session: int | None, now: float) -> None:
         ranks = self.generations.ranks
         if (number := self.launches.completed_before(entry)) is not None:
             self._emit(events.Completed(number, (entry.rank,)))
@@ -218,7 +218,7 @@ class RunMachine:
 
     # -- supervisors
 
-    def _supervise(self, entry: SupervisorEntry, session: int) -> None:
+    def _supervise(self, entry: SupervisorHello, session: int) -> None:
         ranks = self.generations.ranks
         if self._may_begin_anew and not self.launches.knows(entry.incarnation, ranks, self.supervisors):
             self._begin_anew()
@@ -232,7 +232,7 @@ class RunMachine:
         self._emit(events.SupervisorTold(session, SupervisorWelcome(self.config.beat_interval_s)))
         self._emit(events.RecordChanged())
 
-    def _why_not(self, entry: SupervisorEntry) -> ToSupervisor | None:
+    def _why_not(self, entry: SupervisorHello) -> ToSupervisor | None:
         if self.stop is not None:
             return self.stop
         if self.completed is not None:

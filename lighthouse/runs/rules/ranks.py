@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lighthouse.runs.rules.record import RankRecord
-from lighthouse_protocol.messages.run import Entry, RankId, Terms
+from lighthouse_protocol.messages.run import RankHello, RankId, Terms
 from lighthouse_protocol.refusals import (
     DuplicateReplica,
     InvalidRequest,
@@ -44,11 +44,11 @@ class Rank:
 
 class Ranks:
     def __init__(self, rank_timeout_s: float, records: Iterable[RankRecord] = (), now: float = 0.0) -> None:
-        """`records`: those of an earlier lighthouse; who was here then has one timeout to come back."""
+        """`records`: those of an earlier lighthouse; a rank that was here then has one timeout to come back."""
         self._timeout_s = rank_timeout_s
         self._slots = {r.rank.slot: _restored(r, now, rank_timeout_s) for r in records}
         self._without_stream = {slot for slot, rank in self._slots.items() if rank.is_here}
-        self._lapses_from = now + rank_timeout_s  # nobody lapses before
+        self._lapses_from = now + rank_timeout_s  # no rank lapses before
         self._sessions: dict[int, Rank] = {}
         self.ready: dict[int, Rank] = {}
 
@@ -60,7 +60,7 @@ class Ranks:
 
     @property
     def is_empty(self) -> bool:
-        """Nobody is here."""
+        """No rank is here."""
         return not any(rank.is_here for rank in self)
 
     @property
@@ -83,7 +83,7 @@ class Ranks:
 
     @property
     def are_connected(self) -> bool:
-        """Somebody holds a stream."""
+        """A rank holds a stream."""
         return bool(self._sessions)
 
     def why_not(self, rank: RankId) -> LighthouseError:
@@ -93,16 +93,16 @@ class Ranks:
             return Superseded(f"{rank} has a successor, {found.rank}; end this process")
         return UnknownName(f"{rank} is not here, or no more; enter again")
 
-    def refusal(self, entry: Entry, terms: Terms) -> LighthouseError | None:
-        """Why it may not come in. `terms`: those of who is here; a refusal changes nothing."""
+    def refusal(self, entry: RankHello, terms: Terms) -> LighthouseError | None:
+        """Why it may not come in. `terms`: those of the ranks that are here; a refusal changes nothing."""
         size = entry.terms.world_size
         if not 0 <= entry.rank.slot < size:
             return InvalidRequest(f"is {entry.rank.slot}; a world of {size} has slots 0 to {size - 1}", field="slot")
         if entry.terms != terms and not self.is_empty:
-            return WrongState(f"terms: {entry.rank} comes with {entry.terms}, and those who are here with {terms}")
+            return WrongState(f"terms: {entry.rank} comes with {entry.terms}, the ranks that are here with {terms}")
         return self._duplicate(entry)
 
-    def _duplicate(self, entry: Entry) -> DuplicateReplica | None:
+    def _duplicate(self, entry: RankHello) -> DuplicateReplica | None:
         """Why another process keeps the slot. A later attempt takes it; if there is no stream, an equal one does, and
         the first one of a supervisor that knows of no other."""
         old = self._slots.get(entry.rank.slot)
@@ -121,7 +121,7 @@ class Ranks:
 
     # -- what happens
 
-    def enter(self, entry: Entry, session: int | None, now: float) -> Rank:
+    def enter(self, entry: RankHello, session: int | None, now: float) -> Rank:
         """Its process, new or known. A newer session takes the place of an older one."""
         rank = self._slots.get(entry.rank.slot)
         if rank is None or rank.rank != entry.rank:
@@ -178,7 +178,7 @@ class Ranks:
         return self._lapses_from if self._without_stream and self._lapses_from < math.inf else None
 
     def shift(self, by_s: float) -> None:
-        """The lighthouse was paused: nobody could be heard of for so long."""
+        """The lighthouse was paused: no rank could be heard for that long."""
         for rank in self:
             rank.lapses_at += by_s
             rank.seen_at += by_s

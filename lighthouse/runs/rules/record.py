@@ -1,4 +1,4 @@
-"""What a run's machine must not forget, and its bytes. Written on change, never per step, and before anybody is told.
+"""What a run's machine must not forget, and its bytes. Written on change, never per step, and before a rank is told.
 
 Moments in here are wall-clock seconds, for people; nothing compares them.
 """
@@ -35,7 +35,7 @@ class RankRecord:
 class RestartRecord:
     """Why a generation ended. `is_fault`: not by a rank's return. `formed`: the number of the next, None until then.
 
-    `stepped_at`: the first step after that. `evidence`: last lines of who died. `ends_nothing`: a process has died that
+    `stepped_at`: the first step after that. `evidence`: its last lines. `ends_nothing`: a process has died that
     is no rank of a generation, and none ended by it.
     """
 
@@ -65,7 +65,7 @@ class SupervisorRecord:
 @dataclass(frozen=True, slots=True)
 class Former:
     """An earlier launch under the same run id, which was completed by generation `number`: the supervisors of it, and
-    those of its ranks that nobody has started."""
+    those of its ranks that have no supervisor."""
 
     number: int
     incarnations: tuple[str, ...]
@@ -73,7 +73,7 @@ class Former:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """`generation`: the last one formed; `is_broken`: it has ended; `finished`: who is done with it.
+    """`generation`: the last one formed; `is_broken`: it has ended; `finished`: the ranks that are done with it.
 
     `formed`: how many there were. `completed`: the number of the one that all have finished. `ending`: supervisors'
     incarnations, and the reason of the stop that each was told, and ends by.

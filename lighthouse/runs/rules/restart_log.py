@@ -1,6 +1,6 @@
 """What a run has used up: numbers, the documents' counters, and why its generations ended (the newest incidents).
 
-An incident begins when a generation is broken, and ends when the next one forms; whoever dies between belongs to it.
+An incident begins when a generation is broken, and ends when the next one forms; deaths between belong to it.
 """
 
 from dataclasses import replace
@@ -8,7 +8,7 @@ from dataclasses import replace
 from lighthouse.runs.rules import counters
 from lighthouse.runs.rules.record import RestartRecord, RunRecord
 from lighthouse_protocol.limits import MAX_LEARNED_GENERATION
-from lighthouse_protocol.messages.run import Counters, Entry, RankId
+from lighthouse_protocol.messages.run import Counters, RankHello, RankId
 from lighthouse_protocol.refusals import InvalidRequest
 
 INCIDENTS_KEPT = 64
@@ -29,7 +29,7 @@ class RestartLog:
         last = next((incident for incident in reversed(self.incidents) if not incident.ends_nothing), None)
         return last if last is not None and last.formed is None else None
 
-    def refusal(self, entry: Entry) -> InvalidRequest | None:
+    def refusal(self, entry: RankHello) -> InvalidRequest | None:
         """It was told of a number that this run cannot have come to: it is not adopted."""
         most = max(self.counters.number, MAX_LEARNED_GENERATION)
         for field, number in (("seen", entry.seen), ("generation", entry.generation)):

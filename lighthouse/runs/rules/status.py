@@ -3,7 +3,7 @@
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.ranks import Rank
 from lighthouse.runs.rules.record import RestartRecord, RunName, SavedRun
-from lighthouse_protocol.messages.run_status import IncidentStatus, RankState, RankStatus, RunStatus, SupervisorStatus
+from lighthouse_protocol.messages.run_status import RankState, RankStatus, RestartStatus, RunStatus, SupervisorStatus
 
 
 def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
@@ -29,7 +29,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
 
 
 def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
-    """Of one that nobody is of at present."""
+    """Of a run without processes at present."""
     machine = RunMachine(record=saved.record)
     ranks = machine.generations.ranks
     for rank in ranks.here:
@@ -67,8 +67,8 @@ def _state(rank: Rank, machine: RunMachine) -> RankState:
     return RankState.SPARE if life.stands else RankState.READY
 
 
-def _incident(incident: RestartRecord) -> IncidentStatus:
-    return IncidentStatus(
+def _incident(incident: RestartRecord) -> RestartStatus:
+    return RestartStatus(
         generation=incident.generation,
         cause=incident.cause,
         is_fault=incident.is_fault,

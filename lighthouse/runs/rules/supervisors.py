@@ -1,8 +1,8 @@
-"""Who supervises processes of a run, and which hosts are given up.
+"""The supervisors of a run, and its excluded hosts.
 
 1. One entry a name, of its newest incarnation, kept after its connection. A newer incarnation takes the name, and the
    older one never gets it back. So of two supervisors that were given one name one goes on, and the other one ends.
-2. Who was told a stop ends by it, and is told so when it comes again, also when the stop has been lifted.
+2. A supervisor that was told a stop ends by it. If it comes again it is told so again, even after the stop was lifted.
 3. An excluded host has no rank and no supervisor in the run until the run is resumed.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lighthouse.runs.rules.record import SupervisorRecord
 from lighthouse_protocol.messages.run_status import ExcludedHost
-from lighthouse_protocol.messages.supervisor import SupervisorEntry
+from lighthouse_protocol.messages.supervisor import SupervisorHello
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, Superseded, WrongState
 
 MAX_SUPERVISORS = 4096
@@ -21,7 +21,7 @@ MAX_EXCLUDED = 4096
 
 @dataclass(slots=True, eq=False)
 class Supervisor:
-    entry: SupervisorEntry
+    entry: SupervisorHello
     session: int | None = None
     former: tuple[str, ...] = ()
 
@@ -62,7 +62,7 @@ class Supervisors:
 
     # -- coming and going
 
-    def refusal(self, entry: SupervisorEntry) -> LighthouseError | None:
+    def refusal(self, entry: SupervisorHello) -> LighthouseError | None:
         """Why it may not come in."""
         known = self._names.get(entry.name)
         if known is not None and entry.incarnation in known.former:
@@ -71,7 +71,7 @@ class Supervisors:
             return LimitReached(f"name: {entry.name} would be supervisor {MAX_SUPERVISORS + 1} of this run")
         return self.why_excluded(entry.host or entry.name)
 
-    def enter(self, entry: SupervisorEntry, session: int) -> tuple[int, LighthouseError] | None:
+    def enter(self, entry: SupervisorHello, session: int) -> tuple[int, LighthouseError] | None:
         """Take it in; an older stream of that name that is to be ended, and why."""
         known = self._names.setdefault(entry.name, Supervisor(entry))
         older, before = known.session, known.entry
@@ -142,7 +142,7 @@ class Supervisors:
         return had
 
 
-def _superseded(older: SupervisorEntry, newer: SupervisorEntry) -> Superseded:
+def _superseded(older: SupervisorHello, newer: SupervisorHello) -> Superseded:
     return Superseded(
         f"supervisor {older.name} on {older.host or 'an unnamed host'} has a successor of that name on "
         f"{newer.host or 'an unnamed host'}; end this one, or give each a --replica-group-id of its own"
@@ -150,5 +150,5 @@ def _superseded(older: SupervisorEntry, newer: SupervisorEntry) -> Superseded:
 
 
 def _restored(record: SupervisorRecord) -> Supervisor:
-    entry = SupervisorEntry(record.name, record.incarnation, record.host, record.slots)
+    entry = SupervisorHello(record.name, record.incarnation, record.host, record.slots)
     return Supervisor(entry, former=record.former)

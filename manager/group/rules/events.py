@@ -6,7 +6,7 @@ from lighthouse_protocol.messages.membership import Assignment, Quorum, World
 from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToManager, ToRank
 from lighthouse_protocol.refusals import LighthouseError
 from manager.group.rules import commit
-from manager.group.rules.request import Ask
+from manager.group.rules.request import QuorumRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,17 @@ class HasLeft:
     reason: str
 
 
-RankEvent = Ask | VoteCast | CallEnded | CallExpired | WatchOpened | WatchEnded | RankLeaves | RankFailed | RanksStarted
+RankEvent = (
+    QuorumRequest
+    | VoteCast
+    | CallEnded
+    | CallExpired
+    | WatchOpened
+    | WatchEnded
+    | RankLeaves
+    | RankFailed
+    | RanksStarted
+)
 Event = RankEvent | SessionOpened | SessionClosed | Received | DrainAsked
 Effect = (
     QuorumAnswered

@@ -20,7 +20,7 @@ from lighthouse_protocol.constraints import check_count
 from lighthouse_protocol.messages.membership import Assignment, Distrust, Quorum, Tag
 from lighthouse_protocol.refusals import InternalError, InvalidRequest, LighthouseError, WrongState
 from manager.group.rules.assignment import assign
-from manager.group.rules.request import Ask, check_rank, no_state, steps_differ, superseded
+from manager.group.rules.request import QuorumRequest, check_rank, no_state, steps_differ, superseded
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class RoundAnswered:
     step: int
 
 
-Event = Ask | Withdrawn | QuorumReceived | JoinFailed
+Event = QuorumRequest | Withdrawn | QuorumReceived | JoinFailed
 Effect = GroupJoined | JoinTakenBack | RankAnswered | RankRefused | RoundAnswered
 
 
@@ -100,10 +100,10 @@ class GatherMachine:
     def __init__(self, wire_id: str, group_world_size: int) -> None:
         self._wire_id = wire_id
         self._size = group_world_size
-        self._asks: dict[int, Ask] = {}
+        self._asks: dict[int, QuorumRequest] = {}
         self._round = 0
         self._is_joined = False
-        self._last: dict[int, Ask] = {}
+        self._last: dict[int, QuorumRequest] = {}
         self.incarnation = 0
         self._max_step: int | None = None
         self._lowest: dict[int, tuple[Tag, int]] = {}  # of the quorums that a rank was answered with that state
@@ -117,7 +117,7 @@ class GatherMachine:
         return tuple(sorted(self._asks))
 
     @property
-    def asks(self) -> tuple[Ask, ...]:
+    def asks(self) -> tuple[QuorumRequest, ...]:
         """Those that wait."""
         return tuple(self._asks.values())
 
@@ -152,7 +152,7 @@ class GatherMachine:
 
     def handle(self, event: Event) -> Sequence[Effect]:
         match event:
-            case Ask():
+            case QuorumRequest():
                 return self._ask(event)
             case Withdrawn(call):
                 return self._withdraw(call)
@@ -161,7 +161,7 @@ class GatherMachine:
             case JoinFailed(number, error):
                 return self.refuse_all(error) if self._is_joined and number == self._round else []
 
-    def _ask(self, ask: Ask) -> list[Effect]:
+    def _ask(self, ask: QuorumRequest) -> list[Effect]:
         try:
             check_rank(ask.group_rank, self._size)
             self._check_step(ask)
@@ -181,7 +181,7 @@ class GatherMachine:
             return effects + self.refuse_all(steps_differ(ask, odd))
         return effects + (self._join() if len(self._asks) == self._size else [])
 
-    def _check_step(self, ask: Ask) -> None:
+    def _check_step(self, ask: QuorumRequest) -> None:
         check_count(ask.step, "step")
         last = self._last.get(ask.group_rank)
         if last is None or last.worker != ask.worker:
@@ -197,7 +197,7 @@ class GatherMachine:
                 field="step",
             )
 
-    def _note_worker(self, ask: Ask) -> None:
+    def _note_worker(self, ask: QuorumRequest) -> None:
         last = self._last.get(ask.group_rank)
         if last is not None and last.worker != ask.worker:
             self.incarnation += 1
@@ -289,13 +289,13 @@ class GatherMachine:
         return taken_back + refused
 
 
-def _heals_first(asks: Sequence[Ask]) -> bool | None:
+def _heals_first(asks: Sequence[QuorumRequest]) -> bool | None:
     """None: a rank of the group does not say."""
     said = [ask.heals_first for ask in asks]
     return None if None in said else all(said)
 
 
-def _cannot_meet(ask: Ask, other: Ask) -> bool:
+def _cannot_meet(ask: QuorumRequest, other: QuorumRequest) -> bool:
     """At different steps; and one of them, being no Agent, could not heal inside its group's step."""
     return ask.step != other.step and not (ask.worker and other.worker)
 

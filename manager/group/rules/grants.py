@@ -21,9 +21,9 @@ do, once all its ranks have voted.
 from dataclasses import dataclass, replace
 
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Quorum
-from lighthouse_protocol.messages.session import Held, HoldMode, Order, Phase
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 from manager.group.rules.assignment import assign, is_for_one_step
-from manager.group.rules.request import Ask
+from manager.group.rules.request import QuorumRequest
 
 # The lighthouse counts the whole lease from a beat's arrival, so clocks may differ in rate by a tenth.
 LEASE_SHARE = 0.8
@@ -62,33 +62,33 @@ class GrantMachine:
         self._knows_lost = False
         self._is_late = False
         self._voted: set[int] = set()
-        self.mode = HoldMode.REVOKED
+        self.mode = HoldState.REVOKED
         self.granted = 0
         self.lease_until = 0.0
         self.renewed_until = 0.0  # by the newest echo
         self.given = 0  # steps let in without asking, under any quorum
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldQuorum | None:
         if self._quorum is None:
             return None
-        return Held(self._quorum.quorum_id, self.mode, self.granted, self._wants_next)
+        return HeldQuorum(self._quorum.quorum_id, self.mode, self.granted, self._wants_next)
 
     @property
     def grants(self) -> bool:
         """It may let ranks into a further step by itself."""
-        return self._quorum is not None and self.mode in (HoldMode.STANDING, HoldMode.FROZEN, HoldMode.RESUMED)
+        return self._quorum is not None and self.mode in (HoldState.STANDING, HoldState.FROZEN, HoldState.RESUMED)
 
     @property
     def is_leaving(self) -> bool:
         """Its ranks have ended in good order, and the quorum is not over yet."""
-        return self._quorum is not None and self.mode is HoldMode.LEAVING
+        return self._quorum is not None and self.mode is HoldState.LEAVING
 
     @property
     def has_done_late_step(self) -> bool:
         """This group was told to heal too late, has done its part in the step all the same, and asks for the next
         quorum."""
-        return self._quorum is not None and self._is_late and self.mode is HoldMode.JOINING
+        return self._quorum is not None and self._is_late and self.mode is HoldState.JOINING
 
     def take(self, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
         """`quorum` was formed for `step`, and stands."""
@@ -98,7 +98,7 @@ class GrantMachine:
         self._catching_up, self._wants_next, self._knows_lost = {}, False, False
         mine, self._voted = self._assign(0, init_sync), set()
         self._is_late = mine.place is None and not (mine.heals or mine.catches_up)
-        self.mode = HoldMode.RESUMED if is_for_one_step(quorum, init_sync, self._size) else HoldMode.STANDING
+        self.mode = HoldState.RESUMED if is_for_one_step(quorum, init_sync, self._size) else HoldState.STANDING
         self.lease_until = self.renewed_until  # an earlier lighthouse may have given a longer lease
 
     def drop(self) -> None:
@@ -127,28 +127,28 @@ class GrantMachine:
         self.renewed_until = until
         self.lease_until = max(self.lease_until, until)
 
-    def obey(self, order: Order) -> bool:
+    def obey(self, order: QuorumOrder) -> bool:
         """Whether the ranks are to be told that the quorum is revoked."""
         if self._quorum is None or order.quorum_id != self._quorum.quorum_id:
             return False
-        if order.phase is Phase.REVOKED:
+        if order.phase is QuorumPhase.REVOKED:
             return self._end(order.lost)
         if not self.grants:
             return False
         match order.phase:
-            case Phase.RECALLED:
-                self.mode = HoldMode.FROZEN
-            case Phase.RESUMED:
-                self.mode, self._upto = HoldMode.RESUMED, order.upto
+            case QuorumPhase.RECALLED:
+                self.mode = HoldState.FROZEN
+            case QuorumPhase.RESUMED:
+                self.mode, self._upto = HoldState.RESUMED, order.upto
                 self._end_when_done()
-            case Phase.NONE | Phase.RETURNING | Phase.STANDING:
+            case QuorumPhase.NONE | QuorumPhase.RETURNING | QuorumPhase.STANDING:
                 pass
         return False
 
     def _end_when_done(self) -> None:
         """It has done the last step that it may: no peer waits for it any more."""
-        if self.mode is HoldMode.RESUMED and self._committed == self.granted >= self._upto:
-            self.mode = HoldMode.JOINING
+        if self.mode is HoldState.RESUMED and self._committed == self.granted >= self._upto:
+            self.mode = HoldState.JOINING
 
     def _end(self, lost: str) -> bool:
         """Whether that is news: the end, or which group was lost."""
@@ -156,40 +156,40 @@ class GrantMachine:
         is_news = is_over or (bool(lost) and not self._knows_lost)
         self._knows_lost |= bool(lost)
         if is_over:
-            self.mode = HoldMode.REVOKED
+            self.mode = HoldState.REVOKED
         return is_news
 
     def give_up(self) -> bool:
         """A step failed, or a rank was lost. Whether that changes anything."""
         changes = self.grants
         if changes:
-            self.mode = HoldMode.REVOKED
+            self.mode = HoldState.REVOKED
         return changes
 
     def leave(self, step: int | None) -> None:
         """A rank ends in good order, and would have asked for `step` next; None: it is in the middle of one."""
-        may_leave = self.grants or (self._quorum is not None and self.mode is HoldMode.JOINING)
+        may_leave = self.grants or (self._quorum is not None and self.mode is HoldState.JOINING)
         if may_leave and self._committed >= self._formed_for and step == self._committed + 1:
-            self.mode, self.granted = HoldMode.LEAVING, self._committed
+            self.mode, self.granted = HoldState.LEAVING, self._committed
 
-    def decide(self, ask: Ask, now: float) -> Granted | Wait | Join:
-        if self._quorum is None or self.mode in (HoldMode.JOINING, HoldMode.LEAVING):
+    def decide(self, ask: QuorumRequest, now: float) -> Granted | Wait | Join:
+        if self._quorum is None or self.mode in (HoldState.JOINING, HoldState.LEAVING):
             return Join()
         is_repeated = ask.step == self.granted and self._committed < ask.step and ask.commit_failures == 0
         if is_repeated and (ask.distrust is None or self._size > 1):
             return self._grant(ask, is_first=False)
-        if self.mode is HoldMode.REVOKED:
+        if self.mode is HoldState.REVOKED:
             return Join()
         if self._is_late and ask.group_rank in self._voted:
             if len(self._voted) < self._size:
                 return Wait()
-            self.mode = HoldMode.JOINING
+            self.mode = HoldState.JOINING
             return Join()
         has_failed = ask.commit_failures > 0 or ask.distrust is not None
         if has_failed or ask.step != self.granted + 1 or self._committed != self.granted:
-            self.mode = HoldMode.REVOKED
+            self.mode = HoldState.REVOKED
             return Join(gives_up=True)
-        if self.mode is HoldMode.FROZEN:
+        if self.mode is HoldState.FROZEN:
             return Wait()
         if now >= self.lease_until:
             return Wait()
@@ -199,7 +199,7 @@ class GrantMachine:
 
     def offer(self, now: float) -> bool:
         """All ranks have committed the highest granted step: whether they may go on to the next at once."""
-        is_free = self._quorum is not None and self.mode in (HoldMode.STANDING, HoldMode.RESUMED)
+        is_free = self._quorum is not None and self.mode in (HoldState.STANDING, HoldState.RESUMED)
         if not is_free or self._committed != self.granted or now >= self.lease_until:
             return False
         self.granted += 1
@@ -210,7 +210,7 @@ class GrantMachine:
         """What the highest granted step means for a rank: after the step it was formed for, none heals but those that
         catch up, and these contribute to none."""
         formed = self._assign(group_rank, init_sync)
-        revoked = self.mode is HoldMode.REVOKED
+        revoked = self.mode is HoldState.REVOKED
         if self.granted == self._formed_for:
             return replace(formed, revoked=revoked)
         contributors = formed.replica_world_size - len(formed.catching_up)
@@ -241,13 +241,13 @@ class GrantMachine:
             self._assigned[group_rank, init_sync] = formed
         return formed
 
-    def _grant(self, ask: Ask, *, is_first: bool) -> Granted:
+    def _grant(self, ask: QuorumRequest, *, is_first: bool) -> Granted:
         assignment = self.assignment(ask.group_rank, ask.init_sync)
         if assignment.catches_up and self.granted > self._formed_for:
             self._note_catch_up(ask, is_first)
         return Granted(assignment, is_first)
 
-    def _note_catch_up(self, ask: Ask, is_first: bool) -> None:
+    def _note_catch_up(self, ask: QuorumRequest, is_first: bool) -> None:
         """All ranks hold what they work at, or one of them cannot get there under this quorum: another one is to come.
         Said until it has."""
         if is_first:

@@ -16,24 +16,24 @@ from dataclasses import dataclass
 
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import (
-    Beat,
-    Echo,
-    Held,
+    GroupReport,
+    Heartbeat,
+    HeartbeatAck,
+    HeldQuorum,
     Hello,
-    HoldMode,
+    HoldState,
     JoinRequest,
     Leave,
-    Levels,
     ToLighthouse,
     Welcome,
     WithdrawRequest,
 )
-from manager.group.rules.progress import Telling
+from manager.group.rules.progress import ProgressReporter
 
 FIRST_BEAT_INTERVAL_S = 1.0
 FIRST_LEASE_S = 5.0
 SILENT_AFTER_INTERVALS = 1.5
-_NEWS = (HoldMode.FROZEN, HoldMode.LEAVING, HoldMode.REVOKED)
+_NEWS = (HoldState.FROZEN, HoldState.LEAVING, HoldState.REVOKED)
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _Join:
 class SessionMachine:
     """`levels` are read whenever something is sent; `telling`: what beats tell of where the ranks are."""
 
-    def __init__(self, levels: Callable[[], Levels], telling: Telling | None = None) -> None:
+    def __init__(self, levels: Callable[[], GroupReport], telling: ProgressReporter | None = None) -> None:
         self._levels = levels
         self._telling = telling
         self.is_open = False
@@ -59,7 +59,7 @@ class SessionMachine:
         self._heard_at = 0.0
         self._unheard = 0  # sessions in a row that were opened, and never answered
         self._is_silent = False  # as it was said last
-        self._told = Levels()
+        self._told = GroupReport()
         self._entered = (0, 0)  # the quorum that is held, and the step that it began with
         self._join: _Join | None = None
 
@@ -117,7 +117,7 @@ class SessionMachine:
         self._interval_s, self.lease_s = welcome.heartbeat_interval_s, welcome.lease_s
         self._next_beat_at = min(self._next_beat_at, now + self._interval_s)
 
-    def echoed(self, echo: Echo, now: float) -> float | None:
+    def echoed(self, echo: HeartbeatAck, now: float) -> float | None:
         """When the newest echoed beat was sent; None for an echo of nothing that was sent on this connection."""
         self._heard_at, self._unheard = now, 0
         self._interval_s = echo.heartbeat_interval_s
@@ -152,14 +152,14 @@ class SessionMachine:
 
     # -- within
 
-    def _beat(self, now: float) -> Beat:
+    def _beat(self, now: float) -> Heartbeat:
         self._beats += 1
         self._sent_at[self._beats] = now
         self._next_beat_at = now + self._interval_s
         self._told = self._levels()
-        return Beat(self._beats, self._told, self._telling.news(now) if self._telling is not None else None)
+        return Heartbeat(self._beats, self._told, self._telling.news(now) if self._telling is not None else None)
 
-    def _is_first_commit(self, held: Held | None) -> bool:
+    def _is_first_commit(self, held: HeldQuorum | None) -> bool:
         """Under its quorum, and the lighthouse has not been told: it knows by that when training goes on."""
         if held is None:
             return False
@@ -172,7 +172,7 @@ class SessionMachine:
         return JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now))
 
 
-def _is_news(levels: Levels, told: Levels) -> bool:
+def _is_news(levels: GroupReport, told: GroupReport) -> bool:
     """Not each grant, nor what the lighthouse has ordered itself, or a join tells it: the next beat is soon enough."""
     held = levels.held
     is_held = held is not None and held.mode in _NEWS and held != told.held
@@ -180,6 +180,6 @@ def _is_news(levels: Levels, told: Levels) -> bool:
     return is_held or is_wanted or (levels.drains, levels.down) != (told.drains, told.down)
 
 
-def _wanted(held: Held | None) -> int | None:
+def _wanted(held: HeldQuorum | None) -> int | None:
     """The quorum that is to be followed by another one."""
     return held.quorum_id if held is not None and held.wants_next else None

@@ -15,16 +15,16 @@ from lighthouse_protocol.messages.membership import Participant, World
 from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.messages.session import (
     DrainRequest,
-    Echo,
     EvidenceRequest,
     Goodbye,
-    Handed,
-    Held,
+    GroupReport,
+    HeartbeatAck,
+    HeldQuorum,
+    JoinAccepted,
+    JoinRejected,
     KillRequest,
-    Levels,
-    Order,
-    Phase,
-    Refused,
+    QuorumOrder,
+    QuorumPhase,
     ToLighthouse,
     ToManager,
     Welcome,
@@ -51,7 +51,7 @@ from manager.group.rules.events import (
 )
 from manager.group.rules.grants import LEASE_SHARE
 from manager.group.rules.lighthouse_session import SessionMachine
-from manager.group.rules.progress import Telling
+from manager.group.rules.progress import ProgressReporter
 
 
 class GroupMachine:
@@ -66,7 +66,7 @@ class GroupMachine:
         life: str,
         show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
         rank_timeout_s: float | None = None,
-        telling: Telling | None = None,
+        telling: ProgressReporter | None = None,
     ) -> None:
         """`show_handles`: how torchft's handles of the ranks are relayed to the peers. `rank_timeout_s` bounds how long
         a rank without a watch may be silent. `telling`: what beats tell of where the ranks are."""
@@ -75,7 +75,7 @@ class GroupMachine:
         self._show_handles = show_handles
         self.ranks = ranks.Ranks(me.wire_id, me.group_world_size, rank_timeout_s)
         self.session = SessionMachine(lambda: self.levels, telling)
-        self._unopened: Handed | None = None
+        self._unopened: JoinAccepted | None = None
         self._draining = ""
         self._has_left = self._has_ended = False
         self._let_go = ""
@@ -86,8 +86,8 @@ class GroupMachine:
         return f"{self._life}.{self.ranks.gather.incarnation}"
 
     @property
-    def levels(self) -> Levels:
-        return Levels(self.held, self.ranks.drains, self.ranks.down, self.ranks.watches.missing)
+    def levels(self) -> GroupReport:
+        return GroupReport(self.held, self.ranks.drains, self.ranks.down, self.ranks.watches.missing)
 
     @property
     def incomplete(self) -> str:
@@ -96,7 +96,7 @@ class GroupMachine:
         return here_and_missing(self.me.replica_id, size, missing) if 0 < len(missing) < size else ""
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldQuorum | None:
         return self.ranks.grants.held
 
     def waiting_for(self, lighthouse_error: str) -> str:
@@ -177,24 +177,24 @@ class GroupMachine:
             case Welcome(_, _, order):
                 self.session.welcomed(message, now)
                 return self._obey(order, now)
-            case Echo(_, _, order):
+            case HeartbeatAck(_, _, order):
                 sent_at = self.session.echoed(message, now)
                 effects = self._obey(order, now)
                 if sent_at is not None:
                     self.ranks.grants.renew(sent_at + LEASE_SHARE * self.session.lease_s)
                 return effects + self._open(now) + self._perform(self.ranks.decide_again(now), now)
-            case Handed(join):
+            case JoinAccepted(join):
                 if not self.session.is_waiting(join):
                     return []
                 self._unopened = message
                 return self._open(now)
-            case Refused(join, error):
+            case JoinRejected(join, error):
                 is_ours = self.session.answered(join) if join else self.ranks.gather.is_joined
                 effects = self._refuse_join(error, now) if is_ours else []
                 if not join and isinstance(error, WrongState):  # it has no place there, whatever it holds
                     effects += self._perform(self.ranks.give_up(str(error), now), now)
                 return effects + (self._leave(now) if is_ours and self.ranks.drains else [])
-            case Order():
+            case QuorumOrder():
                 return self._obey(message, now)
             case DrainRequest(reason):
                 return self._dispatch(DrainAsked(reason or "the lighthouse was asked to drain it"), now)
@@ -209,12 +209,12 @@ class GroupMachine:
                 self._let_go = reason if self._has_left else ""
                 return []
 
-    def _obey(self, order: Order | None, now: float) -> list[Effect]:
+    def _obey(self, order: QuorumOrder | None, now: float) -> list[Effect]:
         if order is None:
             return []
         effects = self._perform(self.ranks.obey(order, now), now)
         handed = self._unopened
-        if handed is None or order.phase is not Phase.REVOKED or order.quorum_id != handed.quorum.quorum_id:
+        if handed is None or order.phase is not QuorumPhase.REVOKED or order.quorum_id != handed.quorum.quorum_id:
             return effects
         return effects + self._drop_unopened(handed, order.reason, now)
 
@@ -228,7 +228,7 @@ class GroupMachine:
             return []
         return self._perform(self.ranks.receive(handed.quorum, stands=handed.stands), now)
 
-    def _drop_unopened(self, handed: Handed, reason: str, now: float) -> list[Effect]:
+    def _drop_unopened(self, handed: JoinAccepted, reason: str, now: float) -> list[Effect]:
         self._unopened = None
         if not self.session.answered(handed.join):
             return []

@@ -106,7 +106,7 @@ class GroupProgress:
         )
 
 
-class Telling:
+class ProgressReporter:
     """When the lighthouse is told where the ranks are: with a beat, where that has changed, and else so often that it
     knows who lives. No step costs a message."""
 

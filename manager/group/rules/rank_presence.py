@@ -23,7 +23,7 @@ class _Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Absence:
+class LostRank:
     """A rank that was lost, and the processes that it has left behind. `has_left`: in good order."""
 
     group_rank: int
@@ -32,7 +32,7 @@ class Absence:
     has_left: bool
 
 
-class Watches:
+class RankPresence:
     def __init__(
         self,
         group_world_size: int,
@@ -47,7 +47,7 @@ class Watches:
         self._newest: dict[int, int] = {}
         self._asked: set[int] = set()
         self._lost: dict[int, str] = {}
-        self._absent: dict[int, Absence] = {}  # until they are back, or given up
+        self._absent: dict[int, LostRank] = {}  # until they are back, or given up
         self._started: set[int] = set()  # those of the lost that are started again
         self.missing = frozenset(range(group_world_size))  # those that have not come, or have gone
 
@@ -67,11 +67,6 @@ class Watches:
         return bool(self._asked or self._newest)
 
     @property
-    def ranks(self) -> set[int]:
-        """Those that are watched now."""
-        return set(self._newest)
-
-    @property
     def lost(self) -> list[int]:
         """The ranks that have gone and not come back."""
         return sorted(self._lost)
@@ -80,6 +75,11 @@ class Watches:
     def is_restarting(self) -> bool:
         """All ranks that were lost are started again."""
         return self._lost.keys() <= self._started and bool(self._lost)
+
+    @property
+    def staying_ranks(self) -> set[int]:
+        """The watched ranks whose script goes on."""
+        return {rank for rank, watch in self._newest.items() if not self._open[watch].has_left}
 
     @property
     def missed(self) -> list[int]:
@@ -173,7 +173,7 @@ class Watches:
             self._lose(rank, f"rank {rank} has asked for nothing for {self._rank_timeout_s:g} s", now)
         return silent
 
-    def given_up(self, now: float) -> list[Absence]:
+    def given_up(self, now: float) -> list[LostRank]:
         """The ranks that were lost and are not back in time, each once."""
         over = [absence for absence in self._absent.values() if self._returns_by(absence) <= now]
         for absence in over:
@@ -193,7 +193,7 @@ class Watches:
         assert self._rank_timeout_s is not None
         return self._heard_at.get(group_rank, 0.0) + self._rank_timeout_s
 
-    def _returns_by(self, absence: Absence) -> float:
+    def _returns_by(self, absence: LostRank) -> float:
         return absence.lost_at + self._returns_within_s
 
     def _here(self, group_rank: int) -> None:
@@ -209,4 +209,4 @@ class Watches:
         self._lost[group_rank] = how
         self.missing |= {group_rank}
         mates = frozenset(watch.worker for watch in self._open.values() if watch.group_rank != group_rank)
-        self._absent[group_rank] = Absence(group_rank, now, mates, has_left)
+        self._absent[group_rank] = LostRank(group_rank, now, mates, has_left)

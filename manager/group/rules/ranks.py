@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, Order, RankGone, Released, Revoked
+from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, QuorumOrder, RankGone, Released, Revoked
 from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
 from manager.group.rules import commit, gather
 from manager.group.rules.events import (
@@ -36,8 +36,8 @@ from manager.group.rules.events import (
     WatchOpened,
 )
 from manager.group.rules.grants import GrantMachine, Join, Wait
-from manager.group.rules.rank_presence import Absence, Watches
-from manager.group.rules.request import Ask, superseded
+from manager.group.rules.rank_presence import LostRank, RankPresence
+from manager.group.rules.request import QuorumRequest, superseded
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,11 @@ class Ranks:
         self.gather = gather.GatherMachine(wire_id, group_world_size)
         self.commit = commit.CommitMachine(group_world_size)
         self.grants = GrantMachine(wire_id, group_world_size)
-        self.watches = Watches(group_world_size, rank_timeout_s)
+        self.watches = RankPresence(group_world_size, rank_timeout_s)
         self.participants = 0  # of the last quorum
         self.drains = False
         self._dismissed: set[int] = set()
-        self._waiting: dict[int, Ask] = {}
+        self._waiting: dict[int, QuorumRequest] = {}
         self._wants_next: dict[int, bool] = {}
 
     @property
@@ -93,12 +93,12 @@ class Ranks:
 
     @property
     def unaware(self) -> set[int]:
-        """The watched ranks that have not been told yet that the group leaves."""
-        return self.watches.ranks - self._dismissed
+        """The ranks that go on, and have not been told yet that the group leaves. A rank that leaves asks no more."""
+        return self.watches.staying_ranks - self._dismissed
 
     def handle(self, event: RankEvent, now: float) -> list[Effect]:
         match event:
-            case Ask():
+            case QuorumRequest():
                 self.watches.asked(event.group_rank)
                 self.watches.heard((event.group_rank,), now)
                 return self._perform_commit(self.commit.handle(self._asked(event)), now) + self._ask(event, now)
@@ -144,7 +144,7 @@ class Ranks:
 
     # -- what the lighthouse says
 
-    def obey(self, order: Order, now: float) -> list[Effect]:
+    def obey(self, order: QuorumOrder, now: float) -> list[Effect]:
         revoked = self._push_revoked(order.reason, order.lost) if self.grants.obey(order) else []
         return revoked + self.decide_again(now)
 
@@ -218,7 +218,7 @@ class Ranks:
             effects.append(CallRefused(call, error))
         return effects
 
-    def _give_up_rank(self, absence: Absence) -> list[Effect]:
+    def _give_up_rank(self, absence: LostRank) -> list[Effect]:
         rank = absence.group_rank
         reason = f"{self.watches.why_lost(rank)}, and is not back"
         return [
@@ -242,7 +242,7 @@ class Ranks:
         missed = (commit.RankMissed(rank, self.watches.why_lost(rank)) for rank in group_ranks)
         return [effect for each in missed for effect in _refusals(self.commit.handle(each))]
 
-    def _ask(self, ask: Ask, now: float) -> list[Effect]:
+    def _ask(self, ask: QuorumRequest, now: float) -> list[Effect]:
         decision = self.grants.decide(ask, now)
         if isinstance(decision, Wait):
             older = self._waiting.get(ask.group_rank)
@@ -324,7 +324,7 @@ class Ranks:
             return []
         return self._push_revoked(reason) + self.decide_again(now)
 
-    def _asked(self, ask: Ask) -> commit.Asked:
+    def _asked(self, ask: QuorumRequest) -> commit.Asked:
         stands = self.grants.held is not None
         return commit.Asked(ask.group_rank, ask.step, ask.tag_quorum_id, ask.commit_failures > 0, stands)
 

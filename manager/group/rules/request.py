@@ -7,7 +7,7 @@ from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Supers
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class QuorumRequest:
     """One rank's call. `worker` is empty, and `tag_quorum_id` None, for a caller that does not say."""
 
     call: int
@@ -43,14 +43,14 @@ def superseded(group_rank: int) -> Superseded:
     return Superseded(f"rank {group_rank} has asked again")
 
 
-def steps_differ(ask: Ask, other: Ask) -> Unrecoverable:
+def steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
     return Unrecoverable(
         f"step: rank {ask.group_rank} is at step {ask.step} and rank {other.group_rank} at {other.step}; the ranks of "
         "a group advance together: restart the group, or load one checkpoint in all its ranks"
     )
 
 
-def no_state(ask: Ask, other: Ask, *, may_heal: bool) -> LighthouseError:
+def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
     """They hold different states, or `other` holds none. `may_heal`: a peer that could heal them may come back."""
     torn = other.distrust
     what = f"{torn.text if torn is not None else _differ(ask, other)}, and there is no other group to heal from"
@@ -60,7 +60,7 @@ def no_state(ask: Ask, other: Ask, *, may_heal: bool) -> LighthouseError:
     return Unrecoverable(f"step: {what}: restart the group, or {what_to_do}")
 
 
-def _differ(ask: Ask, other: Ask) -> str:
+def _differ(ask: QuorumRequest, other: QuorumRequest) -> str:
     held, other_held = ask.holds, other.holds
     return (
         f"rank {ask.group_rank} holds step {held.step} of quorum {held.quorum_id} and rank {other.group_rank} step "

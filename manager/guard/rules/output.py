@@ -1,4 +1,4 @@
-"""What ranks write: cut into lines, prefixed, and the last of it kept for those who ask why a rank died. No I/O."""
+"""What ranks write: cut into lines, prefixed, and the last of it kept to show why a rank died. No I/O."""
 
 from collections import deque
 

@@ -8,7 +8,7 @@ and the lighthouse counts it once.
 from collections import deque
 from collections.abc import Callable
 
-from lighthouse_protocol.messages.supervisor import HostExcluded, StopAsked, WorkerLost
+from lighthouse_protocol.messages.supervisor import HostExcluded, ProcessLost, StopAsked
 
 MAX_KEPT_LOSSES = 1000
 DOUBT_S = 60.0
@@ -18,13 +18,13 @@ DOUBT_S = 60.0
 class Report:
     """`send` says something on the present stream; it is called between `welcomed` and `ended` only."""
 
-    def __init__(self, send: Callable[[StopAsked | HostExcluded | WorkerLost], None]) -> None:
+    def __init__(self, send: Callable[[StopAsked | HostExcluded | ProcessLost], None]) -> None:
         self.stop: StopAsked | None = None
         self._send = send
         self._excluded: HostExcluded | None = None
         self.is_open = False
-        self._losses: deque[WorkerLost] = deque(maxlen=MAX_KEPT_LOSSES)
-        self._told: deque[tuple[float, WorkerLost]] = deque(maxlen=MAX_KEPT_LOSSES)
+        self._losses: deque[ProcessLost] = deque(maxlen=MAX_KEPT_LOSSES)
+        self._told: deque[tuple[float, ProcessLost]] = deque(maxlen=MAX_KEPT_LOSSES)
 
     def welcomed(self, now: float) -> None:
         """By a new stream."""
@@ -41,7 +41,7 @@ class Report:
         self._told.clear()
         self._losses = deque((*doubtful, *self._losses), maxlen=MAX_KEPT_LOSSES)
 
-    def lose(self, lost: WorkerLost, now: float) -> None:
+    def lose(self, lost: ProcessLost, now: float) -> None:
         self._losses.append(lost)
         self._send_losses(now)
 

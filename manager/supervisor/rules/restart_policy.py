@@ -1,4 +1,4 @@
-"""Whether ranks that have died are started again, when, and who is to blame. No I/O.
+"""Whether dead ranks are restarted, when, and which host is to blame. No I/O.
 
 1. A rank's end means: done (0), stop the run (the abort code, or SIGINT), or a loss (anything else).
 2. A loss is answered by a restart, unless its cause is known to come back: the same host again and again, a crash at

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent_client.collectives.all_gather import MAX_BYTES, Gathering, gather
+from agent_client.collectives.all_gather import MAX_BYTES, AllGather, gather
 from agent_client.errors import EvaluationInterrupted
 from lighthouse_protocol.messages.membership import Assignment
 from tests.processes import PATIENCE_S
@@ -63,10 +63,10 @@ def test_what_cannot_be_lengths_is_no_memory(lengths: tuple[int, int]) -> None:
         gather(lambda tensor: tensor.copy_(torch.tensor(lengths)), 0, 2, b"")
 
 
-def gathering(replica_rank: int, group_rank: int, peers: Any, group: Any) -> Gathering:
+def gathering(replica_rank: int, group_rank: int, peers: Any, group: Any) -> AllGather:
     assignment: Any = SimpleNamespace(replica_rank=replica_rank, replica_world_size=2)
     checked: Assignment = assignment
-    return Gathering(checked, peers, group, group_rank, within_s=1.0)
+    return AllGather(checked, peers, group, group_rank, within_s=1.0)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

@@ -9,7 +9,7 @@ import torch
 from torch.distributed import HashStore
 
 from agent_client.collectives.connectors import connector
-from agent_client.collectives.group_spec import Place
+from agent_client.collectives.group_spec import GroupSpec
 from agent_client.collectives.nccl import Fence, NcclGroup
 from agent_client.errors import ConfigurationError
 from tests.processes import LOCALHOST
@@ -114,7 +114,7 @@ class TestOnOneGpu:
 
     def test_in_a_child_process(self, store: str) -> None:
         isolated = connector("isolated:nccl")
-        group = isolated.connect(Place(store, "isolated", 0, 1, LOCALHOST, connect_timeout_s=60.0, timeout_s=60.0))
+        group = isolated.connect(GroupSpec(store, "isolated", 0, 1, LOCALHOST, connect_timeout_s=60.0, timeout_s=60.0))
         tensor = torch.arange(1000.0, device="cuda")
         group.all_reduce(tensor)
         assert torch.equal(tensor.cpu(), torch.arange(1000.0))

@@ -11,7 +11,7 @@ import torch
 from agent_client.agent.agent import Agent
 from agent_client.agent.config import AgentConfig
 from agent_client.errors import ConfigurationError
-from agent_client.healing.rules.catch_up import Lead
+from agent_client.healing.rules.catch_up import CatchUpPlan
 from agent_client.state.train_state import TrainState
 from agent_client.training.checkpoint_folder import CheckpointFolder
 from agent_client.training.hsdp import replicate
@@ -73,13 +73,15 @@ def test_a_rank_that_catches_up_is_known_by_what_it_holds_and_writes_no_checkpoi
     with agent_of() as agent:
         follower = agent.internals.follow(agent.state.optimizer)
         assert follower is not None
-        lead = Lead(Tag(7, 3), catches_up=True, deals_source=True, names=("a", "b"))
+        lead = CatchUpPlan(Tag(7, 3), catches_up=True, deals_source=True, names=("a", "b"))
         follower.catch_up.answered(lead, Tag(0, 0), "a")
         agent._machine.work_at(7, 3)
         folder = CheckpointFolder(tmp_path, agent)
         assert (agent.catches_up, agent.current_step, folder.save()) == (True, 7, None)
         assert agent.state_dict() == {"step": 0, "tag_quorum_id": 0, "batches_committed": 0}
-        follower.catch_up.answered(Lead(Tag(0, 0), catches_up=False, deals_source=False, names=("a",)), Tag(0, 0))
+        follower.catch_up.answered(
+            CatchUpPlan(Tag(0, 0), catches_up=False, deals_source=False, names=("a",)), Tag(0, 0)
+        )
         agent._machine.work_at(0, 0)
         assert folder.save() is not None
 

@@ -12,8 +12,8 @@ from agent_client.healing.rules.catch_up import (
     MAX_KEPT_STEPS,
     MAX_TRIES,
     CatchUpMachine,
-    Kept,
-    Lead,
+    CatchUpPlan,
+    PendingStep,
     Transfer,
     Turn,
 )
@@ -23,8 +23,10 @@ HOLDS = Tag(0, 0)
 BEGINS = Tag(10, 3)
 
 
-def lead(begins: Tag = BEGINS, *, catches_up: bool = True, deals_source: bool = True, names: str = "abc") -> Lead:
-    return Lead(begins, catches_up, deals_source, tuple(names))
+def lead(
+    begins: Tag = BEGINS, *, catches_up: bool = True, deals_source: bool = True, names: str = "abc"
+) -> CatchUpPlan:
+    return CatchUpPlan(begins, catches_up, deals_source, tuple(names))
 
 
 def following(steps: int = 0, quorum_id: int = 4) -> CatchUpMachine[Tag]:
@@ -37,7 +39,7 @@ def following(steps: int = 0, quorum_id: int = 4) -> CatchUpMachine[Tag]:
 
 
 def commit(machine: CatchUpMachine[Tag], tag: Tag) -> None:
-    machine.committed(Kept(tag, 1, tag), tag)
+    machine.committed(PendingStep(tag, 1, tag), tag)
 
 
 def tags(machine: CatchUpMachine[Tag]) -> list[Tag]:
@@ -227,7 +229,7 @@ class World:
         begins = list(self.states)[-1 - min(back, len(self.states) - 1)]
         shown = begins if is_known else Tag(begins.step, None)
         held = self.machine.held or self.works_at
-        told = Lead(shown, catches_up, deals_source, tuple(names))
+        told = CatchUpPlan(shown, catches_up, deals_source, tuple(names))
         turn = self.machine.answered(told, self.works_at, names[0])
         self.works_at = begins
         if turn is Turn.FETCH:
@@ -248,7 +250,7 @@ class World:
         if not machine.follows:
             self.weights += (tag,)
             return
-        machine.committed(Kept(tag, 1, tag) if keeps and machine.keeps else None, tag)
+        machine.committed(PendingStep(tag, 1, tag) if keeps and machine.keeps else None, tag)
         if machine.transfer is Transfer.ARRIVED:
             assert self.fetches is not None
             self.weights = self.states[self.fetches]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent_client.errors import GroupDrained
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 from agent_client.manager_client.watch import SAMPLED_EVERY_S, RankWatch
 from agent_client.progress.progress import Progress
 from lighthouse_protocol.messages.membership import Assignment
@@ -50,7 +50,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, opened: WatchOpened, progress: Prog
 
     monkeypatch.setattr(ManagerClient, "watch", lambda *_, **__: watch)
     monkeypatch.setattr(ManagerClient, "quorum", refuse)
-    link = ManagerLink("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0, progress=progress)
+    link = ManagerConnection("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0, progress=progress)
     with pytest.raises(Unreachable):
         link.ask(0, "", tag_quorum_id=None, commit_failures=0, timeout_s=PATIENCE_S)
     link.close()
@@ -80,7 +80,7 @@ def test_the_end_of_a_manager_that_has_left_with_its_group_is_no_loss(
     monkeypatch.setattr(ManagerClient, "watch", lambda *_, **__: watch)
     monkeypatch.setattr(ManagerClient, "quorum", refuse)
     monkeypatch.setattr(RankWatch, "wait_ended", lambda *_: watch.cancel())
-    link = ManagerLink("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0)
+    link = ManagerConnection("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0)
     with pytest.raises(error):
         link.ask(0, "", tag_quorum_id=None, commit_failures=0, timeout_s=PATIENCE_S)
     watch.cancel()  # the manager ends

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from agent_client.errors import AgentError, GroupDrained
-from agent_client.manager_client.exit_report import LastWords
+from agent_client.manager_client.exit_report import ExitReport
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def uncaught(error: BaseException) -> None:
 
 def test_an_uncaught_exception_is_told_once_and_printed_as_before(hook: list[BaseException]) -> None:
     said: list[str] = []
-    LastWords(said.append).listen()
+    ExitReport(said.append).listen()
     error = ValueError("the loss is not a number")
     uncaught(error)
     uncaught(KeyError("later"))
@@ -45,14 +45,14 @@ def test_an_uncaught_exception_is_told_once_and_printed_as_before(hook: list[Bas
 )
 def test_what_ends_the_block_is_told_if_it_is_a_failure(error: BaseException | None, said: list[str]) -> None:
     heard: list[str] = []
-    LastWords(heard.append).speak(error)
+    ExitReport(heard.append).speak(error)
     assert heard == said
 
 
 def test_after_the_end_nothing_is_told_and_the_hook_stands_as_before(hook: list[BaseException]) -> None:
     before = sys.excepthook
     said: list[str] = []
-    words = LastWords(said.append)
+    words = ExitReport(said.append)
     words.listen()
     words.fall_silent()
     assert sys.excepthook is before
@@ -61,7 +61,7 @@ def test_after_the_end_nothing_is_told_and_the_hook_stands_as_before(hook: list[
 
 
 def test_a_hook_that_was_put_before_it_stays(hook: list[BaseException]) -> None:
-    words = LastWords(lambda reason: None)
+    words = ExitReport(lambda reason: None)
     words.listen()
     ours = sys.excepthook
     later = lambda kind, error, trace: ours(kind, error, trace)  # noqa: E731
@@ -76,7 +76,7 @@ def test_if_telling_fails_the_error_is_printed_all_the_same(hook: list[BaseExcep
     def fail(reason: str) -> None:
         raise RuntimeError("no manager")
 
-    LastWords(fail).listen()
+    ExitReport(fail).listen()
     with pytest.raises(RuntimeError):
         uncaught(ValueError("x"))
     assert [str(error) for error in hook] == ["x"]
@@ -84,7 +84,7 @@ def test_if_telling_fails_the_error_is_printed_all_the_same(hook: list[BaseExcep
 
 def test_a_forked_child_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    words = LastWords(said.append)
+    words = ExitReport(said.append)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     words.speak(ValueError())
     assert said == []

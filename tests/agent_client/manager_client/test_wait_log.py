@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 from agent_client.manager_client.wait_log import WaitLog
 from lighthouse_protocol.messages.session import ToRank, Waiting, WatchOpened
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError
@@ -43,7 +43,7 @@ def asking(monkeypatch: pytest.MonkeyPatch, watch: FakeWatch, caplog: pytest.Log
 
     monkeypatch.setattr(ManagerClient, "watch", lambda *_, **__: watch)
     monkeypatch.setattr(ManagerClient, "quorum", wait)
-    link = ManagerLink(f"{LOCALHOST}:1", 3, "worker", lambda *_: None, returns_within_s=0.0)
+    link = ManagerConnection(f"{LOCALHOST}:1", 3, "worker", lambda *_: None, returns_within_s=0.0)
     with pytest.raises(DeadlinePassed):
         link.ask(7, "", tag_quorum_id=None, commit_failures=0, timeout_s=30.0)
     link.close()
@@ -64,7 +64,7 @@ class TestSays:
 
     def test_that_the_manager_does_not_answer(self, caplog: pytest.LogCaptureFixture):
         """Nobody listens there: the request waits for somebody to come."""
-        link = ManagerLink(f"{LOCALHOST}:1", 0, "worker", lambda *_: None, returns_within_s=0.0)
+        link = ManagerConnection(f"{LOCALHOST}:1", 0, "worker", lambda *_: None, returns_within_s=0.0)
         with pytest.raises(LighthouseError):
             link.ask(0, "", tag_quorum_id=None, commit_failures=0, timeout_s=0.5)
         link.close()

@@ -1,15 +1,15 @@
 """The numbers of collectives are the same at all ranks, however many a group has of its own."""
 
-from agent_client.progress.rules.collective_ids import Entry, Numbers
+from agent_client.progress.rules.collective_ids import CollectiveIds, Entry
 from lighthouse_protocol.messages.progress import Collective
 
 
-def order(numbers: Numbers, entry: Entry, *, within_group: bool) -> tuple[int, int, int]:
+def order(numbers: CollectiveIds, entry: Entry, *, within_group: bool) -> tuple[int, int, int]:
     return numbers.told(entry, within_group=within_group)
 
 
 def test_each_comes_after_the_one_before() -> None:
-    numbers = Numbers()
+    numbers = CollectiveIds()
     numbers.begin(7, numbers.over_groups)
     told = [order(numbers, numbers.inside(), within_group=True) for _ in range(2)]
     for _ in range(2):
@@ -21,7 +21,7 @@ def test_each_comes_after_the_one_before() -> None:
 
 
 def test_a_group_s_own_collectives_move_no_other_group_s_numbers() -> None:
-    busy, other = Numbers(), Numbers()
+    busy, other = CollectiveIds(), CollectiveIds()
     for _ in range(5):
         busy.inside()
     both = [numbers.told(numbers.over(), within_group=False) for numbers in (busy, other)]
@@ -29,7 +29,7 @@ def test_a_group_s_own_collectives_move_no_other_group_s_numbers() -> None:
 
 
 def test_a_new_quorum_counts_anew_from_the_step_that_asked_for_it() -> None:
-    veteran, newcomer = Numbers(), Numbers()
+    veteran, newcomer = CollectiveIds(), CollectiveIds()
     for _ in range(9):
         veteran.over()
     asked_for = veteran.over_groups
@@ -43,7 +43,7 @@ def test_a_new_quorum_counts_anew_from_the_step_that_asked_for_it() -> None:
 
 
 def test_told_is_what_collectives_are_compared_by() -> None:
-    numbers = Numbers()
+    numbers = CollectiveIds()
     numbers.over()
     told = numbers.told(numbers.inside(), within_group=True)
     collective = Collective(told.quorum_id, told.number, "broadcast", inner=told.inner)

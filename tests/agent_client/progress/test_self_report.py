@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agent_client.progress import self_report
-from agent_client.progress.self_report import NEWEST_ENTRIES, Looks, flight_recorder, shortened
-from lighthouse_protocol.messages.evidence import MAX_FLIGHT_RECORDER_BYTES, OwnEvidence
+from agent_client.progress.self_report import NEWEST_ENTRIES, SelfReporter, flight_recorder, shortened
+from lighthouse_protocol.messages.evidence import MAX_FLIGHT_RECORDER_BYTES, SelfReport
 from tests.processes import PATIENCE_S, Process, eventually
 
 NOW = 1_700_000_000.0
@@ -124,7 +124,7 @@ class TestOwnEvidence:
 
         monkeypatch.setattr(self_report, "RECORDED_WITHIN_S", 0.05)
         monkeypatch.setattr(self_report, "flight_recorder", hang)
-        looks = Looks()
+        looks = SelfReporter()
         for number in (1, 2):
             own = answered(number, looks)
             assert own.stacks
@@ -135,9 +135,9 @@ class TestOwnEvidence:
         assert answered(3, looks).flight_recorder == "[]"
 
 
-def answered(number: int, looks: Looks | None = None) -> OwnEvidence:
-    sent = queue.SimpleQueue[OwnEvidence]()
-    (looks or Looks()).answer(number, sent.put)
+def answered(number: int, looks: SelfReporter | None = None) -> SelfReport:
+    sent = queue.SimpleQueue[SelfReport]()
+    (looks or SelfReporter()).answer(number, sent.put)
     return sent.get(timeout=PATIENCE_S)
 
 

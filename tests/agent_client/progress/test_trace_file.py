@@ -9,7 +9,7 @@ import pytest
 
 from agent_client.errors import ConfigurationError
 from agent_client.progress.progress import Progress
-from agent_client.progress.trace_file import LOG_VARIABLE, Lines, LoggedProgress, make_progress
+from agent_client.progress.trace_file import LOG_VARIABLE, Lines, TracedProgress, make_progress
 
 STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z ")
 
@@ -20,8 +20,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def progress(path: Path) -> LoggedProgress:
-    return LoggedProgress(Lines(path), clock=lambda: 5.0)
+def progress(path: Path) -> TracedProgress:
+    return TracedProgress(Lines(path), clock=lambda: 5.0)
 
 
 def lines(path: Path) -> list[str]:
@@ -30,7 +30,7 @@ def lines(path: Path) -> list[str]:
     return [STAMP.sub("", line) for line in stamped]
 
 
-def test_each_entry_and_each_exit_is_a_line(progress: LoggedProgress, path: Path) -> None:
+def test_each_entry_and_each_exit_is_a_line(progress: TracedProgress, path: Path) -> None:
     progress.step(812)
     with progress.phase("validation", total=25):
         progress.tick()
@@ -56,14 +56,14 @@ def test_each_entry_and_each_exit_is_a_line(progress: LoggedProgress, path: Path
     ]
 
 
-def test_an_exception_is_named_and_goes_on(progress: LoggedProgress, path: Path) -> None:
+def test_an_exception_is_named_and_goes_on(progress: TracedProgress, path: Path) -> None:
     with pytest.raises(ValueError, match="bad"), progress.phase("checkpoint"):
         raise ValueError("bad")
     assert lines(path)[-1] == "step 0 leaves checkpoint after 0.000 s, by ValueError"
 
 
 def test_samples_are_those_of_a_rank_without_a_log(path: Path) -> None:
-    logged, plain = LoggedProgress(Lines(path), clock=lambda: 5.0), Progress(clock=lambda: 5.0)
+    logged, plain = TracedProgress(Lines(path), clock=lambda: 5.0), Progress(clock=lambda: 5.0)
     for progress in (logged, plain):
         progress.step(1)
         with progress.phase("loader", total=3):
@@ -88,7 +88,7 @@ def test_lines_of_threads_do_not_mix(path: Path) -> None:
 
 
 def test_a_disk_that_fails_ends_the_log_and_not_the_rank(
-    progress: LoggedProgress, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    progress: TracedProgress, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(descriptor: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")

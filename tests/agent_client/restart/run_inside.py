@@ -11,27 +11,27 @@ from lighthouse.runs.rules import events
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse_protocol.messages.run import (
     Done,
-    Entry,
     Failure,
     Finish,
-    FromWorker,
+    FromRunRank,
     Over,
+    RankHeartbeat,
+    RankHello,
     RankId,
     Ready,
     Refusal,
-    StepReport,
     Told,
-    ToWorker,
+    ToRunRank,
     Welcome,
 )
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
 
 
-def event_of(rank: RankId, message: FromWorker, session: int) -> events.Event:
+def event_of(rank: RankId, message: FromRunRank, session: int) -> events.Event:
     match message:
-        case Entry():
+        case RankHello():
             return events.RankJoined(message, session)
-        case StepReport(step, phase):
+        case RankHeartbeat(step, phase):
             return events.RankHeartbeat(rank, step, phase)
         case Ready(generation):
             return events.RankReady(rank, generation)
@@ -41,7 +41,7 @@ def event_of(rank: RankId, message: FromWorker, session: int) -> events.Event:
             return events.RankFinished(rank, generation)
 
 
-def told_by(effect: events.Effect) -> list[tuple[RankId, ToWorker]]:
+def told_by(effect: events.Effect) -> list[tuple[RankId, ToRunRank]]:
     """What an effect says, and to whom."""
     match effect:
         case events.GenerationFormed(generation, spares):
@@ -68,22 +68,22 @@ class StreamInside:
         self._run = run
         self.session = session
         self.rank: RankId | None = None
-        self._said: queue.SimpleQueue[ToWorker | LighthouseError | None] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[ToRunRank | LighthouseError | None] = queue.SimpleQueue()
         self.is_open = True
 
-    def send(self, message: FromWorker) -> None:
-        if isinstance(message, Entry):
+    def send(self, message: FromRunRank) -> None:
+        if isinstance(message, RankHello):
             self.rank = message.rank
         self._run.hear(self, message)
 
-    def tell(self, message: ToWorker | LighthouseError) -> None:
+    def tell(self, message: ToRunRank | LighthouseError) -> None:
         self._said.put(message)
 
     def cancel(self) -> None:
         self._run.close(self)
         self._said.put(None)
 
-    def __iter__(self) -> Iterator[ToWorker]:
+    def __iter__(self) -> Iterator[ToRunRank]:
         while (message := self._said.get()) is not None:
             if isinstance(message, LighthouseError):
                 raise message
@@ -111,13 +111,13 @@ class RunInside:
                 self._break(stream)
             return stream
 
-    def hear(self, stream: StreamInside, message: FromWorker) -> None:
+    def hear(self, stream: StreamInside, message: FromRunRank) -> None:
         with self._lock:
             if stream.is_open and stream.rank is not None:
-                if isinstance(message, StepReport):
+                if isinstance(message, RankHeartbeat):
                     self.steps[stream.rank.slot] = message.step
                 self.do(event_of(stream.rank, message, stream.session))
-                if isinstance(message, Entry):
+                if isinstance(message, RankHello):
                     stream.tell(Welcome())
 
     def close(self, stream: StreamInside) -> None:

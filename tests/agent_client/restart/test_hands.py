@@ -5,8 +5,8 @@ import time
 import pytest
 
 from agent_client.collectives import open_groups
-from agent_client.restart.async_exception import Interruption, Section
-from agent_client.restart.interrupter import KILLED_STATUS, Hands
+from agent_client.restart.async_exception import InterruptibleSection, Interruption
+from agent_client.restart.interrupter import KILLED_STATUS, Interrupter
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.processes import Lighthouse, Process
 
@@ -46,9 +46,9 @@ def test_every_living_group_is_aborted() -> None:
 
 
 def test_an_abort_that_fails_does_not_hold_up_the_exception() -> None:
-    section = Section()
+    section = InterruptibleSection()
     aborts = [Group(ValueError("broken")), Group()]
-    hands = Hands(section, [each.abort for each in aborts])
+    hands = Interrupter(section, [each.abort for each in aborts])
     hands.begin()
 
     def train() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent_client.restart.async_exception import Interruption, Section
+from agent_client.restart.async_exception import InterruptibleSection, Interruption
 
 
 def never() -> bool:
@@ -19,7 +19,7 @@ def never() -> bool:
 
 def interrupted(function: Callable[[], object], *, again: bool = False) -> float:
     """How long after the first interruption it ended."""
-    section = Section()
+    section = InterruptibleSection()
     at: list[float] = []
     has_ended = threading.Event()
 
@@ -80,7 +80,7 @@ def test_a_thread_that_is_not_the_main_one() -> None:
     ended: list[bool] = []
 
     def live() -> None:
-        section = Section()
+        section = InterruptibleSection()
         threading.Timer(0.05, section.interrupt).start()
         try:
             section.run(spin, never)
@@ -95,7 +95,7 @@ def test_a_thread_that_is_not_the_main_one() -> None:
 
 
 def test_what_is_over_does_not_begin() -> None:
-    section = Section()
+    section = InterruptibleSection()
     with pytest.raises(Interruption):
         section.run(lambda: pytest.fail("it began"), lambda: True)
     assert not section.interrupt()
@@ -103,7 +103,7 @@ def test_what_is_over_does_not_begin() -> None:
 
 def test_nothing_arrives_outside_of_a_section() -> None:
     """An interrupter that never tires, against sections that end at every moment."""
-    section = Section()
+    section = InterruptibleSection()
     stop = threading.Event()
     counts = {"returned": 0, "interrupted": 0}
 
@@ -134,7 +134,7 @@ def test_nothing_arrives_outside_of_a_section() -> None:
 
 
 def test_its_value_and_its_error_are_the_functions() -> None:
-    section = Section()
+    section = InterruptibleSection()
     assert section.run(lambda: 7, never) == 7
     with pytest.raises(ZeroDivisionError):
         section.run(lambda: 1 // 0, never)

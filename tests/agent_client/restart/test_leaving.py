@@ -1,10 +1,10 @@
 """What is interrupted and still runs: each test compares all that is said, deadline by deadline."""
 
 from agent_client.restart.rules.events import Interrupt, Kill
-from agent_client.restart.rules.interrupt_timer import Leaving
+from agent_client.restart.rules.interrupt_timer import InterruptTimer
 
 
-def said(leaving: Leaving, until: float) -> list[tuple[float, Interrupt | Kill]]:
+def said(leaving: InterruptTimer, until: float) -> list[tuple[float, Interrupt | Kill]]:
     """With when it was said."""
     effects: list[tuple[float, Interrupt | Kill]] = []
     while (at := leaving.deadline) is not None and at <= until:
@@ -16,12 +16,12 @@ def said(leaving: Leaving, until: float) -> list[tuple[float, Interrupt | Kill]]
 
 
 def test_who_runs_is_left_alone():
-    leaving = Leaving(1.0, 3.0)
+    leaving = InterruptTimer(1.0, 3.0)
     assert (leaving.deadline, leaving.tick(1000.0)) == (None, [])
 
 
 def test_it_is_interrupted_again_and_again_and_then_killed_once():
-    leaving = Leaving(1.0, 3.0)
+    leaving = InterruptTimer(1.0, 3.0)
     leaving.begin("why", 10.0)
     again = Interrupt("why")
     killed = Kill("still runs 3 s after its interruption: why")
@@ -29,7 +29,7 @@ def test_it_is_interrupted_again_and_again_and_then_killed_once():
 
 
 def test_who_has_ended_in_time_is_told_nothing_more():
-    leaving = Leaving(1.0, 3.0)
+    leaving = InterruptTimer(1.0, 3.0)
     leaving.begin("why", 10.0)
     assert said(leaving, 11.5) == [(10.0, Interrupt("why")), (11.0, Interrupt("why"))]
     leaving.end()
@@ -37,7 +37,7 @@ def test_who_has_ended_in_time_is_told_nothing_more():
 
 
 def test_the_next_time_has_a_limit_of_its_own():
-    leaving = Leaving(5.0, 3.0)
+    leaving = InterruptTimer(5.0, 3.0)
     leaving.begin("one", 10.0)
     leaving.end()
     leaving.begin("two", 12.0)

@@ -4,15 +4,14 @@ import pytest
 
 from agent_client.restart.rules.config import RankConfig, RankPhase
 from agent_client.restart.rules.events import (
-    Closed,
     Connect,
     Disconnect,
     Ended,
-    Heard,
     Interrupt,
     Kill,
     LighthouseBack,
     LighthouseLost,
+    MessageReceived,
     Raised,
     RankEffect,
     RankEvent,
@@ -20,31 +19,32 @@ from agent_client.restart.rules.events import (
     Run,
     Send,
     StandBy,
-    Stepped,
+    StepDone,
+    StreamClosed,
     Waiting,
 )
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol.messages.run import (
     Counters,
     Done,
-    Entry,
     Failure,
     Finish,
-    FromWorker,
+    FromRunRank,
     Over,
+    RankHeartbeat,
+    RankHello,
     RankId,
     Ready,
     Refusal,
-    StepReport,
     Stop,
     Terms,
     Told,
-    ToWorker,
+    ToRunRank,
     Welcome,
 )
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, Unreachable
 
-ENTRY = Entry(RankId(1, "i"), Terms(3), attempt=2, host="h", pid=7)
+ENTRY = RankHello(RankId(1, "i"), Terms(3), attempt=2, host="h", pid=7)
 CONFIG = RankConfig(
     beat_interval_s=1000.0, interrupt_interval_s=1.0, hard_timeout_s=5.0, lighthouse_timeout_s=60.0, soft_timeout_s=None
 )
@@ -65,11 +65,11 @@ class Life:
     def do(self, event: RankEvent) -> list[RankEffect]:
         return self._checked(list(self.machine.handle(event, self.now)))
 
-    def hear(self, message: ToWorker) -> list[RankEffect]:
-        return self.do(Heard(self.session, message))
+    def hear(self, message: ToRunRank) -> list[RankEffect]:
+        return self.do(MessageReceived(self.session, message))
 
     def close(self, error: Exception | None = DOWN) -> list[RankEffect]:
-        return self.do(Closed(self.session, error, jitter=0.5))  # type: ignore[arg-type]
+        return self.do(StreamClosed(self.session, error, jitter=0.5))  # type: ignore[arg-type]
 
     def later(self, by_s: float) -> list[RankEffect]:
         """Time passes, deadline by deadline."""
@@ -87,7 +87,7 @@ class Life:
         self.session = max([self.session, *(effect.session for effect in effects if isinstance(effect, Connect))])
         return effects
 
-    def sends(self, *messages: FromWorker) -> list[RankEffect]:
+    def sends(self, *messages: FromRunRank) -> list[RankEffect]:
         return [Send(self.session, message) for message in messages]
 
 
@@ -104,7 +104,7 @@ def running(ready: Life) -> Life:
     return ready
 
 
-def reconnect(life: Life) -> list[FromWorker]:
+def reconnect(life: Life) -> list[FromRunRank]:
     """The stream breaks and is opened again: what is said on the new one."""
     assert life.close()[0] == LighthouseLost("down")
     effects = life.later(1.0)
@@ -127,7 +127,7 @@ def test_who_is_not_in_it_is_a_spare_until_it_is(ready: Life) -> None:
 def test_a_spare_of_a_generation_is_not_active_in_it(ready: Life) -> None:
     ready.hear(Told(Counters(0), (0, 2)))
     assert ready.machine.generation is None
-    assert reconnect(ready)[0] == Entry(ENTRY.rank, ENTRY.terms, 2, "h", 7, is_ready=True, seen=0)
+    assert reconnect(ready)[0] == RankHello(ENTRY.rank, ENTRY.terms, 2, "h", 7, is_ready=True, seen=0)
 
 
 def test_what_fails_says_so_then_waits(running: Life) -> None:
@@ -206,19 +206,19 @@ def test_who_does_not_leave_after_a_stop_is_killed(running: Life) -> None:
 
 def test_what_was_heard_of_an_older_stream_is_nothing(running: Life) -> None:
     reconnect(running)
-    assert running.do(Heard(1, Over(0))) == []
-    assert running.do(Closed(1, Superseded("by the newer one"))) == []
+    assert running.do(MessageReceived(1, Over(0))) == []
+    assert running.do(StreamClosed(1, Superseded("by the newer one"))) == []
 
 
 def test_who_runs_says_which(running: Life) -> None:
-    running.do(Stepped(12))
+    running.do(StepDone(12))
     running.later(1.0)
-    assert reconnect(running) == [Entry(ENTRY.rank, ENTRY.terms, 2, "h", 7, generation=0, seen=0, step=12)]
+    assert reconnect(running) == [RankHello(ENTRY.rank, ENTRY.terms, 2, "h", 7, generation=0, seen=0, step=12)]
     assert running.machine.phase is RankPhase.RUNNING
 
 
 def test_who_is_ready_says_so(ready: Life) -> None:
-    assert reconnect(ready) == [Entry(ENTRY.rank, ENTRY.terms, 2, "h", 7, is_ready=True)]
+    assert reconnect(ready) == [RankHello(ENTRY.rank, ENTRY.terms, 2, "h", 7, is_ready=True)]
 
 
 def test_who_has_finished_says_so(running: Life) -> None:
@@ -232,12 +232,12 @@ def test_a_failure_is_said_again_until_it_is_known(running: Life) -> None:
     running.do(Waiting())
     running.hear(Welcome())
     assert reconnect(running) == [
-        Entry(ENTRY.rank, ENTRY.terms, 2, "h", 7, generation=0, seen=0),
+        RankHello(ENTRY.rank, ENTRY.terms, 2, "h", 7, generation=0, seen=0),
         Failure(0, "boom"),
         Ready(0),
     ]
     running.hear(Over(0))
-    assert reconnect(running) == [Entry(ENTRY.rank, ENTRY.terms, 2, "h", 7, generation=0, is_ready=True, seen=0)]
+    assert reconnect(running) == [RankHello(ENTRY.rank, ENTRY.terms, 2, "h", 7, generation=0, is_ready=True, seen=0)]
 
 
 def test_what_is_done_without_a_stream_is_held(running: Life) -> None:
@@ -324,12 +324,12 @@ def test_a_slot_that_is_taken_is_asked_for_until_its_predecessor_must_be_missed(
 
 def test_beats_and_steps_are_told_and_not_too_often() -> None:
     life = Life(RankConfig(beat_interval_s=1.0, report_interval_s=0.25))
-    assert life.later(2.0) == life.sends(StepReport(0, "idle"), StepReport(0, "idle"))
+    assert life.later(2.0) == life.sends(RankHeartbeat(0, "idle"), RankHeartbeat(0, "idle"))
     life.now = 2.5
-    assert life.do(Stepped(1)) == life.sends(StepReport(1, "idle"))
-    assert life.do(Stepped(2)) == []
-    assert life.do(Stepped(3)) == []
-    assert life.later(0.25) == life.sends(StepReport(3, "idle"))
+    assert life.do(StepDone(1)) == life.sends(RankHeartbeat(1, "idle"))
+    assert life.do(StepDone(2)) == []
+    assert life.do(StepDone(3)) == []
+    assert life.later(0.25) == life.sends(RankHeartbeat(3, "idle"))
     assert life.later(0.5) == []
 
 
@@ -338,7 +338,7 @@ def test_a_function_that_makes_no_progress_has_failed() -> None:
     life.do(Waiting())
     life.hear(TOLD_0)
     assert life.later(100.0) == []  # it has not made a step yet: it may be compiling
-    life.do(Stepped(1))
+    life.do(StepDone(1))
     assert life.later(2.9) == []
     failure = Failure(0, "no progress for 3 s")
     assert life.later(0.2) == [*life.sends(failure), Interrupt(failure.reason)]

@@ -11,7 +11,7 @@ from agent_client.restart.rules.config import RankPhase
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse.runs.rules import events as generation_events
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse_protocol.messages.run import Done, Entry, FromWorker, RankId, Terms, ToWorker, Welcome
+from lighthouse_protocol.messages.run import Done, FromRunRank, RankHello, RankId, Terms, ToRunRank, Welcome
 from lighthouse_protocol.refusals import Unreachable
 from tests.agent_client.restart.run_inside import event_of, told_by
 
@@ -29,14 +29,14 @@ class World:
         self.lighthouse = RunMachine(now=0.0)
         self.streams: dict[int, int] = {}  # slot -> the lighthouse's session
         self.numbers = itertools.count(1)
-        self.up: dict[int, deque[FromWorker]] = {slot: deque() for slot in range(SIZE)}
-        self.down: dict[int, deque[ToWorker]] = {slot: deque() for slot in range(SIZE)}
+        self.up: dict[int, deque[FromRunRank]] = {slot: deque() for slot in range(SIZE)}
+        self.down: dict[int, deque[ToRunRank]] = {slot: deque() for slot in range(SIZE)}
         self.session: dict[int, int] = {}  # slot -> the rank's
         self.runs: dict[int, list[tuple[int, int]]] = {slot: [] for slot in range(SIZE)}
         self.ended: dict[int, object] = {}
         self.ids = [RankId(slot, f"i{slot}") for slot in range(SIZE)]
         terms = Terms(SIZE, active=3, join_timeout_s=5.0)
-        self.ranks = [RankMachine(Entry(rank, terms)) for rank in self.ids]
+        self.ranks = [RankMachine(RankHello(rank, terms)) for rank in self.ids]
         for slot, rank in enumerate(self.ranks):
             self.perform(slot, list(rank.start(self.now)))
             self.do(slot, events.Waiting())
@@ -88,17 +88,17 @@ class World:
         if self.up[slot]:
             message = self.up[slot].popleft()
             self.hear(event_of(self.ids[slot], message, self.streams[slot]))
-            if isinstance(message, Entry):
+            if isinstance(message, RankHello):
                 self.down[slot].append(Welcome())
         if self.down[slot]:
-            self.do(slot, events.Heard(self.session[slot], self.down[slot].popleft()))
+            self.do(slot, events.MessageReceived(self.session[slot], self.down[slot].popleft()))
 
     def step(self, operation: str, slot: int) -> None:
         is_running = self.ranks[slot].phase is RankPhase.RUNNING
         match operation:
             case "break" if slot in self.streams:
                 self.lose(slot)
-                self.do(slot, events.Closed(self.session[slot], Unreachable("broken")))
+                self.do(slot, events.StreamClosed(self.session[slot], Unreachable("broken")))
             case "raise" if is_running:
                 self.do(slot, events.Raised("boom"))
                 self.do(slot, events.Waiting())

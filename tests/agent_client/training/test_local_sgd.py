@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_client.agent.rules.world_size import WorldSizeMode
-from agent_client.manager_client.client import ManagerLink
+from agent_client.manager_client.client import ManagerConnection
 from agent_client.state.snapshot import snapshot
 from agent_client.state.train_state import TrainState
 from agent_client.training.local_sgd import LocalSGD
@@ -167,7 +167,7 @@ def test_the_vote_of_a_long_step_asks_for_no_grant_of_the_next(monkeypatch: pyte
         return Vote(commit=True)
 
     monkeypatch.setattr(ManagerClient, "vote", vote)
-    link = ManagerLink("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0)
+    link = ManagerConnection("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0)
     for asks_ahead in (True, False):
         link.asks_ahead = asks_ahead
         assert link.vote(1, True, quorum_id=1, timeout_s=1.0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-from agent_client.transfer.server import CheckpointServer
+from agent_client.transfer.server import StateServer
 
 
 def eventually(is_true: Callable[[], bool], within_s: float = 3.0) -> bool:
@@ -23,8 +23,8 @@ def threads() -> set[str]:
 
 
 @contextmanager
-def serving(**options: Any) -> Iterator[CheckpointServer]:
-    with closing(CheckpointServer(options.pop("bind_host", "127.0.0.1"), **{"advertise": "127.0.0.1"} | options)) as it:
+def serving(**options: Any) -> Iterator[StateServer]:
+    with closing(StateServer(options.pop("bind_host", "127.0.0.1"), **{"advertise": "127.0.0.1"} | options)) as it:
         yield it
 
 

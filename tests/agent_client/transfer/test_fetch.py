@@ -22,7 +22,7 @@ from agent_client.state.encoding import Encoding
 from agent_client.state.snapshot import StateMismatch, install_matches
 from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.rules.source_order import TRIES
-from agent_client.transfer.server import CheckpointServer, StateUnavailable
+from agent_client.transfer.server import StateServer, StateUnavailable
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import answering, eventually, ok, serving, threads, took
 
@@ -85,7 +85,7 @@ class Proxy:
 
 
 @contextmanager
-def proxy(server: CheckpointServer, *cut_after_bytes: int) -> Iterator[Proxy]:
+def proxy(server: StateServer, *cut_after_bytes: int) -> Iterator[Proxy]:
     with closing(Proxy(server.address, *cut_after_bytes)) as it:
         yield it
 
@@ -257,7 +257,7 @@ def tensors_alive() -> Iterator[torch.Tensor]:
 SOURCE = """
 import os, signal, sys, time, torch
 from agent_client.state.encoding import Encoding
-from agent_client.transfer.server import CheckpointServer
+from agent_client.transfer.server import StateServer
 
 def chunks_then_signal(encoding, start, chunks=Encoding.chunks):
     for number, chunk in enumerate(chunks(encoding, start)):
@@ -266,7 +266,7 @@ def chunks_then_signal(encoding, start, chunks=Encoding.chunks):
         yield chunk
 
 Encoding.chunks = chunks_then_signal
-server = CheckpointServer("127.0.0.1", advertise="127.0.0.1", chunk_bytes=2**20)
+server = StateServer("127.0.0.1", advertise="127.0.0.1", chunk_bytes=2**20)
 server.publish((7, 12, 0), {"w": torch.arange(2**20, dtype=torch.int64), "step": 12})
 print(server.address, flush=True)
 time.sleep(60)

@@ -21,7 +21,7 @@ import torch
 
 from agent_client.state.decoding import Encoding, decode, encode
 from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.server import CheckpointServer, CorruptState, StateKey, StateUnavailable, fetch
+from agent_client.transfer.server import CorruptState, StateKey, StateServer, StateUnavailable, fetch
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import answering, eventually, ok, serving, threads, took
 
@@ -57,14 +57,14 @@ def _nothing_left_behind(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCa
 
 
 @contextmanager
-def reading(server: CheckpointServer, key: StateKey = KEY, wait_s: float = 0) -> Iterator[socket.socket]:
+def reading(server: StateServer, key: StateKey = KEY, wait_s: float = 0) -> Iterator[socket.socket]:
     """A reader in hand that has sent its request; what the kernel buffers for it is far less than BIG."""
     with idle(server) as reader:
         reader.sendall(b"GET /checkpoint/%d/%d/%d?wait_s=%.1f HTTP/1.1\r\n\r\n" % (*key, wait_s))
         yield reader
 
 
-def idle(server: CheckpointServer) -> socket.socket:
+def idle(server: StateServer) -> socket.socket:
     """A connection that asks for nothing."""
     host, port = server.address.removeprefix("http://").rsplit(":", 1)
     return socket.create_connection((host, int(port)), 5)
@@ -283,7 +283,7 @@ class TestAddresses:
 
     def test_a_port_that_is_taken(self) -> None:
         with serving() as server, pytest.raises(OSError) as caught:
-            CheckpointServer("127.0.0.1", advertise="x", port=int(server.address.rsplit(":", 1)[1]))
+            StateServer("127.0.0.1", advertise="x", port=int(server.address.rsplit(":", 1)[1]))
         assert f"on {server.address.removeprefix('http://')}" in caught.value.__notes__[0]
 
 
@@ -382,7 +382,7 @@ def half_then_silence(connection: socket.socket) -> None:
 KILLED_SOURCE = """
 import os, signal, time, torch
 from agent_client.state.decoding import Encoding
-from agent_client.transfer.server import CheckpointServer
+from agent_client.transfer.server import StateServer
 
 def chunks_then_death(encoding, start, chunks=Encoding.chunks):
     for number, chunk in enumerate(chunks(encoding, start)):
@@ -391,7 +391,7 @@ def chunks_then_death(encoding, start, chunks=Encoding.chunks):
         yield chunk
 
 Encoding.chunks = chunks_then_death
-server = CheckpointServer("127.0.0.1", advertise="127.0.0.1")
+server = StateServer("127.0.0.1", advertise="127.0.0.1")
 server.publish((7, 12, 0), torch.zeros(64 * 2**20, dtype=torch.uint8))
 print(server.address, flush=True)
 time.sleep(30)

@@ -13,12 +13,12 @@ from agent_client.transfer.rules.source_order import (
     Failed,
     Read,
     Refused,
-    TransferMachine,
+    SourceOrder,
 )
 
 
-def machine(*sources: str, deadline: float = 100.0, silence_s: float = 10.0) -> TransferMachine:
-    return TransferMachine(sources or ("a", "b"), deadline=deadline, silence_s=silence_s)
+def machine(*sources: str, deadline: float = 100.0, silence_s: float = 10.0) -> SourceOrder:
+    return SourceOrder(sources or ("a", "b"), deadline=deadline, silence_s=silence_s)
 
 
 def test_begins_with_the_first() -> None:
@@ -76,7 +76,7 @@ def test_late() -> None:
 
 def test_needs_a_source() -> None:
     with pytest.raises(ValueError):
-        TransferMachine([], deadline=1, silence_s=1)
+        SourceOrder([], deadline=1, silence_s=1)
 
 
 events = st.one_of(
@@ -90,7 +90,7 @@ events = st.one_of(
 def test_whatever_happens(count: int, story: Sequence[tuple[Broken | Refused, float]], deadline: float) -> None:
     """Sources are read in order, never again once passed over; offsets are what was received; it ends in time."""
     sources = [f"s{number}" for number in range(count)]
-    transfer, now = TransferMachine(sources, deadline=deadline, silence_s=5), 0.0
+    transfer, now = SourceOrder(sources, deadline=deadline, silence_s=5), 0.0
     action = transfer.begin(now)
     order = [action.source] if isinstance(action, Read) else []
     for event, passes_s in story:

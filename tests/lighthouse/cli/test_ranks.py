@@ -51,7 +51,7 @@ def test_json_is_the_status(fake, run):
 
 def test_nobody_has_said_where_it_is(fake, run):
     fake.answers = [status(job(member("a")))]
-    assert run(command).output == "no ranks: nobody has said where it is\n"
+    assert run(command).output == "no ranks have reported\n"
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 200])

@@ -7,12 +7,12 @@ from lighthouse.cli.keys import keys
 from lighthouse.cli.restarts import restarts
 from lighthouse.cli.stop import resume, stop
 from lighthouse_protocol.messages.run import Counters, KeyKind, Stop, Terms
-from lighthouse_protocol.messages.run_status import IncidentStatus, RunStatus
+from lighthouse_protocol.messages.run_status import RestartStatus, RunStatus
 from lighthouse_protocol.refusals import UnknownName, WrongState
 
 INCIDENTS = (
-    IncidentStatus(0, "slot 1 (a1): SIGSEGV", True, ("slot 1 (a1)",), 1e9, 1, 1e9 + 0.25, 1e9 + 1.5, ("last words",)),
-    IncidentStatus(1, "slot 1 (b2) comes in", False, (), 1e9 + 60, None, None, None),
+    RestartStatus(0, "slot 1 (a1): SIGSEGV", True, ("slot 1 (a1)",), 1e9, 1, 1e9 + 0.25, 1e9 + 1.5, ("last words",)),
+    RestartStatus(1, "slot 1 (b2) comes in", False, (), 1e9 + 60, None, None, None),
 )
 RUN = RunStatus("default", "r1", "stands", Counters(1, 0, 1, 1), Terms(3), (0, 2), False, None, (), INCIDENTS, (), ())
 
@@ -81,7 +81,7 @@ def test_the_reason_goes_to_all(fake, run):
     assert (fake.calls[0]["reason"], fake.calls[0]["run"]) == ("maintenance", "default")
 
 
-@pytest.mark.parametrize("error", [UnknownName("run: nobody was ever of run 'x'"), WrongState("run: is completed")])
+@pytest.mark.parametrize("error", [UnknownName("run: job 'j' has no run 'x'"), WrongState("run: is completed")])
 def test_a_refusal_is_one_line_on_stderr(fake, run, error):
     fake.answers = [error]
     result = run(stop, "--run", "x")

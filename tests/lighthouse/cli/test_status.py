@@ -52,7 +52,7 @@ def test_a_lighthouse_that_tells_no_phase(fake, run):
 
 
 def test_says_that_nobody_has_joined(fake, run):
-    assert run(command).output.splitlines()[1] == "no jobs: nobody has joined"
+    assert run(command).output.splitlines()[1] == "no jobs: no replica group has joined"
 
 
 def test_an_unknown_job_is_an_error(fake, run):

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from lighthouse import dashboard
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
-from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import (
     JobStatus,
     LighthouseStatus,
@@ -69,7 +69,7 @@ def test_every_control_has_a_name():
 
 
 def test_knows_every_state_verdict_and_field():
-    for word in (*MemberState, *RankState, *Verdict, *Phase, *TimelineKind, *IncidentKind):
+    for word in (*MemberState, *RankState, *Verdict, *QuorumPhase, *TimelineKind, *IncidentKind):
         assert re.search(rf"\b{word.value}\b", PAGE), word
     for cls in (LighthouseStatus, JobStatus, MemberStatus, RankPlace, TimelineEntry, IncidentSummary):
         unknown = [f.name for f in dataclasses.fields(cls) if not re.search(rf"\b{f.name}\b", PAGE)]

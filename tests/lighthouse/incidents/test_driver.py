@@ -16,15 +16,15 @@ from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.messages.incident import Incident, IncidentKind, IncidentSummary
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.session import (
-    Beat,
     Evidence,
     EvidenceDone,
     EvidenceRequest,
+    GroupReport,
+    Heartbeat,
     Hello,
     JoinRequest,
     KillRequest,
     Leave,
-    Levels,
     ToManager,
 )
 from lighthouse_protocol.messages.status import TimelineKind
@@ -86,8 +86,8 @@ class Manager:
         self.job.driver.receive(self.session, JoinRequest(self.joins, participant, 600.0))
 
     def beat(self, granted: int, view: GroupView | None = None, **levels: Any) -> None:
-        given = Levels(held(self.job.quorum_id, granted=granted), **levels)
-        self.job.driver.receive(self.session, Beat(1, given, view))
+        given = GroupReport(held(self.job.quorum_id, granted=granted), **levels)
+        self.job.driver.receive(self.session, Heartbeat(1, given, view))
 
     def told(self, kind: type[ToManager]) -> list[ToManager]:
         return [message for message in self.heard if isinstance(message, kind)]

@@ -18,7 +18,7 @@ import pytest
 import lighthouse.journal.database
 from lighthouse.journal.database import beside
 from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.session import Held, HoldMode, Order, Phase, Welcome
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase, Welcome
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
 from tests.virtual_loop import VirtualLoop
 
@@ -45,9 +45,9 @@ def on_disk(path: Path) -> dict[str, Any]:
     return json.loads(rows[0][0]) if rows else {}
 
 
-def orders(manager: Manager, phase: Phase) -> list[Order]:
+def orders(manager: Manager, phase: QuorumPhase) -> list[QuorumOrder]:
     said = [m.order if isinstance(m, Welcome) else m for m in manager.heard]
-    return [order for order in said if isinstance(order, Order) and order.phase is phase]
+    return [order for order in said if isinstance(order, QuorumOrder) and order.phase is phase]
 
 
 # -- what is told after what is written
@@ -162,7 +162,7 @@ def test_a_pause_of_the_lighthouse_moves_the_return(loop: VirtualLoop, path: Pat
     beat_for(loop, [a, b], 1)
     assert life.driver.status().phase == "standing"
     assert (a.quorum_id, b.quorum_id) == (first, first)
-    assert not orders(a, Phase.REVOKED)
+    assert not orders(a, QuorumPhase.REVOKED)
     life.die()
 
 
@@ -184,7 +184,7 @@ def test_a_quorum_that_stands_keeps_no_id_when_it_forms_again(loop: VirtualLoop)
     life = Life(loop, None)
     a, b = formed(life, "ab")
     first = a.quorum_id
-    b.held = Held(first, HoldMode.REVOKED, 0)
+    b.held = HeldQuorum(first, HoldState.REVOKED, 0)
     b.beat()
     for manager in (a, b):
         manager.held = None
@@ -261,7 +261,7 @@ def test_a_quorum_that_stands_again_by_an_older_journal_is_revoked(loop: Virtual
     assert life.driver.status().phase == "standing"
     Manager("c", seen=old + 5).connect(life)
     for manager in (a, b):
-        [order] = orders(manager, Phase.REVOKED)
+        [order] = orders(manager, QuorumPhase.REVOKED)
         assert f"c was told quorum {old + 5}, which is not remembered" in order.reason
     life.die()
 

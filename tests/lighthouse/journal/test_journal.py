@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 import lighthouse.journal.database
 import lighthouse.journal.journal
 from lighthouse.journal.journal import Journal, default_path
-from lighthouse.quorum.rules.record import Entry, Record
-from lighthouse.quorum.store import Memory
+from lighthouse.quorum.rules.record import JoinState, QuorumRecord
+from lighthouse.quorum.store import JobStore
 from lighthouse.server.config import LighthouseConfig
 from lighthouse_protocol.limits import MAX_QUORUM_ID
 from lighthouse_protocol.messages.membership import Participant, Quorum
@@ -32,9 +32,11 @@ from tests.lighthouse.quorum.test_record import RECORDS, wires
 REPOSITORY = Path(__file__).parents[3]
 
 
-def record(quorum_id: int, size: int = 2, lease_s: float = 10.0) -> Record:
+def record(quorum_id: int, size: int = 2, lease_s: float = 10.0) -> QuorumRecord:
     members = tuple(Participant(f"group-{i}", address=f"h{i}:1", step=quorum_id, wire=b"\x00\xff") for i in range(size))
-    return Record(quorum_id, Quorum(quorum_id, members), True, {p.replica_id: Entry(1, 2, 0) for p in members}, lease_s)
+    return QuorumRecord(
+        quorum_id, Quorum(quorum_id, members), True, {p.replica_id: JoinState(1, 2, 0) for p in members}, lease_s
+    )
 
 
 @contextmanager
@@ -65,7 +67,7 @@ def child(code: str, path: Path, **env: str) -> Generator[subprocess.Popen[str],
     """A process that has `journal` on `path`; it is killed at the end."""
     head = (
         "import os, random, signal, sys, time\nfrom pathlib import Path\n"
-        "from lighthouse.journal.journal import Journal\nfrom lighthouse.quorum.rules.record import Record\n"
+        "from lighthouse.journal.journal import Journal\nfrom lighthouse.quorum.rules.record import QuorumRecord as Record\n"
         "from lighthouse_protocol.messages.membership import Participant, Quorum\n"
         "from lighthouse_protocol.refusals import LighthouseError\n"
         f"journal = Journal(Path({str(path)!r}), '[::]:29510')\n"
@@ -94,7 +96,7 @@ def line(process: subprocess.Popen[str]) -> str:
 # -- what is kept
 
 
-Step = tuple[str, str, Record]
+Step = tuple[str, str, QuorumRecord]
 STEPS: st.SearchStrategy[list[Step]] = st.lists(
     st.tuples(st.sampled_from(["commit", "commit", "forget", "restart"]), st.sampled_from(["a", "b", "ü"]), RECORDS),
     max_size=12,
@@ -104,7 +106,7 @@ STEPS: st.SearchStrategy[list[Step]] = st.lists(
 @settings(max_examples=40)
 @given(STEPS)
 def test_what_was_committed_is_loaded_again(steps: list[Step]) -> None:
-    kept: dict[str, Record] = {}
+    kept: dict[str, QuorumRecord] = {}
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder, "journal.sqlite"))
         terms = [journal.claim()]
@@ -115,7 +117,7 @@ def test_what_was_committed_is_loaded_again(steps: list[Step]) -> None:
                 kept[job] = drawn
             elif what == "forget":
                 journal.forget(job)
-                kept |= {job: Record(highest)} if job in kept else {}
+                kept |= {job: QuorumRecord(highest)} if job in kept else {}
             elif what == "restart":
                 journal.release()
                 terms.append(journal.claim())
@@ -135,7 +137,7 @@ def test_an_id_never_goes_back(path: Path) -> None:
         journal.forget("job")
         with pytest.raises(ValueError, match="job named quorum 7"):
             journal.commit("job", record(6))
-        assert journal.load() == {"job": Record(7)}
+        assert journal.load() == {"job": QuorumRecord(7)}
 
 
 def test_of_many_forgotten_jobs_one_number_is_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,16 +151,16 @@ def test_of_many_forgotten_jobs_one_number_is_left(path: Path, monkeypatch: pyte
     with claimed(path) as journal:
         assert journal.load() == {
             "alive": record(1),
-            "job-30": Record(30),
-            "job-40": Record(40),
-            "job-50": Record(50),
+            "job-30": QuorumRecord(30),
+            "job-40": QuorumRecord(40),
+            "job-50": QuorumRecord(50),
         }
         assert journal.last_id("job-30") == 30
         assert [journal.last_id(job) for job in ("job-60", "job-10", "unheard of")] == [60, 60, 60]
 
 
 def test_a_job_that_comes_back_is_a_job_again(path: Path) -> None:
-    memory: Memory = Journal(path)
+    memory: JobStore = Journal(path)
     memory.claim()
     memory.commit("job", record(1))
     memory.forget("job")
@@ -323,7 +325,7 @@ def test_a_forked_child_does_not_have_it(path: Path) -> None:
             holder.wait()
             os.kill(pid, 0)
             with claimed(path) as journal:
-                assert journal.load() == {"job": Record(1)}
+                assert journal.load() == {"job": QuorumRecord(1)}
         finally:
             os.kill(pid, signal.SIGKILL)
 
@@ -341,7 +343,7 @@ def test_a_forked_child_that_ends_leaves_the_parents_journal_whole(path: Path) -
         assert line(holder) == "done"
         holder.wait()
     with claimed(path) as journal:
-        assert journal.load() == {"job": Record(8), "after": Record(8)}
+        assert journal.load() == {"job": QuorumRecord(8), "after": QuorumRecord(8)}
 
 
 def test_its_holder_is_named_by_its_address(path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from lighthouse.quorum.rules.events import HeartbeatReceived, WasLate
 from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse_protocol.messages.session import Order, Phase
+from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import Unreachable
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.sessions import (
@@ -24,7 +24,7 @@ from tests.lighthouse.sessions import (
 )
 
 HOLDS = {"held": held(1)}
-STANDING = Order(1, Phase.STANDING)
+STANDING = QuorumOrder(1, QuorumPhase.STANDING)
 
 
 def beating(machine: QuorumMachine, sessions: range | tuple[int, ...], start: float, stop: float) -> list[object]:
@@ -72,7 +72,7 @@ class TestMassSilence:
         m = standing("abcd")
         assert ticked(m, 0, 8) == []
         assert beating(m, range(1, 5), 8, 20) == []
-        assert m.standing.phase is Phase.STANDING
+        assert m.standing.phase is QuorumPhase.STANDING
 
     def test_and_may_be_held_again(self):
         m = standing("abcd")

@@ -8,7 +8,7 @@ from agent_client.agent.config import AgentConfig
 from lighthouse.members.rules.roster import Member
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import QuorumFormed
-from lighthouse.quorum.rules.joins import JoinClock, Joins
+from lighthouse.quorum.rules.joins import JoinQueue, JoinTimer
 from lighthouse_protocol.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
 from tests.lighthouse.builders import beat, beating, group, join, machine
 
@@ -19,13 +19,13 @@ def member(name: str, **fields: object) -> Member:
 
 class TestClock:
     def test_starts_with_the_first(self):
-        clock = JoinClock(5)
+        clock = JoinTimer(5)
         clock.joined(3)
         clock.joined(7)
         assert (clock.started_at, clock.asking) == (3, 2)
 
     def test_goes_on_while_anybody_asks(self):
-        clock = JoinClock(5)
+        clock = JoinTimer(5)
         clock.joined(3)
         clock.joined(7)
         clock.withdrew(8)
@@ -34,14 +34,14 @@ class TestClock:
 
     @pytest.mark.parametrize(("gap", "started_at"), [(0, 3), (5, 3), (5.01, 15.01)])
     def test_a_gap(self, gap: float, started_at: float):
-        clock = JoinClock(5)
+        clock = JoinTimer(5)
         clock.joined(3)
         clock.withdrew(10)
         clock.joined(10 + gap)
         assert clock.started_at == started_at
 
     def test_runs_on_for_a_short_while_after_the_last_has_withdrawn(self):
-        clock = JoinClock(5)
+        clock = JoinTimer(5)
         assert clock.running_since(3) is None
         clock.joined(3)
         assert clock.running_since(100) == 3
@@ -50,7 +50,7 @@ class TestClock:
         assert clock.running_since(105.01) is None
 
     def test_a_quorum_ends_it(self):
-        clock = JoinClock(5)
+        clock = JoinTimer(5)
         clock.joined(3)
         clock.restart(0, 10)
         assert clock.started_at is None
@@ -58,7 +58,7 @@ class TestClock:
         assert clock.started_at == 11
 
     def test_those_left_out_begin_anew(self):
-        clock = JoinClock(5)
+        clock = JoinTimer(5)
         clock.joined(3)
         clock.restart(2, 10)
         assert (clock.started_at, clock.asking) == (10, 2)
@@ -70,7 +70,7 @@ class TestClock:
 
 class TestJoins:
     def test_in_the_order_in_which_they_came(self):
-        joins = Joins(5, [].append)
+        joins = JoinQueue(5, [].append)
         for call, name in enumerate("cab"):
             joins.add(member(name), call, 10, 0)
         assert [m.replica_id for m in joins] == ["c", "a", "b"]
@@ -78,7 +78,7 @@ class TestJoins:
         assert "d" not in joins
 
     def test_a_withdrawal_takes_back_that_call_only(self):
-        joins = Joins(5, [].append)
+        joins = JoinQueue(5, [].append)
         a, b = member("a"), member("b")
         joins.add(a, 1, 10, 0)
         joins.add(b, 2, 20, 0)
@@ -87,7 +87,7 @@ class TestJoins:
         assert (a.call, b.call, len(joins), joins.earliest_deadline_at) == (None, 2, 1, 20)
 
     def test_take_answers_the_chosen_and_leaves_the_rest_waiting(self):
-        joins = Joins(5, [].append)
+        joins = JoinQueue(5, [].append)
         members = [member(name) for name in "abc"]
         for call, m in enumerate(members):
             joins.add(m, call, 10 * (call + 1), 0)
@@ -97,7 +97,7 @@ class TestJoins:
         assert joins.withdraw(0, 8) is None
 
     def test_the_members_clock_counts_members_of_the_last_quorum_only(self):
-        joins = Joins(5, [].append)
+        joins = JoinQueue(5, [].append)
         a, n = member("a"), member("n")
         joins.add(a, 1, 10, 0)
         joins.take([a], frozenset("a"), 1)
@@ -109,7 +109,7 @@ class TestJoins:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 50)), max_size=30))
 def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int]]):
-    joins = Joins(5, [].append)
+    joins = JoinQueue(5, [].append)
     waiting: dict[int, int] = {}
     for joined, call, deadline_at in events:
         if joined and call not in waiting:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lighthouse.members.rules.roster import Handed
+from lighthouse.members.rules.roster import LastQuorumTold
 from lighthouse.quorum.rules.lineage import RANGES_KEPT, History, foreign, hand_out, tag_of
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import group
@@ -73,21 +73,21 @@ class TestTagOf:
         ("step", "sent", "told", "tag"),
         [
             (5, 7, None, 7),
-            (5, 7, Handed(9, 4, 8), 7),
+            (5, 7, LastQuorumTold(9, 4, 8), 7),
             (0, None, None, 0),
             (0, 7, None, 0),
             (5, None, None, None),
-            (5, None, Handed(9, 4, 8), 9),
-            (6, None, Handed(9, 4, 8), 9),
-            (4, None, Handed(9, 4, 8), 8),
-            (4, None, Handed(9, 4, None), None),
-            (3, None, Handed(9, 4, 8), None),
-            (99, None, Handed(9, 4, None, was_at=99), None),
-            (100, None, Handed(9, 4, None, was_at=99), None),
-            (5, None, Handed(9, 4, None, was_at=99), 9),
+            (5, None, LastQuorumTold(9, 4, 8), 9),
+            (6, None, LastQuorumTold(9, 4, 8), 9),
+            (4, None, LastQuorumTold(9, 4, 8), 8),
+            (4, None, LastQuorumTold(9, 4, None), None),
+            (3, None, LastQuorumTold(9, 4, 8), None),
+            (99, None, LastQuorumTold(9, 4, None, was_at=99), None),
+            (100, None, LastQuorumTold(9, 4, None, was_at=99), None),
+            (5, None, LastQuorumTold(9, 4, None, was_at=99), 9),
         ],
     )
-    def test_by_table(self, step: int, sent: int | None, told: Handed | None, tag: int | None):
+    def test_by_table(self, step: int, sent: int | None, told: LastQuorumTold | None, tag: int | None):
         assert tag_of(group("a", step, tag_quorum_id=sent), told) == tag
 
 

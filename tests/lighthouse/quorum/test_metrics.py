@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lighthouse.quorum.metrics import MAX_JOBS, METHODS, OTHER, REFUSALS, Counters, LighthouseCollector, render
 from lighthouse.quorum.rules.verdict import Verdict
-from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 from tests.lighthouse.statuses import job, member, status
 
@@ -63,8 +63,8 @@ def test_every_state_and_every_verdict_is_there():
 
 def test_the_standing_quorum():
     seen = samples(scrape(BUSY))
-    phases = {phase: seen["lighthouse_standing_phase", "default", phase.value] for phase in Phase}
-    assert [phase for phase, value in phases.items() if value] == [Phase.STANDING]
+    phases = {phase: seen["lighthouse_standing_phase", "default", phase.value] for phase in QuorumPhase}
+    assert [phase for phase, value in phases.items() if value] == [QuorumPhase.STANDING]
     assert seen["lighthouse_sessions", "default"] == 3
     assert seen["lighthouse_recalls_total", "default"] == 5
     assert seen["lighthouse_revokes_total", "default"] == 6

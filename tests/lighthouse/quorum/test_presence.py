@@ -5,7 +5,7 @@ import pytest
 from lighthouse.quorum.rules.events import WasLate
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.verdict import Verdict
-from lighthouse_protocol.messages.session import STARTING, Order, Phase
+from lighthouse_protocol.messages.session import STARTING, QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import Drained, DuplicateReplica, LimitReached, Superseded, WrongState
 from tests.lighthouse.builders import AnswersOnly, join, refused
 from tests.lighthouse.sessions import (
@@ -72,7 +72,7 @@ class TestSessions:
             m.handle(ended(2), 0)
         [effect] = m.handle(asks(2, session if why != "held closing" else None, "b"), 0)
         assert (effect.quorum.quorum_id, effect.stands) == (1, False)
-        assert m.standing.phase is Phase.NONE
+        assert m.standing.phase is QuorumPhase.NONE
 
     def test_what_stands_asks_nobody_and_has_a_new_id_every_time(self):
         m = standing("a")
@@ -85,7 +85,7 @@ class TestSessions:
 
     def test_the_same_incarnations_new_session_takes_the_olds_place(self):
         m = standing("ab")
-        order = Order(1, Phase.STANDING)
+        order = QuorumOrder(1, QuorumPhase.STANDING)
         assert m.handle(opened(7, "a", **HOLDS), 1) == [closed(1, Superseded, "newer session"), welcomed(7, order)]
         assert m.handle(pulse(1), 1) == []
         assert m.handle(ended(1), 1) == []
@@ -129,7 +129,7 @@ class TestDuplicates:
         assert m.handle(join(8, thief), 1) == [refused(8, DuplicateReplica, *words)]
         assert m.handle(pulse(7), 1) == []
         assert m.handle(ended(7), 1) == []
-        assert m.handle(pulse(1, **HOLDS), 1) == [echoed(1, order=Order(1, Phase.STANDING))]
+        assert m.handle(pulse(1, **HOLDS), 1) == [echoed(1, order=QuorumOrder(1, QuorumPhase.STANDING))]
 
     def test_and_taken_when_the_old_session_has_ended(self):
         m = standing("ab")
@@ -231,7 +231,7 @@ class TestDown:
         m = standing("ab")
         assert m.handle(pulse(1, down="rank 1 has ended", **HOLDS), 1) == [
             told("revoked", (1, 2), "a", "rank 1 has ended"),
-            echoed(1, order=Order(1, Phase.REVOKED, reason="a: rank 1 has ended", lost="a")),
+            echoed(1, order=QuorumOrder(1, QuorumPhase.REVOKED, reason="a: rank 1 has ended", lost="a")),
         ]
         assert alive(m) == "ab"
         b = native("b", 1, seen_quorum_id=1)
@@ -268,7 +268,7 @@ class TestDrain:
     def test_recalls_names_the_leaver_and_is_repeated_by_every_beat(self):
         m = standing("ab")
         assert m.handle(pulse(1, drains=True, **HOLDS), 1) == [
-            echoed(1, order=Order(1, Phase.STANDING)),
+            echoed(1, order=QuorumOrder(1, QuorumPhase.STANDING)),
             told("recalled", (1, 2), "a drains"),
         ]
         assert m.handle(pulse(1, drains=True, **HOLDS), 1) == [echoed(1, order=m.standing.order())]
@@ -276,7 +276,7 @@ class TestDrain:
     def test_of_one_outside_the_quorum_recalls_nothing(self):
         m = standing("ab")
         m.handle(opened(3, "c", drains=True), 1)
-        assert m.standing.phase is Phase.STANDING
+        assert m.standing.phase is QuorumPhase.STANDING
 
     def test_that_was_said_before_the_quorum_formed_keeps_it_out(self):
         m = connected("ab")

@@ -19,10 +19,10 @@ from lighthouse.quorum.rules.events import (
     QuorumFormed,
     Withdrawn,
 )
-from lighthouse.quorum.rules.joins import Joins
+from lighthouse.quorum.rules.joins import JoinQueue
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.numbering import Numbering
-from lighthouse.quorum.rules.presence import Attendance
+from lighthouse.quorum.rules.presence import Presence
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import AnswersOnly, beat, group
@@ -261,7 +261,7 @@ def fast_whatever_their_number(self: QuorumMachine, honest=QuorumMachine.verdict
     return Verdict.READY if self.joins.has_all_members else honest(self)
 
 
-def keeps_who_withdrew(self: Attendance, call: int, now: float) -> None:
+def keeps_who_withdrew(self: Presence, call: int, now: float) -> None:
     pass
 
 
@@ -279,7 +279,7 @@ def newcomers_count(self: Roster, members: list[Any]) -> None:
         member.in_quorum = member in members
 
 
-def takes_everybody(self: Joins) -> list[Any]:
+def takes_everybody(self: JoinQueue) -> list[Any]:
     return list(self)
 
 
@@ -293,11 +293,11 @@ def immortal(self: Roster, now: float) -> list[Any]:
         (QuorumMachine, "_is_majority", wrong_majority),
         (QuorumMachine, "_is_enough", enough_of_any_size),
         (QuorumMachine, "verdict", fast_whatever_their_number),
-        (Attendance, "withdraw", keeps_who_withdrew),
+        (Presence, "withdraw", keeps_who_withdrew),
         (Numbering, "number", never_new_id),
         (QuorumMachine, "missed_at", never_misses),
         (Roster, "form", newcomers_count),
-        (Joins, "list_candidates", takes_everybody),
+        (JoinQueue, "list_candidates", takes_everybody),
         (Roster, "expire", immortal),
     ],
 )

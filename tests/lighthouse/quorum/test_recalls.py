@@ -6,7 +6,7 @@ import pytest
 
 from lighthouse.quorum.rules.events import QuorumFormed, Withdrawn
 from lighthouse.quorum.rules.verdict import Verdict
-from lighthouse_protocol.messages.session import Order, Phase
+from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.sessions import (
     asks,
@@ -44,7 +44,7 @@ class TestNewcomer:
         assert m.handle(opened(9, "x"), 1) == [welcomed(9)]
         assert m.handle(asks(9, 9, "x"), 1) == [told("recalled", (1, 2), "1 ask")]
         assert m.verdict() is Verdict.WAITING_FOR_RECALL
-        recalled_order = Order(1, Phase.RECALLED, 0, "1 ask to come in")
+        recalled_order = QuorumOrder(1, QuorumPhase.RECALLED, 0, "1 ask to come in")
         [echo] = m.handle(pulse(1, held=held(1, "frozen", 3)), 1.1)
         assert echo.order == recalled_order
         assert m.handle(pulse(2, held=held(1, "frozen", 4)), 1.2)[0] == told("resumed", (1, 2), upto=4)

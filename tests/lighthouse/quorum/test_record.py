@@ -5,17 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lighthouse.quorum.rules.record import Entry, Record, dump, parse
-from lighthouse.quorum.store import Memory, NoMemory
+from lighthouse.quorum.rules.record import JoinState, QuorumRecord, dump, parse
+from lighthouse.quorum.store import JobStore, NoJobStore
 from lighthouse_protocol.messages.membership import Participant, Quorum
 
 # Every field by its type: one that is added is drawn from then on. `distrust` ends with its join, and is not kept.
 KEPT = {name: kind for name, kind in get_type_hints(Participant).items() if name != "distrust"}
 PARTICIPANTS = st.builds(Participant, **{name: st.from_type(kind) for name, kind in KEPT.items()})
 QUORUMS = st.builds(Quorum, st.integers(0, 2**53 - 1), st.lists(PARTICIPANTS, max_size=4).map(tuple))
-ENTRIES = st.dictionaries(st.text(), st.builds(Entry), max_size=4)
+ENTRIES = st.dictionaries(st.text(), st.builds(JoinState), max_size=4)
 RECORDS = st.builds(
-    Record,
+    QuorumRecord,
     st.integers(0, 2**53 - 1),
     st.none() | QUORUMS,
     st.booleans(),
@@ -24,18 +24,20 @@ RECORDS = st.builds(
 )
 
 
-def wires(record: Record) -> list[bytes]:
+def wires(record: QuorumRecord) -> list[bytes]:
     return [p.wire for p in record.quorum.participants] if record.quorum else []
 
 
 @given(RECORDS)
-def test_a_record_comes_back_as_it_was(record: Record) -> None:
+def test_a_record_comes_back_as_it_was(record: QuorumRecord) -> None:
     back = parse(dump(record))
     assert back == record
     assert wires(back) == wires(record)  # Participant does not compare these
 
 
-FULL = Record(7, Quorum(7, (Participant("a", step=3, wire=b"\x00\xff"),)), True, {"a": Entry(2, None, 1)}, 9.5)
+FULL = QuorumRecord(
+    7, Quorum(7, (Participant("a", step=3, wire=b"\x00\xff"),)), True, {"a": JoinState(2, None, 1)}, 9.5
+)
 
 
 def test_what_another_version_wrote_beside_is_skipped() -> None:
@@ -63,7 +65,7 @@ def test_anything_else_is_refused(raw: bytes) -> None:
 
 
 def test_no_memory_keeps_nothing() -> None:
-    memory: Memory = NoMemory()
+    memory: JobStore = NoJobStore()
     assert memory.claim() == 0
     memory.commit("job", FULL)
     assert memory.load() == {}

@@ -2,13 +2,13 @@
 
 import pytest
 
-from lighthouse.quorum.rules.events import QuorumFormed, QuorumHandedAgain
-from lighthouse.quorum.rules.record import Record
+from lighthouse.quorum.rules.events import QuorumFormed, QuorumResent
+from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.rules.standing import Standing
 from lighthouse.quorum.rules.status import job_status
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.session import STARTING, Order, Phase
+from lighthouse_protocol.messages.session import STARTING, QuorumOrder, QuorumPhase
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.quorum.test_standing import ENTRY, QUORUM_ID, holds, phase_of, quorum, says
 from tests.lighthouse.sessions import (
@@ -30,7 +30,7 @@ from tests.lighthouse.sessions import (
 
 def returning(names: str = "abc", until: float = 5.0, *, stands: bool = True) -> Standing:
     standing = Standing()
-    standing.restore(Record(QUORUM_ID, quorum(names), stands, dict.fromkeys(names, ENTRY)), until)
+    standing.restore(QuorumRecord(QUORUM_ID, quorum(names), stands, dict.fromkeys(names, ENTRY)), until)
     return standing
 
 
@@ -39,25 +39,25 @@ class TestPhases:
 
     def test_stands_again_when_all_are_back_with_it(self):
         standing = returning()
-        assert standing.order().phase is Phase.RETURNING
+        assert standing.order().phase is QuorumPhase.RETURNING
         assert [says(standing, name, "standing", 4) for name in "ab"] == [None, None]
-        assert says(standing, "c", "standing", 5) == Order(QUORUM_ID, Phase.STANDING)
+        assert says(standing, "c", "standing", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.STANDING)
 
     @pytest.mark.parametrize("odd", range(3), ids=["first", "second", "last"])
     @pytest.mark.parametrize("mode", ["frozen", "resumed", "joining"])
     def test_one_in_the_middle_of_a_recall_makes_it_a_recall_when_all_are_back(self, mode: str, odd: int):
         standing = returning()
         orders = [says(standing, name, mode if n == odd else "standing", 4) for n, name in enumerate("abc")]
-        assert [phase_of(order) for order in orders] == [None, None, Phase.RECALLED]
+        assert [phase_of(order) for order in orders] == [None, None, QuorumPhase.RECALLED]
         assert [says(standing, name, "frozen", 4) for name in "ab"] == [None, None]
-        assert says(standing, "c", "frozen", 6) == Order(QUORUM_ID, Phase.RESUMED, 6, standing.reason)
+        assert says(standing, "c", "frozen", 6) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 6, standing.reason)
 
     def test_one_that_joins_past_it_makes_it_a_recall_and_has_answered_it(self):
         standing = returning("ab")
         assert standing.joined(holds("a", 6)) is None
-        assert phase_of(says(standing, "b", "standing", 5)) is Phase.RECALLED
+        assert phase_of(says(standing, "b", "standing", 5)) is QuorumPhase.RECALLED
         assert standing.holds_back
-        assert phase_of(says(standing, "b", "frozen", 5)) is Phase.RESUMED
+        assert phase_of(says(standing, "b", "frozen", 5)) is QuorumPhase.RESUMED
         assert standing.upto == 5
 
     @pytest.mark.parametrize("number", [0, 2])
@@ -65,10 +65,10 @@ class TestPhases:
         standing = returning()
         for name in "abc"[:number]:
             says(standing, name, "standing")
-        assert phase_of(says(standing, "c", "revoked", 4)) is Phase.REVOKED
+        assert phase_of(says(standing, "c", "revoked", 4)) is QuorumPhase.REVOKED
 
     def test_one_that_has_discarded_its_step_revokes_it(self):
-        assert phase_of(returning().joined(holds("a", 6, commit_failures=1))) is Phase.REVOKED
+        assert phase_of(returning().joined(holds("a", 6, commit_failures=1))) is QuorumPhase.REVOKED
 
     def test_who_is_not_back_within_the_lease_revokes_it(self):
         standing = returning(until=5)
@@ -76,20 +76,20 @@ class TestPhases:
         assert standing.pass_time(4.99) is None
         order = standing.pass_time(5)
         assert order is not None
-        assert (order.phase, order.reason) == (Phase.REVOKED, "not back within the lease: a, c")
+        assert (order.phase, order.reason) == (QuorumPhase.REVOKED, "not back within the lease: a, c")
         assert standing.pass_time(6) is None
 
     def test_a_loss_before_it_came_back_is_none_and_afterwards_is_one(self):
         standing = returning("ab")
         assert standing.lose("a", "i1", "x") is None
         says(standing, "a", "standing")
-        assert phase_of(standing.lose("a", "i1", "x")) is Phase.REVOKED
+        assert phase_of(standing.lose("a", "i1", "x")) is QuorumPhase.REVOKED
 
     def test_one_that_comes_with_another_quorum_is_not_back(self):
         standing = returning("ab")
         says(standing, "a", "standing", quorum_id=6)
         assert says(standing, "b", "standing") is None
-        assert standing.phase is Phase.RETURNING
+        assert standing.phase is QuorumPhase.RETURNING
 
     def test_a_lost_journal_holds_back_for_the_lease_and_is_forgotten(self):
         standing = Standing()
@@ -100,14 +100,14 @@ class TestPhases:
         assert standing.pass_time(4.9) is None
         assert standing.holds_back
         assert standing.pass_time(5) is None
-        assert (standing.phase, standing.may_form([native("x")], now=5)) == (Phase.NONE, True)
+        assert (standing.phase, standing.may_form([native("x")], now=5)) == (QuorumPhase.NONE, True)
 
     def test_what_did_not_stand_is_held_by_nobody(self):
         standing = returning(stands=False)
-        assert (standing.phase, standing.holds_back, standing.returns_until()) == (Phase.NONE, False, None)
+        assert (standing.phase, standing.holds_back, standing.returns_until()) == (QuorumPhase.NONE, False, None)
 
 
-RETURNING, STANDING = Order(1, Phase.RETURNING), Order(1, Phase.STANDING)
+RETURNING, STANDING = QuorumOrder(1, QuorumPhase.RETURNING), QuorumOrder(1, QuorumPhase.STANDING)
 RECORD = record_of(standing("ab"))
 
 
@@ -154,7 +154,7 @@ class TestMachine:
         """It had been told to b when the lighthouse died; a asks again with the very same join."""
         m = restarted(RECORD)
         assert m.handle(opened(1, "a"), 1) == [welcomed(1)]
-        assert m.handle(asks(7, 1, "a"), 1) == [QuorumHandedAgain(RECORD.quorum, 7)]
+        assert m.handle(asks(7, 1, "a"), 1) == [QuorumResent(RECORD.quorum, 7)]
         assert m.handle(opened(2, "b", held=held(1)), 1.1) == [told("standing", (1, 2)), welcomed(2, STANDING)]
         assert len(m.joins) == 0
 
@@ -163,30 +163,30 @@ class TestMachine:
         m.handle(opened(2, "b", held=held(1)), 1)
         m.handle(opened(1, "a"), 1.1)
         effects = m.handle(asks(7, 1, "a"), 1.1)
-        assert QuorumHandedAgain(RECORD.quorum, 7) in effects
+        assert QuorumResent(RECORD.quorum, 7) in effects
         assert [e for e in effects if e == told("recalled", (1, 2))] == []
-        assert (m.standing.phase, len(m.joins)) == (Phase.STANDING, 0)
+        assert (m.standing.phase, len(m.joins)) == (QuorumPhase.STANDING, 0)
 
     def test_also_both(self):
         m = restarted(RECORD)
         for session, name in enumerate("ab", start=1):
             m.handle(opened(session, name), 1)
-            assert QuorumHandedAgain(RECORD.quorum, session) in m.handle(asks(session, session, name), 1)
-        assert m.standing.phase is Phase.STANDING
+            assert QuorumResent(RECORD.quorum, session) in m.handle(asks(session, session, name), 1)
+        assert m.standing.phase is QuorumPhase.STANDING
 
     def test_without_a_restart_too(self):
         """Its connection broke before it was told, and was replaced at once."""
         m = standing("ab")
         m.handle(opened(7, "a"), 0.1)
-        assert m.handle(asks(7, 7, "a"), 0.1) == [QuorumHandedAgain(RECORD.quorum, 7)]
-        assert m.standing.phase is Phase.STANDING
+        assert m.handle(asks(7, 7, "a"), 0.1) == [QuorumResent(RECORD.quorum, 7)]
+        assert m.standing.phase is QuorumPhase.STANDING
 
     def test_and_told_that_it_is_recalled(self):
         m = standing("ab")
         m.handle(opened(3, "x"), 0.1)
         m.handle(asks(3, 3, "x"), 0.1)
         m.handle(opened(7, "a"), 0.1)
-        assert m.handle(asks(7, 7, "a"), 0.1) == [QuorumHandedAgain(RECORD.quorum, 7), told("recalled", (7,))]
+        assert m.handle(asks(7, 7, "a"), 0.1) == [QuorumResent(RECORD.quorum, 7), told("recalled", (7,))]
 
     @pytest.mark.parametrize("fields", [{"step": 1}, {"tag_quorum_id": 0}, {"commit_failures": 1}])
     def test_with_another_join_it_has_lost_it(self, fields: dict[str, int]):
@@ -219,7 +219,7 @@ class TestMachine:
         assert formed.quorum.quorum_id == 2
 
     def test_a_quorum_that_did_not_stand_is_not_waited_for(self):
-        record = Record(5, Quorum(5, (native("a"),)), stands=False)
+        record = QuorumRecord(5, Quorum(5, (native("a"),)), stands=False)
         m = restarted(record)
         m.handle(opened(1, "x"), 0)
         assert m.handle(asks(1, 1, "x"), 0) == [stands(6, (1,), native("x"))]
@@ -229,7 +229,7 @@ class TestLostJournal:
     def test_what_is_held_is_over_and_the_wait_is_the_same(self):
         m = restarted(None, until=5, first_quorum_id=1000)
         order = m.handle(opened(1, "a", held=held(1)), 1)[0].welcome.order
-        assert (order.quorum_id, order.phase) == (1, Phase.REVOKED)
+        assert (order.quorum_id, order.phase) == (1, QuorumPhase.REVOKED)
         a = native("a", 3, seen_quorum_id=1, tag_quorum_id=1)
         assert m.handle(asks(1, 1, a), 1) == []
         assert m.verdict() is Verdict.WAITING_FOR_RETURN

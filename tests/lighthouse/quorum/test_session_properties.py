@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import HeartbeatReceived, Joined, SessionEnded, Withdrawn
 from lighthouse.quorum.rules.standing import Standing
-from lighthouse_protocol.messages.session import Order, Phase
+from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from tests.lighthouse.builders import FAR, group
 from tests.lighthouse.dumb_manager import DumbManager
 from tests.lighthouse.session_stage import NAMES, Stage
@@ -199,11 +199,11 @@ LighthouseWithSessions.TestCase.settings = settings(
 TestLighthouseWithSessions = LighthouseWithSessions.TestCase
 
 
-def resumes_up_to_the_lowest(self: Standing) -> Order | None:
+def resumes_up_to_the_lowest(self: Standing) -> QuorumOrder | None:
     told = [holder.granted for holder in self._holders.values() if holder.granted is not None]
-    if self.phase is not Phase.RECALLED or len(told) < len(self._holders):
+    if self.phase is not QuorumPhase.RECALLED or len(told) < len(self._holders):
         return None
-    self.upto, self.phase = min(told), Phase.RESUMED
+    self.upto, self.phase = min(told), QuorumPhase.RESUMED
     return self.order()
 
 

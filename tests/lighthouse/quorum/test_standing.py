@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.quorum.rules.record import Entry, Record
+from lighthouse.quorum.rules.record import JoinState, QuorumRecord
 from lighthouse.quorum.rules.standing import Standing, entry_of
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import Held, Order, Phase
+from lighthouse_protocol.messages.session import HeldQuorum, QuorumOrder, QuorumPhase
 from tests.lighthouse.sessions import held, native
 
 QUORUM_ID = 7
-ENTRY = Entry(step=3, tag_quorum_id=5, commit_failures=0)
+ENTRY = JoinState(step=3, tag_quorum_id=5, commit_failures=0)
 
 
 def member(name: str, **fields: object) -> Participant:
@@ -33,19 +33,19 @@ def formed(names: str = "abc", lease_until: float = 5.0, **fields: object) -> St
     return standing
 
 
-def unsettled(phase: Phase) -> Standing:
+def unsettled(phase: QuorumPhase) -> Standing:
     """In RETURNING, or else formed and standing."""
     standing = formed()
-    if phase is Phase.RETURNING:
-        standing.restore(Record(QUORUM_ID, quorum(), True, dict.fromkeys("abc", ENTRY)), until=5)
+    if phase is QuorumPhase.RETURNING:
+        standing.restore(QuorumRecord(QUORUM_ID, quorum(), True, dict.fromkeys("abc", ENTRY)), until=5)
     return standing
 
 
-def says(standing: Standing, name: str, mode: str, granted: int = 0, quorum_id: int = QUORUM_ID) -> Order | None:
+def says(standing: Standing, name: str, mode: str, granted: int = 0, quorum_id: int = QUORUM_ID) -> QuorumOrder | None:
     return standing.observe(name, "i1", held(quorum_id, mode, granted))
 
 
-def phase_of(order: Order | None) -> Phase | None:
+def phase_of(order: QuorumOrder | None) -> QuorumPhase | None:
     if order is not None:
         assert order.quorum_id == QUORUM_ID
     return order.phase if order is not None else None
@@ -54,7 +54,7 @@ def phase_of(order: Order | None) -> Phase | None:
 class TestForming:
     def test_stands_at_once_and_holds_everybody_back(self):
         standing = formed()
-        assert standing.order() == Order(QUORUM_ID, Phase.STANDING)
+        assert standing.order() == QuorumOrder(QUORUM_ID, QuorumPhase.STANDING)
         assert standing.holds_back
         assert standing.entries == dict.fromkeys("abc", ENTRY)
 
@@ -70,18 +70,18 @@ class TestForming:
         standing = formed()
         standing.revoke("x")
         standing.replace()
-        assert (standing.phase, standing.quorum, standing.holds_back) == (Phase.NONE, None, False)
+        assert (standing.phase, standing.quorum, standing.holds_back) == (QuorumPhase.NONE, None, False)
         assert standing.may_form([member("x")], now=0)
 
 
 class TestRecall:
     def test_resumes_up_to_the_highest_when_all_have_said_what_they_granted(self):
         standing = formed()
-        assert standing.recall("x asks") == Order(QUORUM_ID, Phase.RECALLED, reason="x asks")
+        assert standing.recall("x asks") == QuorumOrder(QUORUM_ID, QuorumPhase.RECALLED, reason="x asks")
         assert says(standing, "a", "frozen", 8) is None
         assert says(standing, "b", "frozen", 9) is None
         assert standing.holds_back
-        assert says(standing, "c", "frozen", 7) == Order(QUORUM_ID, Phase.RESUMED, 9, "x asks")
+        assert says(standing, "c", "frozen", 7) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 9, "x asks")
         assert not standing.holds_back
 
     def test_one_who_says_it_twice_is_one(self):
@@ -95,16 +95,18 @@ class TestRecall:
         says(standing, "a", "frozen", 8)
         assert says(standing, "b", "standing", 8) is None
         assert says(standing, "b", "resumed", 8) is None
-        assert standing.phase is Phase.RECALLED
-        assert phase_of(says(standing, "b", "frozen", 9)) is Phase.RESUMED
+        assert standing.phase is QuorumPhase.RECALLED
+        assert phase_of(says(standing, "b", "frozen", 9)) is QuorumPhase.RESUMED
 
     def test_a_join_says_it_too(self):
         standing = formed("ab")
-        assert phase_of(standing.joined(holds("a", 6))) is Phase.RECALLED
-        assert says(standing, "b", "frozen", 5) == Order(QUORUM_ID, Phase.RESUMED, 5, "a asks for a quorum")
+        assert phase_of(standing.joined(holds("a", 6))) is QuorumPhase.RECALLED
+        assert says(standing, "b", "frozen", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 5, "a asks for a quorum")
 
     def test_a_sole_member_that_asks_is_resumed_at_once(self):
-        assert formed("a").joined(holds("a", 6)) == Order(QUORUM_ID, Phase.RESUMED, 5, "a asks for a quorum")
+        assert formed("a").joined(holds("a", 6)) == QuorumOrder(
+            QUORUM_ID, QuorumPhase.RESUMED, 5, "a asks for a quorum"
+        )
 
     @pytest.mark.parametrize("is_last", [True, False])
     def test_one_who_joined_below_the_highest_cannot_do_that_step_any_more(self, is_last: bool):
@@ -117,20 +119,20 @@ class TestRecall:
             standing.joined(holds("a", 6))
             order = says(standing, "b", "frozen", 6)
         assert order is not None
-        assert (order.phase, "a cannot do step 6" in order.reason) == (Phase.REVOKED, True)
+        assert (order.phase, "a cannot do step 6" in order.reason) == (QuorumPhase.REVOKED, True)
 
     def test_one_who_froze_below_the_highest_does_the_step(self):
         standing = formed("ab")
         standing.recall("x")
         says(standing, "a", "frozen", 5)
-        assert phase_of(standing.joined(holds("b", 7))) is Phase.RESUMED
+        assert phase_of(standing.joined(holds("b", 7))) is QuorumPhase.RESUMED
         assert standing.upto == 6
 
     @pytest.mark.parametrize("mode", ["frozen", "resumed", "joining"])
     def test_a_member_that_has_stopped_granting_is_a_recall(self, mode: str):
         """Levels, not edges: whatever brought it there, the others must not wait for it."""
         standing = formed()
-        assert phase_of(says(standing, "a", mode, 5)) is Phase.RECALLED
+        assert phase_of(says(standing, "a", mode, 5)) is QuorumPhase.RECALLED
 
     def test_is_said_once(self):
         standing = formed()
@@ -150,18 +152,18 @@ class TestRecall:
         assert standing.observe("a", "i1", None) is None
         assert standing.observe("a", "i2", held(QUORUM_ID, "revoked")) is None
         assert standing.observe("x", "i1", held(QUORUM_ID, "revoked")) is None
-        assert standing.phase is Phase.RECALLED
+        assert standing.phase is QuorumPhase.RECALLED
 
 
 class TestCatchingUp:
     """A member that works at another step than it holds."""
 
-    def wants(self, standing: Standing, quorum_id: int = QUORUM_ID) -> Order | None:
+    def wants(self, standing: Standing, quorum_id: int = QUORUM_ID) -> QuorumOrder | None:
         return standing.observe("a", "i1", replace(held(quorum_id, granted=6), wants_next=True))
 
     def test_one_that_has_got_there_is_a_recall(self):
         standing = formed()
-        assert phase_of(self.wants(standing)) is Phase.RECALLED
+        assert phase_of(self.wants(standing)) is QuorumPhase.RECALLED
         assert "a has caught up" in standing.reason
         assert self.wants(standing) is None, "once"
         assert (standing.recalls, standing.revokes) == (1, 0)
@@ -169,22 +171,22 @@ class TestCatchingUp:
     def test_what_it_says_of_another_quorum_is_nothing(self):
         standing = formed()
         assert self.wants(standing, QUORUM_ID - 1) is None
-        assert standing.phase is Phase.STANDING
+        assert standing.phase is QuorumPhase.STANDING
 
     def test_it_comes_back_with_it_to_a_lighthouse_that_has_restarted(self):
-        standing = unsettled(Phase.RETURNING)
+        standing = unsettled(QuorumPhase.RETURNING)
         self.wants(standing)
         for name in "bc":
             says(standing, name, "standing", 6)
-        assert standing.phase is Phase.STANDING
-        assert phase_of(self.wants(standing)) is Phase.RECALLED
+        assert standing.phase is QuorumPhase.STANDING
+        assert phase_of(self.wants(standing)) is QuorumPhase.RECALLED
 
     def test_its_join_counts_by_the_step_that_it_works_at(self):
         standing = formed("ab")
-        assert phase_of(standing.joined(holds("a", 2, works_at=6))) is Phase.RECALLED
-        assert says(standing, "b", "frozen", 5) == Order(QUORUM_ID, Phase.RESUMED, 5, standing.reason)
+        assert phase_of(standing.joined(holds("a", 2, works_at=6))) is QuorumPhase.RECALLED
+        assert says(standing, "b", "frozen", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 5, standing.reason)
         assert standing.joined(holds("a", 2, works_at=6)) is None
-        assert phase_of(standing.joined(holds("a", 2, works_at=5))) is Phase.REVOKED
+        assert phase_of(standing.joined(holds("a", 2, works_at=5))) is QuorumPhase.REVOKED
 
 
 class TestRevoke:
@@ -206,7 +208,7 @@ class TestRevoke:
             case _:
                 order = standing.joined(holds("a", 6, commit_failures=1))
         assert order is not None
-        assert (order.phase, order.reason[0]) == (Phase.REVOKED, "a")
+        assert (order.phase, order.reason[0]) == (QuorumPhase.REVOKED, "a")
         assert not standing.holds_back
 
     def test_a_join_at_or_below_the_last_step(self):
@@ -215,18 +217,18 @@ class TestRevoke:
         for name in "ab":
             says(standing, name, "frozen", 5)
         assert standing.joined(holds("a", 6)) is None
-        assert phase_of(standing.joined(holds("b", 5))) is Phase.REVOKED
+        assert phase_of(standing.joined(holds("b", 5))) is QuorumPhase.REVOKED
 
     def test_a_member_that_has_lost_it(self):
         """It does not know the quorum and does not come with the join that it was formed from."""
         standing = formed()
-        assert phase_of(standing.joined(native("a", 4, tag_quorum_id=5))) is Phase.REVOKED
+        assert phase_of(standing.joined(native("a", 4, tag_quorum_id=5))) is QuorumPhase.REVOKED
 
     def test_the_loss_of_another_incarnation_or_of_a_stranger_is_nothing(self):
         standing = formed()
         assert standing.lose("a", "i2", "x") is None
         assert standing.lose("x", "i1", "x") is None
-        assert standing.phase is Phase.STANDING
+        assert standing.phase is QuorumPhase.STANDING
 
     def test_is_said_once_and_stays(self):
         standing = formed()
@@ -235,14 +237,16 @@ class TestRevoke:
         assert standing.revoke("x") is None
         assert standing.joined(holds("b", 6, commit_failures=1)) is None
         assert says(standing, "b", "frozen", 5) is None
-        assert standing.order() == Order(QUORUM_ID, Phase.REVOKED, reason="a: first", lost="a")
+        assert standing.order() == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="a: first", lost="a")
 
     def test_names_the_group_also_where_its_peers_gave_up_before(self):
         """Their collectives end with its connections, and what they say may come first."""
         standing = formed()
         order = says(standing, "b", "revoked", 5)
-        assert order == Order(QUORUM_ID, Phase.REVOKED, reason="b has given it up")
-        assert standing.lose("a", "i1", "ended") == Order(QUORUM_ID, Phase.REVOKED, reason="a: ended", lost="a")
+        assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="b has given it up")
+        assert standing.lose("a", "i1", "ended") == QuorumOrder(
+            QUORUM_ID, QuorumPhase.REVOKED, reason="a: ended", lost="a"
+        )
         assert standing.lose("c", "i1", "later") is None
 
     def test_a_leave_after_the_resume_is_none(self):
@@ -251,14 +255,14 @@ class TestRevoke:
         for name in "ab":
             says(standing, name, "frozen", 5)
         assert standing.left("b", "i1") is None
-        assert standing.phase is Phase.RESUMED
+        assert standing.phase is QuorumPhase.RESUMED
 
     @pytest.mark.parametrize("before", ["standing", "recalled"])
     def test_a_leave_before_the_resume_is_one(self, before: str):
         standing = formed("ab")
         if before == "recalled":
             standing.recall("b drains")
-        assert phase_of(standing.left("b", "i1")) is Phase.REVOKED
+        assert phase_of(standing.left("b", "i1")) is QuorumPhase.REVOKED
 
 
 class TestLeaving:
@@ -266,13 +270,13 @@ class TestLeaving:
 
     def test_its_peers_do_that_step_and_then_the_quorum_is_over(self):
         standing = formed()
-        assert says(standing, "c", "leaving", 5) == Order(QUORUM_ID, Phase.RECALLED, reason="c has left")
+        assert says(standing, "c", "leaving", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RECALLED, reason="c has left")
         says(standing, "a", "frozen", 5)
-        assert says(standing, "b", "frozen", 5) == Order(QUORUM_ID, Phase.RESUMED, 5, "c has left")
+        assert says(standing, "b", "frozen", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 5, "c has left")
         assert standing.joined(holds("a", 6)) is None
         over = says(standing, "b", "leaving", 5)
         assert over is not None
-        assert (over.phase, over.lost) == (Phase.REVOKED, "")
+        assert (over.phase, over.lost) == (QuorumPhase.REVOKED, "")
         assert "all have done step 5" in over.reason
         assert (standing.recalls, standing.revokes) == (1, 0)
 
@@ -282,19 +286,19 @@ class TestLeaving:
         says(standing, "b", "leaving", 5)
         says(standing, "a", "frozen", 5)
         assert standing.at_work == ["a"]
-        assert phase_of(says(standing, "a", "joining", 5)) is Phase.REVOKED
+        assert phase_of(says(standing, "a", "joining", 5)) is QuorumPhase.REVOKED
         assert standing.at_work == []
 
     def test_alone_it_is_over_at_once(self):
-        assert phase_of(says(formed("a"), "a", "leaving", 5)) is Phase.REVOKED
+        assert phase_of(says(formed("a"), "a", "leaving", 5)) is QuorumPhase.REVOKED
 
     def test_one_that_was_granted_a_later_step_is_ended_in_it_when_nobody_is_in_an_earlier_one(self):
         standing = formed()
         says(standing, "c", "leaving", 5)
         says(standing, "a", "frozen", 6)
-        assert says(standing, "b", "frozen", 5) == Order(QUORUM_ID, Phase.RESUMED, 5, "c has left")
+        assert says(standing, "b", "frozen", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 5, "c has left")
         order = standing.joined(holds("b", 6))
-        assert order == Order(QUORUM_ID, Phase.REVOKED, 5, "c: has left", lost="c")
+        assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, 5, "c: has left", lost="c")
 
     def test_all_that_were_granted_a_later_step_are_ended_at_once(self):
         standing = formed()
@@ -302,7 +306,7 @@ class TestLeaving:
         says(standing, "a", "frozen", 6)
         order = says(standing, "b", "frozen", 6)
         assert order is not None
-        assert (order.phase, order.lost) == (Phase.REVOKED, "c")
+        assert (order.phase, order.lost) == (QuorumPhase.REVOKED, "c")
 
     def test_one_that_gives_its_later_grant_back_has_left_too(self):
         standing = formed()
@@ -310,8 +314,8 @@ class TestLeaving:
         says(standing, "a", "frozen", 6)
         says(standing, "b", "frozen", 5)
         assert says(standing, "a", "leaving", 5) is None
-        assert standing.phase is Phase.RESUMED
-        assert phase_of(says(standing, "b", "leaving", 5)) is Phase.REVOKED
+        assert standing.phase is QuorumPhase.RESUMED
+        assert phase_of(says(standing, "b", "leaving", 5)) is QuorumPhase.REVOKED
         assert standing.lost == ""
 
     @pytest.mark.parametrize("before", ["standing", "recalled", "resumed"])
@@ -327,28 +331,28 @@ class TestLeaving:
         assert order is None
         for name in "ab":
             says(standing, name, "frozen", 5)
-        assert standing.phase is Phase.RESUMED
+        assert standing.phase is QuorumPhase.RESUMED
 
     def test_a_member_that_has_joined_below_the_last_step_cannot_do_it(self):
         standing = formed()
         standing.joined(holds("a", 5))
         says(standing, "c", "leaving", 5)
-        assert phase_of(says(standing, "b", "frozen", 5)) is Phase.REVOKED
+        assert phase_of(says(standing, "b", "frozen", 5)) is QuorumPhase.REVOKED
 
     def test_while_it_leaves_a_loss_is_a_loss(self):
         standing = formed()
         says(standing, "c", "leaving", 5)
-        assert phase_of(standing.lose("a", "i1", "its connection has ended")) is Phase.REVOKED
+        assert phase_of(standing.lose("a", "i1", "its connection has ended")) is QuorumPhase.REVOKED
         assert standing.lost == "a"
 
     def test_it_comes_back_with_it_to_a_lighthouse_that_has_restarted(self):
-        standing = unsettled(Phase.RETURNING)
+        standing = unsettled(QuorumPhase.RETURNING)
         assert says(standing, "c", "leaving", 5) is None
         assert standing.left("c", "i1") is None
         says(standing, "a", "standing", 5)
-        assert phase_of(says(standing, "b", "standing", 5)) is Phase.RECALLED
+        assert phase_of(says(standing, "b", "standing", 5)) is QuorumPhase.RECALLED
         says(standing, "a", "frozen", 5)
-        assert phase_of(says(standing, "b", "frozen", 5)) is Phase.RESUMED
+        assert phase_of(says(standing, "b", "frozen", 5)) is QuorumPhase.RESUMED
         assert standing.upto == 5
 
     def test_the_next_quorum_forms_with_one_that_stays(self):
@@ -365,10 +369,10 @@ class TestLeaving:
 class TestLeases:
     """When the next quorum may form."""
 
-    @pytest.mark.parametrize("phase", [Phase.STANDING, Phase.RECALLED, Phase.RETURNING])
-    def test_never_while_it_stands_or_is_asked_back(self, phase: Phase):
+    @pytest.mark.parametrize("phase", [QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RETURNING])
+    def test_never_while_it_stands_or_is_asked_back(self, phase: QuorumPhase):
         standing = unsettled(phase)
-        if phase is Phase.RECALLED:
+        if phase is QuorumPhase.RECALLED:
             standing.recall("x")
         assert standing.phase is phase
         assert not standing.may_form([holds("a")], now=1e6)
@@ -413,7 +417,9 @@ class TestOrderFor:
     def test_the_present_one(self):
         standing = formed()
         standing.recall("x")
-        assert standing.order_for("a", "i1", held(QUORUM_ID)) == Order(QUORUM_ID, Phase.RECALLED, reason="x")
+        assert standing.order_for("a", "i1", held(QUORUM_ID)) == QuorumOrder(
+            QUORUM_ID, QuorumPhase.RECALLED, reason="x"
+        )
 
     def test_none_for_one_that_holds_none(self):
         assert formed().order_for("a", "i1", None) is None
@@ -424,13 +430,13 @@ class TestOrderFor:
     def test_any_other_is_over(self, name: str, incarnation: str, quorum_id: int):
         order = formed().order_for(name, incarnation, held(quorum_id))
         assert order is not None
-        assert (order.quorum_id, order.phase) == (quorum_id, Phase.REVOKED)
+        assert (order.quorum_id, order.phase) == (quorum_id, QuorumPhase.REVOKED)
 
     def test_without_any_quorum(self):
-        order = Standing().order_for("a", "i1", Held(QUORUM_ID, held(1).mode, 0))
+        order = Standing().order_for("a", "i1", HeldQuorum(QUORUM_ID, held(1).mode, 0))
         assert order is not None
-        assert order.phase is Phase.REVOKED
+        assert order.phase is QuorumPhase.REVOKED
 
 
 def test_an_entry_is_what_the_lighthouse_compares_a_repeated_join_by():
-    assert entry_of(native("a", 3, tag_quorum_id=5, commit_failures=2)) == Entry(3, 5, 2)
+    assert entry_of(native("a", 3, tag_quorum_id=5, commit_failures=2)) == JoinState(3, 5, 2)

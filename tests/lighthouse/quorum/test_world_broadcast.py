@@ -7,10 +7,10 @@ import pytest
 
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.sessions import OpenSessions
+from lighthouse.quorum.sessions import SessionTable
 from lighthouse.quorum.world_broadcast import HELD_BACK_LOGGED_AFTER_S, WorldBroadcast
 from lighthouse_protocol.messages.membership import World
-from lighthouse_protocol.messages.session import STARTING, Hello, Levels
+from lighthouse_protocol.messages.session import STARTING, GroupReport, Hello
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.wire.session_wire import session_response_from_wire
 from tests.lighthouse.sessions import asks, ended, native, opened, pulse
@@ -29,7 +29,7 @@ class Job:
     """Its driver, as far as the world is concerned."""
 
     def __init__(self, loop: VirtualLoop) -> None:
-        self.loop, self.machine, self.sessions = loop, QuorumMachine(QuorumConfig()), OpenSessions()
+        self.loop, self.machine, self.sessions = loop, QuorumMachine(QuorumConfig()), SessionTable()
         self.worlds = WorldBroadcast("j", self.machine, self.sessions)
 
     def feed(self, event: object) -> None:
@@ -40,7 +40,7 @@ class Job:
     ) -> Heard:
         heard, who = Heard(), native(name, group_world_size=size)
         self.sessions.add(session, heard)  # type: ignore[arg-type]
-        self.worlds.opened(session, Hello(who, Levels(), takes_world=takes))
+        self.worlds.opened(session, Hello(who, GroupReport(), takes_world=takes))
         self.feed(opened(session, who, down=STARTING if missing else "", missing=frozenset(missing)))
         return heard
 

@@ -12,7 +12,7 @@ from lighthouse.runs.rules.events import (
     RecordDue,
     SessionEnded,
 )
-from lighthouse_protocol.messages.run import Entry, RankId, Terms
+from lighthouse_protocol.messages.run import RankHello, RankId, Terms
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, WrongState
 from tests.lighthouse.run_stage import RunStage, running
 
@@ -116,7 +116,7 @@ class TestCatchUp:
         stage.ready(1)
         assert stage.number == 1
         worker = stage.workers[0]
-        entry = Entry(worker.rank, stage.terms, generation=0)
+        entry = RankHello(worker.rank, stage.terms, generation=0)
         effects = stage.machine.handle(RankJoined(entry, 99), stage.now)
         assert effects == [Interrupted(0, "this generation is over", (worker.rank,))]
 
@@ -125,8 +125,8 @@ class TestIdentity:
     def test_a_slot_of_its_own(self):
         stage = running(2)
         for attempt in (0, -1):
-            stage.machine.handle(RankJoined(Entry(stage.workers[1].rank, stage.terms), 77), stage.now)
-            entry = Entry(RankId(1, "thief"), stage.terms, attempt=attempt, host="h2", pid=7)
+            stage.machine.handle(RankJoined(RankHello(stage.workers[1].rank, stage.terms), 77), stage.now)
+            entry = RankHello(RankId(1, "thief"), stage.terms, attempt=attempt, host="h2", pid=7)
             (effect,) = stage.machine.handle(RankJoined(entry, 50), stage.now)
             assert isinstance(effect, RankRefused)
             assert isinstance(effect.error, DuplicateReplica)
@@ -142,7 +142,7 @@ class TestIdentity:
 
     def test_all_have_the_same_terms(self):
         stage = running(2)
-        entry = Entry(RankId(1, "other"), Terms(world_size=2, active=1), attempt=1)
+        entry = RankHello(RankId(1, "other"), Terms(world_size=2, active=1), attempt=1)
         (effect,) = stage.machine.handle(RankJoined(entry, 50), stage.now)
         assert isinstance(effect, RankRefused)
         assert isinstance(effect.error, WrongState)

@@ -16,7 +16,7 @@ from lighthouse.runs.rules.events import (
     Stopped,
 )
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse_protocol.messages.run import Entry, RankId, Stop
+from lighthouse_protocol.messages.run import RankHello, RankId, Stop
 from tests.lighthouse.run_stage import RunStage, running
 
 
@@ -87,7 +87,7 @@ def test_it_holds_for_its_run_only():
     stage = stopped()
     other = RunMachine()
     rank = RankId(0, "x")
-    assert other.handle(RankJoined(Entry(rank, stage.terms), 1), 0.0) == []
+    assert other.handle(RankJoined(RankHello(rank, stage.terms), 1), 0.0) == []
 
 
 def test_resume_lifts_it_and_numbers_go_on():

@@ -17,7 +17,7 @@ from lighthouse.runs.rules.events import (
 )
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord
-from lighthouse_protocol.messages.run import Counters, Entry, Generation, RankId, Terms
+from lighthouse_protocol.messages.run import Counters, Generation, RankHello, RankId, Terms
 from tests.lighthouse.run_stage import RunStage, running
 
 SUPERVISED = {"stride": 100}
@@ -29,8 +29,8 @@ class TestAdvance:
         machine = RunMachine()
         terms = Terms(world_size=2)
         a, b = RankId(0, "a"), RankId(1, "b")
-        assert machine.handle(RankJoined(Entry(a, terms), 1), 0.0) == []
-        assert machine.handle(RankJoined(Entry(b, terms), 2), 0.0) == []
+        assert machine.handle(RankJoined(RankHello(a, terms), 1), 0.0) == []
+        assert machine.handle(RankJoined(RankHello(b, terms), 2), 0.0) == []
         assert machine.handle(RankReady(a), 1.0) == []
         formed = Generation((a, b), Counters(number=0))
         assert machine.handle(RankReady(b), 2.0) == [DUE, GenerationFormed(formed)]
@@ -185,7 +185,7 @@ class TestAlive:
 
     def test_moments_are_the_lighthouses_own(self):
         """Nothing that a rank says can be a moment: no event has a field for one."""
-        fields = {name for event in (RankHeartbeat, RankReady, Entry) for name in event.__dataclass_fields__}
+        fields = {name for event in (RankHeartbeat, RankReady, RankHello) for name in event.__dataclass_fields__}
         assert not {name for name in fields if name.endswith(("_at", "time", "clock"))}
 
     @pytest.mark.parametrize("skew_s", [-31.0, 31.0])

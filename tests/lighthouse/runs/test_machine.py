@@ -29,8 +29,8 @@ from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord, dump, parse
 from lighthouse.runs.rules.restart_log import EVIDENCE_OF, LINES_KEPT, LOST_KEPT
 from lighthouse.runs.rules.supervisors import MAX_SUPERVISORS, Supervisors
-from lighthouse_protocol.messages.run import Done, Entry, RankId, Refusal, Stop, Terms
-from lighthouse_protocol.messages.supervisor import SupervisorEntry, SupervisorWelcome
+from lighthouse_protocol.messages.run import Done, RankHello, RankId, Refusal, Stop, Terms
+from lighthouse_protocol.messages.supervisor import SupervisorHello, SupervisorWelcome
 from lighthouse_protocol.refusals import LighthouseError, Superseded, WrongState
 from tests.lighthouse.run_stage import RunStage, running
 
@@ -44,8 +44,8 @@ def again(machine: RunMachine) -> RunMachine:
     return RunMachine(RunConfig(), record=parse(dump(machine.record(5.0))), now=5.0)
 
 
-def supervisor(name: str = "g", incarnation: str = "1", host: str = "") -> SupervisorEntry:
-    return SupervisorEntry(name, incarnation, host, (0, 1))
+def supervisor(name: str = "g", incarnation: str = "1", host: str = "") -> SupervisorHello:
+    return SupervisorHello(name, incarnation, host, (0, 1))
 
 
 def told(effects: object, session: int) -> object:
@@ -96,7 +96,7 @@ class TestSupervisors:
         assert machine.handle(StopAsked("exit code 130", "g"), 1.0) == [DUE, Stopped(stop, (), is_new=True)]
         for each in (machine, again(machine)):
             assert each.handle(SupervisorJoined(supervisor("late"), 2), 6.0) == [SupervisorTold(2, stop)]
-            assert each.handle(RankJoined(Entry(RankId(0, "a"), Terms(2)), 3), 6.0) == [
+            assert each.handle(RankJoined(RankHello(RankId(0, "a"), Terms(2)), 3), 6.0) == [
                 Stopped(stop, (RankId(0, "a"),))
             ]
 
@@ -121,11 +121,11 @@ class TestLiftedStops:
         assert machine.stop is None
 
     def test_one_of_which_a_rank_was_connected_is_told_it_also_without_having_been_here(self):
-        machine = self.stopped(RankJoined(Entry(RankId(0, "1.7"), Terms(2)), 7))
+        machine = self.stopped(RankJoined(RankHello(RankId(0, "1.7"), Terms(2)), 7))
         assert isinstance(told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2), Stop)
 
     @pytest.mark.parametrize(
-        "came", [SupervisorJoined(supervisor(), 1), RankJoined(Entry(RankId(0, "1.7"), Terms(2)), 7)]
+        "came", [SupervisorJoined(supervisor(), 1), RankJoined(RankHello(RankId(0, "1.7"), Terms(2)), 7)]
     )
     def test_who_comes_while_it_is_in_force_ends_by_it_and_that_is_written_down(self, came: Event):
         machine = RunMachine()
@@ -166,7 +166,7 @@ class TestHosts:
         for machine in (stage.machine, again(stage.machine)):
             effects = list(machine.handle(SupervisorJoined(supervisor(host="h7", incarnation="2"), 71), 9.0))
             errors = [refusal(told(effects, 71))]
-            for effect in machine.handle(RankJoined(Entry(RankId(2, "n"), stage.terms, host="h7"), 72), 9.0):
+            for effect in machine.handle(RankJoined(RankHello(RankId(2, "n"), stage.terms, host="h7"), 72), 9.0):
                 assert isinstance(effect, RankRefused)
                 errors.append(effect.error)
             assert len(errors) == 2
@@ -322,10 +322,10 @@ class TestCompletion:
             stage.start_lighthouse()
         rank = stage.workers[0].rank
         late = [
-            Entry(rank, stage.terms, generation=0),
-            Entry(rank, stage.terms),
-            Entry(RankId(1, "restarted"), stage.terms, attempt=1),
-            Entry(RankId(1, "told"), stage.terms, seen=0),
+            RankHello(rank, stage.terms, generation=0),
+            RankHello(rank, stage.terms),
+            RankHello(RankId(1, "restarted"), stage.terms, attempt=1),
+            RankHello(RankId(1, "told"), stage.terms, seen=0),
         ]
         for session, entry in enumerate(late, start=90):
             assert stage.machine.handle(RankJoined(entry, session), stage.now) == [Completed(0, (entry.rank,))]
@@ -367,7 +367,7 @@ class TestCompletion:
             stage.kill_lighthouse()
             stage.start_lighthouse()
         for worker in former:
-            entry = Entry(worker.rank, stage.terms, generation=0, seen=0)
+            entry = RankHello(worker.rank, stage.terms, generation=0, seen=0)
             assert stage.machine.handle(RankJoined(entry, 99), stage.now) == [Completed(0, (worker.rank,))]
         stage.wait(100)
         assert (stage.number, stage.running()) == (100, {0, 1})
@@ -391,20 +391,20 @@ class TestCompletion:
         stage.feed(SupervisorEnded(70))
         stage.finish(0)
         stage.read_ends()
-        restarted = Entry(RankId(0, "old.2"), stage.terms, attempt=1)
-        first = Entry(RankId(0, "old.1"), stage.terms)
+        restarted = RankHello(RankId(0, "old.2"), stage.terms, attempt=1)
+        first = RankHello(RankId(0, "old.1"), stage.terms)
         assert stage.machine.handle(RankJoined(first, 71), stage.now) == [Completed(0, (first.rank,))]
         stage.feed(SupervisorJoined(supervisor(incarnation="new"), 72))
         machine = again(stage.machine) if restarts else stage.machine
         for entry in (restarted, first):
             assert machine.handle(RankJoined(entry, 73), 9.0) == [Completed(0, (entry.rank,))]
-        assert machine.handle(RankJoined(Entry(RankId(0, "new.1"), stage.terms), 74), 9.0) == []
+        assert machine.handle(RankJoined(RankHello(RankId(0, "new.1"), stage.terms), 74), 9.0) == []
 
     def test_a_supervisor_of_which_only_a_rank_was_here_is_done(self):
         """The lighthouse has lost its journal, and the supervisor comes later than its ranks."""
         stage = RunStage(1)
         rank = RankId(0, "old.1")
-        stage.feed(RankJoined(Entry(rank, stage.terms), 70))
+        stage.feed(RankJoined(RankHello(rank, stage.terms), 70))
         stage.feed(RankReady(rank))
         stage.feed(RankFinished(rank, 0))
         stage.feed(SessionEnded(70))

@@ -14,18 +14,18 @@ from lighthouse.runs.store import RunStoreInProcess
 from lighthouse_protocol.messages.run import (
     Counters,
     Done,
-    Entry,
     Failure,
     Finish,
     KeyKind,
     Over,
+    RankHeartbeat,
+    RankHello,
     RankId,
     Ready,
-    StepReport,
     Terms,
     Told,
 )
-from lighthouse_protocol.messages.supervisor import SupervisorEntry
+from lighthouse_protocol.messages.supervisor import SupervisorHello
 from lighthouse_protocol.refusals import (
     InvalidRequest,
     LighthouseError,
@@ -69,7 +69,7 @@ async def runs() -> AsyncIterator[RunRegistry]:
 
 def entered(driver: RunDriver, slot: int, incarnation: str = "i") -> tuple[int, Listener]:
     listener = Listener()
-    entry = Entry(RankId(slot, f"{incarnation}{slot}"), TERMS, is_ready=True)
+    entry = RankHello(RankId(slot, f"{incarnation}{slot}"), TERMS, is_ready=True)
     return driver.open_rank(entry, listener), listener
 
 
@@ -122,7 +122,7 @@ async def test_a_step_is_noted_a_little_later(runs: RunRegistry):
     driver.receive_from_rank(b, Failure(0, "x"))
     for session in (a, b):
         driver.receive_from_rank(session, Ready(0))
-    driver.receive_from_rank(a, StepReport(3))
+    driver.receive_from_rank(a, RankHeartbeat(3))
     assert isinstance(listener.heard[-1], Told)
     await asyncio.sleep(NOTED_WITHIN_S * 2)
     for session in (a, b):
@@ -133,7 +133,7 @@ async def test_a_step_is_noted_a_little_later(runs: RunRegistry):
 
 async def test_all_are_told_of_the_completion(runs: RunRegistry):
     driver, supervisor = runs.get("j", "r"), Listener()
-    driver.open_supervisor(SupervisorEntry("g", "1"), supervisor)
+    driver.open_supervisor(SupervisorHello("g", "1"), supervisor)
     ranks = [entered(driver, slot) for slot in (0, 1)]
     for session, _ in ranks:
         driver.receive_from_rank(session, Finish(0))
@@ -146,7 +146,7 @@ async def test_a_refused_rank_ends_and_is_heard_no_more(runs: RunRegistry):
     entered(driver, 0)
     session, thief = entered(driver, 0, "thief")
     assert thief.is_ended
-    driver.receive_from_rank(session, StepReport(1))
+    driver.receive_from_rank(session, RankHeartbeat(1))
     driver.end_rank(session)
     assert driver.status().ranks[0].incarnation == "i0"
 
@@ -155,7 +155,7 @@ async def test_who_says_a_second_entry_is_at_fault(runs: RunRegistry):
     driver = runs.get("j", "r")
     session, _ = entered(driver, 0)
     with pytest.raises(InvalidRequest, match=r"^entry: "):
-        driver.receive_from_rank(session, Entry(RankId(0, "i0"), TERMS))
+        driver.receive_from_rank(session, RankHello(RankId(0, "i0"), TERMS))
 
 
 async def test_names_and_limits(runs: RunRegistry, monkeypatch: pytest.MonkeyPatch):

@@ -8,19 +8,19 @@ from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.run import (
     Counters,
     Done,
-    Entry,
     Failure,
     Finish,
-    FromWorker,
+    FromRunRank,
     Over,
+    RankHeartbeat,
+    RankHello,
     RankId,
     Ready,
     Refusal,
-    StepReport,
     Stop,
     Terms,
     Told,
-    ToWorker,
+    ToRunRank,
     Welcome,
 )
 from lighthouse_protocol.pb.extensions import generation_pb2 as pb
@@ -50,7 +50,7 @@ terms = st.builds(
     max_iterations=st.none() | counts,
 )
 entries = st.builds(
-    Entry,
+    RankHello,
     rank=st.builds(RankId, st.integers(0, 1000), st.text("abc0123-", min_size=1, max_size=20)),
     terms=terms,
     attempt=st.integers(0, 1000),
@@ -63,7 +63,7 @@ entries = st.builds(
 )
 requests = st.one_of(
     entries,
-    st.builds(StepReport, numbers, texts),
+    st.builds(RankHeartbeat, numbers, texts),
     st.builds(Ready, st.none() | numbers),
     st.builds(Failure, numbers, texts),
     st.builds(Finish, numbers),
@@ -83,14 +83,14 @@ responses = st.one_of(
 
 @unhurried
 @given(requests)
-def test_a_request_survives(message: FromWorker):
+def test_a_request_survives(message: FromRunRank):
     raw = rank_request_to_wire(message).SerializeToString()
     assert rank_request_from_wire(pb.RankRequest.FromString(raw)) == message
 
 
 @unhurried
 @given(responses)
-def test_a_response_survives(message: ToWorker):
+def test_a_response_survives(message: ToRunRank):
     raw = rank_response_to_wire(message).SerializeToString()
     assert rank_response_from_wire(pb.RankResponse.FromString(raw)) == message
 
@@ -121,7 +121,7 @@ def test_what_is_not_known_is_skipped():
 
 
 def entry(**terms: object) -> pb.RankRequest:
-    message = rank_request_to_wire(Entry(RankId(0, "a"), Terms(world_size=8)))
+    message = rank_request_to_wire(RankHello(RankId(0, "a"), Terms(world_size=8)))
     for name, value in terms.items():
         setattr(message.entry.terms, name, value)
     return message

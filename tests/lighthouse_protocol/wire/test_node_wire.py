@@ -7,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lighthouse_protocol.limits import cut_reason
-from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.hosts import (
-    FromNode,
-    NodeBeat,
-    NodeCheckFailed,
-    NodeEndAsked,
-    NodeEntry,
-    NodeHalt,
-    NodeLook,
-    NodeOver,
-    NodeRankEnded,
-    NodeSeen,
-    NodeStart,
-    NodeWelcome,
-    ToNode,
+    FromHost,
+    GroupEnded,
+    HaltRanks,
+    HostCheckFailed,
+    HostEndAsked,
+    HostHeartbeat,
+    HostHello,
+    HostRankEnded,
+    HostWelcome,
+    ProbeRequest,
+    ProbeResult,
+    StartRanks,
+    ToHost,
 )
 from lighthouse_protocol.messages.session import EvidenceOffer
 from lighthouse_protocol.pb.extensions import node_pb2 as pb
@@ -41,32 +41,32 @@ SOME_TEXTS = st.lists(TEXTS, max_size=3).map(tuple)
 STATUSES = st.integers(-64, 255)
 
 REQUESTS = st.one_of(
-    st.builds(lambda n, r, k, more, p, i: NodeEntry(n, r, k, k + more, p, i), NAMES, NAMES, st.integers(1, 99),
+    st.builds(lambda n, r, k, more, p, i: HostHello(n, r, k, k + more, p, i), NAMES, NAMES, st.integers(1, 99),
               st.integers(1, 99), st.integers(1, 99), NAMES),
-    st.just(NodeBeat()),
-    st.builds(NodeRankEnded, RANKS, st.integers(0, 2**31), STATUSES, TEXTS),
-    st.builds(NodeCheckFailed, TEXTS),
-    st.builds(NodeEndAsked, STATUSES),
-    st.builds(NodeSeen, COUNTS, st.builds(Outside, TEXTS, TEXTS, SOME_TEXTS, SOME_TEXTS, st.booleans())),
+    st.just(HostHeartbeat()),
+    st.builds(HostRankEnded, RANKS, st.integers(0, 2**31), STATUSES, TEXTS),
+    st.builds(HostCheckFailed, TEXTS),
+    st.builds(HostEndAsked, STATUSES),
+    st.builds(ProbeResult, COUNTS, st.builds(ProcessSnapshot, TEXTS, TEXTS, SOME_TEXTS, SOME_TEXTS, st.booleans())),
 )  # fmt: skip
 RESPONSES = st.one_of(
-    st.builds(NodeWelcome, TEXTS, st.integers(1, 65535)),
-    st.builds(NodeStart, st.lists(RANKS).map(tuple), st.integers(0, 2**31)),
-    st.builds(NodeHalt, st.lists(RANKS).map(tuple), st.floats(0, 1e6)),
-    st.builds(NodeOver, STATUSES, TEXTS, TEXTS),
-    st.just(NodeBeat()),
-    st.builds(NodeLook, COUNTS, RANKS, COUNTS, TEXTS, COUNTS, st.builds(EvidenceOffer, COUNTS, COUNTS)),
+    st.builds(HostWelcome, TEXTS, st.integers(1, 65535)),
+    st.builds(StartRanks, st.lists(RANKS).map(tuple), st.integers(0, 2**31)),
+    st.builds(HaltRanks, st.lists(RANKS).map(tuple), st.floats(0, 1e6)),
+    st.builds(GroupEnded, STATUSES, TEXTS, TEXTS),
+    st.just(HostHeartbeat()),
+    st.builds(ProbeRequest, COUNTS, RANKS, COUNTS, TEXTS, COUNTS, st.builds(EvidenceOffer, COUNTS, COUNTS)),
 )
 
 
 @given(REQUESTS)
-def test_a_request_survives(message: FromNode) -> None:
+def test_a_request_survives(message: FromHost) -> None:
     body = node_request_to_wire(message).SerializeToString()
     assert node_request_from_wire(pb.NodeRequest.FromString(body)) == message
 
 
 @given(RESPONSES)
-def test_a_response_survives(message: ToNode) -> None:
+def test_a_response_survives(message: ToHost) -> None:
     body = node_response_to_wire(message).SerializeToString()
     assert node_response_from_wire(pb.NodeResponse.FromString(body)) == message
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from lighthouse_protocol.messages.run import Counters, KeyKind, Stop, Terms
 from lighthouse_protocol.messages.run_status import (
     ExcludedHost,
-    IncidentStatus,
     RankStatus,
+    RestartStatus,
     RunStatus,
     SupervisorStatus,
 )
@@ -41,7 +41,7 @@ ranks = st.builds(
     pid=numbers,
 )
 incidents = st.builds(
-    IncidentStatus,
+    RestartStatus,
     generation=last,
     cause=texts,
     is_fault=st.booleans(),

@@ -17,15 +17,15 @@ from lighthouse_protocol.limits import (
     MAX_SECONDS,
 )
 from lighthouse_protocol.messages import session as said
-from lighthouse_protocol.messages.evidence import OwnEvidence, RankEvidence
+from lighthouse_protocol.messages.evidence import RankEvidence, SelfReport
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum, Vote
 from lighthouse_protocol.messages.progress import GroupView, OpenPhase, RankName, RankView, Sample
 from lighthouse_protocol.messages.session import (
-    Handed,
-    HoldMode,
-    Order,
-    Phase,
-    Refused,
+    HoldState,
+    JoinAccepted,
+    JoinRejected,
+    QuorumOrder,
+    QuorumPhase,
     ToLighthouse,
     ToManager,
     ToRank,
@@ -85,13 +85,13 @@ evidences = st.builds(
     some_texts,
     st.floats(0, 1e6),
 )
-own_evidences = st.builds(OwnEvidence, counts, reasons, reasons, some_texts)
-helds = st.builds(said.Held, quorum_ids, st.sampled_from(HoldMode), counts, st.booleans())
-levels = st.builds(said.Levels, st.none() | helds, st.booleans(), reasons, st.frozensets(group_ranks, max_size=3))
-orders = st.builds(Order, quorum_ids, st.sampled_from(Phase), counts, reasons)
+own_evidences = st.builds(SelfReport, counts, reasons, reasons, some_texts)
+helds = st.builds(said.HeldQuorum, quorum_ids, st.sampled_from(HoldState), counts, st.booleans())
+levels = st.builds(said.GroupReport, st.none() | helds, st.booleans(), reasons, st.frozensets(group_ranks, max_size=3))
+orders = st.builds(QuorumOrder, quorum_ids, st.sampled_from(QuorumPhase), counts, reasons)
 to_lighthouse = st.one_of(
     st.builds(said.Hello, members, levels, st.booleans(), st.booleans()),
-    st.builds(said.Beat, counts, levels, st.none() | group_views),
+    st.builds(said.Heartbeat, counts, levels, st.none() | group_views),
     st.builds(said.JoinRequest, counts, members, seconds),
     st.builds(said.WithdrawRequest, counts),
     st.builds(said.Leave, reasons),
@@ -101,8 +101,8 @@ to_lighthouse = st.one_of(
 quorums = st.builds(Quorum, quorum_ids, st.lists(members, max_size=3).map(tuple))
 to_manager = st.one_of(
     st.builds(said.Welcome, seconds, seconds, st.none() | orders),
-    st.builds(said.Echo, counts, seconds, st.none() | orders),
-    st.builds(Handed, counts, quorums, st.booleans()),
+    st.builds(said.HeartbeatAck, counts, seconds, st.none() | orders),
+    st.builds(JoinAccepted, counts, quorums, st.booleans()),
     orders,
     st.builds(said.DrainRequest, reasons),
     st.builds(said.KillRequest, reasons),
@@ -158,7 +158,7 @@ class TestThereAndBack:
         assert ballot_from_wire(manager_pb2.WatchRequest.FromString(body)) == ballot
 
     @given(st.one_of(ballots, samples, own_evidences, st.builds(said.Leaving, st.none() | counts)))
-    def test_what_a_rank_says_later(self, word: said.Ballot | Sample | OwnEvidence | said.Leaving):
+    def test_what_a_rank_says_later(self, word: said.Ballot | Sample | SelfReport | said.Leaving):
         body = watch_request_to_wire(word).SerializeToString()
         assert word_from_wire(manager_pb2.WatchRequest.FromString(body)) == word
 
@@ -180,8 +180,8 @@ class TestThereAndBack:
 
     @pytest.mark.parametrize("kind", [LighthouseError, *LighthouseError.__subclasses__()])
     def test_a_refusal_is_what_it_was(self, kind: type[LighthouseError]):
-        read = session_response_from_wire(session_response_to_wire(Refused(3, kind("step: is odd"))))
-        assert isinstance(read, Refused)
+        read = session_response_from_wire(session_response_to_wire(JoinRejected(3, kind("step: is odd"))))
+        assert isinstance(read, JoinRejected)
         assert (read.join, type(read.error), str(read.error)) == (3, kind, "step: is odd")
 
 
@@ -192,7 +192,7 @@ class TestSerialisedOnce:
     def test_a_quorum(self, quorum: Quorum, stands: bool, join: int):
         body = handed_for(handed_shared(quorum, stands, 12.5), join)
         message = ToManagerMessage.FromString(body)
-        assert session_response_from_wire(message) == Handed(join, quorum, stands)
+        assert session_response_from_wire(message) == JoinAccepted(join, quorum, stands)
         assert (message.handed.quorum.created.seconds, message.handed.quorum.created.nanos) == (12, 500_000_000)
 
     def test_only_a_few_bytes_are_added_for_a_session(self):
@@ -202,7 +202,7 @@ class TestSerialisedOnce:
         assert len(own) - len(shared) < 16
 
     @given(orders)
-    def test_an_order(self, order: Order):
+    def test_an_order(self, order: QuorumOrder):
         assert session_response_from_wire(ToManagerMessage.FromString(order_bytes(order))) == order
 
 
@@ -216,7 +216,7 @@ class TestNewerPeers:
         unreadable = {"phases": [{"name": "n" * 999}]}
         assert word_from_wire(manager_pb2.WatchRequest(progress=unreadable)) is None
         ranks = {"replica_id": "g", "ranks": [{"sample": unreadable}]}
-        assert session_request_from_wire(request(beat={"number": 3, "progress": ranks})) == said.Beat(3)
+        assert session_request_from_wire(request(beat={"number": 3, "progress": ranks})) == said.Heartbeat(3)
 
     def test_evidence_that_cannot_be_read_ends_nothing(self):
         assert word_from_wire(manager_pb2.WatchRequest(evidence={"number": -1})) is None
@@ -236,14 +236,14 @@ class TestNewerPeers:
         for kind in ("TooHot", "Enum", "annotations", ""):
             message = ToManagerMessage(refused=lighthouse_pb2.Refused(join=1, kind=kind, text="why"))
             read = session_response_from_wire(message)
-            assert isinstance(read, Refused)
+            assert isinstance(read, JoinRejected)
             assert (type(read.error), str(read.error)) == (LighthouseError, "why")
 
     def test_a_more_special_refusal_goes_as_its_kind(self):
         class StepInFlight(WrongState):
             pass
 
-        assert session_response_to_wire(Refused(1, StepInFlight("x"))).refused.kind == "WrongState"
+        assert session_response_to_wire(JoinRejected(1, StepInFlight("x"))).refused.kind == "WrongState"
 
 
 def request(**fields: Any) -> lighthouse_pb2.SessionRequest:
@@ -379,10 +379,10 @@ class TestTooManyRanks:
     def test_for_a_beat(self, count: int, told: int):
         here = Sample(phases=(OpenPhase("step"), OpenPhase("validation", 3, 25)), entered=(("é" * 60, 1),) * 8)
         view = GroupView("g", "i", tuple(RankView(RankName("g", n), here, 1.0) for n in range(count)))
-        body = session_request_to_wire(said.Beat(1, progress=view)).SerializeToString()
+        body = session_request_to_wire(said.Heartbeat(1, progress=view)).SerializeToString()
         assert len(body) <= MAX_REQUEST_BYTES, MAX_SECONDS
         read = session_request_from_wire(ToLighthouseMessage.FromString(body))
-        assert isinstance(read, said.Beat)
+        assert isinstance(read, said.Heartbeat)
         assert len(read.progress.ranks if read.progress is not None else ()) == told
 
 
@@ -396,9 +396,9 @@ class TestReasonsAreCut:
     def test_written(self, text: str):
         cut = CUT if text == LONG else text
         assert session_request_to_wire(said.Leave(text)).leave.reason == cut
-        assert session_request_to_wire(said.Beat(1, said.Levels(down=text))).beat.levels.down == cut
-        assert session_response_to_wire(Refused(1, Drained(text))).refused.text == cut
-        assert session_response_to_wire(Order(1, Phase.REVOKED, reason=text)).order.reason == cut
+        assert session_request_to_wire(said.Heartbeat(1, said.GroupReport(down=text))).beat.levels.down == cut
+        assert session_response_to_wire(JoinRejected(1, Drained(text))).refused.text == cut
+        assert session_response_to_wire(QuorumOrder(1, QuorumPhase.REVOKED, reason=text)).order.reason == cut
         assert session_response_to_wire(said.DrainRequest(text)).drain.reason == cut
         assert session_response_to_wire(said.KillRequest(text)).kill.reason == cut
         assert session_response_to_wire(said.Goodbye(text)).goodbye.reason == cut
@@ -408,11 +408,13 @@ class TestReasonsAreCut:
     def test_read(self):
         assert session_request_from_wire(request(leave={"reason": LONG})) == said.Leave(CUT)
         read = session_request_from_wire(request(beat={"levels": {"down": LONG}}))
-        assert read == said.Beat(0, said.Levels(down=CUT))
+        assert read == said.Heartbeat(0, said.GroupReport(down=CUT))
         read = session_response_from_wire(response(refused={"kind": "Superseded", "text": LONG}))
-        assert isinstance(read, Refused)
+        assert isinstance(read, JoinRejected)
         assert (type(read.error), str(read.error)) == (Superseded, CUT)
-        assert session_response_from_wire(response(order=order(reason=LONG))) == Order(1, Phase.STANDING, 1, CUT)
+        assert session_response_from_wire(response(order=order(reason=LONG))) == QuorumOrder(
+            1, QuorumPhase.STANDING, 1, CUT
+        )
         assert session_response_from_wire(response(drain={"reason": LONG})) == said.DrainRequest(CUT)
         assert session_response_from_wire(response(kill={"reason": LONG})) == said.KillRequest(CUT)
         assert session_response_from_wire(response(goodbye={"reason": LONG})) == said.Goodbye(CUT)
@@ -423,7 +425,7 @@ class TestReasonsAreCut:
 
 
 def test_every_mode_and_phase_has_its_number():
-    assert {f"HOLD_MODE_{mode.name}" for mode in HoldMode} | {"HOLD_MODE_UNSPECIFIED"} == set(
+    assert {f"HOLD_MODE_{mode.name}" for mode in HoldState} | {"HOLD_MODE_UNSPECIFIED"} == set(
         lighthouse_pb2.HoldMode.keys()
     )
-    assert {f"PHASE_{phase.name}" for phase in Phase} | {"PHASE_UNSPECIFIED"} == set(lighthouse_pb2.Phase.keys())
+    assert {f"PHASE_{phase.name}" for phase in QuorumPhase} | {"PHASE_UNSPECIFIED"} == set(lighthouse_pb2.Phase.keys())

@@ -9,12 +9,12 @@ from lighthouse_protocol.messages.run import Done, RankId, Refusal, Stop
 from lighthouse_protocol.messages.supervisor import (
     FromSupervisor,
     HostExcluded,
+    ProcessLost,
     StopAsked,
-    SupervisorBeat,
-    SupervisorEntry,
+    SupervisorHeartbeat,
+    SupervisorHello,
     SupervisorWelcome,
     ToSupervisor,
-    WorkerLost,
 )
 from lighthouse_protocol.pb.extensions import generation_pb2 as pb
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, WrongState
@@ -29,9 +29,9 @@ from tests.lighthouse_protocol.wire.test_generation_wire import numbers, texts, 
 names = st.text("abc0123-/", min_size=1, max_size=20)
 slots = st.integers(0, MAX_GROUP_WORLD_SIZE - 1)
 requests = st.one_of(
-    st.builds(SupervisorEntry, names, names, texts, st.lists(slots, max_size=8).map(tuple)),
-    st.just(SupervisorBeat()),
-    st.builds(WorkerLost, st.builds(RankId, slots, names), texts, st.lists(texts, max_size=8).map(tuple)),
+    st.builds(SupervisorHello, names, names, texts, st.lists(slots, max_size=8).map(tuple)),
+    st.just(SupervisorHeartbeat()),
+    st.builds(ProcessLost, st.builds(RankId, slots, names), texts, st.lists(texts, max_size=8).map(tuple)),
     st.builds(StopAsked, texts),
     st.builds(HostExcluded, texts),
 )
@@ -75,16 +75,16 @@ def test_what_is_not_known_is_skipped():
 
 def test_of_a_long_output_the_end_is_kept():
     lines = tuple(f"{number}" for number in range(MAX_OUTPUT_LINES + 10))
-    lost = WorkerLost(RankId(0, "a"), "exit code 1", (*lines, "x" * 1000))
+    lost = ProcessLost(RankId(0, "a"), "exit code 1", (*lines, "x" * 1000))
     read = supervisor_request_from_wire(supervisor_request_to_wire(lost))
-    assert isinstance(read, WorkerLost)
+    assert isinstance(read, ProcessLost)
     assert read.output == (*lines[11:], "x" * MAX_OUTPUT_CHARS)
 
 
 def test_a_long_output_is_cut_by_its_reader_too():
     message = pb.SupervisorRequest(lost=pb.WorkerLost(incarnation="a", output=["y" * 999] * 999))
     read = supervisor_request_from_wire(message)
-    assert isinstance(read, WorkerLost)
+    assert isinstance(read, ProcessLost)
     assert read.output == ("y" * MAX_OUTPUT_CHARS,) * MAX_OUTPUT_LINES
 
 

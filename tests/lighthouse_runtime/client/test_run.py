@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from lighthouse_protocol.messages.run import Done, Entry, KeyKind, RankId, StepReport, Stop, Terms
-from lighthouse_protocol.messages.supervisor import StopAsked, SupervisorEntry, SupervisorWelcome
+from lighthouse_protocol.messages.run import Done, KeyKind, RankHeartbeat, RankHello, RankId, Stop, Terms
+from lighthouse_protocol.messages.supervisor import StopAsked, SupervisorHello, SupervisorWelcome
 from lighthouse_protocol.refusals import Superseded, Unreachable, WrongState
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
 from tests.lighthouse_runtime.run_server import RUN, RunServer
 from tests.processes import LOCALHOST
 
-ENTRY = Entry(RankId(0, "a"), Terms(world_size=2))
-SUPERVISOR = SupervisorEntry("g", "1", "h", (0, 1))
+ENTRY = RankHello(RankId(0, "a"), Terms(world_size=2))
+SUPERVISOR = SupervisorHello("g", "1", "h", (0, 1))
 
 
 @pytest.fixture
@@ -29,11 +29,11 @@ async def test_a_rank_says_and_hears(server: tuple[RunServer, str]):
     async with AsyncLighthouseClient(address, job="j", run="r") as client, client.rank() as stream:
         stream.send(ENTRY)
         assert await anext(stream) == Stop("j/r", "", 0)
-        stream.send(StepReport(1))
+        stream.send(RankHeartbeat(1))
         assert await anext(stream) == Done(0)
         with pytest.raises(Superseded, match=r"^the end$"):
             await anext(stream)
-    assert running.heard == [ENTRY, StepReport(1)]
+    assert running.heard == [ENTRY, RankHeartbeat(1)]
 
 
 async def test_a_rank_of_a_training_process_says_and_hears(server: tuple[RunServer, str]):
@@ -43,14 +43,14 @@ async def test_a_rank_of_a_training_process_says_and_hears(server: tuple[RunServ
         with LighthouseClient(address, run="r") as client, client.rank() as stream:
             stream.send(ENTRY)
             heard: list[object] = [next(stream)]
-            stream.send(StepReport(1))
+            stream.send(RankHeartbeat(1))
             heard.append(next(stream))
             with pytest.raises(Superseded, match=r"^the end$"):
                 next(stream)
             return heard
 
     assert await asyncio.to_thread(live) == [Stop("None/r", "", 0), Done(0)]
-    assert running.heard == [ENTRY, StepReport(1)]
+    assert running.heard == [ENTRY, RankHeartbeat(1)]
 
 
 async def test_a_stream_given_up_by_another_thread_ends(server: tuple[RunServer, str]):

@@ -21,10 +21,10 @@ from lighthouse_protocol.messages.membership import Participant, Vote
 from lighthouse_protocol.messages.progress import Sample
 from lighthouse_protocol.messages.session import (
     Ballot,
-    Beat,
     Counted,
-    Echo,
     Goodbye,
+    Heartbeat,
+    HeartbeatAck,
     Hello,
     Leave,
     Revoked,
@@ -91,13 +91,13 @@ class TestSession:
         async with client.session() as session:
             session.send(HELLO)
             for number in range(100):
-                session.send(Beat(number))
+                session.send(Heartbeat(number))
             session.send(Leave())
             session.end()
             heard = [message async for message in session]
             assert not session.is_open
-        assert heard == [WELCOME, *(Echo(number, 1.0) for number in range(100)), Goodbye("bye")]
-        assert server.heard == [HELLO, *map(Beat, range(100)), Leave()]
+        assert heard == [WELCOME, *(HeartbeatAck(number, 1.0) for number in range(100)), Goodbye("bye")]
+        assert server.heard == [HELLO, *map(Heartbeat, range(100)), Leave()]
         assert await ending(server) is Ending.PEER
         assert server.observed == [("Session", "OK")]
 
@@ -141,13 +141,13 @@ class TestSession:
         async with client.session() as session:
             sender = await greeted(session, server)
             for number in range(50):
-                sender.send(session_response_to_wire(Echo(number, 1.0)))
+                sender.send(session_response_to_wire(HeartbeatAck(number, 1.0)))
             sender.end()
             assert sender.ending is Ending.OURS
             assert not sender.is_open
             sender.send(session_response_to_wire(Goodbye("too late")))
             sender.end(Superseded("too late"))
-            assert [message async for message in session] == [Echo(number, 1.0) for number in range(50)]
+            assert [message async for message in session] == [HeartbeatAck(number, 1.0) for number in range(50)]
         assert await ending(server) is Ending.OURS
         assert server.observed == [("Session", "OK")]
 
@@ -170,7 +170,7 @@ class TestSession:
         assert await ending(server) in GONE
         assert not session.is_open
         assert [message async for message in session] == []
-        session.send(Beat(1))
+        session.send(Heartbeat(1))
 
     async def test_the_client_gives_it_up_with_a_reason(self, server: StreamServer, client: AsyncLighthouseClient):
         async with client.session() as session:
@@ -241,7 +241,7 @@ class TestLimits:
         async with client.session() as session:
             sender = await greeted(session, server)
             for number in range(10_002):
-                sender.send(session_response_to_wire(Echo(number, 1.0)))
+                sender.send(session_response_to_wire(HeartbeatAck(number, 1.0)))
             assert sender.ending is Ending.SLOW
             with pytest.raises(LimitReached, match=r"more than 10000 messages"):
                 async for _ in session:
@@ -251,7 +251,7 @@ class TestLimits:
         async with client.session() as session:
             await greeted(session, server)
             for number in range(10_002):
-                session.send(Beat(number))
+                session.send(Heartbeat(number))
             with pytest.raises(Unreachable, match="does not read what it is sent"):
                 async for _ in session:
                     pass
@@ -261,8 +261,8 @@ class TestLimits:
             await greeted(session, server)
             with pytest.raises(LimitReached, match=rf"Hello has \d+ bytes; at most {MAX_REQUEST_BYTES}"):
                 session.send(Hello(Participant("a", data="x" * MAX_REQUEST_BYTES)))
-            session.send(Beat(1))
-            assert await anext(session) == Echo(1, 1.0)
+            session.send(Heartbeat(1))
+            assert await anext(session) == HeartbeatAck(1, 1.0)
 
     @pytest.mark.parametrize(
         ("body", "status"),
@@ -336,7 +336,7 @@ class TestDeath:
             remote.popen.kill()
             with pytest.raises(Unreachable, match=re.escape(f"{remote.address} is unreachable")):
                 await asyncio.wait_for(anext(session), PATIENCE_S)
-            session.send(Beat(1))
+            session.send(Heartbeat(1))
             assert not session.is_open
 
     async def test_nobody_is_there(self):

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from lighthouse_protocol.messages.evidence import Outside, OwnEvidence, RankEvidence
+from lighthouse_protocol.messages.evidence import ProcessSnapshot, RankEvidence, SelfReport
 from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceAsked,
@@ -26,8 +26,8 @@ from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look_alone
 from tests.processes import PATIENCE_S
 
-SEEN = Outside("from outside", "pid 71: S (sleeping)", ("its last line",))
-STOPPED = Outside("", "T (stopped)", missing=("stacks: it is stopped",), is_stopped=True)
+SEEN = ProcessSnapshot("from outside", "pid 71: S (sleeping)", ("its last line",))
+STOPPED = ProcessSnapshot("", "T (stopped)", missing=("stacks: it is stopped",), is_stopped=True)
 
 
 class Watch:
@@ -48,7 +48,7 @@ class Watch:
         self.asked.put_nowait(said.number)
 
     async def answer(self, stacks: str = "own", recorded: str = "[]", *missing: str) -> None:
-        self.desk.answered(self.number, OwnEvidence(await self.asked.get(), stacks, recorded, missing))
+        self.desk.answered(self.number, SelfReport(await self.asked.get(), stacks, recorded, missing))
 
 
 class Group:
@@ -61,7 +61,7 @@ class Group:
         self.signalled: list[int] = []
         self.desk = EvidenceCollector(3, self.sent.put_nowait, self.look)
 
-    async def look(self, request: WatchRequest, is_here: bool) -> Outside:
+    async def look(self, request: WatchRequest, is_here: bool) -> ProcessSnapshot:
         if not is_here:
             return await look_alone(request, is_here)
         if request.offer is None:
@@ -197,10 +197,10 @@ async def test_the_answer_of_another_process_or_to_another_question_is_none(grou
     watch = Watch(group.desk, 6, 1)
     group.desk.give(EvidenceRequest(1, (1,)))
     number = await watch.asked.get()
-    group.desk.answered(old.number, OwnEvidence(number, "of the old one"))
-    group.desk.answered(watch.number, OwnEvidence(number + 1, "of another time"))
+    group.desk.answered(old.number, SelfReport(number, "of the old one"))
+    group.desk.answered(watch.number, SelfReport(number + 1, "of another time"))
     group.desk.ended(old.number)
-    group.desk.answered(watch.number, OwnEvidence(number, "its own"))
+    group.desk.answered(watch.number, SelfReport(number, "its own"))
     assert (await group.given())[1].stacks == "its own"
 
 
@@ -217,7 +217,7 @@ async def test_who_asks_twice_at_a_time_is_told_the_same(group: Group):
 
 
 async def test_a_look_that_fails_is_named(group: Group, caplog: pytest.LogCaptureFixture):
-    async def fail(request: WatchRequest, is_here: bool) -> Outside:
+    async def fail(request: WatchRequest, is_here: bool) -> ProcessSnapshot:
         raise ZeroDivisionError(f"{request.group_rank} {is_here}")
 
     group.desk = EvidenceCollector(3, group.sent.put_nowait, fail)
@@ -228,7 +228,7 @@ async def test_a_look_that_fails_is_named(group: Group, caplog: pytest.LogCaptur
 
 
 async def test_none_takes_longer_than_all_may(group: Group, monkeypatch: pytest.MonkeyPatch):
-    async def hang(*_: object) -> Outside:
+    async def hang(*_: object) -> ProcessSnapshot:
         await asyncio.sleep(10 * PATIENCE_S)
         raise AssertionError
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse_protocol.messages.evidence import Outside
+from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
 from lighthouse_runtime.process.children import host_id, started_at
 from manager.evidence import process_probe
 from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look, look_alone, look_with_output
 from tests.processes import PATIENCE_S
 
-SEEN = Outside("stacks", "pid 71: S (sleeping)", missing=("other: why",))
+SEEN = ProcessSnapshot("stacks", "pid 71: S (sleeping)", missing=("other: why",))
 # This process offers nothing.
 OWN = WatchRequest(1, "w", os.getpid(), host_id(), started_at(os.getpid()))
 GONE = replace(OWN, started=OWN.started + 1)
@@ -33,11 +33,11 @@ async def test_a_signal_that_it_does_not_handle_is_not_sent():
 
 async def test_a_pid_that_names_another_process_by_now():
     ended = f"{os.getpid()} has ended"
-    assert await look(GONE) == Outside(missing=(f"stacks: process {ended}", f"process: {ended}"))
+    assert await look(GONE) == ProcessSnapshot(missing=(f"stacks: process {ended}", f"process: {ended}"))
 
 
 async def test_a_manager_alone():
-    assert await look_alone(OWN, False) == Outside(missing=(ELSEWHERE, NO_OUTPUT))
+    assert await look_alone(OWN, False) == ProcessSnapshot(missing=(ELSEWHERE, NO_OUTPUT))
     assert (await look_alone(GONE, True)).missing[1:] == (f"process: {os.getpid()} has ended", NO_OUTPUT)
 
 
@@ -77,7 +77,7 @@ async def test_a_proc_that_hangs_costs_nothing_else(monkeypatch: pytest.MonkeyPa
     seen = await look(OWN)
     go_on.set()
     late = "/proc has not answered within 0.05 s"
-    assert seen == Outside(missing=(f"stacks: {late}", f"process: {late}"))
+    assert seen == ProcessSnapshot(missing=(f"stacks: {late}", f"process: {late}"))
 
 
 async def test_a_defect_here_is_no_silence(monkeypatch: pytest.MonkeyPatch):

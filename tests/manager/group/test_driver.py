@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_protocol.messages.session import Echo, Handed, ToManager, Welcome
+from lighthouse_protocol.messages.session import HeartbeatAck, JoinAccepted, ToManager, Welcome
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from manager.evidence.collector import EvidenceCollector
-from manager.group.driver import ManagerDriver
+from manager.group.driver import GroupDriver
 from manager.group.lighthouse_link import LighthouseLink
 from tests.manager.builders import ask
 from tests.manager.groups import formed, vote
@@ -30,10 +30,10 @@ async def timers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.TimerHandle]:
     return made
 
 
-def driver() -> ManagerDriver:
+def driver() -> GroupDriver:
     """Of two ranks; it never meets a lighthouse."""
     link = LighthouseLink(lambda: AsyncLighthouseClient("localhost"), "localhost")
-    return ManagerDriver(
+    return GroupDriver(
         Participant("a", group_world_size=2), "L", link, EvidenceCollector(2, link.send), lambda status: None
     )
 
@@ -80,43 +80,43 @@ class TestWaitForAQuorum:
         return loop
 
     @pytest.fixture
-    def group(self, loop: VirtualLoop) -> ManagerDriver:
+    def group(self, loop: VirtualLoop) -> GroupDriver:
         """Both ranks have asked, and the wait was logged."""
         group = driver()
         group._opened()
-        hear(group, Welcome(1.0, 60.0), Echo(1, 1.0))
+        hear(group, Welcome(1.0, 60.0), HeartbeatAck(1, 1.0))
         self.ask(group, 1, 0)
         self.ask(group, 2, 1)
         loop.go(6)
         return group
 
-    def ask(self, group: ManagerDriver, call: int, rank: int, step: int = 0, **fields: Any) -> None:
+    def ask(self, group: GroupDriver, call: int, rank: int, step: int = 0, **fields: Any) -> None:
         group._feed(ask(call, rank, step, deadline_at=2000.0, tag_quorum_id=step, **fields))
 
-    def commit(self, group: ManagerDriver) -> None:
+    def commit(self, group: GroupDriver) -> None:
         """The step that the quorum was formed for."""
-        hear(group, Handed(1, formed(1), True))
+        hear(group, JoinAccepted(1, formed(1), True))
         for rank in range(2):
             group._feed(vote(3 + rank, rank, 0))
 
-    def test_one_that_is_formed_ends_it(self, group: ManagerDriver, caplog: pytest.LogCaptureFixture):
-        hear(group, Handed(1, formed(1), True))
+    def test_one_that_is_formed_ends_it(self, group: GroupDriver, caplog: pytest.LogCaptureFixture):
+        hear(group, JoinAccepted(1, formed(1), True))
         assert caplog.messages == ["there is a quorum, after 6 s"]
 
-    def test_a_grant_ends_it(self, group: ManagerDriver, loop: VirtualLoop, caplog: pytest.LogCaptureFixture):
+    def test_a_grant_ends_it(self, group: GroupDriver, loop: VirtualLoop, caplog: pytest.LogCaptureFixture):
         self.commit(group)
         loop.go(60)  # the lease has run out
         caplog.clear()
         self.ask(group, 5, 0, 1)
         loop.go(7)
-        hear(group, Echo(group.machine.session._beats, 1.0))
+        hear(group, HeartbeatAck(group.machine.session._beats, 1.0))
         assert [line.partition(":")[0] for line in caplog.messages] == [
             "no quorum for 5 s",
             "there is a quorum, after 7 s",
         ]
 
     def test_a_step_under_a_revoked_one_does_not(
-        self, group: ManagerDriver, loop: VirtualLoop, caplog: pytest.LogCaptureFixture
+        self, group: GroupDriver, loop: VirtualLoop, caplog: pytest.LogCaptureFixture
     ):
         """A rank has failed in it and asks again; the other one comes to it only now."""
         self.commit(group)
@@ -128,6 +128,6 @@ class TestWaitForAQuorum:
         assert [line.partition(":")[0] for line in caplog.messages] == ["no quorum for 5 s"]
 
 
-def hear(group: ManagerDriver, *messages: ToManager) -> None:
+def hear(group: GroupDriver, *messages: ToManager) -> None:
     for message in messages:
         group._received(message)

@@ -19,7 +19,6 @@ from lighthouse_protocol.refusals import (
 )
 from manager.group.rules.assignment import assign
 from manager.group.rules.gather import (
-    Ask,
     Effect,
     GatherMachine,
     GroupJoined,
@@ -31,6 +30,7 @@ from manager.group.rules.gather import (
     RoundAnswered,
     Withdrawn,
 )
+from manager.group.rules.request import QuorumRequest
 from tests.manager.builders import ask, gathered, member, quorum, refused
 
 TORN = Distrust(DistrustKind.NOT_APPLIED, "rank 1: step 5 was not applied")
@@ -485,8 +485,8 @@ class Witness:
 
     def __init__(self) -> None:
         self.machine = GatherMachine("a", SIZE)
-        self.open: dict[int, Ask] = {}
-        self.round: dict[int, Ask] = {}  # the asks of the round that has joined, by call
+        self.open: dict[int, QuorumRequest] = {}
+        self.round: dict[int, QuorumRequest] = {}  # the asks of the round that has joined, by call
         self.number = 0
         self.rounds = 0
         self.highest_id = 0
@@ -599,7 +599,7 @@ def answers_the_first_rank_only(
     return honest(self, q, stands)[:2]
 
 
-def joins_without_the_last(self: GatherMachine, event: Ask, honest=GatherMachine._ask) -> list[Effect]:
+def joins_without_the_last(self: GatherMachine, event: QuorumRequest, honest=GatherMachine._ask) -> list[Effect]:
     effects = honest(self, event)
     return effects or (self._join() if len(self._asks) == self._size - 1 else [])
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from lighthouse_protocol.messages.membership import PLAIN, CatchUp, Distrust, DistrustKind, Quorum, Tag
-from lighthouse_protocol.messages.session import Held, HoldMode
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState
 from manager.group.rules.grants import LEASE_SHARE, Granted, GrantMachine, Join, Wait
-from manager.group.rules.request import Ask
+from manager.group.rules.request import QuorumRequest
 from tests.manager.builders import ask, member
 from tests.manager.groups import formed, held, order
 
@@ -29,7 +29,7 @@ def past(step: int = 5) -> GrantMachine:
     return machine
 
 
-def decided(machine: GrantMachine, what: Ask, now: float = 1.0) -> object:
+def decided(machine: GrantMachine, what: QuorumRequest, now: float = 1.0) -> object:
     """True: granted first; False: granted again; or Wait, or Join."""
     decision = machine.decide(what, now)
     if not isinstance(decision, Granted):
@@ -62,13 +62,13 @@ class TestHolding:
         torn = Distrust(DistrustKind.NOT_APPLIED, "rank 0: step 5 was committed and not applied")
         machine = past(5)
         assert machine.decide(ask(1, 0, 6, distrust=torn), 1) == Join(gives_up=True)
-        assert machine.mode is HoldMode.REVOKED
+        assert machine.mode is HoldState.REVOKED
 
     def test_a_new_one_forgets_the_old(self):
         machine = past(5)
         machine.obey(order("resumed", upto=9))
         machine.take(formed(2, 7), 7)
-        assert machine.held == Held(2, HoldMode.STANDING, 7)
+        assert machine.held == HeldQuorum(2, HoldState.STANDING, 7)
         assert decided(machine, ask(1, 0, 8)) is Join, "7 is not committed under it"
 
 
@@ -84,7 +84,7 @@ class TestCommitted:
     def test_not_without_the_commit(self):
         machine = holds(5)
         assert decided(machine, ask(1, 0, 6)) is Join
-        assert machine.mode is HoldMode.REVOKED, "and never again under it"
+        assert machine.mode is HoldState.REVOKED, "and never again under it"
 
     def test_not_by_the_commit_of_another_quorum(self):
         machine = holds(5)
@@ -410,7 +410,7 @@ class TestToldTooLate:
         machine.committed(1, 5)
         assert not machine.offer(1)
         assert [decided(machine, ask(call, call, 6)) for call in (0, 1)] == [Join, Join]
-        assert (machine.mode, machine.has_done_late_step) == (HoldMode.JOINING, False)
+        assert (machine.mode, machine.has_done_late_step) == (HoldState.JOINING, False)
         assert machine.ends_by_discard(1)
 
     def test_its_own_discard_ends_nothing_and_it_joins_when_all_its_ranks_have_voted(self):
@@ -419,11 +419,11 @@ class TestToldTooLate:
         assert not machine.ends_by_discard(1)
         assert not machine.voted(1, 1, 5)
         assert decided(machine, ask(1, 1, 3, commit_failures=1)) is Wait
-        assert (machine.mode, machine.has_done_late_step) == (HoldMode.RESUMED, False)
+        assert (machine.mode, machine.has_done_late_step) == (HoldState.RESUMED, False)
         assert machine.voted(0, 1, 5)
         for group_rank in (0, 1):
             assert machine.decide(ask(2, group_rank, 3, commit_failures=1), 1) == Join(gives_up=False)
-        assert (machine.mode, machine.has_done_late_step) == (HoldMode.JOINING, True)
+        assert (machine.mode, machine.has_done_late_step) == (HoldState.JOINING, True)
 
     def test_also_while_the_quorum_is_recalled(self):
         machine = self.of("c")
@@ -440,7 +440,7 @@ class TestToldTooLate:
         machine.voted(1, 1, 5)
         machine.voted(*vote)
         assert machine.decide(ask(1, 0, 3, commit_failures=1), 1) == Join(gives_up=True)
-        assert (machine.mode, machine.has_done_late_step) == (HoldMode.REVOKED, False)
+        assert (machine.mode, machine.has_done_late_step) == (HoldState.REVOKED, False)
 
     def test_the_next_quorum_knows_nothing_of_it(self):
         machine = self.of("c")

@@ -7,10 +7,10 @@ from lighthouse_protocol.messages.session import (
     LEFT,
     DrainRequest,
     Goodbye,
+    JoinRejected,
     KillRequest,
     Leave,
     RankGone,
-    Refused,
     Released,
     Revoked,
     Welcome,
@@ -258,17 +258,20 @@ class TestSentAway:
     def test_its_ranks_are_told_and_ask_again(self):
         m = holding(2)
         why = WrongState("address: a advertises a loopback (127.0.0.1:1) beside b")
-        assert said(m, told(Refused(0, why)), 0.1) == [revoked(str(why), 1, 2)]
+        assert said(m, told(JoinRejected(0, why)), 0.1) == [revoked(str(why), 1, 2)]
         assert m.held == held("revoked", 0)
         m.handle(SessionClosed(), 0.1)
         for rank in range(2):
             m.handle(ask(10 + rank, rank, 0, tag_quorum_id=0, commit_failures=1), 0.2)
         assert m.ranks.gather.is_joined
-        assert said(m, told(Refused(0, why)), 0.3) == [refused(10, WrongState, "beside b"), refused(11, WrongState)]
+        assert said(m, told(JoinRejected(0, why)), 0.3) == [
+            refused(10, WrongState, "beside b"),
+            refused(11, WrongState),
+        ]
 
     def test_what_may_pass_ends_nothing(self):
         m = holding(2)
-        assert said(m, told(Refused(0, InternalError("a defect"))), 0.1) == []
+        assert said(m, told(JoinRejected(0, InternalError("a defect"))), 0.1) == []
         assert m.held == held("standing", 0)
 
 
@@ -401,7 +404,7 @@ class TestLeaving:
     def test_while_its_join_waits_the_lighthouse_says_which_was_first(self):
         m = joined(2)
         assert m.handle(DrainAsked("x"), 0.5) == [beat(3, drains=True)]
-        assert m.handle(told(Refused(1, Drained("a drains"))), 0.6) == [
+        assert m.handle(told(JoinRejected(1, Drained("a drains"))), 0.6) == [
             refused(1, Drained, "a drains"),
             refused(2, Drained, "a drains"),
             Sent(Leave("x")),

@@ -9,7 +9,7 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.progress import Collective, OpenPhase, PhaseTime, Sample
 from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.rules.stall import Limits
-from manager.group.progress import Places
+from manager.group.progress import GroupProgressDriver
 from tests.virtual_loop import VirtualLoop
 
 KNOWN = (PhaseTime("step", 1, 1.0, 1.0), PhaseTime("validation", 1, 1.0, 1.0))
@@ -23,7 +23,9 @@ class Group:
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
         self.is_alone = False
-        self.places = Places(Participant("a", group_world_size=2), Limits(), lambda: self.is_alone, lambda: "i")
+        self.places = GroupProgressDriver(
+            Participant("a", group_world_size=2), Limits(), lambda: self.is_alone, lambda: "i"
+        )
 
     def open(self, watch: int, rank: int, worker: str) -> None:
         self.places.opened(watch, WatchRequest(rank, worker, 70 + rank, "boot", 1, f"host-{rank}"))

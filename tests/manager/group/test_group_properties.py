@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from lighthouse_protocol.messages.session import Phase
+from lighthouse_protocol.messages.session import QuorumPhase
 from manager.group.rules.grants import GrantMachine
-from manager.group.rules.rank_presence import Watches
+from manager.group.rules.rank_presence import RankPresence
 from manager.group.rules.ranks import Ranks
 from tests.manager.group_stage import Rank, Stage
 
@@ -101,17 +101,17 @@ class GroupBetweenRanksAndLighthouse(RuleBasedStateMachine):
         if self.stage.is_open:
             self.stage.say(self.stage.lighthouse.hand(stands=stands, is_behind=is_behind))
 
-    @precondition(lambda self: self.stage.lighthouse.phase is Phase.STANDING)
+    @precondition(lambda self: self.stage.lighthouse.phase is QuorumPhase.STANDING)
     @rule()
     def recall(self) -> None:
         self.stage.say(self.stage.lighthouse.recall())
 
-    @precondition(lambda self: self.stage.lighthouse.phase is Phase.RECALLED)
+    @precondition(lambda self: self.stage.lighthouse.phase is QuorumPhase.RECALLED)
     @rule(more=st.integers(0, 2))
     def resume(self, more: int) -> None:
         self.stage.say(self.stage.lighthouse.resume(more))
 
-    @precondition(lambda self: self.stage.lighthouse.phase not in (Phase.NONE, Phase.REVOKED))
+    @precondition(lambda self: self.stage.lighthouse.phase not in (QuorumPhase.NONE, QuorumPhase.REVOKED))
     @rule()
     def revoke(self) -> None:
         self.stage.say(self.stage.lighthouse.revoke())
@@ -175,6 +175,18 @@ def test_an_unwatched_rank_that_starts_again_in_the_step_that_its_mate_has_voted
     drawn.teardown()
 
 
+def test_a_rank_that_has_ended_holds_up_no_group_that_has_left() -> None:
+    """A drawn run has found it: the group drains without a lighthouse, while a rank of it waits to be released."""
+    drawn = GroupBetweenRanksAndLighthouse()
+    drawn.begin(size=2, lease_s=2.0, watched=True, wants_next=(False, False, False), trains=False, drains=True)
+    drawn.go_on(rounds=2)
+    drawn.close()
+    drawn.drain()
+    drawn.leave(number=0)
+    drawn.train(rounds=1, seconds=0.0)
+    drawn.teardown()
+
+
 def never_lets_the_lease_end(self: GrantMachine, until: float) -> None:
     self.lease_until = math.inf
 
@@ -187,7 +199,7 @@ def releases_nobody(self: Ranks) -> list[object]:
     return []
 
 
-def takes_an_old_watch_for_the_rank(self: Watches, watch: int, now: float) -> int | None:
+def takes_an_old_watch_for_the_rank(self: RankPresence, watch: int, now: float) -> int | None:
     entry = self._open.pop(watch, None)
     if entry is None:
         return None
@@ -201,7 +213,7 @@ def takes_an_old_watch_for_the_rank(self: Watches, watch: int, now: float) -> in
         (GrantMachine, "renew", never_lets_the_lease_end),
         (Ranks, "_push_revoked", tells_no_rank),
         (Ranks, "release", releases_nobody),
-        (Watches, "ended", takes_an_old_watch_for_the_rank),
+        (RankPresence, "ended", takes_an_old_watch_for_the_rank),
     ],
 )
 def test_a_wrong_rule_is_noticed(

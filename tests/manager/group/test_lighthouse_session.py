@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from lighthouse_protocol.messages.session import (
-    Beat,
-    Echo,
-    Held,
+    GroupReport,
+    Heartbeat,
+    HeartbeatAck,
+    HeldQuorum,
     Hello,
-    HoldMode,
+    HoldState,
     JoinRequest,
     Leave,
-    Levels,
     Welcome,
     WithdrawRequest,
 )
@@ -24,7 +24,7 @@ ME = member("a")
 
 class Fixture:
     def __init__(self) -> None:
-        self.levels = Levels()
+        self.levels = GroupReport()
         self.session = SessionMachine(lambda: self.levels)
 
 
@@ -36,8 +36,8 @@ def made() -> Fixture:
 def opened(now: float = 0.0) -> Fixture:
     made = Fixture()
     assert made.session.opened(ME, now) == [
-        Hello(ME, Levels(), gives_evidence=True, takes_world=True),
-        Beat(1, Levels()),
+        Hello(ME, GroupReport(), gives_evidence=True, takes_world=True),
+        Heartbeat(1, GroupReport()),
     ]
     made.session.welcomed(Welcome(1.0, 5.0), now)
     return made
@@ -45,53 +45,53 @@ def opened(now: float = 0.0) -> Fixture:
 
 class TestBeats:
     def test_the_hello_comes_first_then_a_beat(self, made: Fixture):
-        made.levels = Levels(drains=True, down="x")
+        made.levels = GroupReport(drains=True, down="x")
         assert made.session.opened(ME, 0) == [
             Hello(ME, made.levels, gives_evidence=True, takes_world=True),
-            Beat(1, made.levels),
+            Heartbeat(1, made.levels),
         ]
         assert made.session.is_open
 
     def test_one_at_once_when_the_first_step_under_a_quorum_is_committed(self):
         m = opened()
         for quorum_id, began_with in ((1, 0), (2, 7)):
-            m.levels = Levels(Held(quorum_id, HoldMode.STANDING, began_with))
+            m.levels = GroupReport(HeldQuorum(quorum_id, HoldState.STANDING, began_with))
             assert m.session.tick(0.1) == []
-            m.levels = Levels(Held(quorum_id, HoldMode.STANDING, began_with + 1))
-            assert m.session.tick(0.2) == [Beat(quorum_id + 1, m.levels)]
-            m.levels = Levels(Held(quorum_id, HoldMode.STANDING, began_with + 2))
+            m.levels = GroupReport(HeldQuorum(quorum_id, HoldState.STANDING, began_with + 1))
+            assert m.session.tick(0.2) == [Heartbeat(quorum_id + 1, m.levels)]
+            m.levels = GroupReport(HeldQuorum(quorum_id, HoldState.STANDING, began_with + 2))
             assert m.session.tick(0.3) == [], "of the others with the next beat"
 
     def test_one_per_interval(self):
         m = opened().session
         assert m.tick(0.99) == []
-        assert m.tick(1) == [Beat(2)]
+        assert m.tick(1) == [Heartbeat(2)]
         assert m.tick(1) == []
         assert m.tick(1.99) == []
-        assert m.tick(2) == [Beat(3)]
+        assert m.tick(2) == [Heartbeat(3)]
 
     def test_at_once_when_a_level_has_changed(self):
         made = opened()
-        made.levels = Levels(held=Held(1, HoldMode.FROZEN, 3))
-        assert made.session.tick(0.1) == [Beat(2, made.levels)]
+        made.levels = GroupReport(held=HeldQuorum(1, HoldState.FROZEN, 3))
+        assert made.session.tick(0.1) == [Heartbeat(2, made.levels)]
         assert made.session.tick(0.1) == []
         assert made.session.tick(1.09) == [], "the next interval begins with it"
-        assert made.session.tick(1.1) == [Beat(3, made.levels)]
+        assert made.session.tick(1.1) == [Heartbeat(3, made.levels)]
 
     def test_the_lighthouse_says_how_often(self):
         m = opened().session
         m.welcomed(Welcome(0.25, 5.0), 0)
         assert m.deadline() == 0.25
-        assert m.tick(0.25) == [Beat(2)]
-        m.echoed(Echo(2, 2.0), 0.3)
-        assert m.tick(0.5) == [Beat(3)]
+        assert m.tick(0.25) == [Heartbeat(2)]
+        m.echoed(HeartbeatAck(2, 2.0), 0.3)
+        assert m.tick(0.5) == [Heartbeat(3)]
         assert m.tick(2.4) == []
-        assert m.tick(2.5) == [Beat(4)]
+        assert m.tick(2.5) == [Heartbeat(4)]
 
     def test_none_while_closed(self):
         made = opened()
         made.session.closed()
-        made.levels = Levels(drains=True)
+        made.levels = GroupReport(drains=True)
         assert made.session.tick(9) == []
         assert made.session.deadline() is None
 
@@ -104,7 +104,7 @@ class TestBeats:
         for now in (2, 3, 4):
             m.tick(now)
             assert m.deadline() == now + 1
-        m.echoed(Echo(1, 3.0), 4.2)
+        m.echoed(HeartbeatAck(1, 3.0), 4.2)
         assert m.news_of_silence(4.2) is False
         m.tick(5)
         assert m.deadline() == 8
@@ -118,21 +118,21 @@ class TestEchoes:
     def test_says_when_the_echoed_beat_was_sent(self):
         m = opened(3).session
         m.tick(4)
-        assert m.echoed(Echo(1, 1.0), 4.5) == 3
-        assert m.echoed(Echo(2, 1.0), 4.6) == 4
+        assert m.echoed(HeartbeatAck(1, 1.0), 4.5) == 3
+        assert m.echoed(HeartbeatAck(2, 1.0), 4.6) == 4
 
     def test_once(self):
         m = opened().session
-        assert m.echoed(Echo(1, 1.0), 0.5) == 0
-        assert m.echoed(Echo(1, 1.0), 0.6) is None
+        assert m.echoed(HeartbeatAck(1, 1.0), 0.5) == 0
+        assert m.echoed(HeartbeatAck(1, 1.0), 0.6) is None
 
     def test_a_newer_one_outdates_the_older(self):
         m = opened().session
         for now in (1, 2):
             m.tick(now)
-        assert m.echoed(Echo(2, 1.0), 2.1) == 1
-        assert m.echoed(Echo(1, 1.0), 2.2) is None
-        assert m.echoed(Echo(3, 1.0), 2.3) == 2
+        assert m.echoed(HeartbeatAck(2, 1.0), 2.1) == 1
+        assert m.echoed(HeartbeatAck(1, 1.0), 2.2) is None
+        assert m.echoed(HeartbeatAck(3, 1.0), 2.3) == 2
         assert m._sent_at == {}
 
     def test_of_the_connection_before_is_none(self):
@@ -140,11 +140,11 @@ class TestEchoes:
         m = opened().session
         m.closed()
         m.opened(ME, 2)
-        assert m.echoed(Echo(1, 1.0), 2.1) is None
-        assert m.echoed(Echo(2, 1.0), 2.2) == 2
+        assert m.echoed(HeartbeatAck(1, 1.0), 2.1) is None
+        assert m.echoed(HeartbeatAck(2, 1.0), 2.2) == 2
 
     def test_of_nothing_that_was_sent_is_none(self):
-        assert opened().session.echoed(Echo(77, 1.0), 0.5) is None
+        assert opened().session.echoed(HeartbeatAck(77, 1.0), 0.5) is None
 
     def test_what_is_never_echoed_is_bounded_by_the_patience(self):
         m = opened().session
@@ -160,7 +160,7 @@ class TestEchoes:
 class TestSilence:
     def test_is_a_beat_without_an_answer_for_one_and_a_half_intervals(self):
         m = opened().session
-        m.echoed(Echo(1, 1.0), 0.1)
+        m.echoed(HeartbeatAck(1, 1.0), 0.1)
         m.tick(1)
         assert m.news_of_silence(2.49) is None
         assert m.news_of_silence(2.5) is True
@@ -168,7 +168,7 @@ class TestSilence:
 
     def test_is_none_where_nothing_was_asked(self):
         m = opened().session
-        m.echoed(Echo(1, 1.0), 0.1)
+        m.echoed(HeartbeatAck(1, 1.0), 0.1)
         assert m.news_of_silence(50) is None
 
     def test_follows_the_interval_that_the_lighthouse_gives(self):
@@ -182,7 +182,7 @@ class TestSilence:
         m.tick(1)
         m.tick(2)
         assert m.news_of_silence(2) is True
-        m.echoed(Echo(1, 1.0), 2.1)
+        m.echoed(HeartbeatAck(1, 1.0), 2.1)
         assert m.news_of_silence(2.1) is False
         assert m.news_of_silence(3.59) is None, "the answer itself is a sign that the connection carries"
         assert m.news_of_silence(3.6) is True
@@ -193,7 +193,7 @@ class TestSilence:
             interval_s = min(1.0, lease_s / 4)
             m = opened().session
             m.welcomed(Welcome(interval_s, lease_s), 0)
-            m.echoed(Echo(1, interval_s), 0)
+            m.echoed(HeartbeatAck(1, interval_s), 0)
             m.tick(interval_s)
             assert m._silent_at < 0.65 * lease_s
 
@@ -214,7 +214,7 @@ class TestSilence:
 class TestGivingUp:
     def test_without_an_echo_for_a_whole_lease(self):
         m = opened().session
-        m.echoed(Echo(1, 1.0), 2)
+        m.echoed(HeartbeatAck(1, 1.0), 2)
         assert not m.is_given_up(6.99)
         assert m.is_given_up(7)
 
@@ -257,7 +257,7 @@ class TestJoins:
         hello, beat, again = m.opened(ME, 4)
         assert (hello, beat, again) == (
             Hello(ME, gives_evidence=True, takes_world=True),
-            Beat(2),
+            Heartbeat(2),
             JoinRequest(1, ME, 26),
         )
         assert m.answered(1)

@@ -6,11 +6,11 @@ from lighthouse_protocol.messages.membership import Participant, Quorum, World
 from lighthouse_protocol.messages.session import (
     RESTARTING,
     STARTING,
-    Beat,
+    GroupReport,
+    Heartbeat,
     Hello,
+    JoinRejected,
     JoinRequest,
-    Levels,
-    Refused,
     Welcome,
     WithdrawRequest,
 )
@@ -60,11 +60,11 @@ class TestStarting:
     def test_the_hello_says_who_it_is_and_that_its_ranks_have_not_come(self):
         me = Participant("a", address="a:1", group_world_size=2)
         m = GroupMachine(me, "life")
-        levels = Levels(down=STARTING, missing=frozenset({0, 1}))
+        levels = GroupReport(down=STARTING, missing=frozenset({0, 1}))
         hello = Hello(
             Participant("a", "life.0", address="a:1", group_world_size=2), levels, gives_evidence=True, takes_world=True
         )
-        assert m.handle(SessionOpened(), 0) == [Sent(hello), Sent(Beat(1, levels))]
+        assert m.handle(SessionOpened(), 0) == [Sent(hello), Sent(Heartbeat(1, levels))]
 
     def test_the_hello_names_no_state_that_it_has_been_told_to_leave(self):
         """It joined with step 9 and was told to heal to 5: what it comes with next is lower than what it had."""
@@ -90,17 +90,17 @@ class TestStarting:
         for rank in range(4, 8):
             m.handle(WatchOpened(rank + 1, rank, f"w{rank}"), 1)
         assert m.incomplete == ""
-        assert m.levels == Levels()
+        assert m.levels == GroupReport()
 
     def test_ranks_that_its_supervisor_starts_again_are_said_to_start(self):
         m = watched()
         m.handle(RanksStarted(), 0)
-        assert m.levels == Levels()
+        assert m.levels == GroupReport()
         m.handle(WatchEnded(2), 1)
         assert m.levels.down == "rank 1 has ended"
         assert m.handle(RanksStarted(), 1) == [beat(4, down=RESTARTING, missing={1})]
         m.handle(WatchOpened(3, 1, "w1'"), 3)
-        assert m.levels == Levels()
+        assert m.levels == GroupReport()
 
     def test_half_of_its_ranks_never_join(self):
         """Also where each of them has asked, and another group's half would fill the count."""
@@ -200,13 +200,16 @@ class TestQuorum:
     def test_the_lighthouses_refusal_reaches_every_waiting_rank(self):
         m = joined(2)
         full = LimitReached("full")
-        assert m.handle(told(Refused(1, full)), 0.5) == [refused(1, LimitReached, "full"), refused(2, LimitReached)]
-        assert m.handle(told(Refused(1, full)), 0.5) == []
+        assert m.handle(told(JoinRejected(1, full)), 0.5) == [
+            refused(1, LimitReached, "full"),
+            refused(2, LimitReached),
+        ]
+        assert m.handle(told(JoinRejected(1, full)), 0.5) == []
         assert m.ranks.waiting == ()
 
     def test_also_that_of_the_hello(self):
         m = joined(2)
-        effects = said(m, told(Refused(0, LimitReached("full"))), 1)
+        effects = said(m, told(JoinRejected(0, LimitReached("full"))), 1)
         assert effects[1:] == [refused(1, LimitReached, "full"), refused(2, LimitReached, "full")]
         m.handle(SessionClosed(), 1)
         assert not any(isinstance(e.message, JoinRequest) for e in m.handle(SessionOpened(), 2))
@@ -369,7 +372,7 @@ class TestSession:
     def test_beats_are_due_at_its_deadline(self):
         m = unwatched()
         assert m.deadline() == 1
-        assert m.tick(1) == [Sent(Beat(2, Levels(down=STARTING, missing=frozenset({0, 1}))))]
+        assert m.tick(1) == [Sent(Heartbeat(2, GroupReport(down=STARTING, missing=frozenset({0, 1}))))]
         assert m.deadline() == 2
 
     def test_without_an_echo_it_is_given_up_once(self):

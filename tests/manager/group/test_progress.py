@@ -6,7 +6,7 @@ import pytest
 
 from lighthouse_protocol.messages.progress import OTHER, STEP, Collective, OpenPhase, PhaseTime, RankName, Sample
 from lighthouse_protocol.rules.stall import Limits
-from manager.group.rules.progress import MAX_KNOWN, REPEATED_S, SOON_S, TOLD_S, GroupProgress, Process, Telling
+from manager.group.rules.progress import MAX_KNOWN, REPEATED_S, SOON_S, TOLD_S, GroupProgress, Process, ProgressReporter
 
 W = Process("w", "host", 77)
 
@@ -117,20 +117,20 @@ class TestVerdict:
 
 class TestTelling:
     @pytest.fixture
-    def telling(self, group: GroupProgress) -> Telling:
-        return Telling(lambda now: group.view("i", now))
+    def telling(self, group: GroupProgress) -> ProgressReporter:
+        return ProgressReporter(lambda now: group.view("i", now))
 
-    def test_of_nobody_there_is_no_news(self, telling: Telling):
+    def test_of_nobody_there_is_no_news(self, telling: ProgressReporter):
         assert [telling.news(now) for now in (0, 1, 100)] == [None] * 3
 
-    def test_a_thousand_steps_in_a_second_are_told_once(self, telling: Telling, group: GroupProgress):
+    def test_a_thousand_steps_in_a_second_are_told_once(self, telling: ProgressReporter, group: GroupProgress):
         told = 0
         for step in range(1000):
             group.take(0, W, Sample(step=step), step / 1000)
             told += telling.news(step / 1000) is not None
         assert told == 1 + int(1 / TOLD_S)
 
-    def test_who_stands_still_is_told_seldom(self, telling: Telling, group: GroupProgress):
+    def test_who_stands_still_is_told_seldom(self, telling: ProgressReporter, group: GroupProgress):
         group.take(0, W, at(), 0)
         assert telling.news(0) is not None
         for now in range(1, int(REPEATED_S)):
@@ -140,14 +140,14 @@ class TestTelling:
         assert again is not None
         assert again.ranks[0].beat_age_s == 1
 
-    def test_a_new_lighthouse_is_told_at_once(self, telling: Telling, group: GroupProgress):
+    def test_a_new_lighthouse_is_told_at_once(self, telling: ProgressReporter, group: GroupProgress):
         group.take(0, W, at(), 0)
         assert telling.news(0) is not None
         assert telling.news(0.1) is None
         telling.begin()
         assert telling.news(0.2) is not None
 
-    def test_that_all_have_gone_is_told_once(self, telling: Telling, group: GroupProgress):
+    def test_that_all_have_gone_is_told_once(self, telling: ProgressReporter, group: GroupProgress):
         group.take(0, W, at(), 0)
         telling.news(0)
         group.lose(0)

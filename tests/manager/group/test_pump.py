@@ -7,10 +7,26 @@ from collections import Counter
 
 from lighthouse.members.rules.rank_grid import grid_of
 from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.events import BeatReceived, Echoed, Joined, Ordered, QuorumFormed, SessionOpened, Welcomed
+from lighthouse.quorum.rules.events import (
+    HeartbeatAnswered,
+    Joined,
+    Ordered,
+    QuorumFormed,
+    SessionHeartbeatReceived,
+    SessionOpened,
+    Welcomed,
+)
 from lighthouse.quorum.world_broadcast import world_of
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_protocol.messages.session import Beat, Echo, Handed, Hello, JoinRequest, ToLighthouse, ToManager
+from lighthouse_protocol.messages.session import (
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    JoinAccepted,
+    JoinRequest,
+    ToLighthouse,
+    ToManager,
+)
 from manager.group.rules.events import QuorumAnswered, Received, Sent, WatchOpened
 from manager.group.rules.events import SessionOpened as Connected
 from manager.group.rules.machine import GroupMachine
@@ -71,15 +87,15 @@ class Job:
 
     def _say(self, name: str, message: ToLighthouse) -> None:
         session = sorted(self.groups).index(name)
-        if isinstance(message, Beat):
+        if isinstance(message, Heartbeat):
             self.beats[name] += 1
         else:
             self.said[name, type(message).__name__] += 1
         match message:
             case Hello():
                 event: object = SessionOpened(session, message)
-            case Beat():
-                event = BeatReceived(session, message)
+            case Heartbeat():
+                event = SessionHeartbeatReceived(session, message)
             case JoinRequest(number, participant, time_left_s):
                 call = len(self._joins)
                 self._joins[call] = name, number
@@ -93,21 +109,21 @@ class Job:
             match effect:
                 case Welcomed(session, welcome):
                     self._hear(session, welcome)
-                case Echoed(session, number, order):
-                    self._hear(session, Echo(number, 1.0, order))
+                case HeartbeatAnswered(session, number, order):
+                    self._hear(session, HeartbeatAck(number, 1.0, order))
                 case Ordered(order, sessions):
                     for session in sessions:
                         self._hear(session, order)
                 case QuorumFormed(quorum, calls, _, stands):
                     for call in calls:
                         name, number = self._joins[call]
-                        self._hear(sorted(self.groups).index(name), Handed(number, quorum, stands))
+                        self._hear(sorted(self.groups).index(name), JoinAccepted(number, quorum, stands))
                 case _:
                     raise AssertionError(f"nobody does {effect} here")
 
     def _hear(self, session: int, message: ToManager) -> None:
         name = sorted(self.groups)[session]
-        if not isinstance(message, Echo):
+        if not isinstance(message, HeartbeatAck):
             self.said[name, getattr(message, "phase", type(message).__name__)] += 1
         self.feed(name, Received(message))
 
@@ -138,7 +154,7 @@ def test_a_newcomer_waits_for_the_next_outer_step_and_no_longer():
         job.feed(name, ask(11, 0, 1, deadline_at=job.now + 60, tag_quorum_id=1))
     assert job.answers["a"] == job.answers["b"] == job.answers["c"] == ("a", "b", "c")
     assert {key: n for key, n in job.said.items() if key[0] in "ab"} == {
-        (name, kind): 1 for name in "ab" for kind in ("JoinRequest", "Handed")
+        (name, kind): 1 for name in "ab" for kind in ("JoinRequest", "JoinAccepted")
     }
     assert world_of(job.lighthouse, grid_of(job.lighthouse.roster)).peers_pending == 0
 

@@ -1,17 +1,17 @@
 """Which ranks are there."""
 
-from manager.group.rules.rank_presence import Absence, Watches
+from manager.group.rules.rank_presence import LostRank, RankPresence
 
 
-def watched(size: int = 2) -> Watches:
-    watches = Watches(size)
+def watched(size: int = 2) -> RankPresence:
+    watches = RankPresence(size)
     for rank in range(size):
         assert not watches.opened(rank + 1, rank, f"w{rank}")
     return watches
 
 
 def test_all_ranks_watched_is_complete_and_started():
-    watches = Watches(2)
+    watches = RankPresence(2)
     assert (watches.is_complete, watches.is_starting) == (False, True)
     watches.opened(1, 0, "w0")
     assert (watches.is_complete, watches.is_starting) == (False, True)
@@ -21,7 +21,7 @@ def test_all_ranks_watched_is_complete_and_started():
 
 
 def test_one_rank_twice_is_one_rank():
-    watches = Watches(2)
+    watches = RankPresence(2)
     watches.opened(1, 0, "w0")
     assert not watches.opened(2, 0, "w0")
     assert (watches.is_complete, watches.is_starting) == (False, True)
@@ -87,7 +87,7 @@ def test_a_rank_that_came_back_is_not_lost():
 
 
 def test_a_rank_without_a_watch_is_there_when_it_asks_and_is_not_complete():
-    watches = Watches(2)
+    watches = RankPresence(2)
     watches.asked(0)
     assert watches.is_starting
     watches.asked(1)
@@ -102,7 +102,7 @@ def test_a_lost_rank_that_asks_is_there():
 
 
 def test_ranks_out_of_range_are_nobody():
-    watches = Watches(2)
+    watches = RankPresence(2)
     for rank in (-1, 2, 0):
         watches.asked(rank)
     assert watches.is_starting
@@ -113,7 +113,7 @@ def test_an_unknown_watch_is_nothing():
 
 
 def test_coming_and_going_leaves_nothing_behind():
-    watches = Watches(2)
+    watches = RankPresence(2)
     for n in range(100):
         watches.opened(n, n % 2, f"w{n}")
         if n > 1:
@@ -139,7 +139,7 @@ def test_what_an_older_process_says_is_nothing():
 
 class TestRankTimeout:
     def test_a_silent_rank_without_a_watch_is_lost(self):
-        watches = Watches(2, rank_timeout_s=10)
+        watches = RankPresence(2, rank_timeout_s=10)
         watches.asked(0)
         watches.heard([0], 5)
         assert watches.deadline() == 15
@@ -149,20 +149,20 @@ class TestRankTimeout:
         assert (watches.deadline(), watches.expire(99)) == (25, []), "once; it is given up then"
 
     def test_one_with_a_watch_is_not(self):
-        watches = Watches(1, rank_timeout_s=10)
+        watches = RankPresence(1, rank_timeout_s=10)
         watches.opened(1, 0, "w")
         watches.asked(0)
         watches.heard([0], 5)
         assert (watches.deadline(), watches.expire(99)) == (None, [])
 
     def test_without_a_timeout_silence_is_nothing(self):
-        watches = Watches(1)
+        watches = RankPresence(1)
         watches.asked(0)
         watches.heard([0], 5)
         assert (watches.deadline(), watches.expire(99)) == (None, [])
 
     def test_who_asks_again_is_there_again(self):
-        watches = Watches(1, rank_timeout_s=10)
+        watches = RankPresence(1, rank_timeout_s=10)
         watches.asked(0)
         watches.heard([0], 0)
         assert watches.expire(10) == [0]
@@ -178,7 +178,7 @@ class TestWhoIsNotBack:
         watches.opened(4, 2, "w2-again")
         assert (watches.deadline(), watches.given_up(109.9)) == (110.0, [])
         [absence] = watches.given_up(110.0)
-        assert absence == Absence(1, 100.0, frozenset({"w0", "w2"}), has_left=False)
+        assert absence == LostRank(1, 100.0, frozenset({"w0", "w2"}), has_left=False)
         assert watches.of(absence.mates) == (1, 3), "the process that is new waits for nobody of before"
         assert (watches.deadline(), watches.given_up(999.0)) == (None, [])
         assert watches.lost == [1]
@@ -212,7 +212,7 @@ class TestWhoIsNotBack:
 
 
 def test_the_missing_ones_are_those_that_have_not_come_or_have_gone():
-    watches = Watches(4)
+    watches = RankPresence(4)
     assert watches.missing == {0, 1, 2, 3}
     watches.opened(1, 0, "w0")
     watches.asked(2)

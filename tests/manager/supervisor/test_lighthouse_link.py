@@ -6,14 +6,14 @@ from typing import Any, Self
 import pytest
 
 from lighthouse_protocol.messages.run import RankId
-from lighthouse_protocol.messages.supervisor import SupervisorBeat, SupervisorEntry, SupervisorWelcome, WorkerLost
+from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHeartbeat, SupervisorHello, SupervisorWelcome
 from lighthouse_protocol.refusals import Unreachable
 from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.rules import report
 
-ENTRY = SupervisorEntry("g", "s", "h", (0, 1))
+ENTRY = SupervisorHello("g", "s", "h", (0, 1))
 WELCOME = SupervisorWelcome(60.0)
-FIRST, SECOND = (WorkerLost(RankId(slot, f"s.{slot}"), "killed by signal 9") for slot in (0, 1))
+FIRST, SECOND = (ProcessLost(RankId(slot, f"s.{slot}"), "killed by signal 9") for slot in (0, 1))
 
 
 class DumbLighthouse:
@@ -34,7 +34,7 @@ class DumbLighthouse:
         return self
 
     def send(self, message: Any) -> None:
-        self.said += [] if isinstance(message, SupervisorBeat) else [message]
+        self.said += [] if isinstance(message, SupervisorHeartbeat) else [message]
 
     def end(self) -> None:
         self.breaks.set()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lighthouse_protocol.messages.hosts import NodeEndAsked
+from lighthouse_protocol.messages.hosts import HostEndAsked
 from lighthouse_protocol.refusals import InvalidRequest
 from manager.supervisor.rules.events import Event
 from manager.supervisor.rules.plan import LaunchPlan
@@ -14,9 +14,9 @@ def test_only_a_stop_signal_ends_the_group() -> None:
     nodes = WorkerHosts(_no_plan, _no_event, lambda status, host: ends.append((status, host)))
     for status in (0, 5, 128, 129, 2**31 - 1, -1):
         with pytest.raises(InvalidRequest, match="status"):
-            nodes.receive(1, NodeEndAsked(status))
+            nodes.receive(1, HostEndAsked(status))
     for status in (143, 130):
-        nodes.receive(2, NodeEndAsked(status))
+        nodes.receive(2, HostEndAsked(status))
     assert ends == [(143, 2), (130, 2)]
 
 

@@ -6,27 +6,27 @@ from typing import Any
 
 from lighthouse.members.rules.roster import Member, Roster
 from lighthouse.quorum.rules.events import Left, SessionEnded
-from lighthouse.quorum.rules.joins import Joins
+from lighthouse.quorum.rules.joins import JoinQueue
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.numbering import Numbering
-from lighthouse.quorum.rules.presence import Attendance
+from lighthouse.quorum.rules.presence import Presence
 from lighthouse.quorum.rules.standing import Standing
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import Order, Phase
+from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from tests.simulation.lighthouse_process import LighthouseProcess
 from tests.simulation.lighthouse_site import FIRST_WALL_MS, Lighthouse
 from tests.simulation.museum.exhibit import Replaced
 
-_take_place = Attendance._take_place
+_take_place = Presence._take_place
 _number = Numbering.number
 _expire = Roster.expire
 
 
-def _end_as_leave(self: Attendance, event: SessionEnded, now: float) -> None:
+def _end_as_leave(self: Presence, event: SessionEnded, now: float) -> None:
     self.leave(Left(event.session), now)
 
 
-def _keep_old_session(self: Attendance, participant: Participant, now: float) -> None:
+def _keep_old_session(self: Presence, participant: Participant, now: float) -> None:
     old = self.roster.get(participant.replica_id)
     session = old.session if old is not None else None
     _take_place(self, participant, now)
@@ -34,17 +34,17 @@ def _keep_old_session(self: Attendance, participant: Participant, now: float) ->
         self._sessions[session] = old
 
 
-def _end_any_session(self: Attendance, event: SessionEnded, now: float) -> None:
+def _end_any_session(self: Presence, event: SessionEnded, now: float) -> None:
     member = self._sessions.pop(event.session, None)
     if member is not None:
         self._lose(member, "its connection has ended", now)
 
 
-def _end_unnoticed(self: Attendance, event: SessionEnded, now: float) -> None:
+def _end_unnoticed(self: Presence, event: SessionEnded, now: float) -> None:
     """Nothing follows from it."""
 
 
-def _keep_waiting(self: Joins, call: int, now: float) -> None:
+def _keep_waiting(self: JoinQueue, call: int, now: float) -> None:
     """A call that has ended waits on."""
 
 
@@ -58,22 +58,22 @@ def _free_by_name(self: Standing, chosen: list[Participant], now: float) -> bool
     return any(self.is_member(p.replica_id) for p in chosen) or now >= self.free_at()
 
 
-def _resume_at_lowest(self: Standing) -> Order | None:
+def _resume_at_lowest(self: Standing) -> QuorumOrder | None:
     told = [holder.granted for holder in self._holders.values() if holder.granted is not None]
-    if self.phase is not Phase.RECALLED or len(told) < len(self._holders):
+    if self.phase is not QuorumPhase.RECALLED or len(told) < len(self._holders):
         return None
-    self.upto, self.phase = min(told), Phase.RESUMED
+    self.upto, self.phase = min(told), QuorumPhase.RESUMED
     return self.order()
 
 
-def _resume_at_highest(self: Standing) -> Order | None:
+def _resume_at_highest(self: Standing) -> QuorumOrder | None:
     told = [holder.granted for holder in self._holders.values() if holder.granted is not None]
-    if self.phase is not Phase.RECALLED or len(told) < len(self._holders):
+    if self.phase is not QuorumPhase.RECALLED or len(told) < len(self._holders):
         return None
     self.upto = max(told)
     if any(holder.is_spent and (holder.granted or 0) < self.upto for holder in self._holders.values()):
         return self.revoke("one of them cannot do that step any more")
-    self.phase = Phase.RESUMED
+    self.phase = QuorumPhase.RESUMED
     return self._end_when_done() or self.order()
 
 
@@ -86,7 +86,7 @@ def _forget_seen_ids(self: Numbering, chosen: list[Member], seen_id: int, *, alw
 
 
 def _recall_for_anybody(self: QuorumMachine) -> None:
-    if self.standing.phase is not Phase.STANDING:
+    if self.standing.phase is not QuorumPhase.STANDING:
         return
     draining = self.attendance.draining()
     if draining:
@@ -133,13 +133,13 @@ def _wall_set_back(self: Lighthouse) -> int:
     return FIRST_WALL_MS - 1_000_000 * self.starts
 
 
-END_IS_A_LEAVE = (Replaced(Attendance, "end", _end_as_leave),)
+END_IS_A_LEAVE = (Replaced(Presence, "end", _end_as_leave),)
 OLD_SESSION_ENDS_NEWER = (
-    Replaced(Attendance, "_take_place", _keep_old_session),
-    Replaced(Attendance, "end", _end_any_session),
+    Replaced(Presence, "_take_place", _keep_old_session),
+    Replaced(Presence, "end", _end_any_session),
 )
-END_UNNOTICED = (Replaced(Attendance, "end", _end_unnoticed),)
-ENDED_CALL_WAITS = (Replaced(Joins, "withdraw", _keep_waiting),)
+END_UNNOTICED = (Replaced(Presence, "end", _end_unnoticed),)
+ENDED_CALL_WAITS = (Replaced(JoinQueue, "withdraw", _keep_waiting),)
 FREE_AT_ONCE = (Replaced(Standing, "may_form", _free_at_once),)
 FREE_BY_NAME = (Replaced(Standing, "may_form", _free_by_name),)
 RESUMED_TOO_LOW = (Replaced(Standing, "_settle", _resume_at_lowest),)

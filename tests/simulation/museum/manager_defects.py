@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
-from lighthouse_protocol.messages.session import HoldMode, JoinRequest, Released, ToLighthouse
+from lighthouse_protocol.messages.session import HoldState, JoinRequest, Released, ToLighthouse
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from manager.group.rules import commit
 from manager.group.rules.commit import CommitMachine
@@ -18,7 +18,7 @@ from manager.group.rules.grants import GrantMachine
 from manager.group.rules.lighthouse_session import SessionMachine
 from manager.group.rules.ranks import Effect as RanksEffect
 from manager.group.rules.ranks import Ranks
-from manager.group.rules.request import Ask, no_state
+from manager.group.rules.request import QuorumRequest, no_state
 from tests.simulation.museum.exhibit import Replaced
 
 _decide = CommitMachine._decide
@@ -62,12 +62,12 @@ def _open_without_join(self: SessionMachine, me: Participant, now: float) -> lis
     return [message for message in _opened(self, me, now) if not isinstance(message, JoinRequest)]
 
 
-def _join_with_whoever_has_asked(self: GatherMachine, ask: Ask) -> list[Effect]:
+def _join_with_whoever_has_asked(self: GatherMachine, ask: QuorumRequest) -> list[Effect]:
     effects = _ask(self, ask)
     return effects if self._is_joined or not self._asks else effects + self._join()
 
 
-def _compare_what_ranks_work_at(self: GatherMachine, ask: Ask) -> None:
+def _compare_what_ranks_work_at(self: GatherMachine, ask: QuorumRequest) -> None:
     last = self._last.get(ask.group_rank)
     if last is None or last.worker != ask.worker:
         return
@@ -77,7 +77,7 @@ def _compare_what_ranks_work_at(self: GatherMachine, ask: Ask) -> None:
 
 def _take_as_any(self: GrantMachine, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
     _take(self, quorum, step, init_sync=init_sync)
-    self._is_late, self.mode = False, HoldMode.STANDING
+    self._is_late, self.mode = False, HoldState.STANDING
 
 
 def _receive_late_as_up_to_date(self: GatherMachine, quorum: Quorum, stands: bool) -> list[Effect]:

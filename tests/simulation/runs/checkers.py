@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord
-from lighthouse_protocol.messages.run import Entry, Generation, RankId, Stop, Told
+from lighthouse_protocol.messages.run import Generation, RankHello, RankId, Stop, Told
 from lighthouse_protocol.refusals import LighthouseError, WrongState
 from tests.simulation.runs.counters import Recount
 from tests.simulation.runs.keys import KeyRequest
@@ -79,7 +79,7 @@ class Checkers:
                 self.over_at[self.newest.number] = self._simulation.world.now
         self.recount.restarted(machine)
 
-    def entered(self, entry: Entry) -> None:
+    def entered(self, entry: RankHello) -> None:
         self.supervisor_entered(self._processes[entry.rank].supervisor.incarnation)
 
     def supervisor_entered(self, incarnation: str) -> None:

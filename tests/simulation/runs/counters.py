@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse_protocol.messages.run import Counters, Entry, Generation, RankId, Terms
+from lighthouse_protocol.messages.run import Counters, Generation, RankHello, RankId, Terms
 
 
 class Recount:
@@ -19,7 +19,7 @@ class Recount:
         self._is_stopped = self._was_stopped = self._is_return_open = False
         self._lapsing: set[RankId] = set()
 
-    def _learn(self, entry: Entry) -> None:
+    def _learn(self, entry: RankHello) -> None:
         """Of a number that a rank was told by a lighthouse whose journal is lost."""
         told = [number for number in (entry.seen, entry.generation) if number is not None]
         self._floor = max(self._floor, *told, -1)

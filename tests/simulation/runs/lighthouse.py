@@ -12,8 +12,8 @@ from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.key_space import Row
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun, dump, parse
-from lighthouse_protocol.messages.run import Entry
-from lighthouse_protocol.messages.supervisor import SupervisorEntry
+from lighthouse_protocol.messages.run import RankHello
+from lighthouse_protocol.messages.supervisor import SupervisorHello
 from lighthouse_protocol.refusals import LighthouseError
 from tests.simulation.network import End
 from tests.simulation.runs.keys import KeyAnswer, KeyRequest
@@ -77,10 +77,10 @@ class RunLighthouse(Process):
 
     def _open(self, end: End, message: Any) -> None:
         match message:
-            case Entry():
+            case RankHello():
                 self.checkers.entered(message)
                 self._sessions[end] = self.driver.open_rank(message, EndPeer(self, end)), False
-            case SupervisorEntry():
+            case SupervisorHello():
                 self.checkers.supervisor_entered(message.incarnation)
                 self._sessions[end] = self.driver.open_supervisor(message, EndPeer(self, end)), True
             case _:  # what was under way when the stream ended

@@ -19,7 +19,7 @@ from lighthouse.runs.rules.generations import Generations
 from lighthouse.runs.rules.key_space import KeySpaces
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.restart_log import RestartLog
-from lighthouse_protocol.messages.run import Entry, Over, RankId, Stop
+from lighthouse_protocol.messages.run import Over, RankHello, RankId, Stop
 from tests.simulation.runs.plan import RunPlan, draw_plan
 from tests.simulation.runs.rank import RankProcess
 from tests.simulation.runs.simulation import Result, run_plan
@@ -103,7 +103,7 @@ def _break_for_anybody(self: GenerationState, rank: RankId) -> bool:
     return True
 
 
-def _launch_for_anybody(self: RunMachine, entry: Entry, session: int | None, now: float) -> None:
+def _launch_for_anybody(self: RunMachine, entry: RankHello, session: int | None, now: float) -> None:
     if self.completed is not None:
         self._begin_anew()
     if not self._tell_end(entry.rank):

@@ -6,7 +6,7 @@ from agent_client.restart.driver import RankDriver
 from agent_client.restart.rules import events
 from agent_client.restart.rules.config import RankConfig, RankPhase
 from agent_client.restart.rules.machine import RankMachine
-from lighthouse_protocol.messages.run import Done, Entry, KeyKind, RankId, Stop, Told
+from lighthouse_protocol.messages.run import Done, KeyKind, RankHello, RankId, Stop, Told
 from tests.simulation.runs.keys import KeyAnswer, KeyRequest
 from tests.simulation.runs.links import Link
 from tests.simulation.world import Process, Timer
@@ -28,7 +28,7 @@ class RankProcess(Process):
         self.supervisor = supervisor
         self.rank = rank
         self.attempt = attempt
-        entry = Entry(rank, plan.terms, attempt, supervisor.host, simulation.world.counts["processes"])
+        entry = RankHello(rank, plan.terms, attempt, supervisor.host, simulation.world.counts["processes"])
         simulation.world.counts["processes"] += 1
         config = RankConfig(hard_timeout_s=plan.hard_timeout_s, accept_timeout_s=plan.accept_timeout_s)
         self.machine = RankMachine(entry, config)
@@ -91,7 +91,7 @@ class RankProcess(Process):
             self.link.send(message)
 
     def _closed(self) -> None:
-        self.feed(events.Closed(self._session, None, self.world.random.random()))
+        self.feed(events.StreamClosed(self._session, None, self.world.random.random()))
 
     def _heard(self, message: Any) -> None:
         if isinstance(message, KeyAnswer):
@@ -99,7 +99,7 @@ class RankProcess(Process):
         if isinstance(message, Told):
             self.told = max(message.counters.number, -1 if self.told is None else self.told)
             self.simulation.checkers.heard(self.rank, message)
-        return self.feed(events.Heard(self._session, message))
+        return self.feed(events.MessageReceived(self._session, message))
 
     def _use_keys(self) -> None:
         self.after(KEYS_EVERY_S, self._use_keys)
@@ -131,7 +131,7 @@ class RankProcess(Process):
         return self.after(0.001, self.feed, events.Waiting())
 
     def stepped(self, step: int) -> None:
-        self.feed(events.Stepped(step))
+        self.feed(events.StepDone(step))
 
     def return_from(self, number: int) -> None:
         if self.running == number:

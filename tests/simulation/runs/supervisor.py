@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from lighthouse_protocol.messages.run import RankId, Stop
 from lighthouse_protocol.messages.supervisor import (
-    SupervisorBeat,
-    SupervisorEntry,
+    ProcessLost,
+    SupervisorHeartbeat,
+    SupervisorHello,
     SupervisorWelcome,
-    WorkerLost,
 )
 from manager.supervisor.driver import SupervisorDriver
 from manager.supervisor.rules import events
@@ -101,7 +101,7 @@ class Supervisor(Process):
         self.link.open(site.process, lambda end: site.process.accept(end) if site.process else None)
 
     def _opened(self) -> None:
-        self.link.send(SupervisorEntry(self.site.name, self.incarnation, self.host, self.site.slots))
+        self.link.send(SupervisorHello(self.site.name, self.incarnation, self.host, self.site.slots))
 
     def _closed(self) -> None:
         self._report.ended(self.clock())
@@ -109,7 +109,7 @@ class Supervisor(Process):
 
     def _beat(self) -> None:
         if self._report.is_open:
-            self.link.send(SupervisorBeat())
+            self.link.send(SupervisorHeartbeat())
         self.after(BEAT_S, self._beat)
 
     def _heard(self, message: Any) -> None:
@@ -160,7 +160,7 @@ class Supervisor(Process):
 
     def _reap(self, rank: RankProcess, code: int, reason: str) -> None:
         if code:
-            self._report.lose(WorkerLost(rank.rank, reason or f"exit code {code}"), self.clock())
+            self._report.lose(ProcessLost(rank.rank, reason or f"exit code {code}"), self.clock())
         self.driver.feed(events.RankEnded(rank.rank.slot - self.site.slots[0], rank.attempt, code, reason))
 
     # -- its end
