@@ -67,7 +67,8 @@ def child(code: str, path: Path, **env: str) -> Generator[subprocess.Popen[str],
     """A process that has `journal` on `path`; it is killed at the end."""
     head = (
         "import os, random, signal, sys, time\nfrom pathlib import Path\n"
-        "from lighthouse.journal.journal import Journal\nfrom lighthouse.quorum.rules.record import QuorumRecord as Record\n"
+        "from lighthouse.journal.journal import Journal\n"
+        "from lighthouse.quorum.rules.record import QuorumRecord as Record\n"
         "from lighthouse_protocol.messages.membership import Participant, Quorum\n"
         "from lighthouse_protocol.refusals import LighthouseError\n"
         f"journal = Journal(Path({str(path)!r}), '[::]:29510')\n"
