@@ -45,6 +45,7 @@ from lighthouse_protocol.messages.session import (
     WithdrawRequest,
 )
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError
+from tests.simulation.lighthouse_checks import LighthouseChecks
 from tests.simulation.network import End
 from tests.simulation.torchft_manager import UnaryAnswer, UnaryCancel, UnaryHeartbeat, UnaryQuorum
 from tests.simulation.world import Died, Process, Timer
@@ -52,9 +53,9 @@ from tests.simulation.world import Died, Process, Timer
 if TYPE_CHECKING:
     from tests.simulation.lighthouse_site import Lighthouse
 
-HOST = "lighthouse"
 PULSE_S = 0.25
 KEEPALIVE_S = (1.0, 2.0)
+DISK_RETRY_S = 0.5
 ANSWER_MARGIN_S = 0.05
 
 
@@ -67,10 +68,35 @@ class _Call:
     end: End
 
 
+class CheckedQuorumMachine(QuorumMachine):
+    """The checks see each event before it is handled, and then what it amounts to."""
+
+    def __init__(self, checks: LighthouseChecks, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._checks = checks
+
+    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        self._checks.handles(event)
+        return self._checked(super().handle(event, now))
+
+    def tick(self, now: float) -> Sequence[Effect]:
+        return self._checked(super().tick(now))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The product's own: S8 looks at that."""
+        return {name: value for name, value in vars(self).items() if name != "_checks"}
+
+    def _checked(self, effects: Sequence[Effect]) -> Sequence[Effect]:
+        for effect in effects:
+            self._checks.answers(effect)
+        return effects
+
+
 class LighthouseProcess(Process):
     def __init__(self, site: "Lighthouse") -> None:
-        super().__init__(site.world, f"lighthouse{site.starts}", HOST)
+        super().__init__(site.world, f"{site.host}{site.starts}", site.host)
         self.site = site
+        self.checks = LighthouseChecks(site, site.world)
         self.machine = self._make_machine()
         self.sessions: dict[int, End] = {}
         self.calls: dict[int, _Call] = {}
@@ -86,13 +112,14 @@ class LighthouseProcess(Process):
         self.say(f"starts with {site.journal.record and site.journal.record.quorum_id}")
         self._timer.set(self.machine.deadline(self.clock()))
 
-    def _make_machine(self) -> QuorumMachine:
+    def _make_machine(self) -> "CheckedQuorumMachine":
         record, now = self.site.journal.record, self.clock()
         config = replace(self.site.config, first_quorum_id=self.site.wall_ms())
         if record is None:
-            return QuorumMachine(config, holders_until=now + config.lease_s)
-        record = self.site.journal.record = replace(record, lease_s=max(record.lease_s, config.lease_s))
-        return QuorumMachine(config, record=record, holders_until=now + record.lease_s)
+            return CheckedQuorumMachine(self.checks, config, holders_until=now + config.lease_s)
+        record = replace(record, lease_s=max(record.lease_s, config.lease_s))
+        self.site.journal.write(record)
+        return CheckedQuorumMachine(self.checks, config, record=record, holders_until=now + record.lease_s)
 
     # -- connections
 
@@ -249,18 +276,30 @@ class LighthouseProcess(Process):
             members = " ".join(f"{p.replica_id}/{p.incarnation}@{p.step}" for p in quorum.participants)
             self.say(f"forms quorum {quorum.quorum_id}{'' if stands else ' (does not stand)'}: {members}")
         if record is not None:
-            self.site.journal.record = record
+            self._write(record)
             self._may_die()
         self.site.checkers.formed(quorum, stands=stands)
         for call in calls:
             self._may_die()
             self._hand(call, quorum, stands=stands)
 
+    def _write(self, record: QuorumRecord) -> None:
+        journal = self.site.journal
+        if journal.is_full or journal.tears_next:
+            self.say("cannot write, and ends" if journal.is_full else "dies in the middle of a write")
+            journal.tears_next = False
+            self.site.kill(DISK_RETRY_S)
+            raise Died
+        if journal.write_s:
+            self.pause(journal.write_s)
+        journal.write(record)
+        self.site.ledger.wrote(record)
+
     def _hand(self, call: int, quorum: Quorum, *, stands: bool) -> None:
         waiting = self.calls.pop(call, None)
         if waiting is None:
             return
-        self.site.checkers.told(quorum, self.site.journal.record)
+        self.site.checkers.told(quorum, self.site.journal.record, self.site.host)
         if waiting.session is None:
             waiting.end.send(UnaryAnswer(waiting.number, quorum))
         else:

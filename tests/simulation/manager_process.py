@@ -12,6 +12,7 @@ from manager.group.rules import events
 from manager.group.rules.commit import Voted
 from manager.group.rules.machine import GroupMachine
 from manager.group.rules.request import QuorumRequest
+from tests.simulation.manager_checks import ManagerChecks
 from tests.simulation.network import LOCAL_DELAY_S, End
 from tests.simulation.world import Died, Process, Timer
 
@@ -29,7 +30,29 @@ class _Call:
     token: int
 
 
+class CheckedGroupMachine(GroupMachine):
+    """The checks see each event before it is handled, and then what it amounts to."""
+
+    def __init__(self, checks: ManagerChecks, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._checks = checks
+
+    def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
+        self._checks.handles(event)
+        return self._checked(super().handle(event, now))
+
+    def tick(self, now: float) -> Sequence[events.Effect]:
+        return self._checked(super().tick(now))
+
+    def _checked(self, effects: Sequence[events.Effect]) -> Sequence[events.Effect]:
+        for effect in effects:
+            self._checks.answers(effect)
+        return effects
+
+
 class ManagerProcess(Process):
+    is_torchft = False
+
     def __init__(self, site: "Group", life: str) -> None:
         super().__init__(site.world, f"{site.name}.manager", site.host)
         self.site = site
@@ -40,7 +63,7 @@ class ManagerProcess(Process):
             store_address=site.store_address,
             group_world_size=site.size,
         )
-        self.machine = GroupMachine(me, life)
+        self.machine = CheckedGroupMachine(ManagerChecks(self), me, life)
         self.link: End | None = None
         self._left_behind: list[End] = []  # until the next welcome
         self._is_connecting = self._wants_another = False
@@ -164,7 +187,7 @@ class ManagerProcess(Process):
 
     def on_leaving(self, rank: "Rank", step: int | None) -> None:
         for watch, watched in self._watching.items():
-            if watched is rank:
+            if watched is rank and watch == rank.watch:
                 self.feed(events.RankLeaves(watch, step))
 
     def on_watch_end(self, watch: int) -> None:

@@ -13,7 +13,7 @@ from lighthouse.quorum.rules.presence import Presence
 from lighthouse.quorum.rules.standing import Standing
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
-from tests.simulation.lighthouse_process import LighthouseProcess
+from tests.simulation.lighthouse_process import CheckedQuorumMachine, LighthouseProcess
 from tests.simulation.lighthouse_site import FIRST_WALL_MS, Lighthouse
 from tests.simulation.museum.exhibit import Replaced
 
@@ -116,13 +116,13 @@ def _tell_then_write(self: LighthouseProcess, quorum: Quorum, calls: tuple[int, 
         self._may_die()
         self._hand(call, quorum, stands=rest["stands"])
     if rest["record"] is not None:
-        self.site.journal.record = rest["record"]
+        self._write(rest["record"])
 
 
 def _wait_for_own_lease(self: LighthouseProcess) -> QuorumMachine:
     site = self.site
     until = self.clock() + site.config.lease_s
-    return QuorumMachine(site.config, record=site.journal.record, holders_until=until)
+    return CheckedQuorumMachine(self.checks, site.config, record=site.journal.record, holders_until=until)
 
 
 def _same_wall(self: Lighthouse) -> int:
