@@ -1,6 +1,7 @@
 """python -m tests.simulation --seeds 0:1000 [--jobs 2] [--seconds 75]; --seed N --trace replays one as text."""
 
 import argparse
+import logging
 import sys
 import time
 import traceback
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--groups", type=int, help="so many; else drawn from the seed")
     parser.add_argument("--min-step", type=float, default=0.0, help="the shortest step that is drawn, in seconds")
     options = parser.parse_args()
+    logging.disable()  # a trace says more
     run = partial(
         run_seed,
         seconds=options.seconds,
@@ -58,7 +60,7 @@ def _results(run: "partial[Result]", seeds: range, jobs: int) -> Iterator[Result
     if jobs == 1:
         yield from map(run, seeds)
         return
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor(jobs, initializer=logging.disable) as pool:
         yield from pool.map(run, seeds, chunksize=4)
 
 

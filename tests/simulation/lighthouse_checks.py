@@ -38,6 +38,7 @@ class Ledger:
     def wrote(self, record: QuorumRecord) -> None:
         """From now on somebody may be told."""
         self.standing = record.quorum if record.stands else None
+        self.ids.add(record.quorum_id)
 
     def lost_journal(self) -> None:
         """What was written down binds nobody any more; of what members say it learns again."""
@@ -133,7 +134,6 @@ class LighthouseChecks:
             raise Violation(f"S5 {where} has a size that the configuration forbids")
         if effect.is_new and quorum.quorum_id in self._ledger.ids:
             raise Violation(f"S1 {where} has an id that was given out before")
-        self._ledger.ids.add(quorum.quorum_id)
         self._check_record(effect, where)
         self._check_leases(members, where)
         for call in effect.calls:

@@ -3,14 +3,15 @@
 from dataclasses import replace
 
 from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.quorum.rules.record import QuorumRecord, dump, parse
+from lighthouse_protocol.messages.membership import Quorum
 from tests.simulation.checkers import Checkers
 from tests.simulation.lighthouse_checks import Ledger
 from tests.simulation.lighthouse_process import LighthouseProcess
 from tests.simulation.network import LIGHTHOUSE_HOST, Network
 from tests.simulation.world import World
 
-FIRST_WALL_MS = 1_700_000_000_000
+FIRST_WALL_S = 1_700_000_000.0
 KEPT = 10
 DISK_RETRY_S = 0.5
 
@@ -28,7 +29,7 @@ class Journal:
         return self.records[-1] if self.records else None
 
     def write(self, record: QuorumRecord) -> None:
-        self.records.append(record)
+        self.records.append(parse(dump(record)))
         del self.records[:-KEPT]
 
     def lose(self, writes: int | None) -> None:
@@ -62,8 +63,13 @@ class Lighthouse:
         record = self.journal.record
         return self.config.lease_s if record is None else max(record.lease_s, self.config.lease_s)
 
-    def wall_ms(self) -> int:
-        return FIRST_WALL_MS + int((self.world.now + self.wall_offset_s) * 1000)
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        return FIRST_WALL_S + self.world.now + self.wall_offset_s
+
+    def told(self, quorum: Quorum) -> None:
+        """Somebody is about to be."""
+        self.checkers.told(quorum, self.journal.record, self.host)
 
     def start(self) -> None:
         """It writes at its start; while the disk is full it cannot."""

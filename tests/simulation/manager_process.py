@@ -14,6 +14,7 @@ from manager.group.rules.machine import GroupMachine
 from manager.group.rules.request import QuorumRequest
 from tests.simulation.manager_checks import ManagerChecks
 from tests.simulation.network import LOCAL_DELAY_S, End
+from tests.simulation.observed import observe
 from tests.simulation.world import Died, Process, Timer
 
 if TYPE_CHECKING:
@@ -30,26 +31,6 @@ class _Call:
     token: int
 
 
-class CheckedGroupMachine(GroupMachine):
-    """The checks see each event before it is handled, and then what it amounts to."""
-
-    def __init__(self, checks: ManagerChecks, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._checks = checks
-
-    def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
-        self._checks.handles(event)
-        return self._checked(super().handle(event, now))
-
-    def tick(self, now: float) -> Sequence[events.Effect]:
-        return self._checked(super().tick(now))
-
-    def _checked(self, effects: Sequence[events.Effect]) -> Sequence[events.Effect]:
-        for effect in effects:
-            self._checks.answers(effect)
-        return effects
-
-
 class ManagerProcess(Process):
     is_torchft = False
 
@@ -63,7 +44,8 @@ class ManagerProcess(Process):
             store_address=site.store_address,
             group_world_size=site.size,
         )
-        self.machine = CheckedGroupMachine(ManagerChecks(self), me, life)
+        self.machine = GroupMachine(me, life)
+        observe(self.machine, ManagerChecks(self))
         self.link: End | None = None
         self._left_behind: list[End] = []  # until the next welcome
         self._is_connecting = self._wants_another = False
