@@ -43,7 +43,12 @@ def service_of(jobs: JobRegistry, within_s: float) -> LighthouseService:
 def manager(within_s: float) -> ManagerService:
     link = LighthouseLink(lambda: AsyncLighthouseClient(LOCALHOST), LOCALHOST)
     driver = GroupDriver(
-        Participant("a", group_world_size=1), "L", link, EvidenceCollector(1, link.send), lambda status: None
+        Participant("a", group_world_size=1),
+        "L",
+        asyncio.get_running_loop(),
+        link,
+        EvidenceCollector(1, link.send),
+        lambda status: None,
     )
     return ManagerService(driver, ControlPolicy(), lambda: pytest.fail("nobody asks for it"), within_s)
 
