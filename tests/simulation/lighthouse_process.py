@@ -42,7 +42,7 @@ class LighthouseProcess(Process):
         self.checks = LighthouseChecks(site, site.world)
         self.crash_in: int | None = None
         self._armed: int | None = None
-        self._has_started = False
+        self._is_making = False
         self._driver: JobDriver | None = None
         self._sessions: dict[End, tuple[JobDriver, int]] = {}
         self._calls: dict[tuple[End, int], tuple[JobDriver, int]] = {}
@@ -52,7 +52,6 @@ class LighthouseProcess(Process):
         self.say(f"starts with {record and record.quorum_id}")
         self.jobs = JobRegistry(self._config, Timers(self), self, self._give_up, wall=site.wall)
         self.jobs.remember(self.load())
-        self._has_started = True
         self._scrape()
 
     def _config(self, first_quorum_id: int) -> QuorumConfig:
@@ -61,7 +60,9 @@ class LighthouseProcess(Process):
     @property
     def driver(self) -> JobDriver:
         """Made anew where the job has been forgotten meanwhile."""
+        self._is_making = True
         driver = self.jobs.get(JOB)
+        self._is_making = False
         if driver is not self._driver:
             self._driver = driver
             observe(driver.machine, self.checks)
@@ -151,13 +152,12 @@ class LighthouseProcess(Process):
 
     def commit(self, job: str, record: QuorumRecord) -> None:
         """Durable when it returns."""
-        before = self.site.journal.record
-        is_new = before is None or before.quorum_id != record.quorum_id
-        if is_new:
+        is_formed = not self._is_making  # else the lease of what was there is longer
+        if is_formed:
             self._fire_crash()
         self.may_die()
         self._write(record)
-        if is_new and record.quorum is not None:
+        if is_formed and record.quorum is not None:
             self.site.checkers.formed(record.quorum, stands=record.stands)
 
     def _write(self, record: QuorumRecord) -> None:

@@ -14,6 +14,8 @@ from tests.simulation.world import World
 FIRST_WALL_S = 1_700_000_000.0
 KEPT = 10
 DISK_RETRY_S = 0.5
+# An id that is a day above the clock is refused as one that was never given out.
+MAX_WALL_OFFSET_S = 43_200.0
 
 
 class Journal:
@@ -101,7 +103,7 @@ class Lighthouse:
         self.ledger.lost_journal()
 
     def set_wall_clock(self, by_s: float) -> None:
-        self.wall_offset_s += by_s
+        self.wall_offset_s = max(-MAX_WALL_OFFSET_S, min(MAX_WALL_OFFSET_S, self.wall_offset_s + by_s))
         self._most_offset_s = max(self._most_offset_s, self.wall_offset_s)
 
     def change_lease(self, lease_s: float) -> None:

@@ -290,7 +290,7 @@ class QuorumMachine:
         lineage = hand_out(participants, tags, self._foreign(chosen))
         stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
         always = stands or self.standing.phase is not QuorumPhase.NONE
-        is_new = self._numbering.number(chosen, self.attendance.seen_id, now, always=always)
+        is_new = self._numbering.number(chosen, self.attendance.seen_id, always=always)
         for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
             # A group that is sent back a step and comes again at max_step may have healed, or not.
             tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None

@@ -3,8 +3,8 @@
 A quorum that does not stand keeps its id while the same members (id, incarnation, addresses) form it and none reports a
 failed commit; one that stands, or follows one that stood, always gets a new one. A new id is above every id that was
 formed, above every one that a member was told, and at or above `first_id`: so that it names one list for ever, also
-where what is remembered is older than what was told. Where a member was told an id that this lighthouse never gave
-out, another one may be giving out the next ones at this moment: then it is that of the wall clock, too.
+where what is remembered is older than what was told. Where a member was told one that would be given out here only
+later, another lighthouse may be giving out the next ones at this moment: they are left to it.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,8 @@ from lighthouse_protocol.refusals import InvalidRequest
 
 # Clocks of two hosts on which a lighthouse has run may differ, and ids may be used faster than milliseconds pass.
 AHEAD_MS = 24 * 3600 * 1000
+# Of another lighthouse that serves this job by mistake. It ends by that, or is told of these.
+LEFT_TO_ANOTHER = 1000
 
 
 class Numbering:
@@ -34,7 +36,8 @@ class Numbering:
 
         Ids begin at the wall clock in milliseconds: one that is a day above it and above the last one was never told.
         """
-        by_clock = self._by_clock(now)
+        self._began_at = now if self._began_at is None else self._began_at
+        by_clock = self._first_id + int((now - self._began_at) * 1000)
         if seen_id > max(self.quorum_id, by_clock + AHEAD_MS):
             raise InvalidRequest(
                 f"is {seen_id}; this lighthouse's ids are at {max(self.quorum_id, by_clock)} by its clock, so it was "
@@ -48,20 +51,15 @@ class Numbering:
         own = self._own_first_id is not None and self._own_first_id <= seen_id <= self.quorum_id
         return seen_id > self._recorded_id and not own
 
-    def _by_clock(self, now: float) -> int:
-        """The wall clock in milliseconds, where `first_id` was that."""
-        self._began_at = now if self._began_at is None else self._began_at
-        return self._first_id + int((now - self._began_at) * 1000)
-
-    def number(self, chosen: Sequence[Member], seen_id: int, now: float, *, always: bool) -> bool:
+    def number(self, chosen: Sequence[Member], seen_id: int, *, always: bool) -> bool:
         """`chosen` form a quorum: whether its id is new. `seen_id`: the highest that a member was told."""
         composition = tuple((member.birth, member.participant.identity) for member in chosen if member.participant)
         has_failed = any(member.participant is not None and member.participant.commit_failures > 0 for member in chosen)
         is_same = composition == self._composition and not has_failed and not always
         if is_same and seen_id <= self.quorum_id:
             return False
-        first_id = self._by_clock(now) if self.is_unknown(seen_id) else self._first_id
-        self.quorum_id = max(first_id, self.quorum_id + 1, seen_id + 1)
+        next_id = max(self._first_id, self.quorum_id + 1)
+        self.quorum_id = next_id if seen_id < next_id else seen_id + LEFT_TO_ANOTHER
         self._own_first_id = self._own_first_id or self.quorum_id
         self._composition = composition
         return True

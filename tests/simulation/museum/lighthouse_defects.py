@@ -82,12 +82,12 @@ def _resume_at_highest(self: Standing) -> QuorumOrder | None:
     return self._end_when_done() or self.order()
 
 
-def _keep_id(self: Numbering, chosen: list[Member], seen_id: int, now: float, *, always: bool) -> bool:
-    return _number(self, chosen, seen_id, now, always=False)
+def _keep_id(self: Numbering, chosen: list[Member], seen_id: int, *, always: bool) -> bool:
+    return _number(self, chosen, seen_id, always=False)
 
 
-def _forget_seen_ids(self: Numbering, chosen: list[Member], seen_id: int, now: float, *, always: bool) -> bool:
-    return _number(self, chosen, 0, now, always=always)
+def _forget_seen_ids(self: Numbering, chosen: list[Member], seen_id: int, *, always: bool) -> bool:
+    return _number(self, chosen, 0, always=always)
 
 
 def _recall_for_anybody(self: QuorumMachine) -> None:
