@@ -21,11 +21,12 @@ from lighthouse_protocol.messages.session import (
     EvidenceDone,
     EvidenceRequest,
     ToLighthouse,
+    ToRank,
     WatchRequest,
 )
-from lighthouse_protocol.wire import watch_wire
-from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.ports import Peer
 from manager.evidence.process_probe import ProbeProcess, look_alone
+from manager.group.watches import Watch
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +38,13 @@ UNREAD_S = 0.1  # for what has come, and was not read since this process was bus
 
 @dataclass(slots=True)
 class _Rank:
-    """Its newest process. `is_here`: on this host, where its pid means the same. `sender`: None once its watch has
+    """Its newest process. `is_here`: on this host, where its pid means the same. `peer`: None once its watch has
     ended. `heard_at`: its newest word, whatever that was."""
 
     watch: int
     request: WatchRequest
     is_here: bool
-    sender: Sender | None
+    peer: Peer[ToRank] | None
     heard_at: float = 0.0
 
 
@@ -64,13 +65,15 @@ class EvidenceCollector:
 
     # -- watches
 
-    def opened(self, watch: int, request: WatchRequest, sender: Sender, *, is_here: bool) -> None:
-        self._ranks[request.group_rank] = _Rank(watch, request, is_here and request.pid > 0, sender)
+    def opened(self, number: int, watch: Watch) -> None:
+        request = watch.request
+        is_here = watch.is_here and request.pid > 0
+        self._ranks[request.group_rank] = _Rank(number, request, is_here, watch.peer)
 
     def ended(self, watch: int) -> None:
         for rank in self._ranks.values():
             if rank.watch == watch:
-                rank.sender = None
+                rank.peer = None
         for (asked, _), answer in self._asked.items():
             if asked == watch and not answer.done():
                 answer.set_exception(ConnectionError("its watch has ended"))
@@ -153,7 +156,7 @@ class EvidenceCollector:
 
     async def _by_signal(self, rank: _Rank, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
         """The stacks of a rank that was asked and says nothing."""
-        if rank.sender is None or rank.request.offer is None:
+        if rank.peer is None or rank.request.offer is None:
             return ProcessSnapshot()
         if found.is_stopped:
             return ProcessSnapshot(missing=("stacks: its process is stopped, and runs no handler",))
@@ -165,14 +168,14 @@ class EvidenceCollector:
 
     async def _own(self, rank: _Rank, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:
         """What it says of itself; a process that is stopped is not waited for."""
-        if rank.sender is None:
+        if rank.peer is None:
             return _silent("its watch has ended")
         if rank.request.offer is None:
             return _silent("its agent is of a version that cannot be asked")
         key = rank.watch, next(self._numbers)
         answer = self._asked[key] = asyncio.get_running_loop().create_future()
         try:
-            rank.sender.send(watch_wire.watch_response_to_wire(EvidenceAsked(key[1])))
+            rank.peer.send(EvidenceAsked(key[1]))
             async with asyncio.timeout(ANSWERED_WITHIN_S):
                 await asyncio.wait((answer, outside), return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done() and outside.result().is_stopped:

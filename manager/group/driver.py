@@ -1,24 +1,35 @@
-"""The loop's side of the group's machine: feed an event, perform the effects, re-arm one timer.
+"""The group: its machine is fed, its effects are performed in order, one timer is set again.
 
-A waiting RPC is a future.
+Synchronous: time, the ranks' watches and calls, the session and the evidence are ports, so the simulator runs this very
+code.
 """
 
-import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
+from lighthouse_protocol.limits import answer_margin_s
+from lighthouse_protocol.messages.evidence import SelfReport
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum, Vote
+from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.session import (
+    Ballot,
+    Counted,
+    FromRank,
+    Leaving,
+    ToManager,
+    ToRank,
+    WatchOpened,
+    WatchRequest,
+)
 from lighthouse_protocol.messages.session import Killed as KilledMessage
-from lighthouse_protocol.messages.session import ToManager, WatchRequest
-from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable, Unrecoverable
 from lighthouse_protocol.rules.stall import Limits
-from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
-from manager.group.lighthouse_link import LighthouseLink
-from manager.group.ports import EvidenceSource
+from manager.group.ports import EvidenceSource, Link
 from manager.group.progress import GroupProgressDriver
 from manager.group.rules import commit, gather
 from manager.group.rules.events import (
@@ -55,55 +66,75 @@ from manager.group.rules.machine import GroupMachine
 from manager.group.rules.progress import ProgressReporter
 from manager.group.rules.request import QuorumRequest, check_rank
 from manager.group.waits import Waits
-from manager.group.watches import Watchers
+from manager.group.watches import Watch, WatchTable
 from manager.group.worlds import Worlds
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+Asked = tuple[Assignment, Quorum | None]
+Why = Callable[[float], LighthouseError]
 
 
-class Waiting(NamedTuple, Generic[T]):
-    """A call of a rank, and what will be its answer."""
+@dataclass(slots=True)
+class _Waiting:
+    """A call of a rank. `limit`: the end of its time."""
 
-    call: int
-    answer: "asyncio.Future[T]"
+    reply: Reply[Any]
+    limit: Timer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BallotReply:
+    """A vote by a watch. A lighthouse_runtime.ports.Reply."""
+
+    peer: Peer[ToRank]
+    number: int
+
+    def answer(self, value: Vote) -> None:
+        self.peer.send(Counted(self.number, value))
+
+    def refuse(self, error: LighthouseError) -> None:
+        self.peer.send(Counted(self.number, error))
 
 
 class GroupDriver:
     """`me` is this group's participant but for what changes from join to join; `life` names the manager's start.
 
-    `end` ends the daemon with a status. `rank_timeout_s` as in GroupMachine. `on_given_up` hears of ranks that were
-    lost and are not back, and of a group that does not fit its peers.
+    `end` ends the daemon with a status: 0 after the group has left. `rank_timeout_s` and `show_handles` as in
+    GroupMachine; `limits` say when ranks stall. `on_given_up` hears of ranks that were lost and are not back, and of a
+    group that does not fit its peers. What comes by `link` is told by opened, received and closed.
     """
 
     def __init__(
         self,
         me: Participant,
         life: str,
-        link: LighthouseLink,
+        timers: Timers,
+        link: Link,
         evidence: EvidenceSource,
         end: Callable[[int], None],
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
         on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
+        show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
     ) -> None:
-        """`limits` say when ranks stall."""
-        self.places = GroupProgressDriver(me, limits or Limits(), self._trains_alone, lambda: self.machine.incarnation)
-        self.machine = GroupMachine(me, life, _handles_on_the_wire, rank_timeout_s, ProgressReporter(self.places.view))
-        self.worlds = Worlds()
-        self.evidence = evidence
+        self.places = GroupProgressDriver(
+            me, limits or Limits(), timers, self._trains_alone, lambda: self.machine.incarnation
+        )
+        self.machine = GroupMachine(me, life, show_handles, rank_timeout_s, ProgressReporter(self.places.view))
+        self._timers = timers
+        self._clock = timers.time
+        self._timer = DeadlineTimer(self._tick, timers)
         self._link = link
+        self._evidence = evidence
         self._end = end
         self._on_given_up = on_given_up
-        self._clock = asyncio.get_running_loop().time
-        self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._waits = Waits(lambda: self.machine.waiting_for(link.error))
-        self._watchers = Watchers(self.places, self.worlds, self._waits, self.evidence)
+        self._waiting: dict[int, _Waiting] = {}
+        self._watches = WatchTable()
+        self.worlds = Worlds(self._watches, timers)
+        self._waits = Waits(self._watches, timers, lambda: self.machine.waiting_for(link.error))
         self._closed: LighthouseError | None = None
-        self._left = asyncio.Event()
 
     @property
     def gather(self) -> gather.GatherMachine:
@@ -124,56 +155,97 @@ class GroupDriver:
         """The addresses, once they are known."""
         self.machine.me = me
 
-    async def run(self) -> None:
-        """The sessions with the lighthouse, until cancelled."""
-        await self._link.run(self._opened, self._received, lambda: self._feed(SessionClosed()))
+    # -- the session
 
-    # -- ranks
+    def opened(self) -> None:
+        self._feed(SessionOpened())
 
-    async def ask(self, time_left_s: float, **fields: Any) -> tuple[Assignment, Quorum | None]:
-        """One rank's request (the fields of Ask). Raises a refusal, at the latest when its time is over."""
+    def received(self, message: ToManager) -> None:
+        self._feed(Received(message))
+
+    def closed(self) -> None:
+        self._feed(SessionClosed())
+
+    # -- calls of ranks
+
+    def ask(self, time_left_s: float, reply: Reply[Asked], **fields: Any) -> int:
+        """One rank's request (the fields of QuorumRequest): answered or refused within its time. The number of the
+        call. Raises Unreachable after close()."""
         deadline_at = self._clock() + time_left_s
+        make: Callable[[int], Event] = lambda call: QuorumRequest(call=call, deadline_at=deadline_at, **fields)  # noqa: E731
+        return self._begin(make, time_left_s, self._no_quorum, reply)
 
-        def event(call: int) -> Event:
-            return QuorumRequest(call=call, deadline_at=deadline_at, **fields)
-
-        return await self._wait(self._begin(event, time_left_s, self._no_quorum))
-
-    async def vote(self, time_left_s: float, *, wants_next: bool = False, **fields: Any) -> Vote:
-        """One rank's vote (the fields of commit.Voted); the decision. Raises a refusal."""
-        return await self._wait(self.cast(time_left_s, wants_next=wants_next, **fields))
-
-    def cast(self, time_left_s: float, *, wants_next: bool, **fields: Any) -> "Waiting[Vote]":
-        """The same without waiting; often it is decided at once. Raises Unreachable after close()."""
-
-        def event(call: int) -> Event:
-            return VoteCast(commit.Voted(call=call, **fields), wants_next)
-
-        return self._begin(event, time_left_s, _no_decision)
+    def vote(self, time_left_s: float, reply: Reply[Vote], *, wants_next: bool = False, **fields: Any) -> int:
+        """One rank's vote (the fields of commit.Voted): its decision, or a refusal. As `ask`."""
+        make: Callable[[int], Event] = lambda call: VoteCast(commit.Voted(call=call, **fields), wants_next)  # noqa: E731
+        return self._begin(make, time_left_s, _no_decision, reply)
 
     def end_call(self, call: int) -> None:
         """Nobody waits for its answer any more, if it has none yet."""
-        if (answer := self._waiting.pop(call, None)) is not None:
-            answer.cancel()  # and with it its expiry
+        if self._take(call) is not None:
             self._feed(CallEnded(call))
 
-    def open_watch(self, request: WatchRequest, sender: Sender, *, is_here: bool) -> int:
+    # -- watches of ranks
+
+    def open_watch(self, request: WatchRequest, peer: Peer[ToRank], *, is_here: bool) -> int:
         """The number of the watch. `is_here`: the rank is on this host, in this pid namespace. Raises InvalidRequest
         for a rank that the group does not have."""
         check_rank(request.group_rank, self.machine.me.group_world_size)
-        watch = next(self._numbers)
-        self._watchers.opened(watch, request, sender, is_here=is_here)
-        self._feed(RankWatched(watch, request.group_rank, request.worker))
-        return watch
+        number, watch = next(self._numbers), Watch(peer, request, is_here)
+        self._watches.add(number, watch)
+        self.places.opened(number, request)
+        self._evidence.opened(number, watch)
+        peer.send(WatchOpened(takes_progress=True, takes_leave=True))
+        self.worlds.opened(watch)
+        self._waits.opened(watch)
+        self._feed(RankWatched(number, request.group_rank, request.worker))
+        return number
 
-    def end_watch(self, watch: int) -> None:
+    def receive(self, number: int, message: FromRank | None) -> None:
+        """By a watch; None: what this version cannot read."""
+        watch = self._watches.get(number)
+        if watch is None:
+            return
+        self._evidence.heard(number, watch.request.group_rank)
+        match message:
+            case Ballot():
+                self._cast(watch, message)
+            case Leaving(step):
+                self._feed(RankLeaves(number, step))
+            case Sample():
+                self.places.take(number, message)
+            case SelfReport():
+                self._evidence.answered(number, message)
+            case WatchRequest() | None:
+                pass
+
+    def _cast(self, watch: Watch, ballot: Ballot) -> None:
+        reply = BallotReply(watch.peer, ballot.number)
+        try:
+            call = self.vote(
+                time_to_answer_s(ballot.time_left_s),
+                reply,
+                wants_next=ballot.wants_next,
+                group_rank=watch.request.group_rank,
+                step=ballot.step,
+                vote=ballot.vote,
+                quorum_id=ballot.quorum_id,
+            )
+        except LighthouseError as error:
+            return reply.refuse(error)
+        watch.votes = {vote for vote in (*watch.votes, call) if vote in self._waiting}
+        return None
+
+    def end_watch(self, number: int) -> None:
         """The stream or the process of it has ended. More than once does no harm."""
-        if self._watchers.ended(watch):
-            self._feed(WatchEnded(watch))
-
-    def leave_watch(self, watch: int, step: int | None) -> None:
-        """Its rank closes its Agent in good order; `step` as in Leaving."""
-        self._feed(RankLeaves(watch, step))
+        watch = self._watches.remove(number)
+        if watch is not None:
+            watch.peer.end()
+            self.places.ended(number)
+            self._evidence.ended(number)
+            self._feed(WatchEnded(number))
+            for vote in watch.votes:
+                self.end_call(vote)
 
     def report(self, group_rank: int, worker: str, reason: str, *, ends_group: bool) -> None:
         """A rank is about to end, with `ends_group` its whole group.
@@ -192,56 +264,51 @@ class GroupDriver:
 
     # -- the end
 
-    async def leave(self, reason: str, timeout_s: float) -> None:
-        """Do the steps that the others count on, and leave; at most for so long."""
+    def leave(self, reason: str) -> None:
+        """Do the steps that the others count on, and leave; then the daemon ends with status 0."""
         self._feed(DrainAsked(reason))
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._left.wait()
-        except TimeoutError:
-            log.warning("the ranks have not finished their step within %g s; leaving all the same", timeout_s)
 
     def close(self, reason: str) -> None:
         """Every waiting rank gets `reason` at once; so does whoever asks from now on."""
         self._closed = Unreachable(reason)
         self._timer.cancel()
-        self._watchers.close()
-        for waiter in self._waiting.values():
-            if not waiter.done():
-                waiter.set_exception(self._closed)
+        self.places.close()
+        self._evidence.close()
+        self.worlds.close()
+        self._waits.close()
+        for call in list(self._waiting):
+            self._settle(call, self._closed)
 
     def kill(self, reason: str) -> None:
         """The ranks' Agents end with status 1, and so does this daemon."""
-        self._watchers.push_all(KilledMessage(reason))
+        self._watches.tell_all(KilledMessage(reason))
         self._end(1)
 
     # -- waiting
 
-    def _begin(
-        self, event: Callable[[int], Event], time_left_s: float, why: Callable[[float], LighthouseError]
-    ) -> "Waiting[Any]":
+    def _begin(self, make: Callable[[int], Event], time_left_s: float, why: Why, reply: Reply[Any]) -> int:
         """Answered, or refused with `why`, in that time."""
         if self._closed is not None:
             raise self._closed
-        loop = asyncio.get_running_loop()
         call = next(self._numbers)
-        answer = self._waiting[call] = loop.create_future()
-        self._feed(event(call))
-        if not answer.done():  # a granted step is answered at once
-            expiry = loop.call_later(time_left_s, lambda: self._expire(call, why(time_left_s)))
-            answer.add_done_callback(lambda _: expiry.cancel())
-        return Waiting(call, answer)
+        waiting = self._waiting[call] = _Waiting(reply)
+        self._feed(make(call))
+        if call in self._waiting:  # a granted step is answered at once
+            waiting.limit = self._timers.call_later(time_left_s, self._expire, call, time_left_s, why)
+        return call
 
-    def _expire(self, call: int, error: LighthouseError) -> None:
-        if (answer := self._waiting.pop(call, None)) is not None and not answer.done():
-            answer.set_exception(error)
-            self._feed(CallExpired(call, error))
+    def _expire(self, call: int, time_left_s: float, why: Why) -> None:
+        error = why(time_left_s)
+        self._settle(call, error)
+        self._feed(CallExpired(call, error))
 
-    async def _wait(self, waiting: "Waiting[T]") -> T:
-        try:
-            return await waiting.answer
-        finally:
-            self.end_call(waiting.call)
+    def _take(self, call: int) -> Reply[Any] | None:
+        waiting = self._waiting.pop(call, None)
+        if waiting is None:
+            return None
+        if waiting.limit is not None:
+            waiting.limit.cancel()
+        return waiting.reply
 
     def _no_quorum(self, time_left_s: float) -> LighthouseError:
         size, waiting = self.machine.me.group_world_size, self.machine.ranks.waiting
@@ -254,12 +321,6 @@ class GroupDriver:
         return DeadlinePassed(f"the lighthouse gave no quorum within {time_left_s:.3g} s")
 
     # -- feed and perform
-
-    def _opened(self) -> None:
-        self._feed(SessionOpened())
-
-    def _received(self, message: ToManager) -> None:
-        self._feed(Received(message))
 
     def _feed(self, event: Event) -> None:
         if self._closed is None:
@@ -285,7 +346,7 @@ class GroupDriver:
                     self._link.send(message)
                 case Pushed(message, watches):
                     log.info("to the ranks: %s", message)
-                    self._watchers.push(message, watches)
+                    self._watches.tell(watches, message)
                 case RankGivenUp(rank, reason):
                     log.error("rank %d is given up: %s", rank, reason)
                     self._on_given_up(effect)
@@ -303,31 +364,28 @@ class GroupDriver:
                 case WorldChanged(world):
                     self.worlds.tell(world)
                 case EvidenceWanted(request):
-                    self.evidence.give(request)
+                    self._evidence.give(request)
                 case HasLeft(reason):
                     log.info("has left: %s", reason)
-                    self._left.set()
                     self._end(0)
         self.worlds.look(self.machine.incomplete)
         self._waits.look(is_waiting=bool(self.machine.ranks.waiting))
         self._timer.set(self.machine.deadline())
 
     def _settle(self, call: int, outcome: object) -> None:
-        waiter = self._waiting.pop(call, None)
-        if waiter is None or waiter.done():
+        reply = self._take(call)
+        if reply is None:
             return
         if isinstance(outcome, LighthouseError):
-            waiter.set_exception(outcome)
+            reply.refuse(outcome)
         else:
-            waiter.set_result(outcome)
+            reply.answer(outcome)
+
+
+def time_to_answer_s(left_s: float) -> float:
+    """How long there is to find an answer, or a reason, that still reaches the caller."""
+    return left_s - answer_margin_s(left_s) / 2
 
 
 def _no_decision(time_left_s: float) -> LighthouseError:
     return DeadlinePassed(f"the other ranks of the group have not voted within {time_left_s:.3g} s")
-
-
-def _handles_on_the_wire(handles: tuple[str, ...]) -> bytes:
-    """torchft's newer managers show their peers a handle per rank; ours relays them in the same field."""
-    if not any(handles):
-        return b""
-    return torchft_pb2.QuorumMember(reconfigure_handles=handles).SerializeToString()

@@ -1,7 +1,6 @@
-"""The loop's side of where the ranks are: their samples come by their watches, a verdict goes to the log, and what is
-to be told of it with the manager's beats."""
+"""Where the ranks are: their samples come by their watches, a verdict goes to the log, and the manager's beats tell of
+it."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -9,6 +8,7 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.progress import GroupView, Sample
 from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.rules.stall import Limits, StallVerdict
+from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.stall_watch import StallWatch
 from manager.group.rules.progress import GroupProgress, Process
 
@@ -19,7 +19,12 @@ class GroupProgressDriver:
     """`trains_alone`: whether the group is the only one of its quorum. `incarnation` is the group's present one."""
 
     def __init__(
-        self, me: Participant, limits: Limits, trains_alone: Callable[[], bool], incarnation: Callable[[], str]
+        self,
+        me: Participant,
+        limits: Limits,
+        timers: Timers,
+        trains_alone: Callable[[], bool],
+        incarnation: Callable[[], str],
     ) -> None:
         self._size = me.group_world_size
         self._progress = GroupProgress(me.replica_id, limits)
@@ -27,8 +32,8 @@ class GroupProgressDriver:
         self._incarnation = incarnation
         self._newest: dict[int, int] = {}  # watches, by their ranks
         self._of: dict[int, tuple[int, Process]] = {}
-        self._clock = asyncio.get_running_loop().time
-        self._watch = StallWatch(log, "", self._verdict, self._progress.left_s, limits.floor_s)
+        self._clock = timers.time
+        self._watch = StallWatch(timers, log, "", self._verdict, self._progress.left_s, limits.floor_s)
 
     def opened(self, watch: int, request: WatchRequest) -> None:
         self._of[watch] = request.group_rank, Process(request.worker, request.hostname, request.pid)

@@ -30,7 +30,7 @@ from manager.group.lighthouse_link import LighthouseLink
 from manager.group.rules.events import GroupGivenUp, RankGivenUp
 from manager.server.config import ManagerConfig
 from manager.server.metrics import render
-from manager.server.service import REFLECTED, ManagerService
+from manager.server.service import REFLECTED, ManagerService, handles_on_the_wire
 from manager.store.process import StoreProcess
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class ManagerDaemon:
         self._config = config
         self._policy = ControlPolicy(token, config.allow_remote_control)
         self._end = end
+        self._has_ended = asyncio.Event()
         self._more = more
         self._look = look
         self._on_given_up = on_given_up
@@ -79,7 +80,18 @@ class ManagerDaemon:
         limits = Limits(floor_s=config.stall_after_s)
         life, timeout_s = secrets.token_hex(6), config.rank_timeout_s
         evidence = EvidenceCollector(config.group_world_size, self._link.send, self._look)
-        driver = GroupDriver(me, life, self._link, evidence, self._end, timeout_s, limits, self._on_given_up)
+        driver = GroupDriver(
+            me,
+            life,
+            asyncio.get_running_loop(),
+            self._link,
+            evidence,
+            self._ended,
+            timeout_s,
+            limits,
+            self._on_given_up,
+            handles_on_the_wire,
+        )
         service = ManagerService(driver, self._policy, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED)
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
@@ -94,12 +106,12 @@ class ManagerDaemon:
         self._driver = driver
         if config.http is not None:
             await self._start_http(config.http)
-        self._tasks.append(asyncio.create_task(self._run(driver), name="sessions"))
+        self._tasks.append(asyncio.create_task(self._run(self._link, driver), name="sessions"))
         self._say_hello()
 
-    async def _run(self, driver: GroupDriver) -> None:
+    async def _run(self, link: LighthouseLink, driver: GroupDriver) -> None:
         try:
-            await driver.run()
+            await link.run(driver.opened, driver.received, driver.closed)
         except LighthouseError as e:
             log.error("no lighthouse: %s; mend --lighthouse (LIGHTHOUSE_ADDRESS)", e)
             self._end(MISCONFIGURED)
@@ -121,9 +133,20 @@ class ManagerDaemon:
             self._driver.ranks_started()
 
     async def leave(self, reason: str) -> None:
-        """In good order: what the others count on is done first."""
-        if self._driver is not None:
-            await self._driver.leave(reason, self._config.leave_timeout_s)
+        """In good order: what the others count on is done first, within leave_timeout_s."""
+        if self._driver is None:
+            return
+        self._driver.leave(reason)
+        timeout_s = self._config.leave_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._has_ended.wait()
+        except TimeoutError:
+            log.warning("the ranks have not finished their step within %g s; leaving all the same", timeout_s)
+
+    def _ended(self, status: int) -> None:
+        self._has_ended.set()
+        self._end(status)
 
     async def stop(self) -> None:
         """Tell every waiting rank why, then end every connection, the heartbeats and the store."""

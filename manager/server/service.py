@@ -1,33 +1,35 @@
 """The manager's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from lighthouse_protocol.constraints import check_count, check_quorum_id, check_short
-from lighthouse_protocol.limits import answer_margin_s, cut_reason
-from lighthouse_protocol.messages.evidence import SelfReport
+from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Quorum, Tag, Vote
-from lighthouse_protocol.messages.progress import Sample
-from lighthouse_protocol.messages.session import Ballot, Counted, Leaving
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_protocol.refusals import LighthouseError, Unrecoverable, WrongState
+from lighthouse_protocol.refusals import Unrecoverable, WrongState
 from lighthouse_protocol.wire import documented as wire
 from lighthouse_protocol.wire import status_wire, watch_wire
+from lighthouse_runtime.ports import Reply
 from lighthouse_runtime.process.children import ended_process, host_id
 from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.future_reply import FutureReply
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
+from lighthouse_runtime.server.stream_peer import Frames, StreamPeer
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
-from manager.group.driver import GroupDriver
+from manager.group.driver import GroupDriver, time_to_answer_s
 
 log = logging.getLogger(__name__)
 
 REFLECTED = ("manager.v1.ManagerService", "torchft.ManagerService")
 MAX_CHECKPOINT_ADDRESS_CHARS = 4096
+TO_RANKS = Frames(watch_wire.watch_response_to_wire)
+
+T = TypeVar("T")
 
 
 class ManagerService:
@@ -110,9 +112,18 @@ class ManagerService:
         """What `driver.ask` says. The documented status for ranks that do not go together is FAILED_PRECONDITION; only
         an Agent is told by a status of its own that it has to end."""
         try:
-            return await self._driver.ask(_answer_time_s(call), **fields)
+            return await self._answer(lambda reply: self._driver.ask(_answer_time_s(call), reply, **fields))
         except Unrecoverable as e:
             raise e if is_agent else WrongState(str(e)) from None
+
+    async def _answer(self, begin: Callable[[Reply[T]], int]) -> T:
+        """The outcome of a call that `begin` begins."""
+        reply = FutureReply[T]()
+        number = begin(reply)
+        try:
+            return await reply.value
+        finally:
+            self._driver.end_call(number)
 
     async def checkpoint_address(
         self, request: manager_pb2.CheckpointAddressRequest, _: Call
@@ -130,8 +141,8 @@ class ManagerService:
     async def should_commit(
         self, request: manager_pb2.ShouldCommitRequest, call: Call
     ) -> manager_pb2.ShouldCommitResponse:
-        vote = await self._driver.vote(
-            _answer_time_s(call),
+        vote = await self._vote(
+            call,
             wants_next=request.wants_next,
             group_rank=request.rank,
             step=request.step,
@@ -143,10 +154,11 @@ class ManagerService:
     async def torchft_should_commit(
         self, request: torchft_pb2.ShouldCommitRequest, call: Call
     ) -> torchft_pb2.ShouldCommitResponse:
-        vote = await self._driver.vote(
-            _answer_time_s(call), group_rank=request.group_rank, step=request.step, vote=request.should_commit
-        )
+        vote = await self._vote(call, group_rank=request.group_rank, step=request.step, vote=request.should_commit)
         return torchft_pb2.ShouldCommitResponse(should_commit=vote.commit)
+
+    async def _vote(self, call: Call, **fields: Any) -> Vote:
+        return await self._answer(lambda reply: self._driver.vote(_answer_time_s(call), reply, **fields))
 
     async def kill(self, request: manager_pb2.KillRequest, call: Call) -> manager_pb2.KillResponse:
         self._kill(request.msg, call)
@@ -171,53 +183,14 @@ class ManagerService:
         if asked is None:
             return
         is_here = call.is_local and asked.host == host_id()
-        number = self._driver.open_watch(asked, sender, is_here=is_here)
-        votes: set[int] = set()
-        with ended_process(asked.pid if is_here else 0, asked.started, lambda: self._driver.end_watch(number)):
+        driver = self._driver
+        number = driver.open_watch(asked, StreamPeer(sender, TO_RANKS), is_here=is_here)
+        with ended_process(asked.pid if is_here else 0, asked.started, lambda: driver.end_watch(number)):
             try:
                 async for request in requests:
-                    self._driver.evidence.heard(number, asked.group_rank)
-                    match watch_wire.word_from_wire(request):
-                        case Ballot() as ballot:
-                            self._cast(asked.group_rank, ballot, sender, votes)
-                        case Leaving(step):
-                            self._driver.leave_watch(number, step)
-                        case Sample() as sample:
-                            self._driver.places.take(number, sample)
-                        case SelfReport() as own:
-                            self._driver.evidence.answered(number, own)
-                        case None:
-                            pass
+                    driver.receive(number, watch_wire.word_from_wire(request))
             finally:
-                self._driver.end_watch(number)
-                for vote in tuple(votes):
-                    self._driver.end_call(vote)
-
-    def _cast(self, group_rank: int, ballot: Ballot, sender: Sender, votes: set[int]) -> None:
-        """The answer is sent when it is there; until then the call stands in `votes`."""
-        try:
-            vote = self._driver.cast(
-                _with_margin(ballot.time_left_s),
-                wants_next=ballot.wants_next,
-                group_rank=group_rank,
-                step=ballot.step,
-                vote=ballot.vote,
-                quorum_id=ballot.quorum_id,
-            )
-        except LighthouseError as e:
-            _answer(sender, ballot, e)
-            return
-        if vote.answer.done():
-            _answer(sender, ballot, _outcome(vote.answer))
-            return
-
-        def answer(decided: "asyncio.Future[Vote]") -> None:
-            votes.discard(vote.call)
-            if not decided.cancelled():
-                _answer(sender, ballot, _outcome(decided))
-
-        votes.add(vote.call)
-        vote.answer.add_done_callback(answer)
+                driver.end_watch(number)
 
     def _kill(self, msg: str, call: Call) -> None:
         self._policy.check(call)
@@ -226,24 +199,8 @@ class ManagerService:
         self._driver.kill(reason)
 
 
-def _outcome(decided: "asyncio.Future[Vote]") -> Vote | LighthouseError:
-    error = decided.exception()
-    if error is not None and not isinstance(error, LighthouseError):
-        raise error
-    return error or decided.result()
-
-
-def _answer(sender: Sender, ballot: Ballot, outcome: Vote | LighthouseError) -> None:
-    sender.send(watch_wire.watch_response_to_wire(Counted(ballot.number, outcome)))
-
-
 def _answer_time_s(call: Call) -> float:
-    """How long there is to find an answer, or a reason, that still reaches the caller."""
-    return _with_margin(call.require_deadline())
-
-
-def _with_margin(left_s: float) -> float:
-    return left_s - answer_margin_s(left_s) / 2
+    return time_to_answer_s(call.require_deadline())
 
 
 def _checked(text: str, field: str) -> str:
@@ -262,6 +219,13 @@ def _catch_up(request: manager_pb2.ManagerQuorumRequest) -> CatchUp:
         quorum_id = check_quorum_id(request.held_quorum_id, "held_quorum_id") if has_tag else None
         held = Tag(check_count(request.held_step, "held_step"), quorum_id)
     return CatchUp(request.catch_up, held, request.has_source)
+
+
+def handles_on_the_wire(handles: tuple[str, ...]) -> bytes:
+    """torchft's newer managers show their peers a handle per rank; ours relays them in the same field."""
+    if not any(handles):
+        return b""
+    return torchft_pb2.QuorumMember(reconfigure_handles=handles).SerializeToString()
 
 
 def _handles(quorum: Quorum | None, group_rank: int) -> list[str]:

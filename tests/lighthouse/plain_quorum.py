@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from lighthouse.quorum.rules.events import Effect, Event, HeartbeatReceived, Joined, JoinRefused, QuorumFormed
 from lighthouse.quorum.rules.events import Withdrawn as WithdrawnEvent
 from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.numbering import LEFT_TO_ANOTHER
 from lighthouse_protocol.messages.membership import Participant
 
 NEVER = float("inf")
@@ -118,7 +119,7 @@ class PlainQuorum:
         )
         if is_new:
             first = self.config.first_quorum_id if not self.quorum_id else self.quorum_id + 1
-            self.quorum_id = max(first, self.seen_id + 1)
+            self.quorum_id = first if self.seen_id < first else self.seen_id + LEFT_TO_ANOTHER
             self.composition = composition
         return [(self.quorum_id, tuple(w.call for w in chosen), tuple(w.participant.wire_id for w in chosen), is_new)]
 

@@ -1,6 +1,7 @@
 """python -m tests.simulation --seeds 0:1000 [--jobs 2] [--seconds 75]; --seed N --trace replays one as text."""
 
 import argparse
+import logging
 import sys
 import time
 import traceback
@@ -22,10 +23,12 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print what happens, with --seed")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=75.0, help="simulated time per seed, about")
+    parser.add_argument("--first", action="store_true", help="stop at the first seed that fails")
     parser.add_argument("--scenario", choices=SCENARIOS, help="this one; else drawn from the seed")
     parser.add_argument("--groups", type=int, help="so many; else drawn from the seed")
     parser.add_argument("--min-step", type=float, default=0.0, help="the shortest step that is drawn, in seconds")
     options = parser.parse_args()
+    logging.disable()  # a trace says more
     run = partial(
         run_seed,
         seconds=options.seconds,
@@ -38,7 +41,8 @@ def main() -> int:
         print(result.violation or "clean", dict(result.counts))
         return 1 if result.violation else 0
     first, last = (int(text) for text in options.seeds.split(":"))
-    return report(_results(partial(guarded, run), range(first, last), options.jobs), options.seconds)
+    results = _results(partial(guarded, run), range(first, last), options.jobs)
+    return report(_up_to_first(results) if options.first else results, options.seconds)
 
 
 def guarded(run: "partial[Result]", seed: int) -> Result:
@@ -56,8 +60,15 @@ def _results(run: "partial[Result]", seeds: range, jobs: int) -> Iterator[Result
     if jobs == 1:
         yield from map(run, seeds)
         return
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor(jobs, initializer=logging.disable) as pool:
         yield from pool.map(run, seeds, chunksize=4)
+
+
+def _up_to_first(results: Iterator[Result]) -> Iterator[Result]:
+    for result in results:
+        yield result
+        if result.violation:
+            return
 
 
 def report(results: Iterator[Result], seconds: float) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse_protocol.messages.membership import Assignment, Quorum, Tag
+from tests.simulation.network import LIGHTHOUSE_HOST
 from tests.simulation.world import Violation, World
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Checkers:
         self._lists: dict[int, tuple[Identity, ...]] = {}
         self._names: dict[int, tuple[str, ...]] = {}
         self._told: dict[int, int] = {}
+        self._authors: dict[int, str] = {}
         self._members: list[frozenset[tuple[str, str]]] = []
         self._granted: dict[int, tuple[int, int]] = {}
         self._states: dict[tuple[int, int, int], int | None] = {}
@@ -46,15 +48,17 @@ class Checkers:
             raise Violation(f"S1 quorum {quorum.quorum_id} stands, and is formed once more")
         self._name(quorum)
 
-    def told(self, quorum: Quorum, record: QuorumRecord | None) -> None:
-        """Somebody is about to be told; `record` is what the journal says then."""
+    def told(self, quorum: Quorum, record: QuorumRecord | None, author: str) -> None:
+        """Somebody is about to be told; `record` is what the journal of that lighthouse says then."""
         written = record.quorum if record else None
         self._name(quorum)
         if written is None or identities(written) != identities(quorum) or written.quorum_id != quorum.quorum_id:
             raise Violation(
                 f"S1 quorum {quorum.quorum_id} is told, and the journal has {written and written.quorum_id}"
             )
-        self.newest_id = quorum.quorum_id
+        if author == LIGHTHOUSE_HOST:
+            self.newest_id = quorum.quorum_id
+        self._authors[quorum.quorum_id] = author
         if quorum.quorum_id not in self._told:
             self._world.counts["quorums"] += 1
             self._told[quorum.quorum_id] = len(self._members)
@@ -70,15 +74,20 @@ class Checkers:
     # -- managers
 
     def handed(self, manager: "Manager", quorum: Quorum) -> None:
-        if quorum.quorum_id < manager.seen_id:
+        if quorum.quorum_id < manager.seen_id and not self._cannot_know(manager, quorum):
             raise Violation(f"S2 {manager.name} has seen quorum {manager.seen_id} and is handed {quorum.quorum_id}")
         manager.seen_id = quorum.quorum_id
         self._name(quorum)
 
+    def _cannot_know(self, manager: "Manager", quorum: Quorum) -> bool:
+        """torchft's managers do not say what they have seen: one that was with a second lighthouse may go back."""
+        authors = {self._authors[manager.seen_id], self._authors[quorum.quorum_id]}
+        return manager.is_torchft and len(authors) > 1
+
     def answered(self, manager: "Manager", assignment: Assignment, *, is_grant: bool) -> None:
         """A rank is let into a step."""
         quorum_id, step = assignment.quorum_id, assignment.max_step
-        if quorum_id < manager.told_id:
+        if quorum_id < manager.told_id and not manager.is_torchft:
             raise Violation(f"S2 {manager.name} has answered quorum {manager.told_id} and answers {quorum_id}")
         is_first = manager.told_id != quorum_id or manager.granted < step
         manager.told_id = quorum_id
@@ -88,12 +97,15 @@ class Checkers:
             self._check_alone(manager, quorum_id, step)
 
     def _check_alone(self, manager: "Manager", quorum_id: int, step: int) -> None:
-        """Two quorums without a common member that train at once would leave two states."""
+        """Two quorums without a common member that train at once would leave two states. Two lighthouses may have
+        them; the tags tell the states apart."""
         place = self._told[quorum_id]
         for later in range(place + 1, len(self._members)):
             if self._members[place] & self._members[later]:
                 return  # that member takes no part any more, so no step of this one can complete
             other = next(q for q, index in self._told.items() if index == later)
+            if self._authors[other] != self._authors[quorum_id]:
+                return
             raise Violation(f"S3 {manager.name} grants step {step} of quorum {quorum_id} beside quorum {other}")
 
     # -- ranks

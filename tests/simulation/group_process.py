@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from agent_client.agent.rules.step import Phase
 from lighthouse_protocol.messages.membership import Tag
+from lighthouse_protocol.refusals import DuplicateReplica, Unrecoverable
 from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.rank import Rank, Snapshot
 from tests.simulation.torchft_manager import TorchftManager
@@ -50,6 +51,8 @@ class Group:
         self._lives = 0
         self._restart_at: float | None = None
         self.must_agree = False
+        self.finds: Lighthouse | None = None  # another one than it should
+        self.doubles_sessions_until = 0.0
         self.is_apart = False  # its ranks began with states that do not go together, or are healing
         self.cancels: list[Phase] = []
         self._saved: list[dict[int, Snapshot]] = [{} for _ in range(self.size)]  # by step
@@ -68,16 +71,21 @@ class Group:
     def wire_id(self) -> str:
         return self.manager.wire_id if isinstance(self.manager, TorchftManager) else self.replica_id
 
+    @property
+    def processes(self) -> "list[Process]":
+        return [self.manager, *self.ranks]
+
     def connect_to_lighthouse(
         self, manager: Process, connected: "Callable[[End], None]", failed: Callable[[], None]
     ) -> None:
-        lighthouse = self.lighthouse
+        lighthouse = self.finds or self.lighthouse
         self.network.connect(
             manager,
             lighthouse.process,
             lambda end: lighthouse.process.accept(end) if lighthouse.process else None,
             connected,
             failed,
+            shadowed_s=max(0.0, self.doubles_sessions_until - self.world.now),
         )
 
     @property
@@ -91,6 +99,7 @@ class Group:
         self._restart_at = None
         if self.has_gone:
             return
+        self.network.boot(self.host)
         if self._manager is None or not self._manager.is_up:
             self._end_ranks()
             self._lives += 1
@@ -137,8 +146,10 @@ class Group:
             self.manager.kill()
         self._end_ranks()
 
-    def vanish(self) -> None:
+    def vanish(self, back_after_s: float | None = None) -> None:
         """The host loses its power."""
+        if back_after_s is not None:
+            self._restart_in(back_after_s)
         for process in (self.manager, *self.ranks):
             self.network.vanish(process)
         for rank in self.ranks:
@@ -158,9 +169,11 @@ class Group:
 
     def _restart_later(self) -> None:
         if self._restart_at is None and not self.has_gone and not self.is_leaving:
-            delay_s = self.plan.restart_s * self.world.random.uniform(0.5, 1.5) + KILLS_TAKE_S
-            self._restart_at = self.world.now + delay_s
-            self.world.after(delay_s, self.start)
+            self._restart_in(self.plan.restart_s * self.world.random.uniform(0.5, 1.5) + KILLS_TAKE_S)
+
+    def _restart_in(self, delay_s: float) -> None:
+        self._restart_at = self.world.now + delay_s
+        self.world.after(delay_s, self.start)
 
     # -- leaving
 
@@ -205,7 +218,13 @@ class Group:
         tag = held.pop() if is_whole else None
         return tag if tag is not None and tag.step and tag.quorum_id is not None else None
 
-    def why_unrecoverable(self) -> str:
+    def why_refused(self, error: Exception) -> str:
+        """The fault because of which its ranks may end by that refusal; empty: there is none."""
+        if isinstance(error, DuplicateReplica):
+            return "another group has its id" if self._system.has_twin(self) else ""
+        return self._why_unrecoverable() if isinstance(error, Unrecoverable) else ""
+
+    def _why_unrecoverable(self) -> str:
         """The fault because of which its ranks hold no state that goes together; empty: there is a group to heal from.
         That is one of its quorum with a whole state; or, where it is alone in that, any with what was not applied."""
         assert isinstance(self.manager, ManagerProcess)
@@ -250,6 +269,10 @@ class System:
         raise NotImplementedError
 
     def find_rank(self, address: str, group_rank: int) -> Rank | None:
+        raise NotImplementedError
+
+    def has_twin(self, group: Group) -> bool:
+        """Whether another group was started with its id."""
         raise NotImplementedError
 
     def whole_states(self) -> list[Tag]:

@@ -1,31 +1,57 @@
 """Where the lighthouse runs: its journal, its settings, and what outlives a process of it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse.quorum.rules.record import QuorumRecord, dump, parse
+from lighthouse_protocol.messages.membership import Quorum
 from tests.simulation.checkers import Checkers
+from tests.simulation.lighthouse_checks import Ledger
 from tests.simulation.lighthouse_process import LighthouseProcess
-from tests.simulation.network import Network
+from tests.simulation.network import LIGHTHOUSE_HOST, Network
 from tests.simulation.world import World
 
-FIRST_WALL_MS = 1_700_000_000_000
+FIRST_WALL_S = 1_700_000_000.0
+KEPT = 10
+DISK_RETRY_S = 0.5
+# An id that is a day above the clock is refused as one that was never given out.
+MAX_WALL_OFFSET_S = 43_200.0
 
 
-@dataclass(slots=True)
 class Journal:
-    record: QuorumRecord | None = None
+    """Records as they were written, one after the other; the disk below it may be slow or full."""
+
+    def __init__(self) -> None:
+        self.records: list[QuorumRecord] = []
+        self.write_s = 0.0
+        self.is_full = self.tears_next = False
+
+    @property
+    def record(self) -> QuorumRecord | None:
+        return self.records[-1] if self.records else None
+
+    def write(self, record: QuorumRecord) -> None:
+        self.records.append(parse(dump(record)))
+        del self.records[:-KEPT]
+
+    def lose(self, writes: int | None) -> None:
+        del self.records[slice(None) if writes is None else slice(-writes, None)]
 
 
 class Lighthouse:
     """The place: what outlives a process of it."""
 
-    def __init__(self, world: World, network: Network, config: QuorumConfig, checkers: Checkers) -> None:
+    def __init__(
+        self, world: World, network: Network, config: QuorumConfig, checkers: Checkers, host: str = LIGHTHOUSE_HOST
+    ) -> None:
+        self.host = host
+        self.wall_offset_s = self._most_offset_s = 0.0
         self.world = world
         self.network = network
         self.config = config
         self.checkers = checkers
         self.journal = Journal()
+        self.ledger = Ledger()
         self.process: LighthouseProcess | None = None
         self.starts = 0
 
@@ -33,12 +59,28 @@ class Lighthouse:
     def is_up(self) -> bool:
         return self.process is not None and self.process.is_up
 
-    def wall_ms(self) -> int:
-        return FIRST_WALL_MS + int(self.world.now * 1000)
+    @property
+    def lease_s(self) -> float:
+        """As the present life counts it."""
+        record = self.journal.record
+        return self.config.lease_s if record is None else max(record.lease_s, self.config.lease_s)
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        return FIRST_WALL_S + self.world.now + self.wall_offset_s
+
+    def told(self, quorum: Quorum) -> None:
+        """Somebody is about to be."""
+        self.checkers.told(quorum, self.journal.record, self.host)
 
     def start(self) -> None:
+        """It writes at its start; while the disk is full it cannot."""
         if self.is_up:
             return
+        if self.journal.is_full:
+            self.world.after(DISK_RETRY_S, self.start)
+            return
+        self.network.boot(self.host)
         self.starts += 1
         self.process = LighthouseProcess(self)
 
@@ -47,9 +89,22 @@ class Lighthouse:
             self.process.kill()
         self.world.after(back_after_s, self.start)
 
-    def lose_journal(self) -> None:
-        """To be called while it is down."""
-        self.journal.record = None
+    def vanish(self, back_after_s: float) -> None:
+        """Its host loses its power: nobody is told."""
+        if self.process is not None and self.process.is_up:
+            self.network.vanish(self.process)
+        self.kill(back_after_s)
+
+    def lose_journal(self, writes: int | None = None) -> None:
+        """To be called while it is down. `writes`: the newest ones only. Ids are safe by the journal or by the wall
+        clock: who sets that back and loses the journal, too, has neither."""
+        self.wall_offset_s = self._most_offset_s
+        self.journal.lose(writes)
+        self.ledger.lost_journal()
+
+    def set_wall_clock(self, by_s: float) -> None:
+        self.wall_offset_s = max(-MAX_WALL_OFFSET_S, min(MAX_WALL_OFFSET_S, self.wall_offset_s + by_s))
+        self._most_offset_s = max(self._most_offset_s, self.wall_offset_s)
 
     def change_lease(self, lease_s: float) -> None:
         """From the next start on."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.simulation.world import Process, World
 
+LIGHTHOUSE_HOST = "lighthouse"
 LOCAL_DELAY_S = 0.0003
 CONNECT_TIMEOUT_S = 5.0
 LATE_SHARE, LATE_FACTOR = 0.02, 20
@@ -31,12 +32,16 @@ class End:
         self.is_open = True
         self.silent_since: float | None = None
         self._arrives_at = 0.0
+        self.shadow: End | None = None
+        self._held_until = 0.0
         self._stalled: deque[Any] = deque()
         self._losses = 0
 
     def send(self, message: Any) -> None:
         if self.is_open:
             self._transmit(message)
+            if self.shadow is not None:
+                self.shadow.send(message)
 
     def close(self) -> None:
         """In good order: what was sent arrives, then the end."""
@@ -46,6 +51,10 @@ class End:
 
     def finish(self) -> None:
         self._transmit(_END)
+
+    def hold(self, until: float) -> None:
+        """Nothing that was sent, or will be, arrives before that."""
+        self._held_until = until
 
     def cease(self) -> None:
         """Nothing more arrives, not even the end."""
@@ -75,14 +84,27 @@ class End:
         network, to = self._network, self.peer.process
         if self._stalled:
             self._stalled.append(item)
-            return
+            return None
         world = network.world
-        self._arrives_at = max(self._arrives_at, world.now + network.delay_s())
-        world.at(self._arrives_at, to, self._arrive, item, self._losses)
+        leaves_at = max(world.now, self.process.held_until)  # it may have been held up since this moment began
+        if to in network.rebooted:
+            return world.at(leaves_at + 2 * network.delay_s(), self.process, self._was_reset)
+        self._arrives_at = max(self._arrives_at, leaves_at + network.delay_s())
+        return world.at(self._arrives_at, to, self._arrive, item, self._losses)
+
+    def _was_reset(self) -> None:
+        """Its peer's host has been started again, and knows nothing of this connection."""
+        if self.is_open:
+            self.is_open = False
+            self._network.forget(self)
+            self.on_end()
 
     def _arrive(self, item: Any, losses: int) -> None:
         peer = self.peer
         if losses != self._losses or not peer.is_open:
+            return
+        if self._network.world.now < self._held_until:
+            self._network.world.at(self._held_until, peer.process, self._arrive, item, losses)
             return
         if self._stalled or self._network.is_cut(self.process.host, peer.process.host):
             self._stalled.append(item)
@@ -104,6 +126,8 @@ class Network:
         self._cuts: dict[tuple[str, str], int] = {}
         self._ends: dict[End, None] = {}
         self._ends_of: dict[Process, dict[End, None]] = {}
+        self._vanished: dict[str, list[Process]] = {}
+        self.rebooted: set[Process] = set()
 
     def delay_s(self) -> float:
         draw = self.world.random.random()
@@ -136,8 +160,11 @@ class Network:
         accept: Callable[[End], None],
         connected: Callable[[End], None],
         failed: Callable[[], None],
+        *,
+        shadowed_s: float = 0.0,
     ) -> None:
-        """`accept` gives the server's end its callbacks; `connected` the client's."""
+        """`accept` gives the server's end its callbacks; `connected` the client's. `shadowed_s`: for so long a second
+        connection carries all that the client sends, and what it is told there is lost."""
         there = client.world.now + self.delay_s()
         if server is None or not server.is_up:
             return client.world.at(there + self.delay_s(), client, failed)
@@ -155,6 +182,10 @@ class Network:
                 return
             mine, theirs = self._pair(client, server)
             accept(theirs)
+            if shadowed_s:
+                mine.shadow, second = self._pair(client, server)
+                accept(second)
+                self.world.after(shadowed_s, mine.shadow.close)
             client.world.at(client.world.now + self.delay_s(), client, hand, mine)
 
         def hand(mine: End) -> None:
@@ -172,6 +203,14 @@ class Network:
         end.lose()
         end.peer.lose()
 
+    def linger(self, end: End, for_s: float) -> None:
+        """It has ended at this side; at the other one, what was sent and the end arrive after that time."""
+        if end.is_open:
+            end.hold(self.world.now + for_s)
+            end.close()
+            self.forget(end)
+            end.process.after(self.delay_s(), end.on_end)
+
     def end_all(self, process: Process) -> None:
         """`process` was killed: its host closes its connections."""
         for end in list(self._ends_of.pop(process, ())):
@@ -184,6 +223,11 @@ class Network:
         for end in list(self._ends_of.pop(process, ())):
             end.is_open = False
             end.cease()
+        self._vanished.setdefault(process.host, []).append(process)
+
+    def boot(self, host: str) -> None:
+        """It is there again, and answers what belongs to its earlier life with a reset."""
+        self.rebooted.update(self._vanished.pop(host, ()))
 
     def remember(self, end: End) -> None:
         """Something waits there for the end of a cut."""

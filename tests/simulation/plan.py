@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.selection import size_for
+from tests.simulation.faults import draw_mix
 
 # The rest of a run is for settling.
 FAULTS_SHARE = 0.8
@@ -92,7 +92,7 @@ def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_st
         group_world_size=1 if torchft else r.choice((1, 1, 2, 3)),
         faults_s=FAULTS_SHARE * seconds,
         fault_every_s=r.choice((1.0, 2.0, 4.0, 8.0)),
-        mix=tuple(r.sample(FAULTS, r.randint(2, 6))),
+        mix=draw_mix(r, 6),
         delay_s=r.choice((0.0005, 0.002, 0.01, 0.03)),
         step_s=step_s,
         heal_s=r.choice((0.05, 0.3, 1.5)),
@@ -114,9 +114,9 @@ def _draw_config(r: random.Random, groups: int) -> QuorumConfig:
     heartbeat_timeout_s = r.choice((1.5, 2.0, 5.0))
     active = max(1, groups - 1) if r.random() < 0.12 else None
     sizes = frozenset(r.choice(((1, 2), (2, 4), (1, 3), (2, 3)))) if r.random() < 0.12 else frozenset[int]()
-    most = size_for(groups, sizes, active)
+    most = max((size for size in sizes or range(groups + 1) if size <= (active or groups)), default=0)
     if not most:
-        active, most = None, size_for(groups, sizes, None)
+        active, most = None, max(size for size in sizes if size <= groups)
     return QuorumConfig(
         min_replicas=min(most, r.choice((1, 1, 1, 2, max(1, groups - 1)))),
         join_timeout_s=r.choice((1.5, 4.0, 15.0)),
@@ -126,38 +126,6 @@ def _draw_config(r: random.Random, groups: int) -> QuorumConfig:
         active=active,
         allowed_sizes=sizes,
     )
-
-
-FAULTS = (
-    "kill_group",
-    "kill_rank",
-    "kill_manager",
-    "vanish_group",
-    "kill_lighthouse",
-    "crash_telling",
-    "pause_group",
-    "pause_rank",
-    "pause_lighthouse",
-    "cut_lighthouse",
-    "cut_one_way",
-    "cut_peers",
-    "break_session",
-    "pause_manager",
-    "break_watch",
-    "slow_group",
-    "shrink_only",
-    "fail_step",
-    "cancel_call",
-    "cancel_vote",
-    "drain",
-    "end_script",
-    "twin",
-    "lose_journal",
-    "change_lease",
-    "stranger",
-    "stranger_drains",
-    "slow_lighthouse",
-)
 
 
 def _one_at_a_time(plan: Plan, mix: tuple[str, ...], **changes: Any) -> Plan:
@@ -209,7 +177,6 @@ def _churn(plan: Plan, r: random.Random) -> Plan:
 
 
 FAULTS_IN_TURN = 6
-RESTARTS = ("kill_lighthouse", "crash_telling", "lose_journal", "change_lease")
 MAX_STEP_S, MAX_DELAY_S, MAX_HEAL_S = 1.0, 0.01, 0.3
 LOSSES = ("kill_group", "kill_rank", "kill_manager", "vanish_group", "pause_group", "break_session")
 SCENARIOS = {"storm": _storm, "graceful": _graceful, "losses": _losses, "restarts": _restarts, "churn": _churn}

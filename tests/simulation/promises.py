@@ -3,11 +3,11 @@
 One promise a scenario (plan.py). What can be broken in a moment is in checkers.py.
 """
 
-import pickle
 from typing import TYPE_CHECKING
 
 from tests.simulation.collectives import LATE_S
 from tests.simulation.faults import Fault
+from tests.simulation.observed import memory_of
 from tests.simulation.world import Violation
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Churn(Promise):
         super().at_end()
         process = self.simulation.lighthouse.process
         assert process is not None
-        memory = pickle.dumps(process.machine)
+        memory = memory_of(process.machine)
         long_ago = self.world.now - FORGETS_AFTER_S
         gone = [group for group in self.simulation.strangers if (group.ended_at or self.world.now) < long_ago]
         kept = [group.name for group in gone if group.replica_id.encode() in memory]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agent_client.agent.rules.patience import Patience
 from agent_client.agent.rules.step import Phase, StepMachine
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
-from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Superseded, Unrecoverable
+from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Superseded
 from tests.simulation.collectives import Arrival
 from tests.simulation.follower import Follower, Step
 from tests.simulation.manager_side import ManagerSide
@@ -158,7 +158,7 @@ class Rank(ManagerSide):
         reason = self._patience.refused(_as_refusal(error), self.world.now)
         if reason:
             self.site.must_agree = True
-            explained_by = self.site.why_unrecoverable() if isinstance(error, Unrecoverable) else ""
+            explained_by = self.site.why_refused(error)
             return self.exit(f"refused: {reason}", explained_by=explained_by)
         self.world.counts["steps without a quorum"] += 1
         self.say(f"has no quorum for step {self.machine.step}: {error}")

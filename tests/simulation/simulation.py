@@ -4,16 +4,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lighthouse.quorum.rules.selection import size_for
 from lighthouse_protocol.messages.membership import Tag
 from tests.simulation.checkers import Checkers
 from tests.simulation.collectives import Collectives
-from tests.simulation.faults import Fault, draw_faults, schedule
-from tests.simulation.group_faults import GROUP_FAULTS
+from tests.simulation.faults import KINDS, Fault, draw_faults, schedule
 from tests.simulation.group_process import Group, System
+from tests.simulation.lighthouse_checks import largest_allowed
 from tests.simulation.lighthouse_site import Lighthouse
 from tests.simulation.network import Network
-from tests.simulation.place_faults import PLACE_FAULTS
 from tests.simulation.plan import NAMES, Plan, draw_plan
 from tests.simulation.promises import PROMISES
 from tests.simulation.rank import Rank
@@ -50,7 +48,8 @@ class Simulation(System):
         self.groups = [self.add_group(NAMES[i], is_torchft=i < plan.torchft) for i in range(plan.groups)]
         self.twins: list[Group] = []
         self.strangers: list[Group] = []
-        self.effects: dict[str, Callable[[Simulation, Fault], bool]] = {**GROUP_FAULTS, **PLACE_FAULTS}
+        self.impostors: list[Lighthouse] = []
+        self.kinds = dict(KINDS)
         self.faults = draw_faults(self)
         self.unfired: list[Fault] = []
         self.pending = 0
@@ -75,6 +74,37 @@ class Simulation(System):
         group.start()
         return group
 
+    def start_impostor(self, for_s: float) -> None:
+        """A second lighthouse, for a while; about half of the groups find that one."""
+        world = self.world
+        impostor = Lighthouse(world, self.network, self.plan.config, self.checkers, f"impostor{len(self.impostors)}-")
+        self.impostors.append(impostor)
+        impostor.start()
+        self.begin()
+        deceived = [group for group in self.groups if world.random.random() < 0.5] or self.groups[:1]
+        for group in deceived:
+            group.finds = impostor
+            self._break_link(group)
+
+        def end() -> None:
+            assert impostor.process is not None
+            impostor.process.kill()
+            for group in deceived:
+                group.finds = None if group.finds is impostor else group.finds
+            self.end()
+
+        world.after(for_s, end)
+
+    def _break_link(self, group: Group) -> None:
+        if group.is_up and group.manager.link is not None:
+            self.network.break_(group.manager.link)
+
+    def group_of(self, target: object) -> Group | None:
+        """To whom a fault happens."""
+        if isinstance(target, Group):
+            return target
+        return target.site if isinstance(target, Rank) else None
+
     def begin(self) -> None:
         self.pending += 1
         self._ongoing += 1
@@ -95,6 +125,9 @@ class Simulation(System):
 
     def find_group(self, address: str) -> Group | None:
         return self._by_address.get(address)
+
+    def has_twin(self, group: Group) -> bool:
+        return any(twin.replica_id == group.replica_id for twin in self.twins)
 
     def whole_states(self) -> list[Tag]:
         states = [group.whole_state for group in self._by_address.values()]
@@ -171,7 +204,7 @@ class Simulation(System):
         newest = self.checkers.newest_id
         is_in: Callable[[Rank], bool] = lambda rank: rank.quorum_id == newest and not rank.catches_up  # noqa: E731
         inside = [g for g in living if g.ranks and all(map(is_in, g.ranks))]
-        expected = size_for(len(living), config.allowed_sizes, config.active)
+        expected = largest_allowed(range(len(living) + 1), config)
         return [rank for group in inside for rank in group.ranks] if len(inside) == expected else []
 
     def describe(self) -> str:

@@ -12,7 +12,8 @@ from multiprocessing import get_context
 
 import pytest
 
-from tests.simulation.plan import FAULTS, SCENARIOS, draw_plan
+from tests.simulation.faults import KINDS
+from tests.simulation.plan import SCENARIOS, draw_plan
 from tests.simulation.simulation import Result, Simulation, run_plan, run_seed
 from tests.simulation.world import Violation
 
@@ -40,7 +41,7 @@ def test_drawn_runs_are_clean(results: list[Result]):
 
 def test_drawn_runs_have_every_fault_and_many_quorums(results: list[Result]):
     counts = sum((result.counts for result in results), Counter[str]())
-    assert [fault for fault in FAULTS if not counts[f"fault: {fault}"]] == []
+    assert [name for name in KINDS if not counts[f"fault: {name}"]] == []
     assert counts["quorums"] > 5 * len(results)
     assert counts["commits"] > 100 * len(results)
 
@@ -67,7 +68,7 @@ def test_a_seed_is_the_same_run_again_in_another_process(scenario: str):
 
 def test_a_fault_that_cannot_fire_fails_the_run():
     simulation = Simulation(replace(draw_plan(1), faults_s=10.0, mix=("fail_step",)))
-    simulation.effects["fail_step"] = lambda simulation, fault: False
+    simulation.kinds["fail_step"] = replace(KINDS["fail_step"], fire=lambda simulation, fault: False)
     with pytest.raises(Violation, match="faults that did not fire"):
         simulation.run()
 

@@ -45,6 +45,8 @@ class UnaryAnswer:
 
 
 class TorchftManager(Process):
+    is_torchft = True
+
     def __init__(self, site: "Group", life: str) -> None:
         super().__init__(site.world, f"{site.name}.torchft", site.host)
         self.site = site

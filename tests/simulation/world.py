@@ -100,6 +100,10 @@ class Process:
         """The world's time of a reading of this process's clock."""
         return (clock - self._offset) / self.rate
 
+    def drift(self, rate: float) -> None:
+        """Its clock runs at that rate from now on; no reading of it jumps."""
+        self._offset, self.rate = self.clock() - self.world.now * rate, rate
+
     def after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
         """`delay_s` of the world's time from now."""
         self.world.at(self.world.now + delay_s, self, act, *args)
@@ -172,16 +176,26 @@ class Timers:
         self._idle = self._idle + 1 if moment <= now + 2 * TIMER_SLACK_S else 0
         if self._idle > MAX_IDLE_TICKS:
             raise Violation(f"deadline: {process.name} wants to be called again and again at {now:.6f}")
-        call = Call(callback, args)
+        call = Call(self, when, callback, args)
         process.world.at(moment, process, call.fire)
         return call
+
+    def is_due(self, when: float) -> bool:
+        return self._process.moment(when) <= self._process.world.now
+
+    def again(self, call: "Call", when: float) -> None:
+        """Its clock runs more slowly than it did when the call was set."""
+        process = self._process
+        process.world.at(process.moment(when) + TIMER_SLACK_S, process, call.fire)
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> "Call":
         return self.call_at(self.time() + delay, callback, *args)
 
 
 class Call:
-    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(self, timers: Timers, when: float, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._timers = timers
+        self._when = when
         self._callback: Callable[..., Any] | None = callback
         self._args = args
 
@@ -189,5 +203,9 @@ class Call:
         self._callback = None
 
     def fire(self) -> None:
-        if self._callback is not None:
+        if self._callback is None:
+            return
+        if self._timers.is_due(self._when):
             self._callback(*self._args)
+        else:
+            self._timers.again(self, self._when)

@@ -3,7 +3,8 @@
 A quorum that does not stand keeps its id while the same members (id, incarnation, addresses) form it and none reports a
 failed commit; one that stands, or follows one that stood, always gets a new one. A new id is above every id that was
 formed, above every one that a member was told, and at or above `first_id`: so that it names one list for ever, also
-where what is remembered is older than what was told.
+where what is remembered is older than what was told. Where a member was told one that would be given out here only
+later, another lighthouse may be giving out the next ones at this moment: they are left to it.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from lighthouse_protocol.refusals import InvalidRequest
 
 # Clocks of two hosts on which a lighthouse has run may differ, and ids may be used faster than milliseconds pass.
 AHEAD_MS = 24 * 3600 * 1000
+# Of another lighthouse that serves this job by mistake. It ends by that, or is told of these.
+LEFT_TO_ANOTHER = 1000
 
 
 class Numbering:
@@ -55,7 +58,8 @@ class Numbering:
         is_same = composition == self._composition and not has_failed and not always
         if is_same and seen_id <= self.quorum_id:
             return False
-        self.quorum_id = max(self._first_id, self.quorum_id + 1, seen_id + 1)
+        next_id = max(self._first_id, self.quorum_id + 1)
+        self.quorum_id = next_id if seen_id < next_id else seen_id + LEFT_TO_ANOTHER
         self._own_first_id = self._own_first_id or self.quorum_id
         self._composition = composition
         return True

@@ -3,6 +3,7 @@
 import pytest
 
 from lighthouse.quorum.rules.events import Withdrawn
+from lighthouse.quorum.rules.numbering import LEFT_TO_ANOTHER
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LimitReached, Superseded, WrongState
 from tests.lighthouse.builders import (
@@ -630,11 +631,12 @@ class TestQuorumId:
     @pytest.mark.parametrize("field", ["seen_quorum_id", "tag_quorum_id"])
     def test_is_above_what_any_member_was_ever_told(self, field: str):
         m = machine(first_quorum_id=5)
-        assert m.handle(join(1, "a", **{field: 40}), now=0)[0].quorum.quorum_id == 41
-        assert m.handle(join(2, "a", seen_quorum_id=41), now=1) == [
-            formed(41, (2,), group("a", seen_quorum_id=41), is_new=False)
+        first = 40 + LEFT_TO_ANOTHER
+        assert m.handle(join(1, "a", **{field: 40}), now=0)[0].quorum.quorum_id == first
+        assert m.handle(join(2, "a", seen_quorum_id=first), now=1) == [
+            formed(first, (2,), group("a", seen_quorum_id=first), is_new=False)
         ]
-        assert m.handle(join(3, "a", **{field: 50}), now=2)[0].quorum.quorum_id == 51
+        assert m.handle(join(3, "a", **{field: 5000}), now=2)[0].quorum.quorum_id == 5000 + LEFT_TO_ANOTHER
 
     def test_a_lower_claim_changes_nothing(self):
         m = machine(first_quorum_id=5)

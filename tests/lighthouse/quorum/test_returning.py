@@ -3,6 +3,7 @@
 import pytest
 
 from lighthouse.quorum.rules.events import QuorumFormed, QuorumResent
+from lighthouse.quorum.rules.numbering import LEFT_TO_ANOTHER
 from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.rules.standing import Standing
 from lighthouse.quorum.rules.status import job_status
@@ -241,7 +242,7 @@ class TestLostJournal:
         m.handle(opened(1, "a", held=held(2000) if where == "held" else None), 1)
         fields = {"seen": {"seen_quorum_id": 2000}, "tag": {"tag_quorum_id": 2000}}.get(where, {})
         [formed] = m.handle(asks(1, 1, "a", step=3, **fields), 1)
-        assert formed.quorum.quorum_id == 2001
+        assert formed.quorum.quorum_id == 2000 + LEFT_TO_ANOTHER
 
     @pytest.mark.parametrize("knows", ["first", "others"])
     def test_one_that_comes_first_and_empty_does_not_win_over_those_who_have_trained(self, knows: str):

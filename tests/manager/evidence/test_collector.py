@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import cast
 
 import pytest
 
@@ -18,12 +17,10 @@ from lighthouse_protocol.messages.session import (
     ToRank,
     WatchRequest,
 )
-from lighthouse_protocol.pb.documented import manager_pb2
-from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
-from lighthouse_runtime.server.streams import Sender
 from manager.evidence import collector
 from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look_alone
+from manager.group import watches as group_watches
 from tests.processes import PATIENCE_S
 
 SEEN = ProcessSnapshot("from outside", "pid 71: S (sleeping)", ("its last line",))
@@ -40,12 +37,14 @@ class Watch:
         self.asked: asyncio.Queue[int] = asyncio.Queue()
         offer = None if old else EvidenceOffer(44, 3)
         request = WatchRequest(rank, f"w{rank}", 70 + rank, "boot", 1, f"host-{rank}", offer=offer)
-        desk.opened(number, request, cast("Sender", self), is_here=is_here)
+        desk.opened(number, group_watches.Watch(self, request, is_here))
 
-    def send(self, message: manager_pb2.WatchResponse) -> None:
-        said: ToRank | None = watch_response_from_wire(message)
-        assert isinstance(said, EvidenceAsked)
-        self.asked.put_nowait(said.number)
+    def send(self, message: ToRank) -> None:
+        assert isinstance(message, EvidenceAsked)
+        self.asked.put_nowait(message.number)
+
+    def end(self, error: object = None) -> None:
+        raise AssertionError(error)
 
     async def answer(self, stacks: str = "own", recorded: str = "[]", *missing: str) -> None:
         self.desk.answered(self.number, SelfReport(await self.asked.get(), stacks, recorded, missing))

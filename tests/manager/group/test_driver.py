@@ -1,46 +1,62 @@
 """What a manager's driver keeps on the loop."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_protocol.messages.session import HeartbeatAck, JoinAccepted, ToManager, Welcome
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
-from manager.evidence.collector import EvidenceCollector
+from lighthouse_protocol.messages.session import HeartbeatAck, JoinAccepted, ToLighthouse, ToManager, Welcome
+from lighthouse_protocol.refusals import DeadlinePassed
 from manager.group.driver import GroupDriver
-from manager.group.lighthouse_link import LighthouseLink
 from tests.manager.builders import ask
 from tests.manager.groups import formed, vote
 from tests.virtual_loop import VirtualLoop
 
 
-@pytest.fixture
-async def timers(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.TimerHandle]:
-    """Those that are set from now on."""
-    loop, made = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
-    call_later = loop.call_later
+class NoLink:
+    """It never meets a lighthouse."""
 
-    def record(*args: Any, **options: Any) -> asyncio.TimerHandle:
-        made.append(call_later(*args, **options))
-        return made[-1]
+    error = ""
 
-    monkeypatch.setattr(loop, "call_later", record)
-    return made
+    def send(self, message: ToLighthouse) -> None:
+        pass
 
+    def give_up(self, reason: str) -> None:
+        pass
 
-def driver() -> GroupDriver:
-    """Of two ranks; it never meets a lighthouse."""
-    link = LighthouseLink(lambda: AsyncLighthouseClient("localhost"), "localhost")
-    return GroupDriver(
-        Participant("a", group_world_size=2), "L", link, EvidenceCollector(2, link.send), lambda status: None
-    )
+    connect_beside = give_up
+
+    def stay(self) -> None:
+        pass
 
 
-async def test_a_report_by_a_stranger_is_no_error_of_the_rank(caplog: pytest.LogCaptureFixture):
+class NoEvidence:
+    def _nothing(self, *_: object) -> None:
+        pass
+
+    opened = ended = heard = answered = give = close = _nothing
+
+
+class Caller:
+    """A Reply."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[object] = []
+
+    def answer(self, value: object) -> None:
+        self.outcomes.append(value)
+
+    refuse = answer
+
+
+def driver(loop: VirtualLoop) -> GroupDriver:
+    """Of two ranks."""
+    return GroupDriver(Participant("a", group_world_size=2), "L", loop, NoLink(), NoEvidence(), lambda status: None)
+
+
+def test_a_report_by_a_stranger_is_no_error_of_the_rank(caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO"):
-        driver().report(0, "a stranger", "the loss is odd", ends_group=False)
+        driver(VirtualLoop()).report(0, "a stranger", "the loss is odd", ends_group=False)
     [record] = caplog.records
     assert (record.levelname, "does not watch says that rank 0 has failed: the loss is odd" in record.getMessage()) == (
         "INFO",
@@ -48,42 +64,48 @@ async def test_a_report_by_a_stranger_is_no_error_of_the_rank(caplog: pytest.Log
     )
 
 
-async def test_a_vote_that_nobody_waits_for_any_more_leaves_no_timer(timers: list[asyncio.TimerHandle]):
-    one_of_two = driver()
-    vote = one_of_two.cast(60.0, wants_next=False, group_rank=0, step=1, vote=True)
-    await asyncio.sleep(0)
-    assert [timer.cancelled() for timer in timers[-1:]] == [False]
-    one_of_two.end_call(vote.call)
-    await asyncio.sleep(0)
-    assert [timer.cancelled() for timer in timers[-1:]] == [True]
-    assert vote.answer.cancelled()
+def test_a_vote_that_nobody_waits_for_any_more_leaves_no_timer():
+    one_of_two, caller = driver(loop := VirtualLoop()), Caller()
+    before = loop.timers
+    vote = one_of_two.vote(60.0, caller, group_rank=0, step=1, vote=True)
+    assert loop.timers == before + 1
+    one_of_two.end_call(vote)
+    loop.go(100.0)
+    assert (loop.timers, caller.outcomes) == (before, [])
 
 
-async def test_a_request_that_is_cancelled_leaves_no_timer(timers: list[asyncio.TimerHandle]):
-    one_of_two = driver()
-    asking = asyncio.create_task(one_of_two.ask(60.0, group_rank=0, step=0))
-    await asyncio.sleep(0)
-    assert [timer.cancelled() for timer in timers[-1:]] == [False]
+def test_a_request_that_is_withdrawn_leaves_no_timer():
+    one_of_two, caller = driver(loop := VirtualLoop()), Caller()
+    asked = one_of_two.ask(60.0, caller, group_rank=0, step=0)
     assert one_of_two.machine.ranks.waiting == (0,)
-    asking.cancel()
-    await asyncio.wait((asking,))
-    assert [timer.cancelled() for timer in timers[-1:]] == [True]
+    one_of_two.end_call(asked)
     assert one_of_two.machine.ranks.waiting == ()
+    loop.go(100.0)
+    assert (loop.timers, caller.outcomes) == (0, [])
+
+
+def test_a_request_is_refused_when_its_time_is_over():
+    one_of_two, caller = driver(loop := VirtualLoop()), Caller()
+    one_of_two.ask(60.0, caller, group_rank=0, step=0)
+    loop.go(59.0)
+    assert caller.outcomes == []
+    loop.go(2.0)
+    [refusal] = caller.outcomes
+    assert isinstance(refusal, DeadlinePassed)
+    assert "ranks [1] of 2 have not asked for a quorum within 60 s" in str(refusal)
 
 
 class TestWaitForAQuorum:
     @pytest.fixture
-    def loop(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> VirtualLoop:
+    def loop(self, caplog: pytest.LogCaptureFixture) -> VirtualLoop:
         caplog.set_level("INFO", "manager.group.waits")
-        loop = VirtualLoop()
-        monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-        return loop
+        return VirtualLoop()
 
     @pytest.fixture
     def group(self, loop: VirtualLoop) -> GroupDriver:
         """Both ranks have asked, and the wait was logged."""
-        group = driver()
-        group._opened()
+        group = driver(loop)
+        group.opened()
         hear(group, Welcome(1.0, 60.0), HeartbeatAck(1, 1.0))
         self.ask(group, 1, 0)
         self.ask(group, 2, 1)
@@ -130,4 +152,4 @@ class TestWaitForAQuorum:
 
 def hear(group: GroupDriver, *messages: ToManager) -> None:
     for message in messages:
-        group._received(message)
+        group.received(message)

@@ -24,7 +24,7 @@ class Group:
         self.loop = loop
         self.is_alone = False
         self.places = GroupProgressDriver(
-            Participant("a", group_world_size=2), Limits(), lambda: self.is_alone, lambda: "i"
+            Participant("a", group_world_size=2), Limits(), loop, lambda: self.is_alone, lambda: "i"
         )
 
     def open(self, watch: int, rank: int, worker: str) -> None:

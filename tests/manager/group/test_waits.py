@@ -5,10 +5,9 @@ import logging
 
 import pytest
 
-from lighthouse_protocol.messages.session import Waiting
-from lighthouse_protocol.pb.documented import manager_pb2
-from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
+from lighthouse_protocol.messages.session import Waiting, WatchRequest
 from manager.group.waits import Waits
+from manager.group.watches import Watch, WatchTable
 from tests.virtual_loop import VirtualLoop
 
 
@@ -16,19 +15,25 @@ class Heard:
     def __init__(self) -> None:
         self.messages: list[object] = []
 
-    def send(self, message: manager_pb2.WatchResponse) -> None:
-        self.messages.append(watch_response_from_wire(message))
+    def send(self, message: object) -> None:
+        self.messages.append(message)
+
+    def end(self, error: object = None) -> None:
+        raise AssertionError(error)
 
 
 class Manager:
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop, self.waiting_for = loop, "b"
-        self.waits = Waits(lambda: self.waiting_for)
+        self.watches = WatchTable()
+        self.waits = Waits(self.watches, loop, lambda: self.waiting_for)
         self.rank = self.watch(1)
 
     def watch(self, number: int) -> Heard:
         heard = Heard()
-        self.waits.opened(number, heard)  # type: ignore[arg-type]
+        watch = Watch(heard, WatchRequest(number, f"w{number}"), is_here=False)
+        self.watches.add(number, watch)
+        self.waits.opened(watch)
         return heard
 
     def look(self, is_waiting: bool) -> None:
@@ -94,7 +99,7 @@ def test_a_request_that_is_asked_again_goes_on_waiting(manager: Manager, caplog:
 
 
 def test_who_has_gone_is_told_nothing(manager: Manager):
-    manager.waits.ended(1)
+    manager.watches.remove(1)
     manager.look(True)
     manager.loop.go(1)
     manager.waits.close()

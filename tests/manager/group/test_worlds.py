@@ -7,9 +7,8 @@ import pytest
 
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import WatchRequest
-from lighthouse_protocol.pb.documented import manager_pb2
-from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
 from manager.group import worlds
+from manager.group.watches import Watch, WatchTable
 from manager.group.worlds import Worlds
 
 WORLD = World(8, 1, 8, 8, 1, ("c",))
@@ -19,28 +18,34 @@ class Heard:
     def __init__(self) -> None:
         self.messages: list[object] = []
 
-    def send(self, message: manager_pb2.WatchResponse) -> None:
-        self.messages.append(watch_response_from_wire(message))
+    def send(self, message: object) -> None:
+        self.messages.append(message)
 
-
-def request(rank: int, *, takes: bool = True) -> WatchRequest:
-    return WatchRequest(rank, f"w{rank}", takes_world=takes)
+    def end(self, error: object = None) -> None:
+        raise AssertionError(error)
 
 
 async def test_who_takes_it_is_told_and_nobody_else():
-    told, ranks = Worlds(), [Heard(), Heard(), Heard()]
-    told.opened(1, request(0), ranks[0])  # type: ignore[arg-type]
-    told.opened(2, request(1, takes=False), ranks[1])  # type: ignore[arg-type]
+    watches, ranks = WatchTable(), [Heard(), Heard(), Heard()]
+    told = Worlds(watches, asyncio.get_running_loop())
+
+    def open_watch(rank: int, *, takes: bool = True) -> None:
+        watch = Watch(ranks[rank], WatchRequest(rank, f"w{rank}", takes_world=takes), is_here=False)
+        watches.add(rank, watch)
+        told.opened(watch)
+
+    open_watch(0)
+    open_watch(1, takes=False)
     told.tell(WORLD)
-    told.opened(3, request(2), ranks[2])  # type: ignore[arg-type]
+    open_watch(2)
     assert [rank.messages for rank in ranks] == [[WORLD], [], [WORLD]], "who comes later is told what is known"
-    told.ended(1)
+    watches.remove(0)
     told.tell(World(9, 1))
     assert [len(rank.messages) for rank in ranks] == [1, 0, 2]
 
 
 async def test_the_log_says_who_asks_to_come_in_once(caplog: pytest.LogCaptureFixture):
-    told = Worlds()
+    told = Worlds(WatchTable(), asyncio.get_running_loop())
     with caplog.at_level(logging.INFO):
         for world in (WORLD, World(7, 1, peers_pending=1, pending=("c",)), World(16, 2)):
             told.tell(world)
@@ -51,7 +56,7 @@ async def test_what_is_missing_is_logged_once_it_lasts(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(worlds, "INCOMPLETE_LOGGED_AFTER_S", 0.01)
-    told = Worlds()
+    told = Worlds(WatchTable(), asyncio.get_running_loop())
     with caplog.at_level(logging.INFO):
         told.look("a has rank 0 of 2; missing: 1")
         told.look("")

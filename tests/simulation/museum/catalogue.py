@@ -166,7 +166,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
             **{**QUICK, "group_world_size": 3},
         ),
         manager.HALF_A_GROUP_JOINS,
-        range(6),
+        range(12),
     ),
     Exhibit(
         "join-lost-in-a-restart",
@@ -224,7 +224,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "S11",
         _storm("kill_group", config=ANY_SIZE, groups=3, skips=0.02, step_s=0.1),
         manager.LATE_IS_REFUSED,
-        range(26),
+        range(40),
     ),
     Exhibit(
         "state-of-a-peer-given-up",
@@ -240,6 +240,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
         "S11",
         _storm("kill_group", "kill_lighthouse", config=ANY_SIZE, catch_up=1.0, breaks=0.3, step_s=0.1, groups=3),
         manager.RETURN_REFUSED,
+        range(40),
     ),
     Exhibit(
         "end-is-a-loss",

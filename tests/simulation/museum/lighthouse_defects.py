@@ -2,24 +2,29 @@
 
 # pyright: reportPrivateUsage=false
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 from lighthouse.members.rules.roster import Member, Roster
-from lighthouse.quorum.rules.events import Left, SessionEnded
+from lighthouse.quorum.driver import JobDriver
+from lighthouse.quorum.registry import JobRegistry
+from lighthouse.quorum.rules.events import Effect, Left, QuorumFormed, SessionEnded
 from lighthouse.quorum.rules.joins import JoinQueue
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.numbering import Numbering
 from lighthouse.quorum.rules.presence import Presence
+from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.rules.standing import Standing
-from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
-from tests.simulation.lighthouse_process import LighthouseProcess
-from tests.simulation.lighthouse_site import FIRST_WALL_MS, Lighthouse
+from tests.simulation.lighthouse_site import FIRST_WALL_S, Lighthouse
 from tests.simulation.museum.exhibit import Replaced
 
 _take_place = Presence._take_place
 _number = Numbering.number
 _expire = Roster.expire
+_perform_one = JobDriver._perform_one
+_remember = JobRegistry.remember
 
 
 def _end_as_leave(self: Presence, event: SessionEnded, now: float) -> None:
@@ -109,28 +114,24 @@ def _expire_and_remember(self: Roster, now: float) -> list[Member]:
     return lapsed
 
 
-def _tell_then_write(self: LighthouseProcess, quorum: Quorum, calls: tuple[int, ...], **rest: Any) -> None:
-    self._fire_crash()
-    self.site.checkers.formed(quorum, stands=rest["stands"])
-    for call in calls:
-        self._may_die()
-        self._hand(call, quorum, stands=rest["stands"])
-    if rest["record"] is not None:
-        self.site.journal.record = rest["record"]
+def _tell_then_write(self: JobDriver, effect: Effect) -> None:
+    if isinstance(effect, QuorumFormed) and effect.record is not None:
+        _perform_one(self, replace(effect, record=None))
+        self._remember(effect.record)
+    else:
+        _perform_one(self, effect)
 
 
-def _wait_for_own_lease(self: LighthouseProcess) -> QuorumMachine:
-    site = self.site
-    until = self.clock() + site.config.lease_s
-    return QuorumMachine(site.config, record=site.journal.record, holders_until=until)
+def _wait_for_own_lease(self: JobRegistry, records: Mapping[str, QuorumRecord]) -> None:
+    _remember(self, {job: replace(record, lease_s=0.0) for job, record in records.items()})
 
 
-def _same_wall(self: Lighthouse) -> int:
-    return FIRST_WALL_MS
+def _same_wall(self: Lighthouse) -> float:
+    return FIRST_WALL_S
 
 
-def _wall_set_back(self: Lighthouse) -> int:
-    return FIRST_WALL_MS - 1_000_000 * self.starts
+def _wall_set_back(self: Lighthouse) -> float:
+    return FIRST_WALL_S - 1000 * self.starts
 
 
 END_IS_A_LEAVE = (Replaced(Presence, "end", _end_as_leave),)
@@ -145,16 +146,16 @@ FREE_BY_NAME = (Replaced(Standing, "may_form", _free_by_name),)
 RESUMED_TOO_LOW = (Replaced(Standing, "_settle", _resume_at_lowest),)
 ENDED_FOR_A_LATER_GRANT = (Replaced(Standing, "_settle", _resume_at_highest),)
 SAME_ID_AGAIN = (Replaced(Numbering, "number", _keep_id),)
-WRITTEN_AFTER_TELLING = (Replaced(LighthouseProcess, "_formed", _tell_then_write),)
+WRITTEN_AFTER_TELLING = (Replaced(JobDriver, "_perform_one", _tell_then_write),)
 ID_REUSED = (
-    Replaced(Lighthouse, "wall_ms", _same_wall),
+    Replaced(Lighthouse, "wall", _same_wall),
     Replaced(Numbering, "number", _forget_seen_ids),
 )
 ID_GOES_BACK = (
-    Replaced(Lighthouse, "wall_ms", _wall_set_back),
+    Replaced(Lighthouse, "wall", _wall_set_back),
     Replaced(Numbering, "number", _forget_seen_ids),
 )
-SHORTER_LEASE = (Replaced(LighthouseProcess, "_make_machine", _wait_for_own_lease),)
+SHORTER_LEASE = (Replaced(JobRegistry, "remember", _wait_for_own_lease),)
 RECALL_FOR_NOTHING = (Replaced(QuorumMachine, "_review", _recall_for_anybody),)
 NEWCOMERS_CLOCK = (Replaced(QuorumMachine, "missed_at", _missed_by_anyones_clock),)
 NOBODY_FORGOTTEN = (Replaced(Roster, "expire", _expire_and_remember),)

@@ -15,9 +15,9 @@ from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun, dump, par
 from lighthouse_protocol.messages.run import RankHello
 from lighthouse_protocol.messages.supervisor import SupervisorHello
 from lighthouse_protocol.refusals import LighthouseError
+from tests.simulation.keepalive import PULSE_S, Keepalive
 from tests.simulation.network import End
 from tests.simulation.runs.keys import KeyAnswer, KeyRequest
-from tests.simulation.runs.links import PULSE_S, Keepalive
 from tests.simulation.world import Died, Process, Timers
 
 if TYPE_CHECKING:

@@ -1,0 +1,165 @@
+"""Faults of whole replica groups."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.faults.kinds import RETRY_S, Fault, fault
+
+if TYPE_CHECKING:
+    from tests.simulation.group_process import Group
+    from tests.simulation.simulation import Simulation
+
+DRAIN_GRACE_S = 15.0
+STRANGER_PATIENCE_S = 60.0
+REBOOT_S = (0.05, 0.5, 3.0)
+SLOWED_BY_S = (0.003, 0.02, 0.06)
+
+
+def find_group(
+    simulation: "Simulation", fault: Fault, suits: Callable[["Group"], bool] = lambda group: True
+) -> "Group | None":
+    """One that trains; the number `whom`, or the next one."""
+    groups = simulation.groups[fault.whom :] + simulation.groups[: fault.whom]
+    return next((group for group in groups if group.is_training and suits(group)), None)
+
+
+def anybody(simulation: "Simulation", fault: Fault) -> "Simulation":
+    return simulation
+
+
+@fault(find_group)
+def kill_group(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """its manager and all ranks are killed, and started again"""
+    group.kill()
+
+
+@fault(find_group)
+def vanish_group(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """its host loses its power: nobody is told; it is started again at the usual time"""
+    group.vanish()
+
+
+@fault(find_group)
+def reboot_group(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """its host loses its power and is back at once with the same address: it answers old connections with a reset"""
+    group.vanish(back_after_s=simulation.world.random.choice(REBOOT_S))
+
+
+@fault(find_group)
+def pause_group(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """SIGSTOP to all its processes, for a while"""
+    for process in group.processes:
+        process.pause(fault.for_s)
+
+
+@fault(find_group)
+def slow_group(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """everything that its processes do takes 3 to 60 ms more, for a while"""
+    by_s = simulation.world.random.choice(SLOWED_BY_S)
+    for process in group.processes:
+        process.slow(by_s, fault.for_s)
+
+
+@fault(find_group)
+def shrink_only(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """its ranks ask to shrink, for a while"""
+    group.shrinks = True
+    simulation.world.after(fault.for_s, setattr, group, "shrinks", False)
+
+
+@fault(find_group)
+def twin(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """somebody starts a second group with its replica_id, and ends it after a while"""
+    second = simulation.add_group(group.replica_id)
+    second.name = f"{group.name}-twin{len(simulation.twins)}"
+    simulation.twins.append(second)
+    second.start()
+    simulation.world.after(fault.for_s, second.end_for_good)
+
+
+# -- in good order
+
+
+@fault(find_group)
+def drain(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """it leaves in good order, and comes back later"""
+    _drain(simulation, group, fault)
+
+
+def _drain(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    group.drain()
+    simulation.begin()
+    _when_gone(simulation, group, lambda: simulation.world.after(fault.for_s, _come_back, simulation, group))
+
+
+def _come_back(simulation: "Simulation", group: "Group") -> None:
+    simulation.end()
+    group.come_back()
+
+
+def _when_gone(simulation: "Simulation", group: "Group", act: Callable[[], None]) -> None:
+    """After its grace a supervisor kills what is left."""
+    kill_at = simulation.world.now + DRAIN_GRACE_S
+
+    def look() -> None:
+        world = simulation.world
+        if not group.has_gone and world.now >= kill_at:
+            world.counts["drains that ended by a kill"] += 1
+            group.end_for_good()
+        if group.has_gone:
+            act()
+        else:
+            world.after(RETRY_S, look)
+
+    look()
+
+
+@fault(find_group)
+def end_script(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+    """its script ends in good order; later it is started again, below its old manager or a new one"""
+    if group.is_torchft:
+        return _drain(simulation, group, fault)
+    world = simulation.world
+    group.end_script(1 + max(rank.machine.step for rank in group.ranks))
+    simulation.begin()
+    give_up_at = world.now + DRAIN_GRACE_S
+
+    def look() -> None:
+        if any(rank.is_up for rank in group.ranks) and world.now < give_up_at:
+            return world.after(RETRY_S, look)
+        return world.after(fault.for_s, back)
+
+    def back() -> None:
+        simulation.end()
+        group.come_back(keeps_manager=world.random.random() < 0.5)
+
+    return look()
+
+
+# -- strangers
+
+
+@fault(anybody)
+def stranger(simulation: "Simulation", anybody: "Simulation", fault: Fault) -> None:
+    """a group that was never there before comes, and is killed for ever"""
+    group = simulation.add_stranger()
+    simulation.world.after(2 * fault.for_s, _end_stranger, simulation, group)
+
+
+def _end_stranger(simulation: "Simulation", group: "Group") -> None:
+    group.end_for_good()
+    simulation.end()
+
+
+@fault(anybody)
+def stranger_drains(simulation: "Simulation", anybody: "Simulation", fault: Fault) -> None:
+    """the same, and it leaves in good order once it trains"""
+    group = simulation.add_stranger()
+
+    def leave(give_up_at: float) -> None:
+        if not any(rank.commits for rank in group.ranks) and simulation.world.now < give_up_at:
+            return simulation.world.after(RETRY_S, leave, give_up_at)
+        group.drain()
+        return _when_gone(simulation, group, simulation.end)
+
+    simulation.world.after(2 * fault.for_s, leave, simulation.world.now + STRANGER_PATIENCE_S)

@@ -1,0 +1,67 @@
+"""Faults of the lighthouse and of its host."""
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.faults.kinds import Fault, fault
+
+if TYPE_CHECKING:
+    from tests.simulation.lighthouse_process import LighthouseProcess
+    from tests.simulation.simulation import Simulation
+
+# Back within the lease, less a beat and the time to connect again: nobody is to notice.
+SHORTLY_S = 1.2
+LEASES_S = (1.5, 3.0, 5.0)
+
+
+def find_lighthouse(simulation: "Simulation", fault: Fault) -> "LighthouseProcess | None":
+    process = simulation.lighthouse.process
+    return process if process is not None and process.is_up else None
+
+
+@fault(find_lighthouse)
+def kill_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+    """it is killed, and started again after a while"""
+    simulation.lighthouse.kill(fault.for_s)
+
+
+@fault(find_lighthouse, weight=0)
+def restart_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+    """the same, and it is back within 1.2 s"""
+    simulation.lighthouse.kill(min(fault.for_s, SHORTLY_S))
+
+
+@fault(find_lighthouse)
+def reboot_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+    """its host loses its power: nobody is told; once it is back it answers old connections with a reset"""
+    simulation.lighthouse.vanish(fault.for_s)
+
+
+@fault(find_lighthouse)
+def crash_telling(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+    """it dies between two things that it writes or tells, of a quorum that forms if one does in time"""
+    process.arm_crash(simulation.world.random.randrange(6), patience_s=fault.for_s)
+
+
+@fault(find_lighthouse)
+def pause_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+    """SIGSTOP, for a while"""
+    process.pause(fault.for_s)
+
+
+@fault(find_lighthouse)
+def slow_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+    """everything that it does takes 3 or 20 ms more, for a while"""
+    process.slow(simulation.world.random.choice((0.003, 0.02)), fault.for_s)
+
+
+@fault(find_lighthouse)
+def change_lease(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+    """it is started again with another lease"""
+    simulation.lighthouse.change_lease(simulation.world.random.choice(LEASES_S))
+    simulation.lighthouse.kill(fault.for_s)
+
+
+@fault(find_lighthouse, weight=0.5)
+def second_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+    """by mistake another one is started, with a journal of its own, and some groups find that one for a while"""
+    simulation.start_impostor(fault.for_s)

@@ -1,0 +1,172 @@
+"""What a lighthouse has heard and decides by that: S1, S3 and S6 as they can be broken by it alone.
+
+A Ledger is of a place: it goes on where a process of it has died. Nothing here computes what the product computes; it
+reads events, and the configuration as a person would.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lighthouse.quorum.rules import events
+from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.record import QuorumRecord
+from lighthouse_protocol.messages.membership import Participant, Quorum
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
+from tests.simulation.world import MAX_RATE, Violation, World
+
+if TYPE_CHECKING:
+    from tests.simulation.lighthouse_site import Lighthouse
+
+TOLD = (HoldState.FROZEN, HoldState.JOINING, HoldState.LEAVING)
+Member = tuple[str, str]
+
+
+def member_of(participant: Participant) -> Member:
+    return participant.replica_id, participant.incarnation
+
+
+@dataclass(slots=True)
+class Ledger:
+    """`answered`: when a beat of each member came last whose answer renewed its lease, and what lease that was.
+    `standing`: the quorum that was written down last, if it stands. `ids`: all that were formed."""
+
+    answered: dict[Member, tuple[float, float]] = field(default_factory=dict[Member, tuple[float, float]])
+    standing: Quorum | None = None
+    ids: set[int] = field(default_factory=set[int])
+
+    def wrote(self, record: QuorumRecord) -> None:
+        """From now on somebody may be told."""
+        self.standing = record.quorum if record.stands else None
+        self.ids.add(record.quorum_id)
+
+    def lost_journal(self) -> None:
+        """What was written down binds nobody any more; of what members say it learns again."""
+        self.answered.clear()
+        self.standing = None
+
+
+class LighthouseChecks:
+    """Of one life."""
+
+    def __init__(self, site: "Lighthouse", world: World) -> None:
+        self._site = site
+        self._ledger = site.ledger
+        self._world = world
+        self._members: dict[int, Member] = {}
+        self._waiting: dict[int, Participant] = {}
+        self._granted: dict[tuple[int, Member], int] = {}
+        self._left: set[tuple[int, Member]] = set()
+
+    @property
+    def _config(self) -> QuorumConfig:
+        return self._site.config
+
+    # -- what happens
+
+    def handles(self, event: events.Event | None) -> None:
+        """Just before the machine does."""
+        match event:
+            case events.SessionOpened(session, hello):
+                self._members[session] = member_of(hello.participant)
+                self._report(session, hello.levels.held)
+            case events.SessionEnded(session):
+                self._members.pop(session, None)
+            case events.SessionHeartbeatReceived(session, beat):
+                self._report(session, beat.levels.held)
+            case events.Joined(call, participant, _, session):
+                self._waiting[call] = participant
+                self._granted[participant.seen_quorum_id, member_of(participant)] = participant.asks_for - 1
+                if session is not None:
+                    self._members[session] = member_of(participant)
+            case events.Withdrawn(call):
+                self._waiting.pop(call, None)
+            case _:
+                pass
+
+    def _report(self, session: int, held: HeldQuorum | None) -> None:
+        if held is not None and held.mode in TOLD and session in self._members:
+            key = held.quorum_id, self._members[session]
+            self._granted[key] = held.granted
+            if held.mode is HoldState.LEAVING:
+                self._left.add(key)
+
+    def answers(self, effect: events.Effect) -> None:
+        match effect:
+            case events.HeartbeatAnswered(session, _, order):
+                if session in self._members and (order is None or order.phase is not QuorumPhase.REVOKED):
+                    self._ledger.answered[self._members[session]] = self._world.now, self._site.lease_s
+            case events.Ordered(order, _) if order.phase is QuorumPhase.RESUMED:
+                self._check_resumed(order)
+            case events.JoinRefused(call):
+                self._waiting.pop(call, None)
+            case events.QuorumFormed():
+                self._check_formed(effect)
+            case _:
+                pass
+
+    # -- what must hold
+
+    def _check_resumed(self, order: QuorumOrder) -> None:
+        """Up to the highest step that a member has granted: all can do that one, and nobody is left behind in it. Where
+        one has left, up to its last."""
+        standing = self._ledger.standing
+        if standing is None or standing.quorum_id != order.quorum_id:
+            return
+        told = {p.replica_id: self._granted.get((order.quorum_id, member_of(p))) for p in standing.participants}
+        silent = [name for name, granted in told.items() if granted is None]
+        if silent:
+            raise Violation(f"S6 quorum {order.quorum_id} is resumed up to {order.upto} before {silent} have answered")
+        gone = [p.replica_id for p in standing.participants if (order.quorum_id, member_of(p)) in self._left]
+        highest = max(granted for name, granted in told.items() if granted is not None and name in (gone or told))
+        if order.upto != highest:
+            text = f"S6 quorum {order.quorum_id} is resumed up to {order.upto}; granted: {told}; have left: {gone}"
+            raise Violation(text)
+
+    def _check_formed(self, effect: events.QuorumFormed) -> None:
+        quorum, config = effect.quorum, self._config
+        asked = {member_of(self._waiting[call]) for call in effect.calls if call in self._waiting}
+        members = {member_of(participant) for participant in quorum.participants}
+        where = f"quorum {quorum.quorum_id} of {sorted(members)}"
+        if not members or members != asked or len(effect.calls) != len(quorum.participants):
+            raise Violation(f"S1 {where} answers those who asked, {sorted(asked)}")
+        if not is_allowed(len(members), config):
+            raise Violation(f"S5 {where} has a size that the configuration forbids")
+        if effect.is_new and quorum.quorum_id in self._ledger.ids:
+            raise Violation(f"S1 {where} has an id that was given out before")
+        self._check_record(effect, where)
+        self._check_leases(members, where)
+        for call in effect.calls:
+            self._waiting.pop(call, None)
+
+    def _check_record(self, effect: events.QuorumFormed, where: str) -> None:
+        record = effect.record
+        if effect.is_new and record is None:
+            raise Violation(f"S1 {where} is new, and is not written down")
+        if record is not None and (record.quorum, record.stands) != (effect.quorum, effect.stands):
+            raise Violation(f"S1 {where}, and what is written down is another one: {record}")
+        if record is not None and record.lease_s < self._config.lease_s:
+            raise Violation(f"S3 {where} gives leases of {self._config.lease_s} s, and {record.lease_s} s are written")
+
+    def _check_leases(self, members: set[Member], where: str) -> None:
+        """Without a member of the last standing quorum, the next one waits until all of that have stopped granting."""
+        standing = self._ledger.standing
+        if standing is None or members & {member_of(p) for p in standing.participants}:
+            return
+        for participant in standing.participants:
+            answered_at, lease_s = self._ledger.answered.get(member_of(participant), (0.0, 0.0))
+            left_s = answered_at + lease_s / MAX_RATE - self._world.now
+            if answered_at and left_s > 0:
+                other = f"quorum {standing.quorum_id}, whose member {participant.replica_id}"
+                raise Violation(f"S3 {where} forms beside {other} may hold a lease for {left_s:.3f} s more")
+
+
+def is_allowed(size: int, config: QuorumConfig) -> bool:
+    if size < config.min_replicas or (config.active is not None and size > config.active):
+        return False
+    return not config.allowed_sizes or size in config.allowed_sizes
+
+
+def largest_allowed(sizes: Iterable[int], config: QuorumConfig) -> int:
+    """0: none."""
+    return max((size for size in sizes if is_allowed(size, config)), default=0)

@@ -1,0 +1,195 @@
+"""What a manager has said and heard, and what it may do by that: S2 to S4 as they can be broken by one manager alone.
+
+Nothing here computes what the product computes. It reads the words that go over the wire, in the world's time.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.messages.session import (
+    GroupReport,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    HoldState,
+    JoinAccepted,
+    JoinRequest,
+    QuorumOrder,
+    QuorumPhase,
+    Welcome,
+)
+from manager.group.rules import events
+from tests.simulation.world import MAX_RATE, Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.manager_process import ManagerProcess
+
+STOPPED = (HoldState.JOINING, HoldState.LEAVING, HoldState.REVOKED)
+SLACK_S = 1e-3
+
+
+@dataclass(slots=True)
+class _Held:
+    """A quorum as the manager knows of it. `over`: why it may let nobody into a further step."""
+
+    formed_for: int
+    stands: bool
+    granted: int
+    over: str = ""
+    frozen: bool = False
+    upto: int | None = None
+    committed: set[int] = field(default_factory=set[int])
+
+
+class ManagerChecks:
+    def __init__(self, process: "ManagerProcess") -> None:
+        self._process = process
+        self._world = process.world
+        self._size = process.site.size
+        self._sent_at: dict[int, float] = {}
+        self._backed_until = 0.0
+        self._stands: dict[int, bool] = {}
+        self._held: dict[int, _Held] = {}
+        self._calls: dict[int, tuple[int, int, int]] = {}
+        self._votes: dict[tuple[int, int], dict[int, bool]] = {}
+
+    # -- what happens
+
+    def handles(self, event: events.Event | None) -> None:
+        """Just before the machine does."""
+        match event:
+            case events.Received(message):
+                self._hear(message)
+            case events.VoteCast(voted) if voted.quorum_id is not None:
+                key = voted.quorum_id, voted.step
+                self._calls[voted.call] = *key, voted.group_rank
+                self._votes.setdefault(key, {})[voted.group_rank] = voted.vote
+            case _:
+                pass
+
+    def answers(self, effect: events.Effect) -> None:
+        match effect:
+            case events.Sent(message):
+                self._say(message)
+            case events.QuorumAnswered(_, assignment, quorum):
+                self._let_in(assignment, is_grant=quorum is None)
+            case events.VoteAnswered(call, commit, following):
+                self._decide(call, commit=commit)
+                if following is not None:
+                    self._let_in(following, is_grant=True)
+            case _:
+                pass
+
+    # -- words
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case JoinAccepted(_, quorum, stands):
+                self._stands[quorum.quorum_id] = stands
+            case HeartbeatAck(number, _, order):
+                self._obey(order)
+                lease_s = self._lease_s()
+                if (sent_at := self._sent_at.pop(number, None)) is not None and lease_s is not None:
+                    self._backed_until = max(self._backed_until, sent_at + lease_s / MAX_RATE)
+            case Welcome(_, _, order):
+                self._obey(order)
+            case QuorumOrder():
+                self._obey(message)
+            case _:
+                pass
+
+    def _lease_s(self) -> float | None:
+        """What the lighthouse that answers counts for an answered beat."""
+        link = self._process.link
+        site = getattr(link.peer.process, "site", None) if link is not None else None
+        return site.lease_s if site is not None else None
+
+    def _obey(self, order: QuorumOrder | None) -> None:
+        held = self._held.get(order.quorum_id) if order is not None else None
+        if held is None or order is None:
+            return
+        match order.phase:
+            case QuorumPhase.REVOKED:
+                held.over = held.over or "it was revoked"
+            case QuorumPhase.RECALLED:
+                held.frozen = True
+            case QuorumPhase.RESUMED:
+                held.upto = order.upto
+            case _:
+                pass
+
+    def _say(self, message: Any) -> None:
+        match message:
+            case Heartbeat(number, levels, _):
+                self._sent_at[number] = self._world.now
+                self._report(levels)
+            case Hello(_, levels):
+                self._report(levels)
+            case JoinRequest():
+                for held in self._held.values():
+                    held.over = held.over or "the group has asked for the next one"
+            case _:
+                pass
+
+    def _report(self, levels: GroupReport) -> None:
+        held = self._held.get(levels.held.quorum_id) if levels.held is not None else None
+        if held is None or levels.held is None:
+            return
+        mode, granted = levels.held.mode, levels.held.granted
+        if mode not in STOPPED and granted != held.granted:
+            self._break("S6", f"reports {granted} as its highest grant, and that is {held.granted}")
+        if mode in STOPPED:
+            held.over = held.over or f"the manager has said that it is {mode}"
+
+    # -- steps
+
+    def _let_in(self, assignment: Assignment, *, is_grant: bool) -> None:
+        quorum_id, step = assignment.quorum_id, assignment.max_step
+        if not is_grant:
+            stands = self._stands.get(quorum_id, False)
+            known = self._held.get(quorum_id)
+            if known is None or known.formed_for != step:
+                self._held[quorum_id] = _Held(step, stands, step)
+                if stands:
+                    self._check_lease(quorum_id, step)
+            return
+        held = self._held.get(quorum_id)
+        if assignment.revoked or (held is not None and step <= held.granted):
+            return
+        where = f"step {step} of quorum {quorum_id}"
+        if held is None or not held.stands:
+            self._break("S3", f"grants {where}, which does not stand")
+        if held.over:
+            self._break("S3", f"grants {where}, though {held.over}")
+        if held.upto is not None and step > held.upto:
+            self._break("S6", f"grants {where}, and that was resumed up to {held.upto}")
+        if held.frozen and held.upto is None:
+            self._break("S6", f"grants {where}, which is recalled")
+        if step != held.granted + 1:
+            self._break("S4", f"grants {where} after step {held.granted}")
+        if held.granted not in held.committed:
+            self._break("S4", f"grants {where} before step {held.granted} was committed")
+        self._check_lease(quorum_id, step)
+        held.granted = step
+
+    def _check_lease(self, quorum_id: int, step: int) -> None:
+        late_s = self._world.now - self._backed_until
+        if late_s > SLACK_S:
+            self._break("S3", f"grants step {step} of quorum {quorum_id} {late_s:.3f} s after its lease may have ended")
+
+    def _decide(self, call: int, *, commit: bool) -> None:
+        quorum_id, step, group_rank = self._calls.pop(call, (0, 0, 0))
+        if not commit or not quorum_id:
+            return
+        votes = self._votes[quorum_id, step]
+        noes = [rank for rank, vote in votes.items() if not vote]
+        silent = set(range(self._size)) - votes.keys()
+        if noes or silent:
+            said = f"ranks {sorted(noes)} voted no, ranks {sorted(silent)} not at all"
+            self._break("S4", f"tells rank {group_rank} to commit step {step} of quorum {quorum_id}; {said}")
+        if (held := self._held.get(quorum_id)) is not None:
+            held.committed.add(step)
+
+    def _break(self, rule: str, text: str) -> NoReturn:
+        raise Violation(f"{rule} {self._process.name} {text}")

@@ -1,0 +1,113 @@
+"""A manager's link to the lighthouse (manager.group.ports.Link): one session, opened again for as long as it runs."""
+
+from typing import TYPE_CHECKING, Any
+
+from lighthouse_protocol.messages.session import JoinAccepted, JoinRejected, Leave, ToLighthouse, Welcome
+from tests.simulation.network import End
+
+if TYPE_CHECKING:
+    from tests.simulation.manager_process import ManagerProcess
+
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
+
+
+class ManagerLink:
+    """`end`: of the connection that the session is on."""
+
+    def __init__(self, manager: "ManagerProcess") -> None:
+        self.end: End | None = None
+        self.error = ""
+        self._manager = manager
+        self._left_behind: list[End] = []  # until the next welcome
+        self._is_connecting = self._wants_another = self._is_leaving = False
+        self._backoff_s = FIRST_BACKOFF_S
+
+    # -- for the driver
+
+    def send(self, message: ToLighthouse) -> None:
+        self._is_leaving |= isinstance(message, Leave)
+        if self.end is not None:
+            self.end.send(message)
+
+    def give_up(self, reason: str) -> None:
+        self._manager.say(f"gives its session up: {reason}")
+        end, self.end = self.end, None
+        self._wants_another = False
+        if end is not None:
+            end.close()
+            self._manager.after(0, self._closed)
+
+    def connect_beside(self, reason: str) -> None:
+        self._wants_another = True
+        self._try_beside()
+
+    def stay(self) -> None:
+        self._wants_another = False
+
+    # -- the network
+
+    def connect(self) -> None:
+        self._manager.site.connect_to_lighthouse(self._manager, self._connected, self._connect_later)
+
+    def _connect_later(self) -> None:
+        self.error = "unreachable"
+        delay_s = self._backoff_s * self._manager.world.random.uniform(0.5, 1)
+        self._backoff_s = min(MAX_BACKOFF_S, 2 * self._backoff_s)
+        self._manager.after(delay_s, self.connect)
+
+    def _connected(self, end: End) -> None:
+        self._wants_another = False
+        self.end = end
+        end.on_message = lambda message: self._receive(end, message)
+        end.on_end = lambda: self._ended(end)
+        self._manager.driver.opened()
+
+    def _receive(self, end: End, message: Any) -> None:
+        if end is not self.end:
+            return
+        self.error = ""
+        if isinstance(message, Welcome):
+            behind, self._left_behind = self._left_behind, []
+            for older in behind:
+                older.close()
+        if isinstance(message, JoinAccepted):
+            self._manager.was_handed(message.quorum)
+        if isinstance(message, JoinRejected):
+            self._manager.say(f"is refused: {message.error}")
+        else:
+            self._backoff_s = FIRST_BACKOFF_S
+        self._manager.driver.received(message)
+
+    def _ended(self, end: End) -> None:
+        if end is self.end:
+            self.end = None
+            self._wants_another = False
+            self._manager.say("has lost its session")
+            self._closed()
+
+    def _closed(self) -> None:
+        self._manager.driver.closed()
+        if not self._is_leaving:
+            self._connect_later()
+
+    # -- a second connection beside the first
+
+    def _try_beside(self) -> None:
+        if self._wants_another and not self._is_connecting:
+            self._is_connecting = True
+            self._manager.site.connect_to_lighthouse(self._manager, self._connected_beside, self._failed_beside)
+
+    def _failed_beside(self) -> None:
+        self._is_connecting = False
+        self._manager.after(FIRST_BACKOFF_S, self._try_beside)
+
+    def _connected_beside(self, end: End) -> None:
+        self._is_connecting = False
+        if self.end is None or not self._wants_another:
+            return end.close()
+        self._manager.say("moves its session to another connection")
+        self._manager.world.counts["sessions moved"] += 1
+        self._left_behind.append(self.end)
+        self.end = None
+        self._manager.driver.closed()
+        return self._connected(end)
