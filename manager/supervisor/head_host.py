@@ -49,7 +49,7 @@ class HeadHost:
             settings.layout,
             settings.policy,
             random.random,
-            grace_s=settings.grace_s,
+            grace_s=settings.termination_grace_s,
             host_timeout_s=settings.node_timeout_s,
         )
         self._loop = asyncio.get_running_loop()

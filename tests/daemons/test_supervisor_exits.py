@@ -16,7 +16,7 @@ from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually, toget
 pytestmark = pytest.mark.slow
 
 SLEEP = "exec sleep 600"
-QUICK = ("--restart-delay", "50ms", "--startup-failures", "0")
+QUICK = ("--restart-delay", "50ms", "--max-startup-failures", "0")
 ONCE = 'test "$LIGHTHOUSE_ATTEMPT" = 0 || exit 0;'
 
 # Two seconds are promised; this machine runs eight supervisors on two cores, with other tests beside them.
@@ -101,7 +101,9 @@ class TestStopsNobodyElse:
         go = tmp_path / "go"
         script = f'{ONCE} test "$RANK" = 1 || {SLEEP}; while ! test -e {go}; do sleep 0.02; done; {command}'
         run = ("--run-id", f"dies-{name}")
-        dying = Supervisor(lighthouse.address, *run, "--nproc", "2", *QUICK, command=script, replica_id="dying")
+        dying = Supervisor(
+            lighthouse.address, *run, "--nproc-per-node", "2", *QUICK, command=script, replica_id="dying"
+        )
         other = Supervisor(lighthouse.address, *run, command=SLEEP, replica_id="other")
         with together(dying, other):
             other_s = runs(other, 1)

@@ -28,7 +28,7 @@ from manager.supervisor.rules.machine import Layout, SupervisorMachine
 from manager.supervisor.rules.restart_policy import RANK_SCOPE, RestartPolicy
 
 TWO = Layout(1, 2)
-POLICY = RestartPolicy(startup_failures=0, delay_s=1.0)
+POLICY = RestartPolicy(max_startup_failures=0, delay_s=1.0)
 
 
 def machine(layout: Layout = TWO, policy: RestartPolicy = POLICY) -> SupervisorMachine:
@@ -84,7 +84,7 @@ class TestGroup:
         assert m.running == (0, 1)
 
     def test_a_second_loss_of_the_same_attempt_is_none(self) -> None:
-        m = running(policy=RestartPolicy(max_restarts=1, startup_failures=0))
+        m = running(policy=RestartPolicy(max_restarts=1, max_startup_failures=0))
         m.handle(RankEnded(1, 0, 1), 50.0)
         assert m.handle(RankEnded(0, 0, 1), 50.0) == []
         assert m.tick(60.0) == [Start(0, (0, 1), 1)]
@@ -96,7 +96,7 @@ class TestGroup:
         assert m.tick(51.0) == [Start(0, (0, 1), 1)]
 
     def test_crashes_at_the_start_end_it_with_1(self) -> None:
-        m = running(Layout(), RestartPolicy(startup_failures=2, delay_s=1.0))
+        m = running(Layout(), RestartPolicy(max_startup_failures=2, delay_s=1.0))
         m.handle(RankEnded(0, 0, 1), 0.5)
         m.tick(5.0)
         over = m.handle(RankEnded(0, 1, 1, "no module"), 5.5)[-1]
@@ -141,7 +141,7 @@ class TestCompleted:
 
 
 class TestRanks:
-    POLICY = RestartPolicy(startup_failures=0, delay_s=1.0, scope=RANK_SCOPE)
+    POLICY = RestartPolicy(max_startup_failures=0, delay_s=1.0, scope=RANK_SCOPE)
 
     def test_each_starts_by_itself(self) -> None:
         m = machine(policy=self.POLICY)
@@ -154,7 +154,7 @@ class TestRanks:
         assert m.tick(51.0) == [Start(0, (1,), 1)]
 
     def test_a_budget_for_each(self) -> None:
-        m = running(Layout(1, 3), RestartPolicy(max_restarts=1, startup_failures=0, scope=RANK_SCOPE))
+        m = running(Layout(1, 3), RestartPolicy(max_restarts=1, max_startup_failures=0, scope=RANK_SCOPE))
         for rank in (0, 1, 2):
             assert plain(m.handle(RankEnded(rank, 0, 1), 50.0)) == []
         m.tick(60.0)
@@ -180,14 +180,14 @@ class TestStop:
         assert over == [SupervisionEnded(130, f"rank 1 has ended by {NAMES[status]}: diverged")]
 
     def test_an_exhausted_budget_does_so_too(self) -> None:
-        m = running(policy=RestartPolicy(max_restarts=0, startup_failures=0))
+        m = running(policy=RestartPolicy(max_restarts=0, max_startup_failures=0))
         first, second = plain(m.handle(RankEnded(1, 0, 1), 50.0))
         assert isinstance(first, RunStopAsked)
         assert second == Halt(0, (0,), 1.0)
         assert m.handle(RankEnded(0, 0, 0), 50.2)[-1] == SupervisionEnded(130, first.reason)
 
     def test_a_budget_that_a_misfit_has_used_up_ends_this_group_only(self) -> None:
-        m = running(policy=RestartPolicy(startup_failures=0, max_restarts=0))
+        m = running(policy=RestartPolicy(max_startup_failures=0, max_restarts=0))
         assert m.handle(MisfitReported("another model"), 1.0) == []
         effects = m.handle(RankEnded(0, 0, 1), 2.0)
         assert plain(effects) == [Halt(0, (1,), 5.0)], "no stop of the run"
@@ -197,7 +197,7 @@ class TestStop:
         assert m.is_over
 
     def test_a_misfit_of_the_start_before_this_one_is_over(self) -> None:
-        m = running(policy=RestartPolicy(startup_failures=0, max_restarts=1, delay_s=1.0, window_s=5.0))
+        m = running(policy=RestartPolicy(max_startup_failures=0, max_restarts=1, delay_s=1.0, window_s=5.0))
         m.handle(MisfitReported("another model"), 1.0)
         m.handle(RankEnded(0, 0, 1), 2.0)
         m.handle(MisfitReported("too late"), 2.5)
@@ -326,7 +326,7 @@ class TestHosts:
         assert m.handle(HostReady(1), 70.0) == [Start(0, (0, 1), 1), Start(1, (2, 3), 1)]
 
     def test_a_process_that_is_silent_is_lost_and_its_host_is_to_blame(self) -> None:
-        m = running(self.LAYOUT, RestartPolicy(startup_failures=0, delay_s=1.0, exclude_after=2))
+        m = running(self.LAYOUT, RestartPolicy(max_startup_failures=0, delay_s=1.0, exclude_host_after=2))
         noted, *halts = m.handle(RankSilent(2, 40.0, "rank 2 has ended, and is not back"), 50.0)
         assert halts == [Halt(0, (0, 1), 5.0), Halt(1, (2, 3), 5.0)]
         assert "its process is still there" in noted.text
@@ -357,7 +357,7 @@ class TestHosts:
         assert over == [SupervisionEnded(1, "host 1 is excluded: its health check failed: no GPU")]
 
     def test_a_host_that_fails_in_a_row_is_named(self) -> None:
-        m = running(self.LAYOUT, RestartPolicy(startup_failures=0, delay_s=1.0, exclude_after=2))
+        m = running(self.LAYOUT, RestartPolicy(max_startup_failures=0, delay_s=1.0, exclude_host_after=2))
         m.handle(RankEnded(2, 0, 1), 50.0)
         for rank in (0, 1, 3):
             m.handle(RankEnded(rank, 0, -15), 50.5)

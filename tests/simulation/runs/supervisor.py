@@ -81,7 +81,7 @@ class Supervisor(Process):
             max_restarts=plan.budget,
             delay_s=plan.restart_s,
             max_delay_s=4 * plan.restart_s,
-            startup_failures=0,
+            max_startup_failures=0,
             scope=GROUP_SCOPE if plan.is_group_scope else RANK_SCOPE,
         )
         layout = Layout(1, len(host.slots))
