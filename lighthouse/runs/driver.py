@@ -9,12 +9,14 @@ from contextlib import suppress
 
 from lighthouse.runs.log import log_effect
 from lighthouse.runs.rules import events
+from lighthouse.runs.rules.incident import incident_of
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.rate_limit import RateLimit
 from lighthouse.runs.rules.record import RunName, RunRecord
 from lighthouse.runs.rules.status import run_status
 from lighthouse.runs.store import RunStore
 from lighthouse.runs.streams import RankStreams, SupervisorStreams
+from lighthouse_protocol.messages.incident import Incident
 from lighthouse_protocol.messages.run import (
     Done,
     Failure,
@@ -53,7 +55,7 @@ KEY_WRITES_AT_ONCE = 1000
 
 
 class RunDriver:
-    """`check_lateness` says by how much the loop itself was late."""
+    """`check_lateness` says by how much the loop itself was late; `report` gets each incident that changes."""
 
     def __init__(
         self,
@@ -62,11 +64,13 @@ class RunDriver:
         memory: RunStore,
         timers: Timers,
         check_lateness: Callable[[], None] = lambda: None,
+        report: Callable[[Incident], None] = lambda incident: None,
     ) -> None:
         self.name = name
         self.machine = machine
         self._memory = memory
         self._check_lateness = check_lateness
+        self._report = report
         self._timers = timers
         self._clock = timers.time
         self._timer = DeadlineTimer(self._tick, timers)
@@ -225,6 +229,9 @@ class RunDriver:
             case events.SupervisorTold(session, message):
                 self._supervisors.tell(session, message)
             case events.RecordChanged():
+                self._note()
+            case events.IncidentChanged(restart):
+                self._report(incident_of(self.name, restart))
                 self._note()
         log_effect(self.name, effect)
 

@@ -13,6 +13,7 @@ from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun
 from lighthouse.runs.rules.status import saved_run_status
 from lighthouse.runs.store import RunStore
 from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.messages.incident import Incident
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.refusals import LimitReached, UnknownName, Unreachable
 from lighthouse_runtime.timing.loop_lag import LoopLag
@@ -25,7 +26,10 @@ NAMES_SHOWN = 16
 
 
 class RunRegistry:
-    """`memory` is claimed when the first run is asked for; `guarded` ends the daemon where it cannot be written."""
+    """`memory` is claimed when the first run is asked for; `guarded` ends the daemon where it cannot be written.
+
+    `make_id` makes an id for each incident, `report` gets each one that changes.
+    """
 
     def __init__(
         self,
@@ -33,9 +37,13 @@ class RunRegistry:
         rank_timeout_s: float,
         lateness: LoopLag,
         guarded: Callable[[Callable[[], None]], None] = lambda act: act(),
+        make_id: Callable[[float], str] = str,
+        report: Callable[[Incident], None] = lambda incident: None,
     ) -> None:
         self._memory = _Guarded(memory, guarded)
         self._rank_timeout_s = rank_timeout_s
+        self._make_id = make_id
+        self._report = report
         self._lateness = lateness
         self._lateness.listen(self._was_late)
         self._drivers: dict[RunName, RunDriver] = {}
@@ -107,8 +115,9 @@ class RunRegistry:
         now = asyncio.get_running_loop().time()
         saved = self._memory.load_run(name) or SavedRun(RunRecord())
         config = RunConfig(self._rank_timeout_s, wall_offset_s=time.time() - now)
-        machine = RunMachine(config, record=saved.record, keys=saved.keys, now=now)
-        return RunDriver(name, machine, self._memory, asyncio.get_running_loop(), self._lateness.check)
+        machine = RunMachine(config, record=saved.record, keys=saved.keys, now=now, make_id=self._make_id)
+        loop = asyncio.get_running_loop()
+        return RunDriver(name, machine, self._memory, loop, self._lateness.check, self._report)
 
     def _names(self) -> list[RunName]:
         return sorted({*self._memory.run_names(SAVED_SHOWN), *self._drivers})

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.ports import free_port
+from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.daemons.supervisors import Supervisor, restarted, runs
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually, together
@@ -113,9 +114,10 @@ class TestStopsNobodyElse:
             assert runs(other, 1) == other_s
             with LighthouseClient(lighthouse.address, run=f"dies-{name}") as client:
                 (status,) = client.runs(f"dies-{name}")
-            (incident,) = status.incidents
-            assert evidence in incident.cause
-            assert "oops" in incident.evidence
+                (summary,) = [each for each in client.incidents() if f"run dies-{name}: " in each.text]
+                (process,) = client.incident(summary.id).evidence
+            assert (summary.kind, evidence in summary.text) == (IncidentKind.EXIT, True)
+            assert "oops" in process.rank.output
             assert status.stop is None
 
     @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -9,6 +9,7 @@ from lighthouse.runs.rules.events import (
     Event,
     GenerationFormed,
     GenerationTold,
+    IncidentChanged,
     Interrupted,
     RankFailed,
     RankFinished,
@@ -286,7 +287,7 @@ class RunStage:
                 for rank in ranks:
                     self._count()
                     self._end(self.worker(rank))
-            case RecordChanged():
+            case RecordChanged() | IncidentChanged():
                 self.record = self.machine.record(self.now)
             case Resumed() | SupervisorTold():
                 pass
@@ -332,7 +333,7 @@ class RunStage:
 
     @property
     def counters(self) -> Counters:
-        return self.machine.generations.ledger.counters
+        return self.machine.generations.restarts.counters
 
     @property
     def number(self) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from lighthouse.runs.rules.record import RunRecord
+from lighthouse.runs.rules.record import RestartRecord, RunRecord
 from lighthouse_protocol.messages.run import Generation, RankHello, RankId, Stop
 from lighthouse_protocol.messages.supervisor import SupervisorHello, ToSupervisor
 from lighthouse_protocol.refusals import LighthouseError
@@ -181,6 +181,13 @@ class RecordChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class IncidentChanged:
+    """An incident of the run began or changed: the record, and the archive of incidents, are to follow soon."""
+
+    restart: RestartRecord
+
+
+@dataclass(frozen=True, slots=True)
 class SupervisorTold:
     """After a Refusal its stream ends."""
 
@@ -227,6 +234,7 @@ Effect = (
     | Resumed
     | SupervisorTold
     | RecordChanged
+    | IncidentChanged
 )
 
 

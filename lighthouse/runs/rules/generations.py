@@ -24,7 +24,7 @@ from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.formation import FormationClock, begins_by_restart, choose
 from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.ranks import Rank, Ranks
-from lighthouse.runs.rules.record import RestartRecord, RunRecord
+from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.restart_log import RestartLog
 from lighthouse_protocol.messages.run import Generation, RankHello, RankId
 
@@ -38,6 +38,7 @@ class Generations:
         record: RunRecord,
         now: float,
         emit: Callable[[events.Effect], None],
+        make_id: Callable[[float], str],
     ) -> None:
         """`record`: what an earlier lighthouse has written down."""
         self.config = config
@@ -45,7 +46,7 @@ class Generations:
         self.ranks = Ranks(config.rank_timeout_s, record.ranks, now)
         here = [rank.rank for rank in self.ranks.here]
         self.life = GenerationState(record.generation, here, is_broken=record.is_broken, finished=record.finished)
-        self.ledger = RestartLog(record)
+        self.restarts = RestartLog(record, make_id, emit)
         self._emit = emit
         self._is_over = False
         self._advance = FormationClock()
@@ -84,13 +85,13 @@ class Generations:
         """Another launch of the run: its numbers go on upwards."""
         self.ranks = Ranks(self.config.rank_timeout_s)
         self.life = GenerationState()
-        self.ledger.begin_anew()
+        self.restarts.begin_anew()
         self.resume()
 
     # -- coming and going
 
     def enter(self, entry: RankHello, session: int | None, now: float) -> None:
-        error = self.ledger.refusal(entry) or self.ranks.refusal(entry, self.terms)
+        error = self.restarts.refusal(entry) or self.ranks.refusal(entry, self.terms)
         if error is not None:
             return self._emit(events.RankRefused(entry.rank, error))
         if entry.terms != self.terms:  # it was not refused: no rank is here
@@ -98,8 +99,8 @@ class Generations:
         old = self.ranks.of_slot(entry.rank.slot)
         if old is not None and old.is_here and old.rank != entry.rank:
             self.lose(old, "its process has restarted", now)
-        self.ledger.learn(entry.seen, self.terms.stride)
-        self.ledger.learn(entry.generation, self.terms.stride)
+        self.restarts.learn(entry.seen, self.terms.stride)
+        self.restarts.learn(entry.generation, self.terms.stride)
         rank = self.ranks.enter(entry, session, now)
         self.ranks.run(rank)
         self.life.come_back(rank.rank)
@@ -135,8 +136,8 @@ class Generations:
             case events.RankHeartbeat(_, step, phase):
                 is_step = step > rank.step and self.life.runs(rank.rank, self.life.number)
                 rank.step, rank.phase = step or rank.step, phase or rank.phase
-                if is_step and self.ledger.step(self._wall(now)):
-                    self._emit(events.RecordChanged())
+                if is_step:
+                    self.restarts.step(self.wall(now))
             case events.RankReady(_, generation):
                 self._ready(rank, generation, now)
             case events.RankFailed(_, generation, reason):
@@ -204,11 +205,11 @@ class Generations:
             return
         number = self.life.number
         if self.life.is_broken:
-            if self.ledger.worsen(lost, cause):
+            if self.restarts.worsen(lost, cause):
                 self._emit(events.Interrupted(number, cause, (), is_new=True))
             return
         self.life.is_broken = True
-        self.ledger.begin(RestartRecord(number, cause, self._wall(now), is_fault, lost))
+        self.restarts.begin(number, cause, self.wall(now), lost, is_fault=is_fault)
         self._emit(events.Interrupted(number, cause, tuple(sorted(self.life.running)), is_new=True))
 
     def settle(self, now: float) -> str:
@@ -225,7 +226,7 @@ class Generations:
 
     def _form(self, now: float) -> str:
         limit = self.terms.max_iterations
-        if limit is not None and self.ledger.formed >= limit:
+        if limit is not None and self.restarts.formed >= limit:
             return f"max_iterations: {limit} generations were run"
         left_out, before = tuple(sorted(self.life.running)), self.life.number
         generation = self._begin(choose(self.ranks, self.life, self.terms), now)
@@ -238,10 +239,10 @@ class Generations:
 
     def _begin(self, chosen: tuple[RankId, ...], now: float) -> Generation:
         members = [rank for rank in map(self.ranks.get, chosen) if rank is not None]
-        counters = self.ledger.form(
+        counters = self.restarts.form(
             self.terms.stride,
-            self._wall(now),
-            is_process_restart=begins_by_restart(members, self.life, self.ledger.counters),
+            self.wall(now),
+            is_process_restart=begins_by_restart(members, self.life, self.restarts.counters),
         )
         generation = self.life.begin(chosen, counters)
         for rank in members:
@@ -250,5 +251,5 @@ class Generations:
         self._advance = FormationClock()
         return generation
 
-    def _wall(self, now: float) -> float:
+    def wall(self, now: float) -> float:
         return now + self.config.wall_offset_s

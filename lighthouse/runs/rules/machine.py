@@ -10,18 +10,17 @@
 5. What is told is durable first: where an effect changes the record, a `RecordDue` stands before all others.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.generations import Generations
 from lighthouse.runs.rules.key_space import KeySpaces, Row
 from lighthouse.runs.rules.launches import Launches
-from lighthouse.runs.rules.record import RestartRecord, RunRecord
-from lighthouse.runs.rules.restart_log import evidence
+from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.supervisors import Supervisors
 from lighthouse_protocol.messages.run import Done, RankHello, RankId, Refusal, Stop
-from lighthouse_protocol.messages.supervisor import SupervisorHello, SupervisorWelcome, ToSupervisor
+from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, SupervisorWelcome, ToSupervisor
 
 
 class RunMachine:
@@ -34,13 +33,14 @@ class RunMachine:
         record: RunRecord | None = None,
         keys: Sequence[Row] = (),
         now: float = 0.0,
+        make_id: Callable[[float], str] = str,
     ) -> None:
-        """`record` and `keys`: what an earlier lighthouse has written down."""
+        """`record` and `keys`: what an earlier lighthouse has written down. `make_id`: as of RestartLog."""
         record = record or RunRecord()
         self.config = config or RunConfig()
         self.stop = record.stop
         self.completed = record.completed
-        self.generations = Generations(self.config, record, now, self._emit)
+        self.generations = Generations(self.config, record, now, self._emit, make_id)
         self.supervisors = Supervisors(record.supervisors, record.excluded, record.ending)
         self.launches = Launches(record.former)
         self.keys = KeySpaces(self.generations.life.number, keys)
@@ -69,14 +69,14 @@ class RunMachine:
     def record(self, now: float) -> RunRecord:
         generations = self.generations
         return RunRecord(
-            counters=generations.ledger.counters,
+            counters=generations.restarts.counters,
             terms=generations.terms,
             generation=generations.life.generation,
             is_broken=generations.life.is_broken,
-            formed=generations.ledger.formed,
+            formed=generations.restarts.formed,
             stop=self.stop,
             ranks=generations.ranks.records(self.config.wall_offset_s),
-            incidents=generations.ledger.incidents,
+            restarts=generations.restarts.restarts,
             finished=tuple(sorted(generations.life.finished)),
             completed=self.completed,
             supervisors=self.supervisors.records(),
@@ -172,7 +172,8 @@ class RunMachine:
     def _lose(self, event: events.RankLost, now: float) -> None:
         if (rank := self.generations.ranks.get(event.rank)) is not None:
             self.generations.lose(rank, event.reason, now)
-        self._explain(event, now)
+        if not self._is_over:
+            self._explain(event, now)
 
     # -- launches
 
@@ -246,21 +247,17 @@ class RunMachine:
 
     def _explain(self, event: events.RankLost, now: float) -> None:
         """Rule 2."""
-        if self._is_over:
-            return
-        ledger = self.generations.ledger
-        is_news = ledger.explain(event.rank, event.reason, event.output)
-        if is_news is None and not self.generations.ranks.knows(event.rank):
-            by = f" of {event.by}" if event.by else ""
-            cause, lines = f"{event.rank}{by}: {event.reason}", evidence(event.rank, event.reason, event.output)
-            number, at = self.generations.life.number, now + self.config.wall_offset_s
-            ledger.note(RestartRecord(number, cause, at, lost=(event.rank,), evidence=lines, ends_nothing=True))
-            is_news = True
-        if is_news:
-            self._emit(events.RecordChanged())
+        generations = self.generations
+        generations.restarts.explain(
+            ProcessLost(event.rank, event.reason, event.output),
+            event.by,
+            generations.life.number,
+            generations.wall(now),
+            is_rank=generations.ranks.knows(event.rank),
+        )
 
     def _exclude(self, host: str, reason: str, now: float) -> None:
-        if self._is_over or not self.supervisors.exclude(host, reason, now + self.config.wall_offset_s):
+        if self._is_over or not self.supervisors.exclude(host, reason, self.generations.wall(now)):
             return
         for rank in [rank for rank in self.generations.ranks.here if rank.host == host]:
             self.generations.lose(rank, f"its host {host} is excluded: {reason}", now)

@@ -17,7 +17,7 @@ from lighthouse.runs.rules.events import RankFinished, RankReady, ResumeAsked, R
 from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.key_space import SPACES_KEPT
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.restart_log import INCIDENTS_KEPT
+from lighthouse.runs.rules.restart_log import KEPT
 from lighthouse_protocol.messages.run import RankId, Stop
 from tests.lighthouse.run_stage import RunStage, Worker
 
@@ -218,7 +218,7 @@ class RunOfRanks(RuleBasedStateMachine):
         if hasattr(self, "stage"):
             machine = self.stage.machine
             assert len(list(machine.generations.ranks)) <= WORLD
-            assert len(machine.generations.ledger.incidents) <= INCIDENTS_KEPT
+            assert len(machine.generations.restarts.restarts) <= KEPT
             assert len(machine.keys.generations) <= SPACES_KEPT
             assert set(machine.generations.ranks.ready) == {
                 rank.rank.slot for rank in machine.generations.ranks if rank.is_ready

@@ -231,7 +231,7 @@ class TestRecords:
         stage.wait(2)
         stage.kill(2)
         stage.ready(0, 3)
-        (incident,) = stage.machine.generations.ledger.incidents
+        (incident,) = stage.machine.generations.restarts.restarts
         assert incident.lost == (stage.workers[1].rank, stage.workers[2].rank)
         assert "connection" in incident.cause
         assert (incident.generation, incident.formed) == (0, 1)
@@ -244,8 +244,8 @@ class TestRecords:
         for restart in range(10_000):
             stage.fail(restart % 2)
             if restart == 1000:
-                size = len(stage.machine.record(stage.now).incidents)
-        assert len(stage.machine.record(stage.now).incidents) == size == 64
+                size = len(stage.machine.record(stage.now).restarts)
+        assert len(stage.machine.record(stage.now).restarts) == size == 16
         assert len(stage.machine.keys.generations) == 4
         assert len(list(stage.machine.generations.ranks)) == 2
 

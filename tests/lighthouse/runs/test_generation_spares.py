@@ -104,7 +104,7 @@ class TestSixOfEight:
         for _ in range(10):
             stage.kill(1)
             stage.start(1)
-        assert stage.machine.generations.ledger.formed == 21
+        assert stage.machine.generations.restarts.formed == 21
         assert (stage.number, stage.counters.job_restarts) == (1000, 10)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from lighthouse.runs.rules.events import (
     GenerationFormed,
+    IncidentChanged,
     Interrupted,
     RankHeartbeat,
     RankJoined,
@@ -16,7 +17,7 @@ from lighthouse.runs.rules.events import (
     WasLate,
 )
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.record import RunRecord
+from lighthouse.runs.rules.record import RestartRecord, RunRecord
 from lighthouse_protocol.messages.run import Counters, Generation, RankHello, RankId, Terms
 from tests.lighthouse.run_stage import RunStage, running
 
@@ -43,7 +44,9 @@ class TestAdvance:
         effects = stage.machine.handle(SessionEnded(stage.workers[1].session or 0), stage.now)
         others = (stage.workers[0].rank, stage.workers[2].rank)
         reason = f"{stage.workers[1].rank}: its connection has ended"
-        assert effects == [DUE, Interrupted(0, reason, others, is_new=True)]
+        (restart,) = stage.machine.generations.restarts.restarts
+        assert restart == RestartRecord(0, reason, 0.0, "0.0", (stage.workers[1].rank,))
+        assert effects == [DUE, IncidentChanged(restart), Interrupted(0, reason, others, is_new=True)]
 
     def test_who_is_lost_while_others_wait_is_left_out_at_once(self):
         stage = running(4, obedient=False)

@@ -117,9 +117,9 @@ class Checkers:
     def written(self, record: RunRecord) -> None:
         """It is durable from now on."""
         self._durable = record
-        most_lost = max((len(incident.lost) for incident in record.incidents), default=0)
-        if len(record.incidents) > MAX_INCIDENTS or most_lost > MAX_LOST:
-            self._broken("G11", f"a record has {len(record.incidents)} incidents, one with {most_lost} lost")
+        most_lost = max((len(restart.lost) for restart in record.restarts), default=0)
+        if len(record.restarts) > MAX_INCIDENTS or most_lost > MAX_LOST:
+            self._broken("G11", f"a record has {len(record.restarts)} restarts, one with {most_lost} lost")
         if len(record.ranks) > self._simulation.plan.terms.world_size:
             self._broken("G11", f"a record has {len(record.ranks)} ranks")
 

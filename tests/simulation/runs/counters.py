@@ -26,7 +26,7 @@ class Recount:
 
     def restarted(self, machine: RunMachine) -> None:
         """What was not written down is not counted, and will be when it is seen again."""
-        counters = machine.generations.ledger.counters
+        counters = machine.generations.restarts.counters
         self._floor = counters.number
         self._has_fault = self._generation is not None and counters.job_restarts > self._before.job_restarts
         self._finished = set(machine.generations.life.finished)

@@ -290,7 +290,7 @@ EXHIBITS = (
         "incidents-kept-for-ever",
         "the record grows with each incident",
         "G11",
-        ((restart_log, "INCIDENTS_KEPT", 10**9),),
+        ((restart_log, "KEPT", 10**9),),
         plan={**PAIR, **CROWDED, "mix": ("raise_in_rank",), "fault_every_s": 0.2, "step_s": 0.1, "steps": 100},
         terms=OF_TWO,
     ),
