@@ -35,8 +35,13 @@ class RestartLog:
 
     @property
     def open_one(self) -> RestartRecord | None:
-        last = next((restart for restart in reversed(self.restarts) if not restart.ends_nothing), None)
-        return last if last is not None and last.formed is None else None
+        newest = self._newest
+        return newest if newest is not None and newest.formed is None else None
+
+    @property
+    def _newest(self) -> RestartRecord | None:
+        """That ended a generation."""
+        return next((restart for restart in reversed(self.restarts) if not restart.ends_nothing), None)
 
     def refusal(self, entry: RankHello) -> InvalidRequest | None:
         """It was told of a number that this run cannot have come to: it is not adopted."""
@@ -120,7 +125,11 @@ class RestartLog:
         self.formed = 0
 
     def _add(self, restart: RestartRecord) -> None:
+        """What is still followed outlives any number of processes that end no generation."""
+        followed = self._newest
         self.restarts = (*self.restarts, restart)[-KEPT:]
+        if followed is not None and restart.ends_nothing and followed not in self.restarts:
+            self.restarts = (followed, *self.restarts[1:])
         self._report(restart)
 
     def _replace(self, old: RestartRecord, new: RestartRecord) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tests.simulation.runs.rank import RankProcess
     from tests.simulation.runs.simulation import RunSimulation
 
-MAX_INCIDENTS = MAX_LOST = 64
+MAX_RESTARTS = 16
+MAX_LOST = 64
 OBEYED_WITHIN_S = 2.0
 
 
@@ -118,7 +119,7 @@ class Checkers:
         """It is durable from now on."""
         self._durable = record
         most_lost = max((len(restart.lost) for restart in record.restarts), default=0)
-        if len(record.restarts) > MAX_INCIDENTS or most_lost > MAX_LOST:
+        if len(record.restarts) > MAX_RESTARTS or most_lost > MAX_LOST:
             self._broken("G11", f"a record has {len(record.restarts)} restarts, one with {most_lost} lost")
         if len(record.ranks) > self._simulation.plan.terms.world_size:
             self._broken("G11", f"a record has {len(record.ranks)} ranks")
