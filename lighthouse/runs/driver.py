@@ -19,16 +19,12 @@ from lighthouse.runs.streams import RankStreams, SupervisorStreams
 from lighthouse_protocol.messages.incident import Incident
 from lighthouse_protocol.messages.run import (
     Done,
-    Failure,
-    Finish,
     FromRunRank,
     Generation,
     KeyKind,
     Over,
-    RankHeartbeat,
     RankHello,
     RankId,
-    Ready,
     Refusal,
     Told,
     ToRunRank,
@@ -96,17 +92,9 @@ class RunDriver:
         rank = self._ranks.rank_of(session)
         if rank is None:
             return
-        match message:
-            case RankHeartbeat(step, phase):
-                self._feed(events.RankHeartbeat(rank, step, phase))
-            case Ready(generation):
-                self._feed(events.RankReady(rank, generation))
-            case Failure(generation, reason):
-                self._feed(events.RankFailed(rank, generation, reason))
-            case Finish(generation):
-                self._feed(events.RankFinished(rank, generation))
-            case RankHello():
-                raise InvalidRequest("a rank's stream has one", field="entry")
+        if isinstance(message, RankHello):
+            raise InvalidRequest("a rank's stream has one", field="entry")
+        self._feed(events.RankSaid(rank, message))
 
     def end_rank(self, session: int) -> None:
         self._ranks.remove(session)

@@ -11,13 +11,10 @@ from lighthouse.runs.rules.events import (
     GenerationTold,
     IncidentChanged,
     Interrupted,
-    RankFailed,
-    RankFinished,
-    RankHeartbeat,
     RankJoined,
     RankLost,
-    RankReady,
     RankRefused,
+    RankSaid,
     RecordChanged,
     RecordDue,
     Resumed,
@@ -27,7 +24,18 @@ from lighthouse.runs.rules.events import (
 )
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord, dump, parse
-from lighthouse_protocol.messages.run import Counters, Generation, RankHello, RankId, Stop, Terms
+from lighthouse_protocol.messages.run import (
+    Counters,
+    Failure,
+    Finish,
+    Generation,
+    RankHeartbeat,
+    RankHello,
+    RankId,
+    Ready,
+    Stop,
+    Terms,
+)
 from lighthouse_protocol.refusals import LighthouseError
 
 
@@ -148,19 +156,19 @@ class RunStage:
             if worker.is_done:
                 continue
             worker.runs, worker.is_ready = False, True
-            self.feed(RankReady(worker.rank, worker.generation))
+            self.feed(RankSaid(worker.rank, Ready(worker.generation)))
 
     def fail(self, slot: int, reason: str = "ValueError") -> None:
         worker = self.workers[slot]
         assert worker.generation is not None
-        self.feed(RankFailed(worker.rank, worker.generation, reason))
+        self.feed(RankSaid(worker.rank, Failure(worker.generation, reason)))
         self.obey()
 
     def finish(self, *slots: int) -> None:
         for slot in slots:
             worker = self.workers[slot]
             assert worker.generation is not None
-            self.feed(RankFinished(worker.rank, worker.generation))
+            self.feed(RankSaid(worker.rank, Finish(worker.generation)))
 
     def kill(self, *slots: int) -> None:
         for slot in slots:
@@ -197,7 +205,7 @@ class RunStage:
 
     def beat(self, *slots: int, step: int = 0) -> None:
         for slot in slots:
-            self.feed(RankHeartbeat(self.workers[slot].rank, step))
+            self.feed(RankSaid(self.workers[slot].rank, RankHeartbeat(step)))
 
     def obey(self) -> None:
         """Whoever was interrupted has stopped, and is ready."""
@@ -241,8 +249,11 @@ class RunStage:
     # -- to the machine
 
     def feed(self, event: Event) -> None:
-        if isinstance(event, RankFinished):
-            self.finished.add((event.rank, event.generation))
+        match event:
+            case RankSaid(rank, Finish(generation)):
+                self.finished.add((rank, generation))
+            case _:
+                pass
         if not self.is_down:
             self.perform(list(self.machine.handle(event, self.now)))
 

@@ -26,7 +26,7 @@ from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.ranks import Rank, Ranks
 from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.restart_log import RestartLog
-from lighthouse_protocol.messages.run import Generation, RankHello, RankId
+from lighthouse_protocol.messages.run import Failure, Finish, Generation, RankHeartbeat, RankHello, RankId, Ready
 
 
 class Generations:
@@ -124,25 +124,23 @@ class Generations:
 
     # -- what ranks say
 
-    def hear(
-        self, event: events.RankHeartbeat | events.RankReady | events.RankFailed | events.RankFinished, now: float
-    ) -> None:
-        rank = self.ranks.get(event.rank)
+    def hear(self, rank_id: RankId, message: events.RankMessage, now: float) -> None:
+        rank = self.ranks.get(rank_id)
         if rank is None:
-            self._emit(events.RankRefused(event.rank, self.ranks.why_not(event.rank)))
+            self._emit(events.RankRefused(rank_id, self.ranks.why_not(rank_id)))
             return
         self.ranks.see(rank, now)
-        match event:
-            case events.RankHeartbeat(_, step, phase):
+        match message:
+            case RankHeartbeat(step, phase):
                 is_step = step > rank.step and self.life.runs(rank.rank, self.life.number)
                 rank.step, rank.phase = step or rank.step, phase or rank.phase
                 if is_step:
                     self.restarts.step(self.wall(now))
-            case events.RankReady(_, generation):
+            case Ready(generation):
                 self._ready(rank, generation, now)
-            case events.RankFailed(_, generation, reason):
+            case Failure(generation, reason):
                 self._fail(rank, generation, reason, now)
-            case events.RankFinished(_, generation):
+            case Finish(generation):
                 self._finish(rank, generation)
 
     def _holds(self, rank: Rank, generation: int | None) -> None:

@@ -19,7 +19,7 @@ from lighthouse.runs.rules.key_space import KeySpaces, Row
 from lighthouse.runs.rules.launches import Launches
 from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.supervisors import Supervisors
-from lighthouse_protocol.messages.run import Done, RankHello, RankId, Refusal, Stop
+from lighthouse_protocol.messages.run import Done, RankHeartbeat, RankHello, RankId, Refusal, Stop
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, SupervisorWelcome, ToSupervisor
 
 
@@ -92,7 +92,8 @@ class RunMachine:
             self.generations.was_late(event.by_s, now)
         self.generations.pass_time(now)
         self._dispatch(event, now)
-        return self._done(now, settles=bool(self._effects) or not isinstance(event, events.RankHeartbeat))
+        is_beat = isinstance(event, events.RankSaid) and isinstance(event.message, RankHeartbeat)
+        return self._done(now, settles=bool(self._effects) or not is_beat)
 
     def tick(self, now: float) -> Sequence[events.Effect]:
         self.generations.pass_time(now)
@@ -106,9 +107,9 @@ class RunMachine:
         match event:
             case events.RankJoined(entry, session):
                 self._enter(entry, session, now)
-            case events.RankHeartbeat() | events.RankReady() | events.RankFailed() | events.RankFinished():
-                if not self._tell_end(event.rank):
-                    self.generations.hear(event, now)
+            case events.RankSaid(rank, message):
+                if not self._tell_end(rank):
+                    self.generations.hear(rank, message, now)
             case events.SessionEnded(session):
                 self.generations.end_session(session, now)
             case events.RankLost():

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from lighthouse.runs.rules.key_space import Row
 from lighthouse_protocol.messages.run import Counters, Generation, RankId, Stop, Terms
 from lighthouse_protocol.messages.run_status import ExcludedHost
-from lighthouse_protocol.messages.supervisor import ProcessLost
+from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello
 
 RunName = tuple[str, str]
 """job, run"""
@@ -59,10 +59,7 @@ class RestartRecord:
 class SupervisorRecord:
     """`former`: incarnations that it has taken the place of."""
 
-    name: str
-    incarnation: str
-    host: str
-    slots: tuple[int, ...]
+    hello: SupervisorHello
     former: tuple[str, ...] = ()
 
 

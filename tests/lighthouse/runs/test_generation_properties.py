@@ -13,12 +13,12 @@ from hypothesis.stateful import run_state_machine_as_test as hunt
 
 from lighthouse.runs.rules import counters, formation
 from lighthouse.runs.rules.config import RunConfig
-from lighthouse.runs.rules.events import RankFinished, RankReady, ResumeAsked, RunVerdict, StopAsked, WasLate
+from lighthouse.runs.rules.events import RankSaid, ResumeAsked, RunVerdict, StopAsked, WasLate
 from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.key_space import SPACES_KEPT
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.restart_log import KEPT
-from lighthouse_protocol.messages.run import RankId, Stop
+from lighthouse_protocol.messages.run import Finish, RankId, Ready, Stop
 from tests.lighthouse.run_stage import RunStage, Worker
 
 WORLD = 5
@@ -70,11 +70,11 @@ class RunOfRanks(RuleBasedStateMachine):
         if ready:
             self.stage.ready(slot)
 
-    @rule(slot=slots, says=st.sampled_from([RankReady, RankFinished]))
-    def a_predecessor_is_heard_late(self, slot: int, says: type[RankReady] | type[RankFinished]) -> None:
+    @rule(slot=slots, says=st.sampled_from([Ready, Finish]))
+    def a_predecessor_is_heard_late(self, slot: int, says: type[Ready] | type[Finish]) -> None:
         old = self.old.get(slot)
         if old is not None and old.generation is not None:
-            self.stage.feed(says(old.rank, old.generation))
+            self.stage.feed(RankSaid(old.rank, says(old.generation)))
 
     @rule(slot=slots)
     def say_ready(self, slot: int) -> None:
@@ -106,7 +106,7 @@ class RunOfRanks(RuleBasedStateMachine):
         for slot in sorted(which):
             worker = self.worker(slot)
             if worker is not None and worker.generation is not None and (worker.runs or stale):
-                self.stage.feed(RankFinished(worker.rank, worker.generation))
+                self.stage.feed(RankSaid(worker.rank, Finish(worker.generation)))
 
     @rule(which=st.sets(slots, min_size=1, max_size=3))
     def kill(self, which: set[int]) -> None:

@@ -5,14 +5,13 @@ import pytest
 from lighthouse.runs.rules.events import (
     GenerationTold,
     Interrupted,
-    RankHeartbeat,
     RankJoined,
-    RankReady,
     RankRefused,
+    RankSaid,
     RecordDue,
     SessionEnded,
 )
-from lighthouse_protocol.messages.run import RankHello, RankId, Terms
+from lighthouse_protocol.messages.run import RankHeartbeat, RankHello, RankId, Ready, Terms
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, WrongState
 from tests.lighthouse.run_stage import RunStage, running
 
@@ -55,14 +54,14 @@ class TestCatchUp:
         stage = running(2)
         rank = stage.workers[0].rank
         assert stage.named[0].active[0] == rank
-        assert stage.machine.handle(RankReady(rank, None), 1.0) == [GenerationTold(rank, stage.named[0])]
+        assert stage.machine.handle(RankSaid(rank, Ready()), 1.0) == [GenerationTold(rank, stage.named[0])]
         assert stage.machine.generations.life.stands
 
     def test_a_predecessors_messages_are_refused(self):
         stage = running(2, **SUPERVISED)
         old = stage.workers[1].rank
         stage.start(1)
-        for event in (RankHeartbeat(old), RankReady(old, 0)):
+        for event in (RankSaid(old, RankHeartbeat()), RankSaid(old, Ready(0))):
             (effect,) = stage.machine.handle(event, stage.now)
             assert isinstance(effect, RankRefused)
             assert isinstance(effect.error, Superseded)
@@ -95,7 +94,7 @@ class TestCatchUp:
     def test_who_is_gone_must_enter_again(self):
         stage = running(2)
         stage.kill(1)
-        (effect,) = stage.machine.handle(RankHeartbeat(stage.workers[1].rank), stage.now)
+        (effect,) = stage.machine.handle(RankSaid(stage.workers[1].rank, RankHeartbeat()), stage.now)
         assert isinstance(effect, RankRefused)
         assert isinstance(effect.error, UnknownName)
 
@@ -216,7 +215,7 @@ class TestRecords:
         stage.start(0)
         stage.start(1, host="node7")
         stage.wait(3)
-        stage.feed(RankHeartbeat(stage.workers[1].rank, 41, "forward"))
+        stage.feed(RankSaid(stage.workers[1].rank, RankHeartbeat(41, "forward")))
         stage.kill(1)
         stage.kill_lighthouse()
         stage.start_lighthouse()
@@ -290,7 +289,7 @@ class TestLighthouseGone:
         stage = running(3, obedient=False)
         stage.fail(0)
         stage.ready(0, 1)
-        effects = list(stage.machine.handle(RankReady(stage.workers[2].rank, 0), stage.now))
+        effects = list(stage.machine.handle(RankSaid(stage.workers[2].rank, Ready(0)), stage.now))
         assert isinstance(effects[0], RecordDue)
         stage.workers[2].runs, stage.workers[2].is_ready = False, True
         stage.record = effects[0].record

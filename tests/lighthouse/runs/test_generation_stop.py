@@ -3,11 +3,9 @@
 import pytest
 
 from lighthouse.runs.rules.events import (
-    RankFailed,
-    RankFinished,
-    RankHeartbeat,
     RankJoined,
-    RankReady,
+    RankMessage,
+    RankSaid,
     RecordDue,
     ResumeAsked,
     Resumed,
@@ -16,7 +14,7 @@ from lighthouse.runs.rules.events import (
     Stopped,
 )
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse_protocol.messages.run import RankHello, RankId, Stop
+from lighthouse_protocol.messages.run import Failure, Finish, RankHeartbeat, RankHello, RankId, Ready, Stop
 from tests.lighthouse.run_stage import RunStage, running
 
 
@@ -60,14 +58,12 @@ def test_what_dies_after_it_is_no_incident():
     assert stage.counters == before
 
 
-@pytest.mark.parametrize(
-    "event", [RankHeartbeat, RankReady, lambda r: RankFailed(r, 1, "x"), lambda r: RankFinished(r, 1)]
-)
-def test_whoever_says_something_is_told_again(event: type[RankHeartbeat]):
+@pytest.mark.parametrize("message", [RankHeartbeat(), Ready(), Failure(1, "x"), Finish(1)])
+def test_whoever_says_something_is_told_again(message: RankMessage):
     stage = stopped()
     rank = stage.workers[2].rank
     assert stage.machine.stop is not None
-    assert stage.machine.handle(event(rank), stage.now) == [Stopped(stage.machine.stop, (rank,))]
+    assert stage.machine.handle(RankSaid(rank, message), stage.now) == [Stopped(stage.machine.stop, (rank,))]
 
 
 def test_it_outlives_the_lighthouse():

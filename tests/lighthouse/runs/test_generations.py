@@ -8,9 +8,8 @@ from lighthouse.runs.rules.events import (
     GenerationFormed,
     IncidentChanged,
     Interrupted,
-    RankHeartbeat,
     RankJoined,
-    RankReady,
+    RankSaid,
     RecordDue,
     RunVerdict,
     SessionEnded,
@@ -18,7 +17,7 @@ from lighthouse.runs.rules.events import (
 )
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RestartRecord, RunRecord
-from lighthouse_protocol.messages.run import Counters, Generation, RankHello, RankId, Terms
+from lighthouse_protocol.messages.run import Counters, Generation, RankHeartbeat, RankHello, RankId, Ready, Terms
 from tests.lighthouse.run_stage import RunStage, running
 
 SUPERVISED = {"stride": 100}
@@ -32,12 +31,12 @@ class TestAdvance:
         a, b = RankId(0, "a"), RankId(1, "b")
         assert machine.handle(RankJoined(RankHello(a, terms), 1), 0.0) == []
         assert machine.handle(RankJoined(RankHello(b, terms), 2), 0.0) == []
-        assert machine.handle(RankReady(a), 1.0) == []
+        assert machine.handle(RankSaid(a, Ready()), 1.0) == []
         formed = Generation((a, b), Counters(number=0))
-        assert machine.handle(RankReady(b), 2.0) == [DUE, GenerationFormed(formed)]
-        assert machine.handle(RankReady(a, 0), 3.0) == []
+        assert machine.handle(RankSaid(b, Ready()), 2.0) == [DUE, GenerationFormed(formed)]
+        assert machine.handle(RankSaid(a, Ready(0)), 3.0) == []
         again = Generation((a, b), Counters(number=1, global_iteration=1))
-        assert machine.handle(RankReady(b, 0), 4.0) == [DUE, GenerationFormed(again)]
+        assert machine.handle(RankSaid(b, Ready(0)), 4.0) == [DUE, GenerationFormed(again)]
 
     def test_a_loss_interrupts_the_others_at_once(self):
         stage = running(3, obedient=False)
@@ -188,7 +187,7 @@ class TestAlive:
 
     def test_moments_are_the_lighthouses_own(self):
         """Nothing that a rank says can be a moment: no event has a field for one."""
-        fields = {name for event in (RankHeartbeat, RankReady, RankHello) for name in event.__dataclass_fields__}
+        fields = {name for event in (RankHeartbeat, Ready, RankHello) for name in event.__dataclass_fields__}
         assert not {name for name in fields if name.endswith(("_at", "time", "clock"))}
 
     @pytest.mark.parametrize("skew_s", [-31.0, 31.0])

@@ -9,12 +9,10 @@ from lighthouse.runs.rules.events import (
     Event,
     HostExcluded,
     IncidentChanged,
-    RankFinished,
-    RankHeartbeat,
     RankJoined,
     RankLost,
-    RankReady,
     RankRefused,
+    RankSaid,
     RecordChanged,
     RecordDue,
     ResumeAsked,
@@ -30,7 +28,7 @@ from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord, dump, parse
 from lighthouse.runs.rules.restart_log import EVIDENCE_KEPT, KEPT, LOST_KEPT
 from lighthouse.runs.rules.supervisors import MAX_SUPERVISORS, Supervisors
-from lighthouse_protocol.messages.run import Done, RankHello, RankId, Refusal, Stop, Terms
+from lighthouse_protocol.messages.run import Done, Finish, RankHeartbeat, RankHello, RankId, Ready, Refusal, Stop, Terms
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, SupervisorWelcome
 from lighthouse_protocol.refusals import LighthouseError, Superseded, WrongState
 from tests.lighthouse.run_stage import RunStage, running
@@ -263,7 +261,7 @@ class TestIncidents:
         assert stage.record.restarts[0].stepped_at == 1002.0
         stage.wait(1)
         for step in (8, 9):
-            assert stage.machine.handle(RankHeartbeat(stage.workers[0].rank, step), stage.now) == []
+            assert stage.machine.handle(RankSaid(stage.workers[0].rank, RankHeartbeat(step)), stage.now) == []
         assert stage.record.restarts[0].stepped_at == 1002.0
 
     def test_a_step_that_is_no_higher_is_none(self):
@@ -325,7 +323,7 @@ class TestCompletion:
         ]
         for session, entry in enumerate(late, start=90):
             assert stage.machine.handle(RankJoined(entry, session), stage.now) == [Completed(0, (entry.rank,))]
-            assert stage.machine.handle(RankReady(entry.rank, 0), stage.now) == [Completed(0, (entry.rank,))]
+            assert stage.machine.handle(RankSaid(entry.rank, Ready(0)), stage.now) == [Completed(0, (entry.rank,))]
         stage.wait(1000)
         assert stage.number == 0
 
@@ -401,8 +399,8 @@ class TestCompletion:
         stage = RunStage(1)
         rank = RankId(0, "old.1")
         stage.feed(RankJoined(RankHello(rank, stage.terms), 70))
-        stage.feed(RankReady(rank))
-        stage.feed(RankFinished(rank, 0))
+        stage.feed(RankSaid(rank, Ready()))
+        stage.feed(RankSaid(rank, Finish(0)))
         stage.feed(SessionEnded(70))
         late = SupervisorJoined(supervisor(incarnation="old"), 71)
         assert stage.machine.handle(late, 1.0) == [SupervisorTold(71, Done(0))]

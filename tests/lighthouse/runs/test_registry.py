@@ -157,7 +157,7 @@ async def test_what_is_worth_no_write_of_its_own_is_written_a_little_later(
     await asyncio.sleep(NOTED_WITHIN_S * 2)
     saved = memory.load_run(("j", "r"))
     assert saved is not None
-    assert [each.name for each in saved.record.supervisors] == ["g"]
+    assert [each.hello.name for each in saved.record.supervisors] == ["g"]
 
 
 async def test_all_are_told_of_the_completion(runs: RunRegistry):

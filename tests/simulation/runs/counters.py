@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse_protocol.messages.run import Counters, Generation, RankHello, RankId, Terms
+from lighthouse_protocol.messages.run import Counters, Failure, Finish, Generation, RankHello, RankId, Terms
 
 
 class Recount:
@@ -72,9 +72,9 @@ class Recount:
             return
         number = self._generation.number
         match event:
-            case events.RankFailed(rank, generation) if generation == number and rank in here - self._finished:
+            case events.RankSaid(rank, Failure(generation)) if generation == number and rank in here - self._finished:
                 self._has_fault = self._has_fault or stood
-            case events.RankFinished(rank, generation) if generation == number and rank in here and stood:
+            case events.RankSaid(rank, Finish(generation)) if generation == number and rank in here and stood:
                 self._finished.add(rank)
             case _:
                 pass

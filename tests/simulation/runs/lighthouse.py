@@ -97,7 +97,7 @@ class RunLighthouse(Process):
         value, error = request.value, None
         try:
             if request.value is None:
-                value = self.machine.keys.get(request.generation, request.kind, request.name)
+                value = self.machine.keys.present(request.generation).get((request.kind, request.name))
             else:
                 self.driver.put_key(request.generation, request.kind, request.name, request.value)
         except LighthouseError as refusal:
