@@ -30,7 +30,7 @@ class Stream(driver.Stream, Protocol):
     def __iter__(self) -> Iterator[ToRunRank]: ...
 
 
-class Hands(Protocol):
+class Process(Protocol):
     """What the thread does to the process."""
 
     def interrupt(self, reason: str) -> None:
@@ -48,10 +48,10 @@ class _Sign(Enum):
 class RankThread:
     """A context manager, whose end leaves the run."""
 
-    def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream], hands: Hands) -> None:
+    def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream], process: Process) -> None:
         self._driver = driver.RankDriver(machine, time.monotonic, self._connect, self)
         self._open_stream = open_stream
-        self._hands = hands
+        self._process = process
         self._inbox: queue.SimpleQueue[events.RankEvent | _Sign] = queue.SimpleQueue()
         self._verdicts: queue.SimpleQueue[events.Run | events.Ended] = queue.SimpleQueue()
         self._ended: events.Ended | None = None
@@ -140,10 +140,10 @@ class RankThread:
 
     def interrupt(self, reason: str) -> None:
         self._over = self._running
-        self._hands.interrupt(reason)
+        self._process.interrupt(reason)
 
     def kill(self, reason: str) -> None:
-        self._hands.kill(reason)
+        self._process.kill(reason)
 
     def _connect(self, session: int) -> Stream:
         stream = self._open_stream()

@@ -57,14 +57,14 @@ class RunDriver:
         self,
         name: RunName,
         machine: RunMachine,
-        memory: RunStore,
+        store: RunStore,
         timers: Timers,
         check_lateness: Callable[[], None] = lambda: None,
         report: Callable[[Incident], None] = lambda incident: None,
     ) -> None:
         self.name = name
         self.machine = machine
-        self._memory = memory
+        self._store = store
         self._check_lateness = check_lateness
         self._report = report
         self._timers = timers
@@ -140,7 +140,7 @@ class RunDriver:
     def put_key(self, generation: int, kind: KeyKind, name: str, value: bytes) -> None:
         """Durable when it returns. Raises a refusal."""
         self._key_writes.take(self._clock())
-        self._memory.commit_key(self.name, self.machine.keys.put(generation, kind, name, value))
+        self._store.commit_key(self.name, self.machine.keys.put(generation, kind, name, value))
 
     def status(self) -> RunStatus:
         return run_status(self.name, self.machine, self._clock())
@@ -229,7 +229,7 @@ class RunDriver:
 
     def _remember(self, record: RunRecord) -> None:
         kept = self.machine.keys.generations
-        self._memory.commit_run(self.name, record, kept[0] if kept else 0)
+        self._store.commit_run(self.name, record, kept[0] if kept else 0)
 
     def _note(self) -> None:
         if self._note_timer is None:

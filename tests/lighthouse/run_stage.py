@@ -348,7 +348,7 @@ class RunStage:
 
     @property
     def number(self) -> int:
-        return self.machine.generations.life.number
+        return self.machine.generations.current.number
 
     def table(self) -> tuple[int, int, int]:
         """As the documents' state diagram has it."""
@@ -360,7 +360,7 @@ class RunStage:
 
     def members(self) -> set[int]:
         """The slots of the last generation."""
-        return set(self.machine.generations.life.slots)
+        return set(self.machine.generations.current.slots)
 
     def running(self) -> set[int]:
         return set(self.places().values())

@@ -45,19 +45,19 @@ class Generations:
         self.terms = record.terms
         self.ranks = Ranks(config.rank_timeout_s, record.ranks, now)
         here = [rank.rank for rank in self.ranks.here]
-        self.life = GenerationState(record.generation, here, is_broken=record.is_broken, finished=record.finished)
+        self.current = GenerationState(record.generation, here, is_broken=record.is_broken, finished=record.finished)
         self.restarts = RestartLog(record, make_id, emit)
         self._emit = emit
         self._is_over = False
-        self._advance = FormationClock()
+        self._formation = FormationClock()
         self._held_until = now
 
     def verdict(self, now: float) -> events.RunVerdict:
-        return self._advance.verdict(self.ranks, self.life, self.terms, now)
+        return self._formation.verdict(self.ranks, self.current, self.terms, now)
 
     def deadline(self, now: float) -> float | None:
         """As RunMachine.deadline."""
-        moments = [self.ranks.next_at(), *([] if self._is_over else self._advance.moments(self.terms))]
+        moments = [self.ranks.next_at(), *([] if self._is_over else self._formation.moments(self.terms))]
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def pass_time(self, now: float) -> None:
@@ -67,7 +67,7 @@ class Generations:
     def was_late(self, by_s: float, now: float) -> None:
         """The lighthouse itself was paused: ranks and formation get that time back."""
         self.ranks.shift(by_s)
-        self._advance.shift(by_s)
+        self._formation.shift(by_s)
         self._held_until = now + by_s + CLOSINGS_HELD_S
 
     # -- the end of the run
@@ -79,12 +79,12 @@ class Generations:
     def resume(self) -> None:
         """The stop is lifted: what waits begins to wait now."""
         self._is_over = False
-        self._advance = FormationClock()
+        self._formation = FormationClock()
 
     def begin_anew(self) -> None:
         """Another launch of the run: its numbers go on upwards."""
         self.ranks = Ranks(self.config.rank_timeout_s)
-        self.life = GenerationState()
+        self.current = GenerationState()
         self.restarts.begin_anew()
         self.resume()
 
@@ -103,7 +103,7 @@ class Generations:
         self.restarts.learn(entry.generation, self.terms.stride)
         rank = self.ranks.enter(entry, session, now)
         self.ranks.run(rank)
-        self.life.come_back(rank.rank)
+        self.current.come_back(rank.rank)
         if entry.is_ready:
             return self._ready(rank, entry.generation, now)
         return self._holds(rank, entry.generation)
@@ -119,7 +119,7 @@ class Generations:
 
     def lose(self, rank: Rank, reason: str, now: float) -> None:
         self.ranks.lose(rank)
-        if self.life.lose(rank.rank):
+        if self.current.lose(rank.rank):
             self._break(f"{rank.rank}: {reason}", now, lost=(rank.rank,))
 
     # -- what ranks say
@@ -132,7 +132,7 @@ class Generations:
         self.ranks.see(rank, now)
         match message:
             case RankHeartbeat(step, phase):
-                is_step = step > rank.step and self.life.runs(rank.rank, self.life.number)
+                is_step = step > rank.step and self.current.runs(rank.rank, self.current.number)
                 rank.step, rank.phase = step or rank.step, phase or rank.phase
                 if is_step:
                     self.restarts.step(self.wall(now))
@@ -148,44 +148,44 @@ class Generations:
         if generation is None:
             return
         rank.generation = generation
-        if not self.life.runs(rank.rank, generation):
+        if not self.current.runs(rank.rank, generation):
             self._emit(events.Interrupted(generation, "this generation is over", (rank.rank,)))
 
     def _ready(self, rank: Rank, generation: int | None, now: float) -> None:
-        if not self.life.has_heard(rank.rank, generation):
+        if not self.current.has_heard(rank.rank, generation):
             self._hand(rank)
             return
         rank.generation = rank.generation if generation is None else generation
         self.ranks.wait(rank, now)
-        self.life.ready(rank.rank)
+        self.current.ready(rank.rank)
         self._admit(rank, now)
 
     def _admit(self, rank: Rank, now: float) -> None:
         """Rule 4."""
-        if not self.life.stands:
+        if not self.current.stands:
             return
-        size = len(self.life.active)
-        may_grow = size < self.terms.target and not self.life.finished
-        if may_grow and len(choose(self.ranks, self.life, self.terms, with_running=True)) > size:
+        size = len(self.current.active)
+        may_grow = size < self.terms.target and not self.current.finished
+        if may_grow and len(choose(self.ranks, self.current, self.terms, with_running=True)) > size:
             self._break(f"{rank.rank} comes in", now, is_fault=False)
         else:
             self._hand(rank)
 
     def _hand(self, rank: Rank) -> None:
         """Ranks are told by slot, so the successor of a rank that has finished is told nothing: it waits."""
-        assert self.life.generation is not None
-        if not self.life.is_place_of_another(rank.rank):
-            self._emit(events.GenerationTold(rank.rank, self.life.generation))
+        assert self.current.generation is not None
+        if not self.current.is_place_of_another(rank.rank):
+            self._emit(events.GenerationTold(rank.rank, self.current.generation))
 
     def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> None:
         """A failure in a broken generation is a consequence of the break."""
-        if self.life.can_fail(rank.rank, generation):
+        if self.current.can_fail(rank.rank, generation):
             self._break(f"{rank.rank} has failed: {reason}", now)
 
     def _finish(self, rank: Rank, generation: int) -> None:
-        if not self.life.runs(rank.rank, generation):
+        if not self.current.runs(rank.rank, generation):
             self._holds(rank, generation)
-        elif not self.life.finish(rank.rank):
+        elif not self.current.finish(rank.rank):
             self._emit(events.RecordChanged())
         else:
             self.end()
@@ -199,25 +199,25 @@ class Generations:
         return tuple(sorted(rank.rank for rank in self.ranks.here))
 
     def _break(self, cause: str, now: float, *, lost: tuple[RankId, ...] = (), is_fault: bool = True) -> None:
-        if self._is_over or self.life.generation is None:
+        if self._is_over or self.current.generation is None:
             return
-        number = self.life.number
-        if self.life.is_broken:
+        number = self.current.number
+        if self.current.is_broken:
             if self.restarts.worsen(lost, cause):
                 self._emit(events.Interrupted(number, cause, (), is_new=True))
             return
-        self.life.is_broken = True
+        self.current.is_broken = True
         self.restarts.begin(number, cause, self.wall(now), lost, is_fault=is_fault)
-        self._emit(events.Interrupted(number, cause, tuple(sorted(self.life.running)), is_new=True))
+        self._emit(events.Interrupted(number, cause, tuple(sorted(self.current.running)), is_new=True))
 
     def settle(self, now: float) -> str:
         """Form the next generation if it is time. Returns why the run is to be stopped, or nothing."""
         if self._is_over:
             return ""
-        verdict = self._advance.look(self.ranks, self.life, self.terms, now)
+        verdict = self._formation.look(self.ranks, self.current, self.terms, now)
         if verdict is events.RunVerdict.READY:
             return self._form(now)
-        if self._advance.is_hopeless(self.terms, now):
+        if self._formation.is_hopeless(self.terms, now):
             needed = max(self.terms.min_active, self.terms.divisible_by)
             return f"min_active: {len(self.ranks.ready)} ranks are left, {needed} are needed"
         return ""
@@ -226,8 +226,8 @@ class Generations:
         limit = self.terms.max_iterations
         if limit is not None and self.restarts.formed >= limit:
             return f"max_iterations: {limit} generations were run"
-        left_out, before = tuple(sorted(self.life.running)), self.life.number
-        generation = self._begin(choose(self.ranks, self.life, self.terms), now)
+        left_out, before = tuple(sorted(self.current.running)), self.current.number
+        generation = self._begin(choose(self.ranks, self.current, self.terms), now)
         spares = tuple(sorted(rank.rank for rank in self.ranks.ready.values()))
         self._emit(events.GenerationFormed(generation, spares))
         if left_out:
@@ -240,13 +240,13 @@ class Generations:
         counters = self.restarts.form(
             self.terms.stride,
             self.wall(now),
-            is_process_restart=begins_by_restart(members, self.life, self.restarts.counters),
+            is_process_restart=begins_by_restart(members, self.current, self.restarts.counters),
         )
-        generation = self.life.begin(chosen, counters)
+        generation = self.current.begin(chosen, counters)
         for rank in members:
             self.ranks.run(rank)
             rank.generation = generation.number
-        self._advance = FormationClock()
+        self._formation = FormationClock()
         return generation
 
     def wall(self, now: float) -> float:

@@ -43,7 +43,7 @@ class RunMachine:
         self.generations = Generations(self.config, record, now, self._emit, make_id)
         self.supervisors = Supervisors(record.supervisors, record.excluded, record.ending)
         self.launches = Launches(record.former)
-        self.keys = KeySpaces(self.generations.life.number, keys)
+        self.keys = KeySpaces(self.generations.current.number, keys)
         self._effects: list[events.Effect] = []
         if self._is_over:
             self.generations.end()
@@ -71,13 +71,13 @@ class RunMachine:
         return RunRecord(
             counters=generations.restarts.counters,
             terms=generations.terms,
-            generation=generations.life.generation,
-            is_broken=generations.life.is_broken,
+            generation=generations.current.generation,
+            is_broken=generations.current.is_broken,
             formed=generations.restarts.formed,
             stop=self.stop,
             ranks=generations.ranks.records(self.config.wall_offset_s),
             restarts=generations.restarts.restarts,
-            finished=tuple(sorted(generations.life.finished)),
+            finished=tuple(sorted(generations.current.finished)),
             completed=self.completed,
             supervisors=self.supervisors.records(),
             excluded=self.supervisors.excluded,
@@ -199,8 +199,8 @@ class RunMachine:
             return
         of_ranks = _supervisors(rank.rank for rank in self.generations.ranks.here if rank.session is not None)
         self.supervisors.stop(reason, of_ranks | self.supervisors.connected)
-        self.stop = Stop(reason, who, self.generations.life.number)
-        self.generations.life.is_broken = True
+        self.stop = Stop(reason, who, self.generations.current.number)
+        self.generations.current.is_broken = True
         self.generations.end()
         self._emit(events.Stopped(self.stop, self.generations.everyone, is_new=True))
 
@@ -242,7 +242,7 @@ class RunMachine:
         if (number := self.launches.completed_for(entry.incarnation)) is not None:
             return Done(number)
         if (reason := self.supervisors.stopped_by(entry.incarnation)) is not None:
-            return Stop(reason, "the run, which was resumed since", self.generations.life.number)
+            return Stop(reason, "the run, which was resumed since", self.generations.current.number)
         error = self.supervisors.refusal(entry)
         return None if error is None else Refusal(error)
 
@@ -252,7 +252,7 @@ class RunMachine:
         generations.restarts.explain(
             ProcessLost(event.rank, event.reason, event.output),
             event.by,
-            generations.life.number,
+            generations.current.number,
             generations.wall(now),
             is_rank=generations.ranks.knows(event.rank),
         )

@@ -15,7 +15,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
         verdict=machine.verdict(now).value,
         counters=generations.restarts.counters,
         terms=generations.terms,
-        slots=tuple(generations.life.slots),
+        slots=tuple(generations.current.slots),
         is_complete=machine.completed is not None,
         stop=machine.stop,
         ranks=tuple(_rank(rank, machine, now) for rank in sorted(generations.ranks, key=lambda rank: rank.rank)),
@@ -37,7 +37,7 @@ def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
 
 
 def _rank(rank: Rank, machine: RunMachine, now: float) -> RankStatus:
-    generation = machine.generations.life.generation
+    generation = machine.generations.current.generation
     return RankStatus(
         slot=rank.rank.slot,
         incarnation=rank.rank.incarnation,
@@ -54,13 +54,13 @@ def _rank(rank: Rank, machine: RunMachine, now: float) -> RankStatus:
 
 
 def _state(rank: Rank, machine: RunMachine) -> RankState:
-    life = machine.generations.life
-    if rank.rank in life.finished:
+    current = machine.generations.current
+    if rank.rank in current.finished:
         return RankState.FINISHED
     if not rank.is_here:
         return RankState.LOST
-    if rank.rank in life.running:
+    if rank.rank in current.running:
         return RankState.ACTIVE
     if not rank.is_ready:
         return RankState.STARTING
-    return RankState.SPARE if life.stands else RankState.READY
+    return RankState.SPARE if current.stands else RankState.READY

@@ -224,9 +224,9 @@ class RunOfRanks(RuleBasedStateMachine):
                 rank.rank.slot for rank in machine.generations.ranks if rank.is_ready
             }
             assert (
-                machine.generations.life.running
-                <= machine.generations.life.survivors
-                <= machine.generations.life.active
+                machine.generations.current.running
+                <= machine.generations.current.survivors
+                <= machine.generations.current.active
             )
 
     def teardown(self) -> None:
@@ -235,7 +235,7 @@ class RunOfRanks(RuleBasedStateMachine):
 
     def complete(self) -> None:
         """What somebody has finished all finish: who comes back changes nothing. Then it is launched anew."""
-        stage, life = self.stage, self.stage.machine.generations.life
+        stage, life = self.stage, self.stage.machine.generations.current
         if life.stands and life.finished:
             stage.finish(*(rank.slot for rank in sorted(life.active) if self.is_there(rank)))
             assert stage.machine.completed is not None
@@ -280,7 +280,7 @@ class RunOfRanks(RuleBasedStateMachine):
             self.come(slot)
         stage.obey()
         self.complete()
-        life = stage.machine.generations.life
+        life = stage.machine.generations.current
         left_it = [w for w in stage.workers.values() if w.is_ready and w.generation == life.number]
         assert left_it or life.is_broken or not life.is_advancing, "nobody has left it who had heard of it"
         for slot in range(WORLD):

@@ -55,7 +55,7 @@ class TestCatchUp:
         rank = stage.workers[0].rank
         assert stage.named[0].active[0] == rank
         assert stage.machine.handle(RankSaid(rank, Ready()), 1.0) == [GenerationTold(rank, stage.named[0])]
-        assert stage.machine.generations.life.stands
+        assert stage.machine.generations.current.stands
 
     def test_a_predecessors_messages_are_refused(self):
         stage = running(2, **SUPERVISED)
@@ -80,7 +80,7 @@ class TestCatchUp:
         older = stage.workers[1].session or 0
         stage.enter(1)
         assert stage.machine.handle(SessionEnded(older), stage.now) == []
-        assert stage.machine.generations.life.stands
+        assert stage.machine.generations.current.stands
 
     def test_a_lost_journal_is_learned_again_from_who_runs(self):
         stage = RunStage(2)
@@ -130,7 +130,7 @@ class TestIdentity:
             assert isinstance(effect, RankRefused)
             assert isinstance(effect.error, DuplicateReplica)
             assert "h2" in str(effect.error)
-        assert stage.machine.generations.life.stands
+        assert stage.machine.generations.current.stands
 
     def test_over_subscription(self):
         """A ninth rank for 6 of 8."""

@@ -70,7 +70,7 @@ class TestSixOfEight:
     def test_a_dead_spare_disturbs_nobody(self):
         stage = six_of_eight()
         stage.kill(6)
-        assert stage.machine.generations.life.stands
+        assert stage.machine.generations.current.stands
         stage.kill(2)
         assert stage.places() == {0: 0, 1: 1, 2: 7, 3: 3, 4: 4, 5: 5}
 

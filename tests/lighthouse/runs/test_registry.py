@@ -205,7 +205,7 @@ async def test_a_lighthouse_that_ends_loses_nobody(runs: RunRegistry):
     for session, listener in ranks:
         assert isinstance(listener.error, Unreachable)
         driver.end_rank(session)
-    assert driver.machine.generations.life.stands
+    assert driver.machine.generations.current.stands
     with pytest.raises(Unreachable, match="it ends"):
         runs.get("j", "r")
 

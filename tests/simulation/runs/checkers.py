@@ -72,11 +72,11 @@ class Checkers:
         if self.completed_at is not None and newest is not None:
             if newest.number not in (machine.completed, former):
                 self._broken("G6", f"a lighthouse has forgotten that {newest.number} was completed")
-        elif machine.generations.life.generation != newest:
-            self._broken("G1", f"a lighthouse starts with {machine.generations.life.generation} after {newest}")
+        elif machine.generations.current.generation != newest:
+            self._broken("G1", f"a lighthouse starts with {machine.generations.current.generation} after {newest}")
         if self.newest is not None:
             self.over_at.pop(self.newest.number, None)
-            if machine.generations.life.is_broken or self.completed_at is not None:
+            if machine.generations.current.is_broken or self.completed_at is not None:
                 self.over_at[self.newest.number] = self._simulation.world.now
         self.recount.restarted(machine)
 

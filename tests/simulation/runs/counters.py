@@ -29,7 +29,7 @@ class Recount:
         counters = machine.generations.restarts.counters
         self._floor = counters.number
         self._has_fault = self._generation is not None and counters.job_restarts > self._before.job_restarts
-        self._finished = set(machine.generations.life.finished)
+        self._finished = set(machine.generations.current.finished)
         self._here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
         self._is_stopped = machine.stop is not None
         self._was_stopped = self._was_stopped or self._is_stopped

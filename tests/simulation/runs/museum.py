@@ -67,20 +67,20 @@ def _forgets(**fields: Any) -> Any:
 
 
 def _hand_by_slot(self: Generations, rank: Any) -> None:
-    assert self.life.generation is not None
-    self._emit(GenerationTold(rank.rank, self.life.generation))
+    assert self.current.generation is not None
+    self._emit(GenerationTold(rank.rank, self.current.generation))
 
 
 def _stop_ranks_only(self: RunMachine, reason: str, who: str) -> None:
     if not self._is_over:
-        self.stop = Stop(reason, who, self.generations.life.number)
-        self.generations.life.is_broken = True
+        self.stop = Stop(reason, who, self.generations.current.number)
+        self.generations.current.is_broken = True
         self.generations.end()
         self._emit(lighthouse_events.Stopped(self.stop, self.generations.everyone, is_new=True))
 
 
-def _half(ranks: Any, life: Any, terms: Any) -> bool:
-    slots = life.slots if life.survivors else range(terms.target)
+def _half(ranks: Any, current: Any, terms: Any) -> bool:
+    slots = current.slots if current.survivors else range(terms.target)
     return sum(slot in ranks.ready for slot in slots) >= max(1, len(slots) // 2)
 
 
@@ -283,7 +283,7 @@ EXHIBITS = (
         "nobody-is-waited-for",
         "the first who are ready go on",
         "G10",
-        ((formation, "_is_incomplete", lambda ranks, life, terms: False),),
+        ((formation, "_is_incomplete", lambda ranks, current, terms: False),),
         terms=FREE,
     ),
     Exhibit(
