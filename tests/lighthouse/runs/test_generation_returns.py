@@ -41,15 +41,6 @@ class TestCatchUp:
         assert stage.running() == {0, 1, 2, 3}
         assert {worker.number for worker in stage.workers.values()} == {100}
 
-    def test_while_the_others_wait(self):
-        stage = running(3, obedient=False, **SUPERVISED)
-        stage.kill(1)
-        stage.ready(0)
-        stage.start(1)
-        assert stage.number == 0
-        stage.ready(2)
-        assert (stage.number, stage.running()) == (100, {0, 1, 2})
-
     def test_who_has_not_heard_is_handed_it_again(self):
         stage = running(2)
         rank = stage.workers[0].rank
@@ -75,13 +66,6 @@ class TestCatchUp:
         assert stage.machine.handle(SessionEnded(session), stage.now) == []
         assert stage.number == before
 
-    def test_an_older_stream_of_the_same_process_ends_after_its_newer_one_began(self):
-        stage = running(2)
-        older = stage.workers[1].session or 0
-        stage.enter(1)
-        assert stage.machine.handle(SessionEnded(older), stage.now) == []
-        assert stage.machine.generations.current.stands
-
     def test_a_lost_journal_is_learned_again_from_who_runs(self):
         stage = RunStage(2)
         for slot in (0, 1):
@@ -97,16 +81,6 @@ class TestCatchUp:
         (effect,) = stage.machine.handle(RankSaid(stage.workers[1].rank, RankHeartbeat()), stage.now)
         assert isinstance(effect, RankRefused)
         assert isinstance(effect.error, UnknownName)
-
-    def test_who_has_lost_its_connection_is_waited_for_again_when_it_is_back(self):
-        stage = running(3, obedient=False)
-        stage.break_connection(2)
-        stage.enter(2)
-        assert not stage.workers[2].runs
-        stage.ready(0, 1)
-        assert stage.number == 0
-        stage.ready(2)
-        assert (stage.number, stage.running(), stage.counters.job_restarts) == (1, {0, 1, 2}, 1)
 
     def test_an_older_generation_is_over(self):
         stage = running(2, obedient=False)
@@ -156,59 +130,6 @@ class TestIdentity:
         assert stage.number > 0
 
 
-class TestCounters:
-    """(global_iteration_counter, job_restart_counter, ranks_restart_counter), as in the document's state diagram."""
-
-    def test_start(self):
-        assert running(4, **SUPERVISED).table() == (0, 0, 0)
-
-    def test_in_process_restart(self):
-        stage = running(4, **SUPERVISED)
-        stage.fail(1)
-        assert stage.table() == (0, 1, 1)
-
-    @pytest.mark.parametrize("is_early", [True, False])
-    def test_process_restart(self, is_early: bool):
-        stage = running(4, obedient=not is_early, **SUPERVISED)
-        stage.kill(1)
-        stage.start(1)
-        stage.obedient = True
-        stage.obey()
-        assert stage.table() == (100, 1, 0)
-
-    @pytest.mark.parametrize("k", [1, 2, 3])
-    def test_k_ranks_die_in_the_middle_of_a_restart(self, k: int):
-        stage = running(5, obedient=False)
-        stage.fail(4)
-        stage.ready(4)
-        stage.kill(*range(k))
-        stage.ready(*range(k, 4))
-        assert (stage.number, stage.counters.job_restarts) == (1, 1)
-
-    def test_one_more_for_each_incident(self):
-        stage = running(5)
-        for incident in range(1, 4):
-            stage.kill(incident)
-            assert stage.counters.job_restarts == incident
-
-    def test_a_return_is_no_incident_unless_somebody_dies_in_it(self):
-        stage = running(4)
-        stage.kill(3)
-        stage.obedient = False
-        stage.start(3)
-        assert stage.counters.job_restarts == 1
-        stage.kill(2)
-        assert stage.counters.job_restarts == 2
-        assert stage.record.counters.job_restarts == 2
-        stage.kill(1)
-        assert stage.counters.job_restarts == 2
-
-    def test_a_spares_death_is_no_incident(self):
-        stage = running(8, active=6)
-        stage.kill(7)
-        assert (stage.number, stage.counters.job_restarts) == (0, 0)
-
-
 class TestRecords:
     def test_a_ranks_record_outlives_its_crash_and_the_lighthouse(self):
         stage = RunStage(2, wall_offset_s=1e9)
@@ -250,40 +171,6 @@ class TestRecords:
 
 
 class TestLighthouseGone:
-    @pytest.mark.parametrize("away_s", [1, 10, 25])
-    def test_a_generation_outlives_the_lighthouse(self, away_s: float):
-        stage = running(4, **SUPERVISED)
-        stage.fail(0)
-        stage.kill_lighthouse()
-        stage.wait(away_s)
-        stage.start_lighthouse()
-        stage.wait(100)
-        assert (stage.number, stage.running()) == (1, {0, 1, 2, 3})
-        stage.fail(1)
-        assert stage.number == 2
-
-    @pytest.mark.parametrize("away_s", [1, 10, 25])
-    def test_who_died_meanwhile_is_lost_after_its_30_seconds(self, away_s: float):
-        stage = running(4)
-        stage.kill_lighthouse()
-        stage.kill(2)
-        stage.wait(away_s)
-        stage.start_lighthouse()
-        stage.wait(29.9)
-        assert stage.number == 0
-        stage.wait(0.2)
-        assert (stage.number, stage.running()) == (1, {0, 1, 3})
-
-    def test_who_was_restarted_meanwhile_breaks_the_generation_at_once(self):
-        stage = running(4, **SUPERVISED)
-        stage.kill_lighthouse()
-        stage.spawn(2)
-        stage.wait(10)
-        stage.start_lighthouse()
-        stage.ready(2)
-        stage.obey()
-        assert (stage.number, stage.running(), stage.table()) == (100, {0, 1, 2, 3}, (100, 1, 0))
-
     def test_written_down_and_not_told(self):
         """It died between the journal and the telling: those who wait are handed what was written."""
         stage = running(3, obedient=False)
@@ -296,12 +183,3 @@ class TestLighthouseGone:
         stage.kill_lighthouse()
         stage.start_lighthouse()
         assert (stage.number, stage.running()) == (1, {0, 1, 2})
-
-    def test_an_incident_that_was_open_goes_on(self):
-        stage = running(3, obedient=False)
-        stage.kill(1)
-        stage.kill_lighthouse()
-        stage.start_lighthouse()
-        assert not stage.workers[0].runs
-        stage.ready(0, 2)
-        assert (stage.number, stage.counters.job_restarts) == (1, 1)

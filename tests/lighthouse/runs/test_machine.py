@@ -290,16 +290,6 @@ class TestIncidents:
         assert stage.record.restarts[0].stepped_at is not None
 
 
-class TestFailures:
-    def test_who_fails_while_it_waits_interrupts_the_others(self):
-        stage = running(3, obedient=False)
-        stage.ready(0)
-        stage.fail(0)
-        assert stage.running() == set()
-        stage.ready(0, 1, 2)
-        assert (stage.number, stage.running()) == (1, {0, 1, 2})
-
-
 class TestCompletion:
     def completed(self, size: int = 2) -> RunStage:
         stage = running(size, stride=100)
@@ -407,37 +397,6 @@ class TestCompletion:
 
     def test_a_stop_after_it_is_nothing(self):
         assert self.completed().machine.handle(StopAsked("late", "g"), 1.0) == []
-
-    def test_who_has_finished_is_not_forgotten_with_the_lighthouse(self):
-        stage = running(2)
-        stage.finish(0)
-        stage.workers[0].is_alive = False
-        stage.kill_lighthouse()
-        stage.start_lighthouse()
-        stage.wait(100)
-        stage.finish(1)
-        assert (stage.completed, stage.number) == ([0], 0)
-
-    def test_a_successor_does_not_take_a_finished_predecessors_rank(self):
-        """It is told by slot who is active, so it is told nothing, and done with all."""
-        stage = running(2, stride=100)
-        stage.finish(0)
-        stage.kill(0)
-        stage.start(0)
-        assert stage.workers[0].held is None
-        stage.finish(1)
-        assert stage.completed == [0]
-        assert stage.workers[0].is_done
-
-    def test_what_somebody_has_finished_is_not_broken_for_who_returns(self):
-        stage = running(3)
-        stage.kill(2)
-        assert stage.running() == {0, 1}
-        stage.finish(0)
-        stage.start(2)
-        assert (stage.number, stage.running(), stage.workers[2].place) == (1, {0, 1}, None)
-        stage.finish(1)
-        assert stage.completed == [1]
 
 
 def test_effects_of_time_come_first():

@@ -141,9 +141,8 @@ class RunSimulation:
         if process is not None:
             machine = process.machine
             verdict = machine.verdict(process.clock())
-            parts.append(
-                f"generation {machine.generations.current.number} broken {machine.generations.current.is_broken} {verdict} {machine.stop}"
-            )
+            current = machine.generations.current
+            parts.append(f"generation {current.number} broken {current.is_broken} {verdict} {machine.stop}")
         for host in self.hosts:
             ranks = [f"{rank.rank} {rank.machine.phase} told {rank.told}" for rank in host.ranks]
             code = host.supervisor.code if host.supervisor else None
