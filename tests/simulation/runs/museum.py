@@ -119,7 +119,7 @@ def _run_locally(by: int) -> Any:
 
     def wrong(self: RankMachine) -> list[Any]:
         effects = wait(self)
-        if self._stream.is_up or self.generation is None or self.outcome is not None:
+        if (self._stream.is_open and self._stream.since is None) or self.generation is None or self.outcome is not None:
             return effects
         counters = replace(_COUNTERS, number=self.generation + by)
         return [*effects, events.Run(counters, 0, 1)]
