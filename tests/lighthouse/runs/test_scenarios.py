@@ -5,21 +5,18 @@
 
 Behind the arrow stand the number of the generation, the documents' counters (global iteration, job restarts, ranks'
 restarts), the slots that run, by rank, and why the next generation has not formed, where none stands. Ranks obey: one
-that is interrupted is ready at once, unless the run says obedient=False. REWRITE_SCENARIOS=1 writes what is so.
+that is interrupted is ready at once, unless the run says obedient=False.
 """
 
 import ast
-import os
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from lighthouse.runs.rules.events import ResumeAsked, RunVerdict, SessionEnded, StopAsked, WasLate
 from tests.lighthouse.run_stage import RunStage, running
+from tests.scenarios.paragraphs import scenarios_of
 
 FILE = Path(__file__).with_name("scenarios.txt")
-PARAGRAPHS = FILE.read_text().split("\n\n")
 
 
 def obey(stage: RunStage) -> None:
@@ -100,14 +97,6 @@ def play(paragraph: str) -> str:
     return "\n".join(lines)
 
 
-def titles() -> list[str]:
-    return [paragraph.partition("\n")[0].removeprefix("# ") for paragraph in PARAGRAPHS]
-
-
-@pytest.mark.parametrize("paragraph", PARAGRAPHS, ids=titles())
+@scenarios_of(FILE, play)
 def test_what_follows(paragraph: str) -> None:
-    assert play(paragraph).splitlines() == paragraph.strip("\n").splitlines()
-
-
-if os.environ.get("REWRITE_SCENARIOS"):
-    FILE.write_text("\n\n".join(map(play, PARAGRAPHS)) + "\n")
+    assert play(paragraph).splitlines() == paragraph.splitlines()

@@ -6,21 +6,17 @@
         until 51
 
 A moment, its events (`tick`: none), and below it all that is done then. `until`: when to call tick next.
-REWRITE_SCENARIOS=1 writes what is so.
 """
 
-import os
 from pathlib import Path
-
-import pytest
 
 from manager.supervisor.rules import events
 from manager.supervisor.rules.events import Effect, HostReady
 from manager.supervisor.rules.machine import Layout, SupervisorMachine
 from manager.supervisor.rules.restart_policy import RestartPolicy
+from tests.scenarios.paragraphs import scenarios_of
 
 FILE = Path(__file__).with_name("scenarios.txt")
-PARAGRAPHS = FILE.read_text().split("\n\n")
 
 
 def made(line: str) -> SupervisorMachine:
@@ -65,10 +61,6 @@ def play(paragraph: str) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("paragraph", PARAGRAPHS, ids=lambda text: text.partition("\n")[0].removeprefix("# "))
+@scenarios_of(FILE, play)
 def test_what_is_done(paragraph: str) -> None:
-    assert play(paragraph).splitlines() == paragraph.strip("\n").splitlines()
-
-
-if os.environ.get("REWRITE_SCENARIOS"):
-    FILE.write_text("\n\n".join(map(play, PARAGRAPHS)) + "\n")
+    assert play(paragraph).splitlines() == paragraph.splitlines()
