@@ -53,7 +53,7 @@ class HeadHost:
             host_timeout_s=settings.node_timeout_s,
         )
         self._loop = asyncio.get_running_loop()
-        self._driver = SupervisorDriver(machine, self._loop, self, self, self._finish)
+        self._driver = SupervisorDriver(machine, self._loop, self, self._finish)
         self._feed = self._driver.feed
         self._over: asyncio.Future[SupervisionEnded] = self._loop.create_future()
         self._workers = WorkerHosts(self._known_plan, self._feed, self._signalled)

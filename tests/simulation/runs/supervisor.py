@@ -86,7 +86,7 @@ class Supervisor(Process):
         )
         layout = Layout(1, len(host.slots))
         self.machine = SupervisorMachine(layout, policy, self.world.random.random, grace_s=GRACE_S)
-        self.driver = SupervisorDriver(self.machine, Timers(self), self, self, self._finish)
+        self.driver = SupervisorDriver(self.machine, Timers(self), self, self._finish)
         self.link = Link(self, self.simulation.network, self._opened, self._heard, self._closed)
         self._report = Report(self.link.send)
         self.on_death.append(self._die)
