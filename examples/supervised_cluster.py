@@ -85,10 +85,18 @@ class SupervisedCluster:
         # Each start of a rank writes a file of its own.
         events = self.folder / f"{name}-rank-$RANK-start-$TORCHELASTIC_RESTART_COUNT.jsonl"
         arguments = [
-            *("run", "--lighthouse", self.lighthouse_address, "--replica-id", name, "--nproc", str(self.ranks)),
+            *(
+                "run",
+                "--lighthouse",
+                self.lighthouse_address,
+                "--replica-id",
+                name,
+                "--nproc-per-node",
+                str(self.ranks),
+            ),
             *("--bind", f"{LOOPBACK}:{port}", "--advertise", LOOPBACK, "--preload", PRELOADED),
             *("--master-port", str(free_port()), "--store-port", str(free_port())),
-            *("--leave-timeout", "2s", "--grace", "1s"),
+            *("--leave-timeout", "2s", "--termination-grace", "1s"),
             *("--", str(TRAIN_SCRIPT), *self._train_arguments, "--events", str(events)),
         ]
         environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}

@@ -34,7 +34,7 @@ _POLL_S = 0.01
 
 # What would change a daemon under test from outside.
 _OWN_VARIABLES = re.compile(
-    r"(LIGHTHOUSE|MANAGER|TORCHFT)_.*|REPLICA_GROUP_ID|NUM_REPLICA_GROUPS|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE"
+    r"(LIGHTHOUSE|TORCHFT)_.*|REPLICA_GROUP_ID|NUM_REPLICA_GROUPS|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE"
     r"|MASTER_(ADDR|PORT)|GRPC_.*|(https?|no|grpc|all)_proxy",
     re.IGNORECASE,
 )
@@ -242,7 +242,7 @@ class Manager(Process):
         chosen = _with_defaults(
             options,
             env or {},
-            "MANAGER",
+            "LIGHTHOUSE_MANAGER",
             bind="[::]:0" if is_routable else f"{LOCALHOST}:0",
             advertise=LOCALHOST,
             store=store,

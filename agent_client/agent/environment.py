@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agent_client.errors import ConfigurationError
 
 _LIGHTHOUSE = ("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE")
-_REPLICA_ID = ("MANAGER_REPLICA_ID", "REPLICA_GROUP_ID")
+_REPLICA_ID = ("LIGHTHOUSE_MANAGER_REPLICA_ID", "REPLICA_GROUP_ID")
 _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
 
@@ -36,16 +36,16 @@ class Environment:
         found = cls(
             group_rank=rank,
             group_world_size=size,
-            manager=variables.get("MANAGER_ADDRESS", ""),
+            manager=variables.get("LIGHTHOUSE_MANAGER_ADDRESS", ""),
             lighthouse=_first(variables, _LIGHTHOUSE),
             replica_id=_first(variables, _REPLICA_ID),
             attempt=variables.get("TORCHELASTIC_RESTART_COUNT", "0"),
-            advertise=variables.get("MANAGER_ADVERTISE"),
+            advertise=variables.get("LIGHTHOUSE_MANAGER_ADVERTISE"),
         )
         if not found.manager and not found.lighthouse:
             raise ConfigurationError(
-                "neither MANAGER_ADDRESS (a running lighthouse-manager) nor LIGHTHOUSE_ADDRESS (rank 0 starts a "
-                "manager for the group) is set"
+                "neither LIGHTHOUSE_MANAGER_ADDRESS (a running lighthouse-manager) nor LIGHTHOUSE_ADDRESS (rank 0 "
+                "starts a manager for the group) is set"
             )
         if not found.manager and not found.replica_id:
             raise ConfigurationError("REPLICA_GROUP_ID is not set; give each replica group a name of its own")

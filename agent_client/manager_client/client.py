@@ -233,7 +233,7 @@ class ManagerConnection:
         """As the manager has told, or else that it does not."""
         if self._watch.is_open or not self._watch.is_served:
             return self._watch.waiting_for or f"the manager at {self.address} to answer"
-        return f"the manager at {self.address}, which does not answer: start it, or mend MANAGER_ADDRESS"
+        return f"the manager at {self.address}, which does not answer: start it, or mend LIGHTHOUSE_MANAGER_ADDRESS"
 
     def _ensure_watched(self) -> None:
         self._watch.ensure_open(wait_for_ready=not self._has_answered)

@@ -23,7 +23,7 @@ from agent_client.progress.rules.collective_ids import Number
 
 log = logging.getLogger(__name__)
 
-LOG_VARIABLE = "LIGHTHOUSE_LOG_COLLECTIVES"
+LOG_VARIABLE = "LIGHTHOUSE_TRACE_DIR"
 
 
 def make_progress(group_rank: int, variables: Mapping[str, str] = os.environ) -> Progress:

@@ -59,13 +59,13 @@ class WrappedCall(Generic[T]):
         self._function = function
         self._options = options
         self._state = State(initial_rank=launch.slot, use_global_iteration=options.use_global_iteration)
-        self._place = RankEnvironment(self._state)
+        self._environment = RankEnvironment(self._state)
         self._section = InterruptibleSection()
-        self._hands = Interrupter(self._section, [abort_groups, lambda: self._hook(options.abort)])
+        self._interrupter = Interrupter(self._section, [abort_groups, lambda: self._hook(options.abort)])
         self._link: RunSession | None = None
         self._attempts: Attempts
         if options.use_global_iteration:
-            self._link = RunSession(options, launch, self._hands, self._place)
+            self._link = RunSession(options, launch, self._interrupter, self._environment)
             self._attempts = self._link.thread
             self._state.store = StoreMixin()
         else:
@@ -103,11 +103,11 @@ class WrappedCall(Generic[T]):
     def _attempt(self, run: Run) -> bool:
         """Whether the function has returned."""
         self._result = None
-        with self._place:
-            self._place.take(run)
+        with self._environment:
+            self._environment.take(run)
             if self._link is not None:
                 self._link.began(run)
-            self._hands.begin()
+            self._interrupter.begin()
             try:
                 self._result = self._section.run(self._call, lambda: self._attempts.is_over(run.number))
                 return True
@@ -121,7 +121,7 @@ class WrappedCall(Generic[T]):
                 else:
                     log.exception("iteration %d has failed", self._state.iteration)
             finally:
-                self._hands.end()
+                self._interrupter.end()
         self._attempts.raised(reason)
         return False
 

@@ -41,8 +41,8 @@ class Launch:
             incarnation=reader.text("LIGHTHOUSE_INCARNATION") or uuid.uuid4().hex,
             attempt=reader.number("LIGHTHOUSE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT") or 0,
             stride=reader.number("LIGHTHOUSE_STRIDE", least=1) or 1,
-            active=reader.number("LIGHTHOUSE_ACTIVE", least=1),
-            min_active=reader.number("LIGHTHOUSE_MIN_ACTIVE", least=1),
+            active=reader.number("LIGHTHOUSE_ACTIVE_RANKS", least=1),
+            min_active=reader.number("LIGHTHOUSE_MIN_ACTIVE_RANKS", least=1),
             is_supervised=bool(reader.text("LIGHTHOUSE_INCARNATION")),
         )
 

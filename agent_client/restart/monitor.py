@@ -44,12 +44,12 @@ def command(
     """The words after `lighthouse-manager`. `invocation`: how the interpreter was started."""
     if not launch.lighthouse:
         raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; fork_and_monitor() needs a running lighthouse")
-    words = ["run", "--nproc", "1", "--group-world-size", "1"]
+    words = ["run", "--nproc-per-node", "1", "--group-world-size", "1"]
     if launch.slots > 1:  # ranks of one run, each a replica group of its own to its supervisor
-        words += ["--first-slot", str(launch.slot), "--run-slots", str(launch.slots)]
+        words += ["--slot-offset", str(launch.slot), "--run-world-size", str(launch.slots)]
         words += ["--replica-id", f"{variables.get('REPLICA_GROUP_ID') or 'rank'}-{launch.slot}"]
-        words += ["--bind", "[::]:0"] if "MANAGER_BIND" not in variables else []
-        words += ["--store", _NO_STORE] if "MANAGER_STORE" not in variables else []
+        words += ["--bind", "[::]:0"] if "LIGHTHOUSE_MANAGER_BIND" not in variables else []
+        words += ["--store", _NO_STORE] if "LIGHTHOUSE_MANAGER_STORE" not in variables else []
     elif not variables.get("REPLICA_GROUP_ID"):
         words += ["--replica-id", "monitored"]
     return [*words, *options, "--", *invocation]

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Protocol, Self
 
 from agent_client.restart import driver
+from agent_client.restart.interrupter import Interrupter
 from agent_client.restart.rules import events
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol.messages.run import ToRunRank
@@ -30,16 +31,6 @@ class Stream(driver.Stream, Protocol):
     def __iter__(self) -> Iterator[ToRunRank]: ...
 
 
-class Hands(Protocol):
-    """What the thread does to the process."""
-
-    def interrupt(self, reason: str) -> None:
-        """End the function, without waiting for it."""
-        ...
-
-    def kill(self, reason: str) -> None: ...
-
-
 class _Sign(Enum):
     TIME = "time has passed"
     LEAVE = "leave the run"
@@ -48,10 +39,10 @@ class _Sign(Enum):
 class RankThread:
     """A context manager, whose end leaves the run."""
 
-    def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream], hands: Hands) -> None:
+    def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream], interrupter: Interrupter) -> None:
         self._driver = driver.RankDriver(machine, time.monotonic, self._connect, self)
         self._open_stream = open_stream
-        self._hands = hands
+        self._interrupter = interrupter
         self._inbox: queue.SimpleQueue[events.RankEvent | _Sign] = queue.SimpleQueue()
         self._verdicts: queue.SimpleQueue[events.Run | events.Ended] = queue.SimpleQueue()
         self._ended: events.Ended | None = None
@@ -140,10 +131,10 @@ class RankThread:
 
     def interrupt(self, reason: str) -> None:
         self._over = self._running
-        self._hands.interrupt(reason)
+        self._interrupter.interrupt(reason)
 
     def kill(self, reason: str) -> None:
-        self._hands.kill(reason)
+        self._interrupter.kill(reason)
 
     def _connect(self, session: int) -> Stream:
         stream = self._open_stream()

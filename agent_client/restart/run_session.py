@@ -28,7 +28,9 @@ _completed: set[tuple[str, str, str]] = set()
 class RunSession:
     """A context manager, around that of its `thread`."""
 
-    def __init__(self, options: Options, launch: Launch, hands: Interrupter, place: RankEnvironment) -> None:
+    def __init__(
+        self, options: Options, launch: Launch, interrupter: Interrupter, environment: RankEnvironment
+    ) -> None:
         """Raises ConfigurationError if there is no lighthouse, or the run has been completed by this process."""
         if not launch.lighthouse:
             raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; use_global_iteration=True needs a lighthouse")
@@ -40,10 +42,10 @@ class RunSession:
         self.slot = launch.slot
         self.timeout_s = options.store_timeout_s
         self._launch = launch
-        self._place = place
-        self._hands = hands
+        self._environment = environment
+        self._interrupter = interrupter
         machine = RankMachine(launch.entry(options.terms(launch)), options.rank_config())
-        self.thread = RankThread(machine, self.client.rank, hands)
+        self.thread = RankThread(machine, self.client.rank, interrupter)
         self._previous: int | None = None
 
     def __enter__(self) -> Self:
@@ -58,7 +60,7 @@ class RunSession:
 
     @property
     def iteration(self) -> int:
-        return self._place.state.iteration
+        return self._environment.state.iteration
 
     def began(self, run: Run) -> None:
         """Say so, if it is not the run's first."""
@@ -69,14 +71,14 @@ class RunSession:
 
     def advance(self) -> int:
         """The function wants the next generation. While this rank is a spare, it stays in here."""
-        self._hands.end()
+        self._interrupter.end()
         self.thread.ready()
         verdict = self.thread.wait()
         if isinstance(verdict, Ended):
             raise Interruption
-        self._place.take(verdict)
+        self._environment.take(verdict)
         self.began(verdict)
-        self._hands.begin()
+        self._interrupter.begin()
         return verdict.number
 
     def ended(self, verdict: Ended) -> None:
@@ -88,7 +90,7 @@ class RunSession:
         asks = isinstance(end, KeyboardInterrupt) or end.code == RestartAbort().code
         if self._launch.is_supervised or not asks:
             return
-        reason = f"rank {self._place.state.rank}: {end if str(end) else 'interrupted'}"
+        reason = f"rank {self._environment.state.rank}: {end if str(end) else 'interrupted'}"
         try:
             self.client.stop_run(reason, timeout_s=self.timeout_s)
         except LighthouseError as e:

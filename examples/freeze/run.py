@@ -47,10 +47,19 @@ class FreezeRun:
         self._lighthouse = lighthouse(folder, self.address, stall_after)
         paths = ("--checkpoint-dir", str(folder / "checkpoints"), "--log-dir", str(self.logs))
         run = [
-            *("run", "--lighthouse", self.address, "--replica-id", "train", "--nproc", str(ranks), *stall_after),
+            *(
+                "run",
+                "--lighthouse",
+                self.address,
+                "--replica-id",
+                "train",
+                "--nproc-per-node",
+                str(ranks),
+                *stall_after,
+            ),
             *("--bind", f"{LOOPBACK}:{free_port()}", "--advertise", LOOPBACK, "--preload", PRELOADED),
             *("--master-port", str(free_port()), "--store-port", str(free_port())),
-            *("--max-restarts", "0", "--leave-timeout", "2s", "--grace", "1s"),
+            *("--max-restarts", "0", "--leave-timeout", "2s", "--termination-grace", "1s"),
             *("--", str(HERE / "train.py"), "--mode", mode, *paths, *arguments),
         ]
         environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}

@@ -11,7 +11,7 @@ from lighthouse.cli.keys import keys
 from lighthouse.cli.kill import kill
 from lighthouse.cli.members import members
 from lighthouse.cli.ranks import ranks
-from lighthouse.cli.restarts import restarts
+from lighthouse.cli.runs import runs
 from lighthouse.cli.serve import serve
 from lighthouse.cli.stacks import stacks
 from lighthouse.cli.status import status
@@ -28,5 +28,5 @@ def main() -> None:
 
 
 _SEEING = (status, members, ranks, watch, stacks, incidents, incident)
-for command in (serve, *_SEEING, drain, kill, restarts, stop, resume, keys):
+for command in (serve, *_SEEING, drain, kill, runs, stop, resume, keys):
     main.add_command(command)

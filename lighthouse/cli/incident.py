@@ -47,18 +47,26 @@ def lines_of(incident: Incident, width: int) -> Iterator[Text]:
         for line in more:
             yield Text.assemble(" " * 12, line)
     yield Text()
-    yield from gathered_lines(Gathered(incident.evidence, incident.missing), summary.suspects)
+    behind = summary.suspects if summary.kind is IncidentKind.STALL else ()
+    yield from gathered_lines(Gathered(incident.evidence, incident.missing), behind)
+
+
+_FAULTS = {
+    IncidentKind.STALL: "the fault: the last move",
+    IncidentKind.LOSS: "the fault: the last sign of life",
+}
 
 
 def _story(summary: IncidentSummary) -> list[tuple[float, str]]:
     """In the order in which it happened."""
-    is_stall = summary.kind is IncidentKind.STALL
+    is_of_run = summary.kind in (IncidentKind.RESTART, IncidentKind.EXIT)
+    formed = "generation" if is_of_run else "quorum"
     happened = [
-        (0.0, "the fault: the last move" if is_stall else "the fault: the last sign of life"),
+        (0.0, _FAULTS.get(summary.kind, "the fault")),
         (summary.noticed_s, f"noticed, at {clock(summary.opened_unix_s)}"),
         (summary.evidence_s, "the evidence was there"),
         (summary.acted_s, summary.action),
-        (summary.quorum_s, f"quorum {summary.quorum_id} formed"),
+        (summary.quorum_s, f"{formed} {summary.quorum_id} formed"),
         (summary.over_s, "something moves again"),
         (summary.step_s, "the first step after it is committed"),
     ]

@@ -1,4 +1,4 @@
-"""`lighthouse incidents`: what stood still or was lost, and when training went on."""
+"""`lighthouse incidents`: what stood still, was lost or restarted, and when training went on."""
 
 import dataclasses
 import json
@@ -17,15 +17,16 @@ from lighthouse_runtime.cli.terminal import reports_errors
 
 
 @click.command()
+@click.option("--kind", type=click.Choice([kind.value for kind in IncidentKind]), help="Only incidents of this kind.")
 @client_options(job_help="Only this job; without it, every job.")
 @reports_errors
-def incidents(address: str, job: str, output: str, timeout: float) -> None:
+def incidents(kind: str | None, address: str, job: str, output: str, timeout: float) -> None:
     """List the newest incidents, the newest first.
 
     NOTICED and RECOVERED: how long after the fault, the latter by the first step that was committed.
     """
     with connect(address, job=job) as client:
-        found = client.incidents(job, timeout_s=timeout)
+        found = [each for each in client.incidents(job, timeout_s=timeout) if kind in (None, each.kind)]
     if output == "json":
         return click.echo(json.dumps([dataclasses.asdict(summary) for summary in found], indent=2))
     console = make_console()

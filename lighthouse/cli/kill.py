@@ -17,7 +17,7 @@ def kill(to: Control, force: bool) -> None:
     with to.connect() as client:
         if not force and _is_last(client.status(to.job, timeout_s=to.timeout), to.replica_id):
             _confirm(to)
-        client.kill(to.replica_id, to.message, timeout_s=to.timeout)
+        client.kill(to.replica_id, to.reason, timeout_s=to.timeout)
     to.say(f"killed replica group {to.replica_id} of job {to.job}", killed=True)
 
 

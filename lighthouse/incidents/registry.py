@@ -56,6 +56,17 @@ class IncidentRegistry:
         if self.files is not None:
             self.files.save(incident)
 
+    def make_id(self, unix_s: float) -> str:
+        return self.book.make_id(unix_s)
+
+    def report(self, incident: Incident) -> None:
+        """An incident of a run, which is followed elsewhere, is new or has changed."""
+        before, after_s = self.book.find(incident.id), incident.summary.step_s
+        if after_s is not None and (before is None or before.summary.step_s is None):
+            self.recovered(incident)
+        else:
+            self.keep(incident)
+
     def newest(self, job: str) -> tuple[IncidentSummary, ...]:
         """Of the job, the newest first."""
         return self.book.summaries(job)[:SHOWN]

@@ -9,24 +9,22 @@ from contextlib import suppress
 
 from lighthouse.runs.log import log_effect
 from lighthouse.runs.rules import events
+from lighthouse.runs.rules.incident import incident_of
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.rate_limit import RateLimit
 from lighthouse.runs.rules.record import RunName, RunRecord
 from lighthouse.runs.rules.status import run_status
 from lighthouse.runs.store import RunStore
 from lighthouse.runs.streams import RankStreams, SupervisorStreams
+from lighthouse_protocol.messages.incident import Incident
 from lighthouse_protocol.messages.run import (
     Done,
-    Failure,
-    Finish,
     FromRunRank,
     Generation,
     KeyKind,
     Over,
-    RankHeartbeat,
     RankHello,
     RankId,
-    Ready,
     Refusal,
     Told,
     ToRunRank,
@@ -53,20 +51,22 @@ KEY_WRITES_AT_ONCE = 1000
 
 
 class RunDriver:
-    """`check_lateness` says by how much the loop itself was late."""
+    """`check_lateness` says by how much the loop itself was late; `report` gets each incident that changes."""
 
     def __init__(
         self,
         name: RunName,
         machine: RunMachine,
-        memory: RunStore,
+        store: RunStore,
         timers: Timers,
         check_lateness: Callable[[], None] = lambda: None,
+        report: Callable[[Incident], None] = lambda incident: None,
     ) -> None:
         self.name = name
         self.machine = machine
-        self._memory = memory
+        self._store = store
         self._check_lateness = check_lateness
+        self._report = report
         self._timers = timers
         self._clock = timers.time
         self._timer = DeadlineTimer(self._tick, timers)
@@ -92,17 +92,9 @@ class RunDriver:
         rank = self._ranks.rank_of(session)
         if rank is None:
             return
-        match message:
-            case RankHeartbeat(step, phase):
-                self._feed(events.RankHeartbeat(rank, step, phase))
-            case Ready(generation):
-                self._feed(events.RankReady(rank, generation))
-            case Failure(generation, reason):
-                self._feed(events.RankFailed(rank, generation, reason))
-            case Finish(generation):
-                self._feed(events.RankFinished(rank, generation))
-            case RankHello():
-                raise InvalidRequest("a rank's stream has one", field="entry")
+        if isinstance(message, RankHello):
+            raise InvalidRequest("a rank's stream has one", field="entry")
+        self._feed(events.RankSaid(rank, message))
 
     def end_rank(self, session: int) -> None:
         self._ranks.remove(session)
@@ -148,7 +140,7 @@ class RunDriver:
     def put_key(self, generation: int, kind: KeyKind, name: str, value: bytes) -> None:
         """Durable when it returns. Raises a refusal."""
         self._key_writes.take(self._clock())
-        self._memory.commit_key(self.name, self.machine.keys.put(generation, kind, name, value))
+        self._store.commit_key(self.name, self.machine.keys.put(generation, kind, name, value))
 
     def status(self) -> RunStatus:
         return run_status(self.name, self.machine, self._clock())
@@ -226,6 +218,9 @@ class RunDriver:
                 self._supervisors.tell(session, message)
             case events.RecordChanged():
                 self._note()
+            case events.IncidentChanged(restart):
+                self._report(incident_of(self.name, restart))
+                self._note()
         log_effect(self.name, effect)
 
     def _tell(self, generation: Generation, ranks: Sequence[RankId]) -> None:
@@ -234,7 +229,7 @@ class RunDriver:
 
     def _remember(self, record: RunRecord) -> None:
         kept = self.machine.keys.generations
-        self._memory.commit_run(self.name, record, kept[0] if kept else 0)
+        self._store.commit_run(self.name, record, kept[0] if kept else 0)
 
     def _note(self) -> None:
         if self._note_timer is None:

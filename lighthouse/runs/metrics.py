@@ -19,7 +19,7 @@ class RunCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         numbers = GaugeMetricFamily("lighthouse_generation", "Of the run; -1 before the first", labels=_LABELS)
-        restarts = CounterMetricFamily("lighthouse_run_restarts", "Incidents that ended a generation", labels=_LABELS)
+        restarts = CounterMetricFamily("lighthouse_run_restarts", "Faults that ended a generation", labels=_LABELS)
         ranks = GaugeMetricFamily("lighthouse_run_ranks", "Ranks of the run, by state", labels=[*_LABELS, "state"])
         supervisors = GaugeMetricFamily("lighthouse_run_supervisors", "That are connected", labels=_LABELS)
         stopped = GaugeMetricFamily("lighthouse_run_stopped", "1 while the run is stopped", labels=_LABELS)

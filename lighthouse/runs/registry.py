@@ -13,6 +13,7 @@ from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun
 from lighthouse.runs.rules.status import saved_run_status
 from lighthouse.runs.store import RunStore
 from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.messages.incident import Incident
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.refusals import LimitReached, UnknownName, Unreachable
 from lighthouse_runtime.timing.loop_lag import LoopLag
@@ -25,17 +26,24 @@ NAMES_SHOWN = 16
 
 
 class RunRegistry:
-    """`memory` is claimed when the first run is asked for; `guarded` ends the daemon where it cannot be written."""
+    """`store` is claimed when the first run is asked for; `guarded` ends the daemon where it cannot be written.
+
+    `make_id` makes an id for each incident, `report` gets each one that changes.
+    """
 
     def __init__(
         self,
-        memory: RunStore,
+        store: RunStore,
         rank_timeout_s: float,
         lateness: LoopLag,
         guarded: Callable[[Callable[[], None]], None] = lambda act: act(),
+        make_id: Callable[[float], str] = str,
+        report: Callable[[Incident], None] = lambda incident: None,
     ) -> None:
-        self._memory = _Guarded(memory, guarded)
+        self._store = _Guarded(store, guarded)
         self._rank_timeout_s = rank_timeout_s
+        self._make_id = make_id
+        self._report = report
         self._lateness = lateness
         self._lateness.listen(self._was_late)
         self._drivers: dict[RunName, RunDriver] = {}
@@ -62,7 +70,7 @@ class RunRegistry:
     def find(self, job: str, run: str) -> RunDriver:
         """Raises UnknownName for a run that never had a process."""
         name = check_name(job, "job"), check_name(run, "run")
-        if name not in self._drivers and self._memory.load_run(name) is None:
+        if name not in self._drivers and self._store.load_run(name) is None:
             known = ", ".join(sorted(other for at, other in self._names() if at == job)[:NAMES_SHOWN]) or "none"
             raise UnknownName(f"run: job {job!r} has no run {run!r}; known runs: {known}")
         return self.get(job, run)
@@ -105,18 +113,19 @@ class RunRegistry:
     def _make(self, name: RunName) -> RunDriver:
         self._lateness.watch()
         now = asyncio.get_running_loop().time()
-        saved = self._memory.load_run(name) or SavedRun(RunRecord())
+        saved = self._store.load_run(name) or SavedRun(RunRecord())
         config = RunConfig(self._rank_timeout_s, wall_offset_s=time.time() - now)
-        machine = RunMachine(config, record=saved.record, keys=saved.keys, now=now)
-        return RunDriver(name, machine, self._memory, asyncio.get_running_loop(), self._lateness.check)
+        machine = RunMachine(config, record=saved.record, keys=saved.keys, now=now, make_id=self._make_id)
+        loop = asyncio.get_running_loop()
+        return RunDriver(name, machine, self._store, loop, self._lateness.check, self._report)
 
     def _names(self) -> list[RunName]:
-        return sorted({*self._memory.run_names(SAVED_SHOWN), *self._drivers})
+        return sorted({*self._store.run_names(SAVED_SHOWN), *self._drivers})
 
     def _status(self, name: RunName) -> RunStatus | None:
         if (driver := self._drivers.get(name)) is not None:
             return driver.status()
-        saved = self._memory.load_run(name)
+        saved = self._store.load_run(name)
         return None if saved is None else saved_run_status(name, saved)
 
     def _was_late(self, by_s: float) -> None:
@@ -127,14 +136,14 @@ class RunRegistry:
 class _Guarded:
     """A lighthouse that cannot write down what it is about to tell must not tell it."""
 
-    def __init__(self, memory: RunStore, guarded: Callable[[Callable[[], None]], None]) -> None:
-        self._memory = memory
+    def __init__(self, store: RunStore, guarded: Callable[[Callable[[], None]], None]) -> None:
+        self._store = store
         self._guarded = guarded
-        self.load_run = memory.load_run
-        self.run_names = memory.run_names
+        self.load_run = store.load_run
+        self.run_names = store.run_names
 
     def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
-        self._guarded(lambda: self._memory.commit_run(name, record, keys_from))
+        self._guarded(lambda: self._store.commit_run(name, record, keys_from))
 
     def commit_key(self, name: RunName, row: Row) -> None:
-        self._guarded(lambda: self._memory.commit_key(name, row))
+        self._guarded(lambda: self._store.commit_key(name, row))

@@ -63,7 +63,14 @@ class LighthouseDaemon:
             config.quorum_config, asyncio.get_running_loop(), self._memory, stop, config.stall_after_s, self._desk
         )
         runs_kept = self._memory if isinstance(self._memory, Journal) else RunStoreInProcess()
-        self._runs = RunRegistry(runs_kept, config.rank_timeout_s, self._jobs.lateness, self._jobs.guarded)
+        self._runs = RunRegistry(
+            runs_kept,
+            config.rank_timeout_s,
+            self._jobs.lateness,
+            self._jobs.guarded,
+            self._desk.make_id,
+            self._desk.report,
+        )
         counters, policy = Counters(), ControlPolicy(token, config.allow_remote_control)
         service = LighthouseService(self._jobs, policy, counters)
         registry = CollectorRegistry()

@@ -19,6 +19,8 @@ class IncidentKind(StrEnum):
     LOSS = "loss"  # replica groups were lost; the fault is the last sign of life
     NOT_APPLIED = "not_applied"  # a group has committed a step and not applied it; the fault is when it says so
     DIVERGENCE = "divergence"  # a group's state differs from that of its peers; the fault is when it says so
+    RESTART = "restart"  # a generation of a run ended by a fault, whose time is when that was noticed
+    EXIT = "exit"  # a supervised process ended that is no rank of a generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,8 @@ class IncidentSummary:
     """`suspects`: ranks (b/1) that were behind, or groups (b) that were lost or hold no state. `opened_unix_s`: when it
     was noticed.
 
-    `quorum_s` and `quorum_id`: the next quorum that formed; `step_s`: the first step that was committed after the
-    fault; `over_s`: something moved again.
+    `quorum_s` and `quorum_id`: the next quorum that formed, or the next generation of a run; `step_s`: the first step
+    that was committed after the fault; `over_s`: something moved again.
     """
 
     id: str

@@ -33,24 +33,6 @@ class RankStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartStatus:
-    """Why generation `generation` ended (-1: none had formed), and `formed`, the next one; None: not yet.
-
-    `stepped_at`: the first step after it. `evidence`: the last lines of who died.
-    """
-
-    generation: int
-    cause: str
-    is_fault: bool
-    lost: tuple[str, ...]
-    noticed_at: float
-    formed: int | None
-    formed_at: float | None
-    stepped_at: float | None
-    evidence: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class SupervisorStatus:
     name: str
     host: str
@@ -78,6 +60,5 @@ class RunStatus:
     is_complete: bool
     stop: Stop | None
     ranks: tuple[RankStatus, ...]
-    incidents: tuple[RestartStatus, ...]
     supervisors: tuple[SupervisorStatus, ...]
     excluded: tuple[ExcludedHost, ...]

@@ -10,7 +10,6 @@ from lighthouse_protocol.messages.run import Counters, KeyKind
 from lighthouse_protocol.messages.run_status import (
     ExcludedHost,
     RankStatus,
-    RestartStatus,
     RunStatus,
     SupervisorStatus,
 )
@@ -69,7 +68,6 @@ def run_to_wire(run: RunStatus) -> pb.RunStatus:
         is_complete=run.is_complete,
         stop=None if run.stop is None else stop_to_wire(run.stop),
         ranks=map(_rank, run.ranks),
-        incidents=map(_incident, run.incidents),
         supervisors=map(_supervisor, run.supervisors),
         excluded=map(_excluded, run.excluded),
     )
@@ -91,7 +89,6 @@ def run_from_wire(message: pb.RunStatus) -> RunStatus:
         is_complete=message.is_complete,
         stop=stop_from_wire(message.stop) if message.HasField("stop") else None,
         ranks=tuple(map(_rank_from, message.ranks)),
-        incidents=tuple(map(_incident_from, message.incidents)),
         supervisors=tuple(map(_supervisor_from, message.supervisors)),
         excluded=tuple(ExcludedHost(excluded.host, excluded.reason, excluded.at) for excluded in message.excluded),
     )
@@ -126,34 +123,6 @@ def _rank_from(message: pb.RankStatus) -> RankStatus:
         attempt=message.attempt,
         host=message.host,
         pid=check_number(message.pid, "pid"),
-    )
-
-
-def _incident(incident: RestartStatus) -> pb.IncidentStatus:
-    return pb.IncidentStatus(
-        generation=incident.generation,
-        cause=incident.cause,
-        is_fault=incident.is_fault,
-        lost=incident.lost,
-        noticed_at=incident.noticed_at,
-        formed=incident.formed,
-        formed_at=incident.formed_at,
-        stepped_at=incident.stepped_at,
-        evidence=incident.evidence,
-    )
-
-
-def _incident_from(message: pb.IncidentStatus) -> RestartStatus:
-    return RestartStatus(
-        generation=_last(message.generation, "generation"),
-        cause=message.cause,
-        is_fault=message.is_fault,
-        lost=tuple(message.lost),
-        noticed_at=message.noticed_at,
-        formed=check_number(message.formed, "formed") if message.HasField("formed") else None,
-        formed_at=message.formed_at if message.HasField("formed_at") else None,
-        stepped_at=message.stepped_at if message.HasField("stepped_at") else None,
-        evidence=tuple(message.evidence),
     )
 
 

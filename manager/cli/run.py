@@ -71,8 +71,10 @@ def _checked(torchrun: Torchrun | None, settings: SupervisorConfig, config: Mana
             f"torchrun --max-restarts={torchrun.max_restarts}: only one of the two may restart the ranks; give "
             "torchrun --max-restarts=0, and --max-restarts to lighthouse-manager run"
         )
-    if settings.nproc != 1:
-        raise click.UsageError(f"--nproc {settings.nproc}: torchrun starts the ranks; give torchrun --nproc-per-node")
+    if settings.nproc_per_node != 1:
+        raise click.UsageError(
+            f"--nproc-per-node {settings.nproc_per_node}: torchrun starts the ranks; give torchrun --nproc-per-node"
+        )
     if torchrun.world_size is None and config.group_world_size == 1:
         raise click.UsageError("--group-world-size is missing: how many ranks torchrun starts is not told by numbers")
     return torchrun

@@ -21,7 +21,7 @@ from manager.server.config import ENV_PREFIX, ManagerConfig
 @click.option("--parent-pid", type=int, hidden=True, help="End when this process, the starter, ends.")
 @click.option("--announce-fd", type=int, hidden=True, help="Write the advertised address there once it serves.")
 def serve(parent_pid: int | None, announce_fd: int | None, **values: Any) -> None:
-    """Serve one replica group until SIGTERM. Its ranks find it by MANAGER_ADDRESS."""
+    """Serve one replica group until SIGTERM. Its ranks find it by LIGHTHOUSE_MANAGER_ADDRESS."""
     config = from_options(ManagerConfig, values)
     token = read_token(config.control_token_file)
     if parent_pid is not None:

@@ -19,7 +19,7 @@ from lighthouse_runtime.client.manager import ManagerClient
     "--manager",
     "address",
     metavar="HOST:PORT",
-    envvar=["MANAGER_ADDRESS"],
+    envvar=["LIGHTHOUSE_MANAGER_ADDRESS"],
     show_envvar=True,
     default=f"localhost:{MANAGER_PORT}",
     show_default=True,

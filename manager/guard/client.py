@@ -78,7 +78,6 @@ class GuardClient:
         self._socket = ours
         self._numbers = itertools.count(1)
         self._on_end: dict[int, Callable[[Ended], None]] = {}
-        self._pids: dict[int, int] = {}
         self._tails: dict[int, asyncio.Future[tuple[str, ...]]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._unsent: list[bytes] = []  # from before run()
@@ -124,10 +123,6 @@ class GuardClient:
             self._say(tail=number)
         return await asyncio.shield(self._tails[number])
 
-    def pid_of(self, number: int) -> int:
-        """0 where it has not been started yet, or has ended."""
-        return self._pids.get(number, 0)
-
     async def run(self) -> int:
         """Call what waits for the ends of processes; returns, with the guard's own status, when the guard has ended."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
@@ -155,9 +150,6 @@ class GuardClient:
         self._process.wait(END_TIMEOUT_S)
 
     def _hear(self, event: dict[str, Any]) -> None:
-        if "started" in event:
-            self._pids[event["started"]] = event["pid"]
-            return
         if "tail" in event:
             self._tails.pop(event["tail"]).set_result(tuple(event["output"]))
             return
@@ -165,7 +157,6 @@ class GuardClient:
             self.on_failure(f"cannot preload {event['failed']}")
             return
         number = event["ended"]
-        self._pids.pop(number, None)
         self._on_end.pop(number)(Ended(event["status"], tuple(event["output"]), cause_of(event["error"])))
 
     def _say(self, **order: Any) -> None:

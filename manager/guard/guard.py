@@ -8,7 +8,6 @@ takes orders as lines of JSON from a socket, and says there what has happened:
      "is_forked": false}
     {"halt": 1, "grace_s": 10}
     {"tail": 1}
-    -> {"started": 1, "pid": 77}
     -> {"tail": 1, "output": [...]}                                   the last lines so far
     -> {"ended": 1, "status": -9, "output": [...], "error": "..."}    when the whole tree is gone
     -> {"failed": "why"}                                              what is to be preloaded cannot be
@@ -132,8 +131,6 @@ class Guard:
         if child.popen is None and child.pid in self._strangers:
             child.ended(self._strangers.pop(child.pid))
         self._resume(child)
-        if child.number != PRELOADER:
-            self._say({"started": child.number, "pid": child.pid})
 
     def _halt_order(self, number: int, grace_s: float) -> None:
         if (child := self._children.get(number)) is not None:

@@ -95,21 +95,23 @@ class Preloader:
 
     def drop(self, number: int) -> bool:
         """Whether that start was still to come; it comes no more."""
-        birth = self._asked.pop(number, None) or next((b for b in self._waiting if b.child.number == number), None)
-        if birth is None:
+        fork = self._asked.pop(number, None) or next(
+            (each for each in self._waiting if each.child.number == number), None
+        )
+        if fork is None:
             return False
-        if birth in self._waiting:
-            self._waiting.remove(birth)
-        self._close(birth)  # a process that gets no order ends
-        birth.child.close()
+        if fork in self._waiting:
+            self._waiting.remove(fork)
+        self._close(fork)  # a process that gets no order ends
+        fork.child.close()
         return True
 
     def ended(self, status: int) -> None:
         """The interpreter has; its ranks go on."""
         self._forget_control()
         asked, self._asked = self._asked, {}
-        for birth in reversed(asked.values()):
-            self._again(birth)
+        for fork in reversed(asked.values()):
+            self._again(fork)
         self._deaths = 0 if self._has_been_ready else self._deaths + 1
         how = described(status)
         if self._deaths >= MAX_FAILURES:
@@ -147,55 +149,55 @@ class Preloader:
             self._control.close()
             self._control = None
 
-    # -- births
+    # -- forks
 
     def _ask(self) -> None:
         while self._is_ready and self._control is not None and self._waiting:
-            birth = self._waiting.popleft()
-            birth.socket, its = socket.socketpair()
-            birth.socket.settimeout(_PATIENCE_S)
-            birth.output, output = os.pipe()
+            fork = self._waiting.popleft()
+            fork.socket, its = socket.socketpair()
+            fork.socket.settimeout(_PATIENCE_S)
+            fork.output, output = os.pipe()
             try:
                 socket.send_fds(self._control, [b"f"], [its.fileno(), output])
             except OSError:
                 self._is_ready = False  # its end follows
-                birth.close()
-                self._waiting.appendleft(birth)
+                fork.close()
+                self._waiting.appendleft(fork)
             else:
-                self._asked[birth.child.number] = birth
-                self._selector.register(birth.socket, selectors.EVENT_READ, functools.partial(self._heard_of, birth))
+                self._asked[fork.child.number] = fork
+                self._selector.register(fork.socket, selectors.EVENT_READ, functools.partial(self._heard_of, fork))
             finally:
                 its.close()
                 os.close(output)
 
-    def _heard_of(self, birth: _Fork) -> None:
-        if birth.socket is None:
+    def _heard_of(self, fork: _Fork) -> None:
+        if fork.socket is None:
             return  # given up by what else was ready in this moment
-        del self._asked[birth.child.number]
+        del self._asked[fork.child.number]
         try:
-            pid = int(birth.socket.recv(_READ_BYTES) or 0)
+            pid = int(fork.socket.recv(_READ_BYTES) or 0)
             if pid:
-                order = {"env": birth.child.environment(birth.more), "mark": birth.child.mark}
-                birth.socket.sendall(json.dumps(order).encode())
+                order = {"env": fork.child.environment(fork.more), "mark": fork.child.mark}
+                fork.socket.sendall(json.dumps(order).encode())
         except OSError:
             pid = 0
         if not pid:
-            self._again(birth)
+            self._again(fork)
             self._ask()
             return
-        output, birth.output = birth.output, -1
-        self._close(birth)
-        birth.child.born(pid, output)
-        self._hooks.keep(birth.child)
+        output, fork.output = fork.output, -1
+        self._close(fork)
+        fork.child.born(pid, output)
+        self._hooks.keep(fork.child)
 
-    def _again(self, birth: _Fork) -> None:
-        self._close(birth)
-        birth.failures += 1
-        self._waiting.appendleft(birth)
-        if birth.failures >= MAX_FAILURES:
+    def _again(self, fork: _Fork) -> None:
+        self._close(fork)
+        fork.failures += 1
+        self._waiting.appendleft(fork)
+        if fork.failures >= MAX_FAILURES:
             self._fail(f"{self._modules}: no rank can be forked from the interpreter that has imported them")
 
-    def _close(self, birth: _Fork) -> None:
-        if birth.socket is not None:
-            self._selector.unregister(birth.socket)
-        birth.close()
+    def _close(self, fork: _Fork) -> None:
+        if fork.socket is not None:
+            self._selector.unregister(fork.socket)
+        fork.close()

@@ -18,7 +18,7 @@ from lighthouse_runtime.net.bind import check_bind, split_bind
 from lighthouse_runtime.net.own_address import advertised_host
 from lighthouse_runtime.process.logs import FORMATS, LEVELS
 
-ENV_PREFIX = "MANAGER"
+ENV_PREFIX = "LIGHTHOUSE_MANAGER"
 
 _PATH = click.Path(dir_okay=False, path_type=Path)
 _SIZE = click.IntRange(1, MAX_GROUP_WORLD_SIZE)

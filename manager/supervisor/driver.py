@@ -31,16 +31,12 @@ from manager.supervisor.rules.machine import SupervisorMachine
 log = logging.getLogger(__name__)
 
 
-class Hosts(Protocol):
-    """The hosts of the group, by number; ranks by their number on the host."""
+class Group(Protocol):
+    """The hosts of the group, by number, and the run in the lighthouse that it is of."""
 
     def start(self, host: int, ranks: Sequence[int], attempt: int) -> None: ...
 
     def halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None: ...
-
-
-class Run(Protocol):
-    """The run in the lighthouse that this group is of."""
 
     def ask_stop(self, reason: str) -> None: ...
 
@@ -54,15 +50,13 @@ class SupervisorDriver:
         self,
         machine: SupervisorMachine,
         timers: Timers,
-        hosts: Hosts,
-        run: Run,
+        group: Group,
         finish: Callable[[SupervisionEnded], None],
     ) -> None:
         self.machine = machine
         self._clock = timers.time
         self._timer = DeadlineTimer(self._tick, timers)
-        self._hosts = hosts
-        self._run = run
+        self._group = group
         self._finish = finish
         self._has_finished = False
 
@@ -108,13 +102,13 @@ class SupervisorDriver:
                 case Logged(text):
                     log.warning("%s", text)
                 case Start(host, ranks, attempt):
-                    self._hosts.start(host, ranks, attempt)
+                    self._group.start(host, ranks, attempt)
                 case Halt(host, ranks, grace_s):
-                    self._hosts.halt(host, ranks, grace_s)
+                    self._group.halt(host, ranks, grace_s)
                 case RunStopAsked(reason):
-                    self._run.ask_stop(reason)
+                    self._group.ask_stop(reason)
                 case HostExcluded(host, reason):
-                    self._run.exclude(host, reason)
+                    self._group.exclude(host, reason)
                 case SupervisionEnded():
                     self.finish(effect)
         self._timer.set(self.machine.deadline())

@@ -49,14 +49,14 @@ class HeadHost:
             settings.layout,
             settings.policy,
             random.random,
-            grace_s=settings.grace_s,
+            grace_s=settings.termination_grace_s,
             host_timeout_s=settings.node_timeout_s,
         )
         self._loop = asyncio.get_running_loop()
-        self._driver = SupervisorDriver(machine, self._loop, self, self, self._finish)
+        self._driver = SupervisorDriver(machine, self._loop, self, self._finish)
         self._feed = self._driver.feed
         self._over: asyncio.Future[SupervisionEnded] = self._loop.create_future()
-        self._nodes = WorkerHosts(self._known_plan, self._feed, self._signalled)
+        self._workers = WorkerHosts(self._known_plan, self._feed, self._signalled)
         self._daemon: ManagerDaemon | None = None
         self._store: SupervisedStore | None = None
         self._link: SupervisorLink | None = None
@@ -99,7 +99,7 @@ class HeadHost:
             self._launch.manager_config(self._store is not None),
             self._launch.token,
             self._driver.manager_ended,
-            {"Node": self._nodes.entry()},
+            {"Node": self._workers.entry()},
             self._look,
             self._given_up,
         )
@@ -114,7 +114,7 @@ class HeadHost:
 
     async def _look(self, request: WatchRequest, is_here: bool) -> ProcessSnapshot:
         if not is_here:
-            return await self._nodes.look(request)
+            return await self._workers.look(request)
         return await self._local.look(request) if self._local is not None else await look_alone(request, is_here)
 
     def _known_plan(self) -> LaunchPlan:
@@ -134,7 +134,7 @@ class HeadHost:
             await self._daemon.leave(over.why)
         if self._store is not None:
             self._store.stop()
-        self._nodes.end_all(GroupEnded(over.status, over.why), self._excluded)
+        self._workers.end_all(GroupEnded(over.status, over.why), self._excluded)
         if self._link is not None:
             await self._link.close()
 
@@ -176,7 +176,7 @@ class HeadHost:
         if host == 0 and self._local is not None:
             self._local.start(ranks, attempt)
         else:
-            self._nodes.send(host, StartRanks(tuple(ranks), attempt))
+            self._workers.send(host, StartRanks(tuple(ranks), attempt))
         if self._daemon is not None:
             self._daemon.ranks_started()
 
@@ -184,7 +184,7 @@ class HeadHost:
         if host == 0 and self._local is not None:
             self._local.halt(ranks, grace_s)
         else:
-            self._nodes.send(host, HaltRanks(tuple(ranks), grace_s))
+            self._workers.send(host, HaltRanks(tuple(ranks), grace_s))
 
     def ask_stop(self, reason: str) -> None:
         if self._link is not None:

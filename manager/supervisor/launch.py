@@ -57,13 +57,13 @@ class Launch:
             manager=manager,
             master=master,
             max_restarts=settings.max_restarts,
-            first_slot=settings.first_slot,
+            slot_offset=settings.slot_offset,
             slots=settings.slots,
-            active=settings.active,
-            min_active=settings.min_active,
+            active=settings.active_ranks,
+            min_active=settings.min_active_ranks,
             stride=settings.generation_stride,
             torchrun=self.torchrun,
-            log_collectives=str(settings.log_collectives) if settings.log_collectives is not None else None,
+            trace_dir=str(settings.trace_dir) if settings.trace_dir is not None else None,
         )
 
     def local_host(

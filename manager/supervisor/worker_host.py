@@ -30,16 +30,21 @@ class WorkerHost:
         self._guard = guard
         self._loop = asyncio.get_running_loop()
         config, settings = launch.config, launch.settings
-        self._manager = target(settings.manager or "", "--manager", MANAGER_PORT)
+        self._manager = target(settings.head or "", "--head", MANAGER_PORT)
         entry = HostHello(
-            config.replica_id, settings.run_id, settings.node_rank, settings.nnodes, settings.nproc, launch.incarnation
+            config.replica_id,
+            settings.run_id,
+            settings.node_rank,
+            settings.nnodes,
+            settings.nproc_per_node,
+            launch.incarnation,
         )
-        self._node = HeadLink(
+        self._head = HeadLink(
             lambda: AsyncManagerClient(self._manager, token=launch.token),
             entry,
             self._make_host,
             self._over,
-            settings.grace_s,
+            settings.termination_grace_s,
             settings.node_timeout_s,
         )
         self._link = launch.run_link(launch.plan(self._manager, ("", settings.master_port)), self._hear)
@@ -71,15 +76,15 @@ class WorkerHost:
 
     def _make_host(self, welcome: HostWelcome) -> LocalHost:
         plan = self._launch.plan(self._manager, (welcome.master_address, welcome.master_port))
-        return self._launch.local_host(plan, self._guard, self._node.tell, self._link.lose)
+        return self._launch.local_host(plan, self._guard, self._head.tell, self._link.lose)
 
     def _hear(self, message: ToSupervisor) -> None:
         match message:
             case SupervisorWelcome():
-                self._orders = self._orders or asyncio.create_task(self._node.run(), name="host 0")
+                self._orders = self._orders or asyncio.create_task(self._head.run(), name="host 0")
             case Stop(reason, who):
                 over = GroupEnded(STOPPED_STATUS, f"the run is stopped: {reason} (by {who})")
-                self._end(over, min(self._launch.settings.grace_s, STOP_GRACE_S))
+                self._end(over, min(self._launch.settings.termination_grace_s, STOP_GRACE_S))
             case Done(number) if self._orders is None:
                 self._over(GroupEnded(0, f"the run has completed, with generation {number}"))
             case Done():
@@ -92,25 +97,25 @@ class WorkerHost:
         self._signals += 1
         over = GroupEnded(status, f"{signal.Signals(status - 128).name} to the supervisor")
         settings = self._launch.settings
-        if self._signals == 1 and self._node.is_open:
-            self._node.ask_end(status)
-            patience_s = self._launch.config.leave_timeout_s + settings.grace_s + _SLACK_S
+        if self._signals == 1 and self._head.is_open:
+            self._head.ask_end(status)
+            patience_s = self._launch.config.leave_timeout_s + settings.termination_grace_s + _SLACK_S
             self._loop.call_later(patience_s, self._over, over)
             return
-        self._end(over, settings.grace_s if self._signals < 3 else 0.0)
+        self._end(over, settings.termination_grace_s if self._signals < 3 else 0.0)
 
     def _over(self, over: GroupEnded) -> None:
-        self._end(over, self._launch.settings.grace_s)
+        self._end(over, self._launch.settings.termination_grace_s)
 
     def _end(self, over: GroupEnded, grace_s: float) -> None:
         """The first reason counts; a shorter grace does, too."""
-        if self._node.host is not None:
-            self._node.host.halt(self._node.host.running, grace_s)
+        if self._head.host is not None:
+            self._head.host.halt(self._head.host.running, grace_s)
         self._ending = self._ending or asyncio.create_task(self._finish(over), name="end")
 
     async def _finish(self, over: GroupEnded) -> None:
-        if self._node.host is not None:
-            await self._node.host.idle()
+        if self._head.host is not None:
+            await self._head.host.idle()
         if not self._end_of.done():
             self._end_of.set_result(over)
 

@@ -154,8 +154,8 @@ class LocalCluster:
         group.starts += 1
         for rank in range(self.ranks):
             environment = {
-                "MANAGER_ADDRESS": f"{LOOPBACK}:{group.manager_port}",
-                "MANAGER_ADVERTISE": LOOPBACK,
+                "LIGHTHOUSE_MANAGER_ADDRESS": f"{LOOPBACK}:{group.manager_port}",
+                "LIGHTHOUSE_MANAGER_ADVERTISE": LOOPBACK,
                 "MASTER_ADDR": LOOPBACK,
                 "MASTER_PORT": master_port,
                 "RANK": str(rank),

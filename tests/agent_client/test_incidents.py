@@ -20,8 +20,8 @@ COMMAND = (sys.executable, "-m", "tests.agent_client.holding_script", str(STEPS)
 
 def supervisor(lighthouse: Lighthouse, name: str) -> Supervisor:
     ports = ("--store", "auto", "--store-port", str(free_port()), "--master-port", str(free_port()))
-    times = ("--stall-after", "8s", "--restart-delay", "100ms", "--startup-failures", "0")
-    return Supervisor(lighthouse.address, *ports, *times, "--nproc", "2", command=COMMAND, replica_id=name)
+    times = ("--stall-after", "8s", "--restart-delay", "100ms", "--max-startup-failures", "0")
+    return Supervisor(lighthouse.address, *ports, *times, "--nproc-per-node", "2", command=COMMAND, replica_id=name)
 
 
 def asked(lighthouse: Lighthouse, *words: str) -> Any:

@@ -21,7 +21,7 @@ SUPERVISORS = "ab"
 HAS_STORE = "a"  # one is enough: it imports torch at each start
 RANKS_EACH = 4
 SLOTS = len(SUPERVISORS) * RANKS_EACH
-OPTIONS = ("--restart-scope", "rank", "--max-restarts", "60000", "--startup-failures", "0")
+OPTIONS = ("--restart-scope", "rank", "--max-restarts", "60000", "--max-startup-failures", "0")
 DELAYS = ("--restart-delay", "50ms", "--max-restart-delay", "300ms")
 GENERATION = r"generation (\d+): slots ([\d ]+);"
 
@@ -44,7 +44,7 @@ class Cluster:
 
     def _new_supervisor(self, name: str) -> Supervisor:
         first = str(RANKS_EACH * SUPERVISORS.index(name))
-        slots = ("--nproc", str(RANKS_EACH), "--first-slot", first, "--run-slots", str(SLOTS))
+        slots = ("--nproc-per-node", str(RANKS_EACH), "--slot-offset", first, "--run-world-size", str(SLOTS))
         words = [sys.executable, "-m", "tests.chaos.worker", str(self.folder)]
         store = ("--store", "auto", "--store-port", str(self._store_port)) if name == HAS_STORE else ()
         address = f"{LOCALHOST}:{self._port}"

@@ -46,9 +46,9 @@ def manager_is_known(manager: Manager) -> bool:
 
 def test_the_others_lose_no_step(lighthouse: Lighthouse) -> None:
     with training(lighthouse, "graceful", "abc") as (a, b, c):
-        assert drain(lighthouse, "b", "--job", "graceful", "--message", "repair", "--format", "json")[:2] == (
+        assert drain(lighthouse, "b", "--job", "graceful", "--reason", "repair", "--format", "json")[:2] == (
             0,
-            json.dumps({"job": "graceful", "replica_id": "b", "message": "repair", "draining": True}) + "\n",
+            json.dumps({"job": "graceful", "replica_id": "b", "reason": "repair", "draining": True}) + "\n",
         )
         b.join()
         assert (b.drained, b.manager.wait()) == ("b leaves: repair", 0)

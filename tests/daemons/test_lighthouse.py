@@ -301,7 +301,7 @@ def test_kill_ends_a_group_through_its_manager(lighthouse: Lighthouse) -> None:
             "killed",
             "--lighthouse",
             lighthouse.address,
-            "--message",
+            "--reason",
             "bad disk",
         )
         assert (ended.stdout, ended.stderr) == ("killed replica group a of job killed\n", "")
@@ -321,7 +321,7 @@ def test_the_last_group_of_a_job_that_holds_no_session_is_guarded_too_and_its_ki
         refused = run_cli(LIGHTHOUSE_CODE, "kill", torchfts, *at)
         assert (refused.returncode, "t is the last live" in refused.stderr.replace(torchfts, "t")) == (1, True)
         assert manager.is_alive
-        assert run_cli(LIGHTHOUSE_CODE, "kill", torchfts, "--force", "--message", "it hangs", *at).returncode == 0
+        assert run_cli(LIGHTHOUSE_CODE, "kill", torchfts, "--force", "--reason", "it hangs", *at).returncode == 0
         assert manager.wait() == 1
     [incident] = json.loads(run_cli(LIGHTHOUSE_CODE, "incidents", "--format", "json", *at).stdout)
     assert re.fullmatch(r"t: killed by ipv[46]:.*: it hangs", incident["text"])

@@ -250,12 +250,12 @@ def test_it_announces_its_address_to_its_starter() -> None:
         ({"TORCHFT_LIGHTHOUSE": "http://{}", "REPLICA_GROUP_ID": "3"}, "default", "3", 1),
         (
             {
-                "MANAGER_LIGHTHOUSE": "{}",
+                "LIGHTHOUSE_MANAGER_LIGHTHOUSE": "{}",
                 "LIGHTHOUSE_ADDRESS": NOWHERE,
                 "TORCHFT_LIGHTHOUSE": f"http://{NOWHERE}",
-                "MANAGER_REPLICA_ID": "ours",
+                "LIGHTHOUSE_MANAGER_REPLICA_ID": "ours",
                 "REPLICA_GROUP_ID": "torchfts",
-                "MANAGER_GROUP_WORLD_SIZE": "2",
+                "LIGHTHOUSE_MANAGER_GROUP_WORLD_SIZE": "2",
                 "WORLD_SIZE": "4",
                 "LIGHTHOUSE_JOB": "j",
             },
@@ -392,7 +392,9 @@ def test_a_free_port_is_told_by_its_address() -> None:
 
 def test_on_a_loopback_it_advertises_the_loopback_that_it_listens_on() -> None:
     """The default would be an address of this host that nothing listens on."""
-    with Manager(NOWHERE, "a", env={"MANAGER_ADVERTISE": "", "MANAGER_BIND": "localhost:0"}) as manager:
+    with Manager(
+        NOWHERE, "a", env={"LIGHTHOUSE_MANAGER_ADVERTISE": "", "LIGHTHOUSE_MANAGER_BIND": "localhost:0"}
+    ) as manager:
         assert manager.address.startswith("localhost:")
         with ManagerClient(manager.address) as client:
             assert client.status().replica_id == "a"

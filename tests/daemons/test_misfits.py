@@ -161,7 +161,9 @@ def last_line(log: str) -> str:
 def test_each_misfit_ends_at_once_with_its_cause_and_costs_the_others_one_step(
     lighthouse: Lighthouse, tmp_path: Path
 ) -> None:
-    with three_groups(lighthouse, tmp_path, "misfits", "--max-restarts", "100", "--startup-failures", "0") as groups:
+    with three_groups(
+        lighthouse, tmp_path, "misfits", "--max-restarts", "100", "--max-startup-failures", "0"
+    ) as groups:
         supervisor = groups.supervisors["c"]
         for start, (differs, cause) in enumerate(MISFITS.values()):
             said = len(supervisor.log())
@@ -187,13 +189,13 @@ def test_each_misfit_ends_at_once_with_its_cause_and_costs_the_others_one_step(
     [
         (
             "budget",
-            ("--max-restarts", "3", "--startup-failures", "0"),
+            ("--max-restarts", "3", "--max-startup-failures", "0"),
             3,
             "the budget of 3 restarts within 3600 s is exhausted, 3 of them because this group does not fit its peers",
         ),
         (
             "startup",
-            ("--max-restarts", "100", "--startup-failures", "3", "--startup-time", "1h"),
+            ("--max-restarts", "100", "--max-startup-failures", "3", "--startup-time", "1h"),
             2,
             "start-up failure: 3 deaths in a row within 3600 s of the start",
         ),
@@ -221,7 +223,7 @@ def test_one_that_reaches_no_source_of_a_state_ends_and_is_named(lighthouse: Lig
     """After its own discards; the first one that the others counted would end them."""
     discards = 3
     cause = rf"AgentError: {discards} steps discarded in a row \(max_consecutive_discards\): healing: .*nothing listens"
-    with three_groups(lighthouse, tmp_path, "cut_off", "--startup-failures", "0") as groups:
+    with three_groups(lighthouse, tmp_path, "cut_off", "--max-startup-failures", "0") as groups:
         groups.write_shape("c", is_cut_off=True, discards=discards)
         groups.kill_rank("c")
         asked = groups.wait_asked(1)

@@ -55,6 +55,7 @@ WRONG: Mapping[str, list[str]] = {
     "log-format": ["", "xml"],
     "lighthouse": ADDRESSES,
     "manager": ADDRESSES,
+    "head": ADDRESSES,
     "format": ["", "xml"],
     "timeout": DURATIONS,
     "interval": DURATIONS,
@@ -67,43 +68,43 @@ WRONG: Mapping[str, list[str]] = {
     "stall-after": DURATIONS,
     "parent-pid": ["x"],
     "announce-fd": ["x"],
-    "nproc": [*COUNTS, "65537"],
+    "nproc-per-node": [*COUNTS, "65537"],
     "nnodes": [*COUNTS, "65537"],
     "node-rank": ["", "-1", "x", "1"],
     "run-id": NAMES,
     "max-restarts": NUMBERS,
-    "startup-failures": NUMBERS,
-    "exclude-after": NUMBERS,
+    "max-startup-failures": NUMBERS,
+    "exclude-host-after": NUMBERS,
     "restart-window": DURATIONS,
     "restart-delay": DURATIONS,
     "max-restart-delay": DURATIONS,
     "startup-time": DURATIONS,
     "health-check-timeout": DURATIONS,
     "node-timeout": DURATIONS,
-    "grace": DURATIONS,
+    "termination-grace": DURATIONS,
     "restart-scope": ["", "job"],
     "restart-after-kill": ["", "maybe"],
-    "abort-code": ["", "-1", "256", "x"],
+    "stop-exit-code": ["", "-1", "256", "x"],
     "log-dir": ["{empty}"],
     "incidents": ["{empty}"],
     "on-stall": ["", "panic", "NOTIFY"],
-    "log-collectives": ["{empty}"],
+    "trace-dir": ["{empty}"],
     "preload": ["", "torch,", "a b", "a..b", "torch"],  # the command is no Python
     "master-port": ["", "0", "65536", "x", "65534"],
     "store-port": ["", "0", "65536", "x"],
-    "min-active": [*COUNTS, "2"],
+    "min-active-ranks": [*COUNTS, "2"],
     "generation-stride": COUNTS,
-    "first-slot": NUMBERS,
-    "run-slots": COUNTS,
+    "slot-offset": NUMBERS,
+    "run-world-size": COUNTS,
     "health-check": ["", "'"],
 }
 PER_COMMAND = {
     ("lighthouse-manager serve", "job"): NAMES,
     ("lighthouse-manager run", "job"): NAMES,
-    ("lighthouse-manager run", "active"): [*COUNTS, "2"],
+    ("lighthouse-manager run", "active-ranks"): [*COUNTS, "2"],
 }
 # Any text is right: a reason, a name that is looked up, an interpreter that is run, an option that does nothing.
-ANY_TEXT = {"rank", "message", "reason", "run", "job", "journal", "store-python", "quorum-tick-ms"}
+ANY_TEXT = {"rank", "reason", "run", "job", "journal", "store-python", "quorum-tick-ms"}
 
 
 def options_of(command: click.Command, arguments: list[str]) -> list[click.Option]:
@@ -203,9 +204,9 @@ def test_a_missing_option_is_named(missing: str) -> None:
         ("lighthouse serve", "LIGHTHOUSE_JOIN_TIMEOUT", "soon", "--join-timeout"),
         ("lighthouse serve", "LIGHTHOUSE_ALLOWED_REPLICAS", "0", "--allowed-replicas"),
         ("lighthouse-manager serve", "WORLD_SIZE", "0", "--group-world-size"),
-        ("lighthouse-manager serve", "MANAGER_LEAVE_TIMEOUT", "soon", "--leave-timeout"),
+        ("lighthouse-manager serve", "LIGHTHOUSE_MANAGER_LEAVE_TIMEOUT", "soon", "--leave-timeout"),
         ("lighthouse status", "TORCHFT_LIGHTHOUSE", "a b", "--lighthouse"),
-        ("lighthouse-manager status", "MANAGER_ADDRESS", "a b", "--manager"),
+        ("lighthouse-manager status", "LIGHTHOUSE_MANAGER_ADDRESS", "a b", "--manager"),
     ],
 )
 def test_a_wrong_environment_variable_names_its_option(name: str, variable: str, value: str, option: str) -> None:
@@ -233,12 +234,12 @@ def test_right_values_start_the_daemon(options: list[str]) -> None:
     ("words", "named"),
     [
         (["torchrun", "--max-restarts=3", "x.py"], "torchrun --max-restarts=3: only one of the two may restart"),
-        (["--nproc", "2", "torchrun", "x.py"], "--nproc 2: torchrun starts the ranks"),
+        (["--nproc-per-node", "2", "torchrun", "x.py"], "--nproc-per-node 2: torchrun starts the ranks"),
         (["torchrun", "--nproc-per-node", "gpu", "x.py"], "--group-world-size is missing"),
-        (["--nnodes", "2", "--node-rank", "1", "true"], "--manager is missing"),
-        (["--active", "6", "--nproc", "4", "true"], "--active 6 are more than the 4 ranks"),
+        (["--nnodes", "2", "--node-rank", "1", "true"], "--head is missing"),
+        (["--active-ranks", "6", "--nproc-per-node", "4", "true"], "--active-ranks 6 is more than the 4 ranks"),
         (["--tee", "true"], "--tee needs --log-dir"),
-        (["--first-slot", "2", "--run-slots", "2", "true"], "--run-slots 2 are too few"),
+        (["--slot-offset", "2", "--run-world-size", "2", "true"], "--run-world-size 2 is too small"),
         ([], "Missing argument 'CMD...'"),
     ],
 )

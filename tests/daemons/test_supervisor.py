@@ -16,14 +16,14 @@ from tests.processes import Lighthouse, eventually
 # A process of its own session and process group, as a daemon is.
 STRAY = f"{sys.executable} -S -c 'import os, time; os.setsid(); time.sleep(600)' &"
 SLEEP = "exec sleep 600"
-QUICK = ("--restart-delay", "50ms", "--startup-failures", "0")
+QUICK = ("--restart-delay", "50ms", "--max-startup-failures", "0")
 ONCE = 'test "$LIGHTHOUSE_ATTEMPT" = 0 || exit 0;'
 
 
 class TestEnds:
     def test_all_done(self, lighthouse: Lighthouse) -> None:
         command = 'echo "I am $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, of $REPLICA_GROUP_ID"'
-        with Supervisor(lighthouse.address, "--nproc", "2", command=command, replica_id="done") as supervisor:
+        with Supervisor(lighthouse.address, "--nproc-per-node", "2", command=command, replica_id="done") as supervisor:
             assert supervisor.wait() == 0
             log = supervisor.log()
         assert "[done/0] I am 0 of 2, 0 of 2, of done\n" in log
@@ -32,7 +32,7 @@ class TestEnds:
 
     def test_a_loss_restarts_the_whole_group(self, lighthouse: Lighthouse) -> None:
         command = f'{ONCE} test "$RANK" = 1 || {SLEEP}; echo bad luck; kill -SEGV $$'
-        with Supervisor(lighthouse.address, "--nproc", "2", *QUICK, command=command) as supervisor:
+        with Supervisor(lighthouse.address, "--nproc-per-node", "2", *QUICK, command=command) as supervisor:
             assert supervisor.wait() == 0
             log = supervisor.log()
         assert "a/1 has ended by SIGSEGV\n    | bad luck" in log
@@ -49,7 +49,7 @@ class TestEnds:
 
     @pytest.mark.slow
     def test_a_command_that_is_none(self, lighthouse: Lighthouse) -> None:
-        options = ("--max-restarts", "9", "--startup-failures", "1")
+        options = ("--max-restarts", "9", "--max-startup-failures", "1")
         with Supervisor(lighthouse.address, *options, command=["no-such-program"]) as supervisor:
             assert supervisor.wait() == 1
             assert "cannot run no-such-program" in supervisor.log()
@@ -58,7 +58,7 @@ class TestEnds:
         ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
     )
     def test_a_signal_to_the_supervisor(self, lighthouse: Lighthouse, number: int, status: int) -> None:
-        with Supervisor(lighthouse.address, "--nproc", "2", command=f"{STRAY} {SLEEP}") as supervisor:
+        with Supervisor(lighthouse.address, "--nproc-per-node", "2", command=f"{STRAY} {SLEEP}") as supervisor:
             runs(supervisor, 4)
             supervisor.signal(number)
             assert supervisor.wait() == status
@@ -67,7 +67,7 @@ class TestEnds:
     def test_a_save_at_the_end_has_its_grace(self, lighthouse: Lighthouse) -> None:
         save = "lambda *_: time.sleep(1) or print('saved', flush=True)"
         rank = f"import signal, time; signal.signal(15, {save}); print('works', flush=True); signal.pause()"
-        with Supervisor(lighthouse.address, "--grace", "20s", command=python(rank)) as supervisor:
+        with Supervisor(lighthouse.address, "--termination-grace", "20s", command=python(rank)) as supervisor:
             supervisor.wait_for_log(r"\[a/0\] works")
             supervisor.signal(signal.SIGTERM)
             assert supervisor.wait() == 143
@@ -91,7 +91,7 @@ class TestEnds:
 
 class TestNothingIsLeftBehind:
     def test_by_a_supervisor_that_is_killed(self, lighthouse: Lighthouse) -> None:
-        with Supervisor(lighthouse.address, "--nproc", "2", command=f"{STRAY} {SLEEP}") as supervisor:
+        with Supervisor(lighthouse.address, "--nproc-per-node", "2", command=f"{STRAY} {SLEEP}") as supervisor:
             runs(supervisor, 4)
             supervisor.kill()
             eventually(supervisor.gone, "no orphan is left")
@@ -113,7 +113,7 @@ class TestNothingIsLeftBehind:
     @pytest.mark.slow
     def test_by_one_that_does_not_listen(self, lighthouse: Lighthouse) -> None:
         command = "trap '' TERM; echo ready; while :; do sleep 600; done"
-        with Supervisor(lighthouse.address, "--grace", "300ms", command=command) as supervisor:
+        with Supervisor(lighthouse.address, "--termination-grace", "300ms", command=command) as supervisor:
             supervisor.wait_for_log(r"\[a/0\] ready")
             assert supervisor.stop() == 143
             assert supervisor.gone()
@@ -154,7 +154,7 @@ from agent_client.manager_client.client import ManagerConnection
 folder, here = pathlib.Path(sys.argv[1]), os.environ["LIGHTHOUSE_ATTEMPT"]
 while not (folder / here).exists():
     time.sleep(0.02)
-link = ManagerConnection(os.environ["MANAGER_ADDRESS"], 0, f"w{here}", lambda *_: None, returns_within_s=60)
+link = ManagerConnection(os.environ["LIGHTHOUSE_MANAGER_ADDRESS"], 0, f"w{here}", lambda *_: None, returns_within_s=60)
 link._ensure_watched()
 while not (folder / f"{here}.end").exists():
     time.sleep(0.02)

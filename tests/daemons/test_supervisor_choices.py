@@ -15,7 +15,7 @@ from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, run_cli, to
 pytestmark = pytest.mark.slow
 
 SLEEP = "exec sleep 600"
-QUICK = ("--restart-delay", "50ms", "--startup-failures", "0")
+QUICK = ("--restart-delay", "50ms", "--max-startup-failures", "0")
 ONCE = 'test "$LIGHTHOUSE_ATTEMPT" = 0 || exit 0;'
 # Rank 1 dies in the first `times` attempts; then all go on.
 DIES = 'test "$RANK" != 1 || test "$LIGHTHOUSE_ATTEMPT" -ge {times} || exit 7; ' + SLEEP
@@ -41,7 +41,7 @@ def is_known(supervisor: Supervisor) -> bool:
 
 class TestExcludeAfter:
     def test_the_host_is_given_up_and_let_in_again_by_resume(self, lighthouse: Lighthouse) -> None:
-        options = (*QUICK, "--run-id", "broken", "--nproc", "2", "--exclude-after", "2")
+        options = (*QUICK, "--run-id", "broken", "--nproc-per-node", "2", "--exclude-host-after", "2")
         why = "it was the first to fail 2 times in a row"
         with Supervisor(lighthouse.address, *options, command=DIES.format(times=9)) as supervisor:
             assert supervisor.wait() == 1
@@ -62,7 +62,7 @@ class TestExcludeAfter:
             assert "[a/1] started" in repaired.log()
 
     def test_fewer_losses_than_that_are_restarts(self, lighthouse: Lighthouse) -> None:
-        options = (*QUICK, "--run-id", "flaky", "--nproc", "2", "--exclude-after", "3")
+        options = (*QUICK, "--run-id", "flaky", "--nproc-per-node", "2", "--exclude-host-after", "3")
         with Supervisor(lighthouse.address, *options, command=DIES.format(times=2)) as supervisor:
             restarted(supervisor, 2)
             runs(supervisor, 2)
@@ -98,9 +98,7 @@ class TestRestartAfterKill:
         with together(killed, other):
             first, others = runs(killed, 1), runs(other, 1)
             eventually(lambda: is_known(killed), "its manager has a session")
-            assert "killed" in told(
-                lighthouse, "kill", "killed", "--force", "--job", named[-1], "--message", "it hangs"
-            )
+            assert "killed" in told(lighthouse, "kill", "killed", "--force", "--job", named[-1], "--reason", "it hangs")
             if comes_back:
                 restarted(killed, 1)
                 assert runs(killed, 1) != first

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.ports import free_port
+from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.daemons.supervisors import Supervisor, restarted, runs
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually, together
@@ -16,7 +17,7 @@ from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, eventually, toget
 pytestmark = pytest.mark.slow
 
 SLEEP = "exec sleep 600"
-QUICK = ("--restart-delay", "50ms", "--startup-failures", "0")
+QUICK = ("--restart-delay", "50ms", "--max-startup-failures", "0")
 ONCE = 'test "$LIGHTHOUSE_ATTEMPT" = 0 || exit 0;'
 
 # Two seconds are promised; this machine runs eight supervisors on two cores, with other tests beside them.
@@ -101,7 +102,9 @@ class TestStopsNobodyElse:
         go = tmp_path / "go"
         script = f'{ONCE} test "$RANK" = 1 || {SLEEP}; while ! test -e {go}; do sleep 0.02; done; {command}'
         run = ("--run-id", f"dies-{name}")
-        dying = Supervisor(lighthouse.address, *run, "--nproc", "2", *QUICK, command=script, replica_id="dying")
+        dying = Supervisor(
+            lighthouse.address, *run, "--nproc-per-node", "2", *QUICK, command=script, replica_id="dying"
+        )
         other = Supervisor(lighthouse.address, *run, command=SLEEP, replica_id="other")
         with together(dying, other):
             other_s = runs(other, 1)
@@ -111,9 +114,10 @@ class TestStopsNobodyElse:
             assert runs(other, 1) == other_s
             with LighthouseClient(lighthouse.address, run=f"dies-{name}") as client:
                 (status,) = client.runs(f"dies-{name}")
-            (incident,) = status.incidents
-            assert evidence in incident.cause
-            assert "oops" in incident.evidence
+                (summary,) = [each for each in client.incidents() if f"run dies-{name}: " in each.text]
+                (process,) = client.incident(summary.id).evidence
+            assert (summary.kind, evidence in summary.text) == (IncidentKind.EXIT, True)
+            assert "oops" in process.rank.output
             assert status.stop is None
 
     @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -11,7 +11,7 @@ import pytest
 from tests.daemons.supervisors import Supervisor, restarted
 from tests.processes import Lighthouse, eventually
 
-QUICK = ("--restart-delay", "50ms", "--startup-failures", "0")
+QUICK = ("--restart-delay", "50ms", "--max-startup-failures", "0")
 SLEEP = "import time; time.sleep(600)"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # else numpy starts some when it is imported
 FIRST = "import os, sys\nif os.environ['LIGHTHOUSE_ATTEMPT'] != '0': sys.exit(0)\n"
@@ -43,7 +43,7 @@ def environment(pid: int) -> bytes:
 def test_ranks_restart_and_end(lighthouse: Lighthouse, tmp_path: Path) -> None:
     code = f"{FIRST}print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n"
     code += "if os.environ['RANK'] == '0': os.kill(os.getpid(), 11)\nimport time; time.sleep(600)"
-    with preloading(lighthouse, tmp_path, code, "--nproc", "2") as supervisor:
+    with preloading(lighthouse, tmp_path, code, "--nproc-per-node", "2") as supervisor:
         assert supervisor.wait() == 0
         log = supervisor.log()
     assert "[a/0] rank 0 of 2\n" in log

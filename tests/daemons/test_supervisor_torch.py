@@ -16,7 +16,7 @@ from tests.processes import LOCALHOST, Lighthouse, eventually
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-QUICK = ("--restart-delay", "50ms", "--startup-failures", "0")
+QUICK = ("--restart-delay", "50ms", "--max-startup-failures", "0")
 BY_TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 

@@ -24,7 +24,18 @@ from tests.processes import LIGHTHOUSE_CODE, PATIENCE_S, Lighthouse, eventually,
 pytestmark = pytest.mark.slow
 
 SLEEP = "exec sleep 600"
-QUICK = ("--restart-delay", "50ms", "--startup-failures", "0", "--grace", "2s", "--nnodes", "2", "--nproc", "2")
+QUICK = (
+    "--restart-delay",
+    "50ms",
+    "--max-startup-failures",
+    "0",
+    "--termination-grace",
+    "2s",
+    "--nnodes",
+    "2",
+    "--nproc-per-node",
+    "2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +79,7 @@ def group(
     lighthouse: Lighthouse, elsewhere: Elsewhere, run: str, command: str | Sequence[str] = SLEEP, *more: str
 ) -> Generator[Group]:
     address = f"{elsewhere.here}:{free_port(elsewhere.here)}"
-    options = (*QUICK, *more, "--run-id", run, "--manager", address)
+    options = (*QUICK, *more, "--run-id", run, "--head", address)
     first = Supervisor(
         lighthouse.address, *options, "--bind", address, "--advertise", elsewhere.here, command=command
     )  # fmt: skip
@@ -83,9 +94,8 @@ def group(
 
 
 def test_the_ranks_are_told_where_they_are(lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
-    command = (
-        "echo $RANK/$WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $LOCAL_RANK $MASTER_ADDR:$MASTER_PORT $MANAGER_ADDRESS"
-    )
+    counts = "$RANK/$WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $LOCAL_RANK"
+    command = f"echo {counts} $MASTER_ADDR:$MASTER_PORT $LIGHTHOUSE_MANAGER_ADDRESS"
     with group(lighthouse, elsewhere, "told", command) as (first, second, _, options):
         assert (first.wait(), second.wait()) == (0, 0)
         manager = options[-1]
@@ -139,7 +149,8 @@ def stuck_in_a_futex():
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 rank = int(os.environ["RANK"])
-manager = ManagerConnection(os.environ["MANAGER_ADDRESS"], rank, f"w{rank}", lambda *_: None, returns_within_s=60)
+address = os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
+manager = ManagerConnection(address, rank, f"w{rank}", lambda *_: None, returns_within_s=60)
 manager._ensure_watched()
 print(f"rank {rank} is there", flush=True)
 stuck_in_a_futex() if rank == 2 else threading.Event().wait()
@@ -234,7 +245,7 @@ class TestExcluded:
         """It alone: another one in its place, and the group is whole again."""
         renamed = Elsewhere(elsewhere.here, elsewhere.there, (*elsewhere.command, *named("broken-gpu")))
         dies = f'test "$GROUP_RANK" = 1 || {SLEEP}; exit 7'
-        with group(lighthouse, renamed, "excluded", dies, "--exclude-after", "2") as both:
+        with group(lighthouse, renamed, "excluded", dies, "--exclude-host-after", "2") as both:
             assert (both.first.wait(), both.second.wait()) == (1, 1)
             for supervisor in (both.first, both.second):
                 assert "host 1 is excluded: it was the first to fail 2 times in a row" in supervisor.log()
@@ -272,7 +283,7 @@ def test_130_of_a_rank_elsewhere_stops_the_run(lighthouse: Lighthouse, elsewhere
 
 def test_hosts_that_were_started_differently_are_told(lighthouse: Lighthouse, elsewhere: Elsewhere) -> None:
     with group(lighthouse, elsewhere, "differs") as both:
-        odd = (*both.options, "--nproc", "3")
+        odd = (*both.options, "--nproc-per-node", "3")
         with further(lighthouse, elsewhere, odd, SLEEP) as other:
             assert other.wait() == 1
             assert "give all hosts of a group the same options" in other.log()

@@ -22,7 +22,7 @@ def test_one_lighthouse_and_two_managers() -> None:
 
 def test_managers_differ_where_they_must() -> None:
     managers = [service["environment"] for name, service in services().items() if name != "lighthouse"]
-    for own in ("MANAGER_REPLICA_ID", "MANAGER_ADVERTISE"):
+    for own in ("LIGHTHOUSE_MANAGER_REPLICA_ID", "LIGHTHOUSE_MANAGER_ADVERTISE"):
         assert len({environment[own] for environment in managers}) == 2
 
 
@@ -31,7 +31,9 @@ def test_every_service_drains_and_managers_wait_for_a_healthy_lighthouse() -> No
         assert seconds(service["stop_grace_period"]) >= STOP_S
         if name != "lighthouse":
             assert service["depends_on"]["lighthouse"]["condition"] == "service_healthy"
-            assert service["environment"]["MANAGER_HTTP"] == "[::]:29511", "the image's health check asks there"
+            assert service["environment"]["LIGHTHOUSE_MANAGER_HTTP"] == "[::]:29511", (
+                "the image's health check asks there"
+            )
 
 
 def test_the_journal_is_in_a_volume() -> None:

@@ -103,8 +103,8 @@ def test_a_manager_with_its_own_store_runs_in_the_torch_image(torch: Container) 
     environment = {
         **manager["environment"],
         "LIGHTHOUSE_ADDRESS": "127.0.0.1:29510",
-        "MANAGER_ADVERTISE": "127.0.0.1",
-        "MANAGER_GROUP_WORLD_SIZE": "1",
+        "LIGHTHOUSE_MANAGER_ADVERTISE": "127.0.0.1",
+        "LIGHTHOUSE_MANAGER_GROUP_WORLD_SIZE": "1",
     }
     told = [
         {"command": ["lighthouse", "serve", "--http", "127.0.0.1:0"], "environment": {}},

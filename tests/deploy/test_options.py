@@ -13,7 +13,7 @@ from .tools import DEPLOY
 _PREFIXES = ("LIGHTHOUSE_", "MANAGER_")
 
 # Read by an Agent, not by a daemon.
-_OF_TRAINERS = {"LIGHTHOUSE_ADDRESS", "MANAGER_ADDRESS", "REPLICA_GROUP_ID"}
+_OF_TRAINERS = {"LIGHTHOUSE_ADDRESS", "LIGHTHOUSE_MANAGER_ADDRESS", "REPLICA_GROUP_ID"}
 
 
 def program(name: str) -> click.Group:

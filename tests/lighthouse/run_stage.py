@@ -9,14 +9,12 @@ from lighthouse.runs.rules.events import (
     Event,
     GenerationFormed,
     GenerationTold,
+    IncidentChanged,
     Interrupted,
-    RankFailed,
-    RankFinished,
-    RankHeartbeat,
     RankJoined,
     RankLost,
-    RankReady,
     RankRefused,
+    RankSaid,
     RecordChanged,
     RecordDue,
     Resumed,
@@ -26,7 +24,18 @@ from lighthouse.runs.rules.events import (
 )
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord, dump, parse
-from lighthouse_protocol.messages.run import Counters, Generation, RankHello, RankId, Stop, Terms
+from lighthouse_protocol.messages.run import (
+    Counters,
+    Failure,
+    Finish,
+    Generation,
+    RankHeartbeat,
+    RankHello,
+    RankId,
+    Ready,
+    Stop,
+    Terms,
+)
 from lighthouse_protocol.refusals import LighthouseError
 
 
@@ -147,19 +156,19 @@ class RunStage:
             if worker.is_done:
                 continue
             worker.runs, worker.is_ready = False, True
-            self.feed(RankReady(worker.rank, worker.generation))
+            self.feed(RankSaid(worker.rank, Ready(worker.generation)))
 
     def fail(self, slot: int, reason: str = "ValueError") -> None:
         worker = self.workers[slot]
         assert worker.generation is not None
-        self.feed(RankFailed(worker.rank, worker.generation, reason))
+        self.feed(RankSaid(worker.rank, Failure(worker.generation, reason)))
         self.obey()
 
     def finish(self, *slots: int) -> None:
         for slot in slots:
             worker = self.workers[slot]
             assert worker.generation is not None
-            self.feed(RankFinished(worker.rank, worker.generation))
+            self.feed(RankSaid(worker.rank, Finish(worker.generation)))
 
     def kill(self, *slots: int) -> None:
         for slot in slots:
@@ -196,7 +205,7 @@ class RunStage:
 
     def beat(self, *slots: int, step: int = 0) -> None:
         for slot in slots:
-            self.feed(RankHeartbeat(self.workers[slot].rank, step))
+            self.feed(RankSaid(self.workers[slot].rank, RankHeartbeat(step)))
 
     def obey(self) -> None:
         """Whoever was interrupted has stopped, and is ready."""
@@ -240,8 +249,11 @@ class RunStage:
     # -- to the machine
 
     def feed(self, event: Event) -> None:
-        if isinstance(event, RankFinished):
-            self.finished.add((event.rank, event.generation))
+        match event:
+            case RankSaid(rank, Finish(generation)):
+                self.finished.add((rank, generation))
+            case _:
+                pass
         if not self.is_down:
             self.perform(list(self.machine.handle(event, self.now)))
 
@@ -286,7 +298,7 @@ class RunStage:
                 for rank in ranks:
                     self._count()
                     self._end(self.worker(rank))
-            case RecordChanged():
+            case RecordChanged() | IncidentChanged():
                 self.record = self.machine.record(self.now)
             case Resumed() | SupervisorTold():
                 pass
@@ -332,11 +344,11 @@ class RunStage:
 
     @property
     def counters(self) -> Counters:
-        return self.machine.generations.ledger.counters
+        return self.machine.generations.restarts.counters
 
     @property
     def number(self) -> int:
-        return self.machine.generations.life.number
+        return self.machine.generations.current.number
 
     def table(self) -> tuple[int, int, int]:
         """As the documents' state diagram has it."""
@@ -348,7 +360,7 @@ class RunStage:
 
     def members(self) -> set[int]:
         """The slots of the last generation."""
-        return set(self.machine.generations.life.slots)
+        return set(self.machine.generations.current.slots)
 
     def running(self) -> set[int]:
         return set(self.places().values())

@@ -45,6 +45,9 @@ class IncidentArchive:
         if incident.evidence:
             self._save_memory()
 
+    def find(self, id: str) -> Incident | None:
+        return self._by_id.get(id)
+
     def get(self, id: str) -> Incident:
         """Raises UnknownName."""
         incident = self._by_id.get(id)

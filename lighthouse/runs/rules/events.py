@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from lighthouse.runs.rules.record import RunRecord
-from lighthouse_protocol.messages.run import Generation, RankHello, RankId, Stop
+from lighthouse.runs.rules.record import RestartRecord, RunRecord
+from lighthouse_protocol.messages.run import Failure, Finish, Generation, RankHeartbeat, RankHello, RankId, Ready, Stop
 from lighthouse_protocol.messages.supervisor import SupervisorHello, ToSupervisor
 from lighthouse_protocol.refusals import LighthouseError
+
+RankMessage = RankHeartbeat | Ready | Failure | Finish
 
 # -- events
 
@@ -20,37 +22,11 @@ class RankJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class RankHeartbeat:
-    """A sign of life. `phase` is for people; empty: as before."""
+class RankSaid:
+    """What it says after its hello."""
 
     rank: RankId
-    step: int = 0
-    phase: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RankReady:
-    """It runs nothing, and waits. `generation`: the one that it leaves, the last in which it was active."""
-
-    rank: RankId
-    generation: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RankFailed:
-    """Its function has failed; the process lives."""
-
-    rank: RankId
-    generation: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RankFinished:
-    """Its function has returned."""
-
-    rank: RankId
-    generation: int
+    message: RankMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +157,13 @@ class RecordChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class IncidentChanged:
+    """An incident of the run began or changed: the record, and the archive of incidents, are to follow soon."""
+
+    restart: RestartRecord
+
+
+@dataclass(frozen=True, slots=True)
 class SupervisorTold:
     """After a Refusal its stream ends."""
 
@@ -203,10 +186,7 @@ class RunVerdict(StrEnum):
 
 Event = (
     RankJoined
-    | RankHeartbeat
-    | RankReady
-    | RankFailed
-    | RankFinished
+    | RankSaid
     | SessionEnded
     | RankLost
     | StopAsked
@@ -227,6 +207,7 @@ Effect = (
     | Resumed
     | SupervisorTold
     | RecordChanged
+    | IncidentChanged
 )
 
 

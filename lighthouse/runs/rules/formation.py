@@ -24,11 +24,11 @@ class FormationClock:
         self._waits_since: float | None = None
         self._short_since: float | None = None
 
-    def look(self, ranks: Ranks, life: GenerationState, terms: Terms, now: float) -> RunVerdict:
+    def look(self, ranks: Ranks, current: GenerationState, terms: Terms, now: float) -> RunVerdict:
         """Call it after each change."""
-        self._waits_since = _since(self._waits_since, now, bool(ranks.ready) and not life.stands)
-        verdict = self.verdict(ranks, life, terms, now)
-        self._short_since = _since(self._short_since, now, _is_short(verdict, life))
+        self._waits_since = _since(self._waits_since, now, bool(ranks.ready) and not current.stands)
+        verdict = self.verdict(ranks, current, terms, now)
+        self._short_since = _since(self._short_since, now, _is_short(verdict, current))
         return verdict
 
     def is_hopeless(self, terms: Terms, now: float) -> bool:
@@ -44,37 +44,37 @@ class FormationClock:
         waits = [] if self._waits_since is None else [self._waits_since + terms.join_timeout_s]
         return waits + ([] if self._short_since is None else [self._short_since + terms.return_timeout_s])
 
-    def verdict(self, ranks: Ranks, life: GenerationState, terms: Terms, now: float) -> RunVerdict:
-        if life.stands:
+    def verdict(self, ranks: Ranks, current: GenerationState, terms: Terms, now: float) -> RunVerdict:
+        if current.stands:
             return RunVerdict.STANDS
         if self._waits_since is None:
             return RunVerdict.NOBODY_READY
-        if _is_incomplete(ranks, life, terms):
+        if _is_incomplete(ranks, current, terms):
             if now < self._waits_since + terms.join_timeout_s:
                 return RunVerdict.WAITING_FOR_RANKS
-            if not _is_majority(ranks, life, terms):
+            if not _is_majority(ranks, current, terms):
                 return RunVerdict.NO_MAJORITY
-        return RunVerdict.READY if choose(ranks, life, terms) else RunVerdict.TOO_FEW
+        return RunVerdict.READY if choose(ranks, current, terms) else RunVerdict.TOO_FEW
 
 
-def choose(ranks: Ranks, life: GenerationState, terms: Terms, *, with_running: bool = False) -> tuple[RankId, ...]:
+def choose(ranks: Ranks, current: GenerationState, terms: Terms, *, with_running: bool = False) -> tuple[RankId, ...]:
     """The ranks that would be active now; `with_running`: once all that run are ready. O(n log n)."""
     candidates = (
         Candidate(
             rank.rank,
             rank.host,
-            rank.is_ready or (with_running and rank.rank in life.running),
+            rank.is_ready or (with_running and rank.rank in current.running),
             rank.waits_since or 0.0,
         )
         for rank in ranks
     )
-    return assign(candidates, life.slots, terms)
+    return assign(candidates, current.slots, terms)
 
 
-def begins_by_restart(members: Iterable[Rank], life: GenerationState, counters: Counters) -> bool:
+def begins_by_restart(members: Iterable[Rank], current: GenerationState, counters: Counters) -> bool:
     """Whether restarted processes begin it; also when numbers go on and all that is here is new: another launch."""
     members = list(members)
-    is_launch = life.generation is None and counters.number >= 0 and all(rank.generation is None for rank in members)
+    is_launch = current.generation is None and counters.number >= 0 and all(rank.generation is None for rank in members)
     return is_launch or any(rank.attempt > 0 and rank.generation is None for rank in members)
 
 
@@ -82,21 +82,21 @@ def _since(before: float | None, now: float, is_so: bool) -> float | None:
     return None if not is_so else now if before is None else before
 
 
-def _is_short(verdict: RunVerdict, life: GenerationState) -> bool:
+def _is_short(verdict: RunVerdict, current: GenerationState) -> bool:
     """Too few are left of a generation, and no live rank is waited for."""
-    is_lost = verdict is RunVerdict.NO_MAJORITY and not life.survivors
-    return life.generation is not None and (verdict is RunVerdict.TOO_FEW or is_lost)
+    is_lost = verdict is RunVerdict.NO_MAJORITY and not current.survivors
+    return current.generation is not None and (verdict is RunVerdict.TOO_FEW or is_lost)
 
 
-def _is_incomplete(ranks: Ranks, life: GenerationState, terms: Terms) -> bool:
+def _is_incomplete(ranks: Ranks, current: GenerationState, terms: Terms) -> bool:
     """A rank is waited for."""
-    if life.survivors:
-        return bool(life.running)
+    if current.survivors:
+        return bool(current.running)
     return len(ranks.ready) < terms.target or any(slot not in ranks.ready for slot in range(terms.target))
 
 
-def _is_majority(ranks: Ranks, life: GenerationState, terms: Terms) -> bool:
+def _is_majority(ranks: Ranks, current: GenerationState, terms: Terms) -> bool:
     """O(n)."""
-    if not life.survivors:
+    if not current.survivors:
         return len(ranks.ready) >= terms.target // 2 + 1
-    return sum(slot in ranks.ready for slot in life.slots) >= len(life.slots) // 2 + 1
+    return sum(slot in ranks.ready for slot in current.slots) >= len(current.slots) // 2 + 1

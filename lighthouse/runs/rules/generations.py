@@ -24,9 +24,9 @@ from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.formation import FormationClock, begins_by_restart, choose
 from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.ranks import Rank, Ranks
-from lighthouse.runs.rules.record import RestartRecord, RunRecord
+from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.restart_log import RestartLog
-from lighthouse_protocol.messages.run import Generation, RankHello, RankId
+from lighthouse_protocol.messages.run import Failure, Finish, Generation, RankHeartbeat, RankHello, RankId, Ready
 
 
 class Generations:
@@ -38,25 +38,26 @@ class Generations:
         record: RunRecord,
         now: float,
         emit: Callable[[events.Effect], None],
+        make_id: Callable[[float], str],
     ) -> None:
         """`record`: what an earlier lighthouse has written down."""
         self.config = config
         self.terms = record.terms
         self.ranks = Ranks(config.rank_timeout_s, record.ranks, now)
         here = [rank.rank for rank in self.ranks.here]
-        self.life = GenerationState(record.generation, here, is_broken=record.is_broken, finished=record.finished)
-        self.ledger = RestartLog(record)
+        self.current = GenerationState(record.generation, here, is_broken=record.is_broken, finished=record.finished)
+        self.restarts = RestartLog(record, make_id, emit)
         self._emit = emit
         self._is_over = False
-        self._advance = FormationClock()
+        self._formation = FormationClock()
         self._held_until = now
 
     def verdict(self, now: float) -> events.RunVerdict:
-        return self._advance.verdict(self.ranks, self.life, self.terms, now)
+        return self._formation.verdict(self.ranks, self.current, self.terms, now)
 
     def deadline(self, now: float) -> float | None:
         """As RunMachine.deadline."""
-        moments = [self.ranks.next_at(), *([] if self._is_over else self._advance.moments(self.terms))]
+        moments = [self.ranks.next_at(), *([] if self._is_over else self._formation.moments(self.terms))]
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def pass_time(self, now: float) -> None:
@@ -66,7 +67,7 @@ class Generations:
     def was_late(self, by_s: float, now: float) -> None:
         """The lighthouse itself was paused: ranks and formation get that time back."""
         self.ranks.shift(by_s)
-        self._advance.shift(by_s)
+        self._formation.shift(by_s)
         self._held_until = now + by_s + CLOSINGS_HELD_S
 
     # -- the end of the run
@@ -78,19 +79,19 @@ class Generations:
     def resume(self) -> None:
         """The stop is lifted: what waits begins to wait now."""
         self._is_over = False
-        self._advance = FormationClock()
+        self._formation = FormationClock()
 
     def begin_anew(self) -> None:
         """Another launch of the run: its numbers go on upwards."""
         self.ranks = Ranks(self.config.rank_timeout_s)
-        self.life = GenerationState()
-        self.ledger.begin_anew()
+        self.current = GenerationState()
+        self.restarts.begin_anew()
         self.resume()
 
     # -- coming and going
 
     def enter(self, entry: RankHello, session: int | None, now: float) -> None:
-        error = self.ledger.refusal(entry) or self.ranks.refusal(entry, self.terms)
+        error = self.restarts.refusal(entry) or self.ranks.refusal(entry, self.terms)
         if error is not None:
             return self._emit(events.RankRefused(entry.rank, error))
         if entry.terms != self.terms:  # it was not refused: no rank is here
@@ -98,11 +99,11 @@ class Generations:
         old = self.ranks.of_slot(entry.rank.slot)
         if old is not None and old.is_here and old.rank != entry.rank:
             self.lose(old, "its process has restarted", now)
-        self.ledger.learn(entry.seen, self.terms.stride)
-        self.ledger.learn(entry.generation, self.terms.stride)
+        self.restarts.learn(entry.seen, self.terms.stride)
+        self.restarts.learn(entry.generation, self.terms.stride)
         rank = self.ranks.enter(entry, session, now)
         self.ranks.run(rank)
-        self.life.come_back(rank.rank)
+        self.current.come_back(rank.rank)
         if entry.is_ready:
             return self._ready(rank, entry.generation, now)
         return self._holds(rank, entry.generation)
@@ -118,30 +119,28 @@ class Generations:
 
     def lose(self, rank: Rank, reason: str, now: float) -> None:
         self.ranks.lose(rank)
-        if self.life.lose(rank.rank):
+        if self.current.lose(rank.rank):
             self._break(f"{rank.rank}: {reason}", now, lost=(rank.rank,))
 
     # -- what ranks say
 
-    def hear(
-        self, event: events.RankHeartbeat | events.RankReady | events.RankFailed | events.RankFinished, now: float
-    ) -> None:
-        rank = self.ranks.get(event.rank)
+    def hear(self, rank_id: RankId, message: events.RankMessage, now: float) -> None:
+        rank = self.ranks.get(rank_id)
         if rank is None:
-            self._emit(events.RankRefused(event.rank, self.ranks.why_not(event.rank)))
+            self._emit(events.RankRefused(rank_id, self.ranks.why_not(rank_id)))
             return
         self.ranks.see(rank, now)
-        match event:
-            case events.RankHeartbeat(_, step, phase):
-                is_step = step > rank.step and self.life.runs(rank.rank, self.life.number)
+        match message:
+            case RankHeartbeat(step, phase):
+                is_step = step > rank.step and self.current.runs(rank.rank, self.current.number)
                 rank.step, rank.phase = step or rank.step, phase or rank.phase
-                if is_step and self.ledger.step(self._wall(now)):
-                    self._emit(events.RecordChanged())
-            case events.RankReady(_, generation):
+                if is_step:
+                    self.restarts.step(self.wall(now))
+            case Ready(generation):
                 self._ready(rank, generation, now)
-            case events.RankFailed(_, generation, reason):
+            case Failure(generation, reason):
                 self._fail(rank, generation, reason, now)
-            case events.RankFinished(_, generation):
+            case Finish(generation):
                 self._finish(rank, generation)
 
     def _holds(self, rank: Rank, generation: int | None) -> None:
@@ -149,44 +148,44 @@ class Generations:
         if generation is None:
             return
         rank.generation = generation
-        if not self.life.runs(rank.rank, generation):
+        if not self.current.runs(rank.rank, generation):
             self._emit(events.Interrupted(generation, "this generation is over", (rank.rank,)))
 
     def _ready(self, rank: Rank, generation: int | None, now: float) -> None:
-        if not self.life.has_heard(rank.rank, generation):
+        if not self.current.has_heard(rank.rank, generation):
             self._hand(rank)
             return
         rank.generation = rank.generation if generation is None else generation
         self.ranks.wait(rank, now)
-        self.life.ready(rank.rank)
+        self.current.ready(rank.rank)
         self._admit(rank, now)
 
     def _admit(self, rank: Rank, now: float) -> None:
         """Rule 4."""
-        if not self.life.stands:
+        if not self.current.stands:
             return
-        size = len(self.life.active)
-        may_grow = size < self.terms.target and not self.life.finished
-        if may_grow and len(choose(self.ranks, self.life, self.terms, with_running=True)) > size:
+        size = len(self.current.active)
+        may_grow = size < self.terms.target and not self.current.finished
+        if may_grow and len(choose(self.ranks, self.current, self.terms, with_running=True)) > size:
             self._break(f"{rank.rank} comes in", now, is_fault=False)
         else:
             self._hand(rank)
 
     def _hand(self, rank: Rank) -> None:
         """Ranks are told by slot, so the successor of a rank that has finished is told nothing: it waits."""
-        assert self.life.generation is not None
-        if not self.life.is_place_of_another(rank.rank):
-            self._emit(events.GenerationTold(rank.rank, self.life.generation))
+        assert self.current.generation is not None
+        if not self.current.is_place_of_another(rank.rank):
+            self._emit(events.GenerationTold(rank.rank, self.current.generation))
 
     def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> None:
         """A failure in a broken generation is a consequence of the break."""
-        if self.life.can_fail(rank.rank, generation):
+        if self.current.can_fail(rank.rank, generation):
             self._break(f"{rank.rank} has failed: {reason}", now)
 
     def _finish(self, rank: Rank, generation: int) -> None:
-        if not self.life.runs(rank.rank, generation):
+        if not self.current.runs(rank.rank, generation):
             self._holds(rank, generation)
-        elif not self.life.finish(rank.rank):
+        elif not self.current.finish(rank.rank):
             self._emit(events.RecordChanged())
         else:
             self.end()
@@ -200,35 +199,35 @@ class Generations:
         return tuple(sorted(rank.rank for rank in self.ranks.here))
 
     def _break(self, cause: str, now: float, *, lost: tuple[RankId, ...] = (), is_fault: bool = True) -> None:
-        if self._is_over or self.life.generation is None:
+        if self._is_over or self.current.generation is None:
             return
-        number = self.life.number
-        if self.life.is_broken:
-            if self.ledger.worsen(lost, cause):
+        number = self.current.number
+        if self.current.is_broken:
+            if self.restarts.worsen(lost, cause):
                 self._emit(events.Interrupted(number, cause, (), is_new=True))
             return
-        self.life.is_broken = True
-        self.ledger.begin(RestartRecord(number, cause, self._wall(now), is_fault, lost))
-        self._emit(events.Interrupted(number, cause, tuple(sorted(self.life.running)), is_new=True))
+        self.current.is_broken = True
+        self.restarts.begin(number, cause, self.wall(now), lost, is_fault=is_fault)
+        self._emit(events.Interrupted(number, cause, tuple(sorted(self.current.running)), is_new=True))
 
     def settle(self, now: float) -> str:
         """Form the next generation if it is time. Returns why the run is to be stopped, or nothing."""
         if self._is_over:
             return ""
-        verdict = self._advance.look(self.ranks, self.life, self.terms, now)
+        verdict = self._formation.look(self.ranks, self.current, self.terms, now)
         if verdict is events.RunVerdict.READY:
             return self._form(now)
-        if self._advance.is_hopeless(self.terms, now):
+        if self._formation.is_hopeless(self.terms, now):
             needed = max(self.terms.min_active, self.terms.divisible_by)
             return f"min_active: {len(self.ranks.ready)} ranks are left, {needed} are needed"
         return ""
 
     def _form(self, now: float) -> str:
         limit = self.terms.max_iterations
-        if limit is not None and self.ledger.formed >= limit:
+        if limit is not None and self.restarts.formed >= limit:
             return f"max_iterations: {limit} generations were run"
-        left_out, before = tuple(sorted(self.life.running)), self.life.number
-        generation = self._begin(choose(self.ranks, self.life, self.terms), now)
+        left_out, before = tuple(sorted(self.current.running)), self.current.number
+        generation = self._begin(choose(self.ranks, self.current, self.terms), now)
         spares = tuple(sorted(rank.rank for rank in self.ranks.ready.values()))
         self._emit(events.GenerationFormed(generation, spares))
         if left_out:
@@ -238,17 +237,17 @@ class Generations:
 
     def _begin(self, chosen: tuple[RankId, ...], now: float) -> Generation:
         members = [rank for rank in map(self.ranks.get, chosen) if rank is not None]
-        counters = self.ledger.form(
+        counters = self.restarts.form(
             self.terms.stride,
-            self._wall(now),
-            is_process_restart=begins_by_restart(members, self.life, self.ledger.counters),
+            self.wall(now),
+            is_process_restart=begins_by_restart(members, self.current, self.restarts.counters),
         )
-        generation = self.life.begin(chosen, counters)
+        generation = self.current.begin(chosen, counters)
         for rank in members:
             self.ranks.run(rank)
             rank.generation = generation.number
-        self._advance = FormationClock()
+        self._formation = FormationClock()
         return generation
 
-    def _wall(self, now: float) -> float:
+    def wall(self, now: float) -> float:
         return now + self.config.wall_offset_s

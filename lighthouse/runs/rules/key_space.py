@@ -3,10 +3,10 @@
 Old spaces are dropped after a few generations, and each is limited, so memory is flat however often a job restarts.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from lighthouse_protocol.messages.run import KeyKind
-from lighthouse_protocol.refusals import InvalidRequest, LimitReached, UnknownName, WrongState
+from lighthouse_protocol.refusals import InvalidRequest, LimitReached, WrongState
 
 SPACES_KEPT = 4
 MAX_KEYS = 4096
@@ -24,7 +24,8 @@ def key_text(generation: int, kind: KeyKind, name: str) -> str:
 
 class KeySpaces:
     def __init__(self, number: int = -1, rows: Iterable[Row] = ()) -> None:
-        self._number = number
+        self.number = number
+        """The present generation; -1: none yet."""
         self._spaces: dict[int, dict[tuple[KeyKind, str], bytes]] = {}
         for generation, kind, name, value in rows:
             self._spaces.setdefault(generation, {})[kind, name] = value
@@ -36,7 +37,7 @@ class KeySpaces:
 
     def advance(self, number: int) -> None:
         """Generation `number` has formed: all others are fenced off."""
-        self._number = number
+        self.number = number
         self._spaces[number] = {}
         self._drop_old()
 
@@ -49,40 +50,14 @@ class KeySpaces:
         space[kind, name] = value
         return generation, kind, name, value
 
-    def add(self, generation: int, kind: KeyKind, name: str, amount: int) -> tuple[int, Row]:
-        """The sum and what is to be written down; a key that is not there counts as 0."""
-        raw = self._fenced(generation).get((kind, name), b"0")
-        try:
-            total = int(raw) + amount
-        except ValueError:
-            raise WrongState(f"key: {key_text(generation, kind, name)} is not a number") from None
-        return total, self.put(generation, kind, name, str(total).encode())
-
-    def get(self, generation: int, kind: KeyKind, name: str) -> bytes:
-        space = self._fenced(generation)
-        if (kind, name) not in space:
-            raise UnknownName(f"key: {key_text(generation, kind, name)} was not set")
-        return space[kind, name]
-
-    @property
-    def number(self) -> int:
-        """The present generation; -1: none yet."""
-        return self._number
-
     def present(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
         """All keys of the present generation. Raises WrongState if `generation` is another one."""
-        space = self._spaces.get(self._number, {}) if generation is None else self._fenced(generation)
+        space = self._spaces.get(self.number, {}) if generation is None else self._fenced(generation)
         return dict(space)
 
-    def list_all(self) -> Iterator[tuple[str, bytes]]:
-        """For an operator: every key that is kept, old spaces too."""
-        for generation in self.generations:
-            for (kind, name), value in sorted(self._spaces[generation].items()):
-                yield key_text(generation, kind, name), value
-
     def _fenced(self, generation: int) -> dict[tuple[KeyKind, str], bytes]:
-        if generation != self._number:
-            now = f"generation {self._number}" if self._number >= 0 else "none yet"
+        if generation != self.number:
+            now = f"generation {self.number}" if self.number >= 0 else "none yet"
             raise WrongState(f"generation: {generation} is not the present one ({now}); say ready, and wait for it")
         return self._spaces.setdefault(generation, {})
 

@@ -10,18 +10,17 @@
 5. What is told is durable first: where an effect changes the record, a `RecordDue` stands before all others.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.config import RunConfig
 from lighthouse.runs.rules.generations import Generations
 from lighthouse.runs.rules.key_space import KeySpaces, Row
 from lighthouse.runs.rules.launches import Launches
-from lighthouse.runs.rules.record import RestartRecord, RunRecord
-from lighthouse.runs.rules.restart_log import evidence
+from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.supervisors import Supervisors
-from lighthouse_protocol.messages.run import Done, RankHello, RankId, Refusal, Stop
-from lighthouse_protocol.messages.supervisor import SupervisorHello, SupervisorWelcome, ToSupervisor
+from lighthouse_protocol.messages.run import Done, RankHeartbeat, RankHello, RankId, Refusal, Stop
+from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, SupervisorWelcome, ToSupervisor
 
 
 class RunMachine:
@@ -34,16 +33,17 @@ class RunMachine:
         record: RunRecord | None = None,
         keys: Sequence[Row] = (),
         now: float = 0.0,
+        make_id: Callable[[float], str] = str,
     ) -> None:
-        """`record` and `keys`: what an earlier lighthouse has written down."""
+        """`record` and `keys`: what an earlier lighthouse has written down. `make_id`: as of RestartLog."""
         record = record or RunRecord()
         self.config = config or RunConfig()
         self.stop = record.stop
         self.completed = record.completed
-        self.generations = Generations(self.config, record, now, self._emit)
+        self.generations = Generations(self.config, record, now, self._emit, make_id)
         self.supervisors = Supervisors(record.supervisors, record.excluded, record.ending)
         self.launches = Launches(record.former)
-        self.keys = KeySpaces(self.generations.life.number, keys)
+        self.keys = KeySpaces(self.generations.current.number, keys)
         self._effects: list[events.Effect] = []
         if self._is_over:
             self.generations.end()
@@ -69,15 +69,15 @@ class RunMachine:
     def record(self, now: float) -> RunRecord:
         generations = self.generations
         return RunRecord(
-            counters=generations.ledger.counters,
+            counters=generations.restarts.counters,
             terms=generations.terms,
-            generation=generations.life.generation,
-            is_broken=generations.life.is_broken,
-            formed=generations.ledger.formed,
+            generation=generations.current.generation,
+            is_broken=generations.current.is_broken,
+            formed=generations.restarts.formed,
             stop=self.stop,
             ranks=generations.ranks.records(self.config.wall_offset_s),
-            incidents=generations.ledger.incidents,
-            finished=tuple(sorted(generations.life.finished)),
+            restarts=generations.restarts.restarts,
+            finished=tuple(sorted(generations.current.finished)),
             completed=self.completed,
             supervisors=self.supervisors.records(),
             excluded=self.supervisors.excluded,
@@ -92,7 +92,8 @@ class RunMachine:
             self.generations.was_late(event.by_s, now)
         self.generations.pass_time(now)
         self._dispatch(event, now)
-        return self._done(now, settles=bool(self._effects) or not isinstance(event, events.RankHeartbeat))
+        is_beat = isinstance(event, events.RankSaid) and isinstance(event.message, RankHeartbeat)
+        return self._done(now, settles=bool(self._effects) or not is_beat)
 
     def tick(self, now: float) -> Sequence[events.Effect]:
         self.generations.pass_time(now)
@@ -106,9 +107,9 @@ class RunMachine:
         match event:
             case events.RankJoined(entry, session):
                 self._enter(entry, session, now)
-            case events.RankHeartbeat() | events.RankReady() | events.RankFailed() | events.RankFinished():
-                if not self._tell_end(event.rank):
-                    self.generations.hear(event, now)
+            case events.RankSaid(rank, message):
+                if not self._tell_end(rank):
+                    self.generations.hear(rank, message, now)
             case events.SessionEnded(session):
                 self.generations.end_session(session, now)
             case events.RankLost():
@@ -172,7 +173,8 @@ class RunMachine:
     def _lose(self, event: events.RankLost, now: float) -> None:
         if (rank := self.generations.ranks.get(event.rank)) is not None:
             self.generations.lose(rank, event.reason, now)
-        self._explain(event, now)
+        if not self._is_over:
+            self._explain(event, now)
 
     # -- launches
 
@@ -197,8 +199,8 @@ class RunMachine:
             return
         of_ranks = _supervisors(rank.rank for rank in self.generations.ranks.here if rank.session is not None)
         self.supervisors.stop(reason, of_ranks | self.supervisors.connected)
-        self.stop = Stop(reason, who, self.generations.life.number)
-        self.generations.life.is_broken = True
+        self.stop = Stop(reason, who, self.generations.current.number)
+        self.generations.current.is_broken = True
         self.generations.end()
         self._emit(events.Stopped(self.stop, self.generations.everyone, is_new=True))
 
@@ -240,27 +242,23 @@ class RunMachine:
         if (number := self.launches.completed_for(entry.incarnation)) is not None:
             return Done(number)
         if (reason := self.supervisors.stopped_by(entry.incarnation)) is not None:
-            return Stop(reason, "the run, which was resumed since", self.generations.life.number)
+            return Stop(reason, "the run, which was resumed since", self.generations.current.number)
         error = self.supervisors.refusal(entry)
         return None if error is None else Refusal(error)
 
     def _explain(self, event: events.RankLost, now: float) -> None:
         """Rule 2."""
-        if self._is_over:
-            return
-        ledger = self.generations.ledger
-        is_news = ledger.explain(event.rank, event.reason, event.output)
-        if is_news is None and not self.generations.ranks.knows(event.rank):
-            by = f" of {event.by}" if event.by else ""
-            cause, lines = f"{event.rank}{by}: {event.reason}", evidence(event.rank, event.reason, event.output)
-            number, at = self.generations.life.number, now + self.config.wall_offset_s
-            ledger.note(RestartRecord(number, cause, at, lost=(event.rank,), evidence=lines, ends_nothing=True))
-            is_news = True
-        if is_news:
-            self._emit(events.RecordChanged())
+        generations = self.generations
+        generations.restarts.explain(
+            ProcessLost(event.rank, event.reason, event.output),
+            event.by,
+            generations.current.number,
+            generations.wall(now),
+            is_rank=generations.ranks.knows(event.rank),
+        )
 
     def _exclude(self, host: str, reason: str, now: float) -> None:
-        if self._is_over or not self.supervisors.exclude(host, reason, now + self.config.wall_offset_s):
+        if self._is_over or not self.supervisors.exclude(host, reason, self.generations.wall(now)):
             return
         for rank in [rank for rank in self.generations.ranks.here if rank.host == host]:
             self.generations.lose(rank, f"its host {host} is excluded: {reason}", now)

@@ -6,7 +6,7 @@ lighthouse's own monotonic clock, stamped on arrival; no clock of another host i
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from lighthouse.runs.rules.record import RankRecord
 from lighthouse_protocol.messages.run import RankHello, RankId, Terms
@@ -197,30 +197,14 @@ class Ranks:
             self._sessions.pop(rank.session, None)
 
 
+_KEPT = [field.name for field in fields(RankRecord) if field.name != "seen_at"]
+
+
 def _restored(record: RankRecord, now: float, timeout_s: float) -> Rank:
-    return Rank(
-        record.rank,
-        seen_at=now,
-        lapses_at=now + timeout_s,
-        attempt=record.attempt,
-        host=record.host,
-        pid=record.pid,
-        generation=record.generation,
-        step=record.step,
-        phase=record.phase,
-        is_here=record.is_here,
-    )
+    kept = {name: getattr(record, name) for name in _KEPT}
+    return Rank(**kept, seen_at=now, lapses_at=now + timeout_s)
 
 
 def _record(rank: Rank, wall_offset_s: float) -> RankRecord:
-    return RankRecord(
-        rank.rank,
-        attempt=rank.attempt,
-        host=rank.host,
-        pid=rank.pid,
-        generation=rank.generation,
-        step=rank.step,
-        phase=rank.phase,
-        is_here=rank.is_here,
-        seen_at=rank.seen_at + wall_offset_s,
-    )
+    kept = {name: getattr(rank, name) for name in _KEPT}
+    return RankRecord(**kept, seen_at=rank.seen_at + wall_offset_s)

@@ -3,14 +3,18 @@
 Moments in here are wall-clock seconds, for people; nothing compares them.
 """
 
+import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from lighthouse.runs.rules.key_space import Row
 from lighthouse_protocol.messages.run import Counters, Generation, RankId, Stop, Terms
 from lighthouse_protocol.messages.run_status import ExcludedHost
+from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello
 
 RunName = tuple[str, str]
 """job, run"""
@@ -33,21 +37,21 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class RestartRecord:
-    """Why a generation ended. `is_fault`: not by a rank's return. `formed`: the number of the next, None until then.
+    """Why a generation ended. `incident`: the id of the incident; empty: a rank came back, which is none.
 
-    `stepped_at`: the first step after that. `evidence`: its last lines. `ends_nothing`: a process has died that
-    is no rank of a generation, and none ended by it.
+    `formed`: the number of the next generation, None until it forms. `stepped_at`: the first step after that.
+    `ends_nothing`: a process died that is no rank of a generation, so no generation ended.
     """
 
     generation: int
     cause: str
     noticed_at: float
-    is_fault: bool = True
+    incident: str
     lost: tuple[RankId, ...] = ()
     formed: int | None = None
     formed_at: float | None = None
     stepped_at: float | None = None
-    evidence: tuple[str, ...] = ()
+    evidence: tuple[ProcessLost, ...] = ()
     ends_nothing: bool = False
 
 
@@ -55,10 +59,7 @@ class RestartRecord:
 class SupervisorRecord:
     """`former`: incarnations that it has taken the place of."""
 
-    name: str
-    incarnation: str
-    host: str
-    slots: tuple[int, ...]
+    hello: SupervisorHello
     former: tuple[str, ...] = ()
 
 
@@ -86,7 +87,7 @@ class RunRecord:
     formed: int = 0
     stop: Stop | None = None
     ranks: tuple[RankRecord, ...] = ()
-    incidents: tuple[RestartRecord, ...] = ()
+    restarts: tuple[RestartRecord, ...] = ()
     finished: tuple[RankId, ...] = ()
     completed: int | None = None
     supervisors: tuple[SupervisorRecord, ...] = ()
@@ -100,46 +101,29 @@ def dump(record: RunRecord) -> bytes:
 
 
 def parse(raw: bytes) -> RunRecord:
-    """The inverse of `dump`. Raises ValueError, TypeError or KeyError for anything else."""
-    fields = json.loads(raw)
-    return RunRecord(
-        counters=Counters(**fields["counters"]),
-        terms=Terms(**fields["terms"]),
-        generation=None if fields["generation"] is None else _generation(fields["generation"]),
-        is_broken=fields["is_broken"],
-        formed=fields["formed"],
-        stop=None if fields["stop"] is None else Stop(**fields["stop"]),
-        ranks=tuple(RankRecord(**(rank | {"rank": _rank(rank["rank"])})) for rank in fields["ranks"]),
-        incidents=tuple(map(_incident, fields["incidents"])),
-        finished=tuple(map(_rank, fields["finished"])),
-        completed=fields["completed"],
-        supervisors=tuple(map(_supervisor, fields["supervisors"])),
-        excluded=tuple(ExcludedHost(**excluded) for excluded in fields["excluded"]),
-        former=None if fields["former"] is None else _former(fields["former"]),
-        ending=dict(fields.get("ending", {})),  # none in older journals
-    )
+    """The inverse of `dump`. Raises ValueError, TypeError or AttributeError for anything else."""
+    return _read(RunRecord, json.loads(raw))
 
 
-def _incident(fields: dict[str, Any]) -> RestartRecord:
-    tuples: dict[str, Any] = {"lost": tuple(map(_rank, fields["lost"])), "evidence": tuple(fields["evidence"])}
-    return RestartRecord(**(fields | tuples))
+def _read(hint: Any, value: Any) -> Any:
+    """`value` of a JSON document, as `hint` says."""
+    if value is None:
+        return None
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        hints = _hints(hint)
+        return hint(**{name: _read(hints.get(name), field) for name, field in value.items()})
+    match get_origin(hint), get_args(hint):
+        case origin, (item, *_) if origin is tuple:
+            return tuple([_read(item, each) for each in value])
+        case origin, (item, *_) if origin is UnionType:
+            return _read(item, value)
+        case _:
+            return value
 
 
-def _supervisor(fields: dict[str, Any]) -> SupervisorRecord:
-    tuples: dict[str, Any] = {"slots": tuple(fields["slots"]), "former": tuple(fields["former"])}
-    return SupervisorRecord(**(fields | tuples))
-
-
-def _former(fields: Mapping[str, Any]) -> Former:
-    return Former(fields["number"], tuple(fields["incarnations"]))
-
-
-def _generation(fields: Mapping[str, Any]) -> Generation:
-    return Generation(tuple(map(_rank, fields["active"])), Counters(**fields["counters"]))
-
-
-def _rank(fields: Mapping[str, Any]) -> RankId:
-    return RankId(fields["slot"], fields["incarnation"])
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,33 +1,47 @@
-"""What a run has used up: numbers, the documents' counters, and why its generations ended (the newest incidents).
+"""What a run has used up: numbers, the documents' counters, and why its generations ended (the newest restarts).
 
-An incident begins when a generation is broken, and ends when the next one forms; deaths between belong to it.
+A restart begins when a generation is broken, and ends when the next one forms; deaths between belong to it.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from lighthouse.runs.rules import counters
+from lighthouse.runs.rules.events import IncidentChanged
 from lighthouse.runs.rules.record import RestartRecord, RunRecord
 from lighthouse_protocol.limits import MAX_LEARNED_GENERATION
 from lighthouse_protocol.messages.run import Counters, RankHello, RankId
+from lighthouse_protocol.messages.supervisor import ProcessLost
 from lighthouse_protocol.refusals import InvalidRequest
 
-INCIDENTS_KEPT = 64
-EVIDENCE_OF = 16  # incidents, the newest
-LOST_KEPT = 64  # of one incident, as the lines of evidence
-LINES_KEPT = 64
+KEPT = 16
+"""Restarts that a late report may still explain; all are in the archive of incidents."""
+LOST_KEPT = 64  # of one restart
+EVIDENCE_KEPT = 8  # dead processes of one restart, with their output
 
 
 class RestartLog:
-    def __init__(self, record: RunRecord) -> None:
+    """`make_id` makes an unused id of a moment of the wall clock; `emit` gets each incident that changes."""
+
+    def __init__(
+        self, record: RunRecord, make_id: Callable[[float], str], emit: Callable[[IncidentChanged], None]
+    ) -> None:
         self.counters = record.counters
-        self.incidents = record.incidents
+        self.restarts = record.restarts
         self.formed = record.formed
-        self._awaits_step = any(i.formed == self.counters.number and i.stepped_at is None for i in record.incidents)
+        self._make_id = make_id
+        self._emit = emit
+        self._awaits_step = any(r.formed == self.counters.number and r.stepped_at is None for r in record.restarts)
 
     @property
     def open_one(self) -> RestartRecord | None:
-        last = next((incident for incident in reversed(self.incidents) if not incident.ends_nothing), None)
-        return last if last is not None and last.formed is None else None
+        newest = self._newest
+        return newest if newest is not None and newest.formed is None else None
+
+    @property
+    def _newest(self) -> RestartRecord | None:
+        """That ended a generation."""
+        return next((restart for restart in reversed(self.restarts) if not restart.ends_nothing), None)
 
     def refusal(self, entry: RankHello) -> InvalidRequest | None:
         """It was told of a number that this run cannot have come to: it is not adopted."""
@@ -46,56 +60,49 @@ class RestartLog:
         if seen is not None:
             self.counters = counters.learn(self.counters, seen, stride)
 
-    def begin(self, incident: RestartRecord) -> None:
-        self.note(incident)
-        if incident.is_fault:
+    def begin(self, number: int, cause: str, at: float, lost: tuple[RankId, ...], *, is_fault: bool) -> None:
+        """Generation `number` is broken, by a fault or by the return of a rank."""
+        self._add(RestartRecord(number, cause, at, self._make_id(at) if is_fault else "", lost))
+        if is_fault:
             self.counters = counters.count_incident(self.counters)
-
-    def note(self, incident: RestartRecord) -> None:
-        """It ends no generation, and counts nowhere."""
-        older = (*self.incidents, incident)[-INCIDENTS_KEPT:]
-        if len(older) > EVIDENCE_OF and older[-EVIDENCE_OF - 1].evidence:
-            bare = replace(older[-EVIDENCE_OF - 1], evidence=())
-            older = (*older[: -EVIDENCE_OF - 1], bare, *older[-EVIDENCE_OF:])
-        self.incidents = older
 
     def worsen(self, lost: tuple[RankId, ...], cause: str) -> bool:
         """More is lost before the open one has ended. Whether a mere return has become a fault by it."""
         last = self.open_one
         if last is None:
             return False
-        becomes_fault = not last.is_fault
         more = tuple(rank for rank in lost if rank not in last.lost)
-        self._replace(
-            last,
-            replace(
-                last, lost=(last.lost + more)[:LOST_KEPT], is_fault=True, cause=cause if becomes_fault else last.cause
-            ),
-        )
-        if becomes_fault:
-            self.counters = counters.count_incident(self.counters)
-        return becomes_fault
+        worse = replace(last, lost=(last.lost + more)[:LOST_KEPT])
+        if last.incident:
+            self._replace(last, worse)
+            return False
+        self._replace(last, replace(worse, cause=cause, incident=self._make_id(last.noticed_at)))
+        self.counters = counters.count_incident(self.counters)
+        return True
 
-    def explain(self, rank: RankId, reason: str, output: tuple[str, ...]) -> bool | None:
-        """Why a lost process has died. Whether that was news; None: it is in no incident."""
-        found = next((incident for incident in reversed(self.incidents) if rank in incident.lost), None)
-        if found is None:
-            return None
-        cause = f"{rank}: {reason}" if found.cause.startswith(f"{rank}: ") else found.cause
-        lines = evidence(rank, reason, output)
-        known = found.evidence if lines[:1] and lines[0] in found.evidence else (found.evidence + lines)[:LINES_KEPT]
-        explained = replace(found, cause=cause, evidence=known)
-        self._replace(found, explained)
-        return explained != found
+    def explain(self, process: ProcessLost, by: str, number: int, at: float, *, is_rank: bool) -> None:
+        """A supervisor says why a process died: of a rank that was lost, or, unless `is_rank`, of one that was none:
+        that is an incident of its own, which ends no generation and counts nowhere."""
+        rank = process.rank
+        found = next((restart for restart in reversed(self.restarts) if rank in restart.lost), None)
+        if found is not None:
+            if all(known.rank != rank for known in found.evidence):
+                cause = f"{rank}: {process.reason}" if found.cause.startswith(f"{rank}: ") else found.cause
+                evidence = (*found.evidence, process)[:EVIDENCE_KEPT]
+                self._replace(found, replace(found, cause=cause, evidence=evidence))
+        elif not is_rank:
+            cause = f"{rank}{f' of {by}' if by else ''}: {process.reason}"
+            incident = self._make_id(at)
+            self._add(RestartRecord(number, cause, at, incident, (rank,), evidence=(process,), ends_nothing=True))
 
     def form(self, stride: int, at: float, *, is_process_restart: bool) -> Counters:
-        """Those of the next generation, which ends the open incident."""
+        """Those of the next generation, which ends the open restart."""
         last = self.open_one
         self.counters = counters.advance(
             self.counters,
             stride,
             is_process_restart=is_process_restart,
-            after_incident=last is not None and last.is_fault,
+            after_incident=last is not None and bool(last.incident),
         )
         self.formed += 1
         self._awaits_step = last is not None
@@ -103,25 +110,32 @@ class RestartLog:
             self._replace(last, replace(last, formed=self.counters.number, formed_at=at))
         return self.counters
 
-    def step(self, at: float) -> bool:
-        """A rank of the present generation has done a step: whether it is the first after an incident. O(1) if not."""
+    def step(self, at: float) -> None:
+        """A rank of the present generation has done a step. O(1) unless it is the first after a restart."""
         if not self._awaits_step:
-            return False
+            return
         self._awaits_step = False
-        for incident in self.incidents:
-            if incident.formed == self.counters.number:
-                self._replace(incident, replace(incident, stepped_at=at))
-        return True
+        for restart in self.restarts:
+            if restart.formed == self.counters.number:
+                self._replace(restart, replace(restart, stepped_at=at))
 
     def begin_anew(self) -> None:
         """Another launch: numbers go on upwards, and nothing else does."""
         self.counters = Counters(self.counters.number, self.counters.global_iteration)
         self.formed = 0
 
+    def _add(self, restart: RestartRecord) -> None:
+        """What is still followed outlives any number of processes that end no generation."""
+        followed = self._newest
+        self.restarts = (*self.restarts, restart)[-KEPT:]
+        if followed is not None and restart.ends_nothing and followed not in self.restarts:
+            self.restarts = (followed, *self.restarts[1:])
+        self._report(restart)
+
     def _replace(self, old: RestartRecord, new: RestartRecord) -> None:
-        self.incidents = tuple(new if incident is old else incident for incident in self.incidents)
+        self.restarts = tuple(new if restart is old else restart for restart in self.restarts)
+        self._report(new)
 
-
-def evidence(rank: RankId, reason: str, output: tuple[str, ...]) -> tuple[str, ...]:
-    """What is kept of a dead process's output, with whose it is above it."""
-    return (f"{rank}: {reason}", *output) if output else ()
+    def _report(self, restart: RestartRecord) -> None:
+        if restart.incident:
+            self._emit(IncidentChanged(restart))

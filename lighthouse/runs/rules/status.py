@@ -2,8 +2,8 @@
 
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.ranks import Rank
-from lighthouse.runs.rules.record import RestartRecord, RunName, SavedRun
-from lighthouse_protocol.messages.run_status import RankState, RankStatus, RestartStatus, RunStatus, SupervisorStatus
+from lighthouse.runs.rules.record import RunName, SavedRun
+from lighthouse_protocol.messages.run_status import RankState, RankStatus, RunStatus, SupervisorStatus
 
 
 def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
@@ -13,13 +13,12 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
         job=name[0],
         run=name[1],
         verdict=machine.verdict(now).value,
-        counters=generations.ledger.counters,
+        counters=generations.restarts.counters,
         terms=generations.terms,
-        slots=tuple(generations.life.slots),
+        slots=tuple(generations.current.slots),
         is_complete=machine.completed is not None,
         stop=machine.stop,
         ranks=tuple(_rank(rank, machine, now) for rank in sorted(generations.ranks, key=lambda rank: rank.rank)),
-        incidents=tuple(map(_incident, generations.ledger.incidents)),
         supervisors=tuple(
             SupervisorStatus(each.entry.name, each.entry.host, each.entry.slots, each.session is not None)
             for each in sorted(machine.supervisors, key=lambda each: each.entry.name)
@@ -38,7 +37,7 @@ def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
 
 
 def _rank(rank: Rank, machine: RunMachine, now: float) -> RankStatus:
-    generation = machine.generations.life.generation
+    generation = machine.generations.current.generation
     return RankStatus(
         slot=rank.rank.slot,
         incarnation=rank.rank.incarnation,
@@ -55,27 +54,13 @@ def _rank(rank: Rank, machine: RunMachine, now: float) -> RankStatus:
 
 
 def _state(rank: Rank, machine: RunMachine) -> RankState:
-    life = machine.generations.life
-    if rank.rank in life.finished:
+    current = machine.generations.current
+    if rank.rank in current.finished:
         return RankState.FINISHED
     if not rank.is_here:
         return RankState.LOST
-    if rank.rank in life.running:
+    if rank.rank in current.running:
         return RankState.ACTIVE
     if not rank.is_ready:
         return RankState.STARTING
-    return RankState.SPARE if life.stands else RankState.READY
-
-
-def _incident(incident: RestartRecord) -> RestartStatus:
-    return RestartStatus(
-        generation=incident.generation,
-        cause=incident.cause,
-        is_fault=incident.is_fault,
-        lost=tuple(map(str, incident.lost)),
-        noticed_at=incident.noticed_at,
-        formed=incident.formed,
-        formed_at=incident.formed_at,
-        stepped_at=incident.stepped_at,
-        evidence=incident.evidence,
-    )
+    return RankState.SPARE if current.stands else RankState.READY

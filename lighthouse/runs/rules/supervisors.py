@@ -33,7 +33,7 @@ class Supervisors:
         excluded: Iterable[ExcludedHost] = (),
         ending: Mapping[str, str] | None = None,
     ) -> None:
-        self._names = {record.name: _restored(record) for record in records}
+        self._names = {record.hello.name: Supervisor(record.hello, former=record.former) for record in records}
         self._sessions: dict[int, Supervisor] = {}
         self._excluded = {host.host: host for host in excluded}
         self._ending = dict(ending or {})
@@ -55,10 +55,7 @@ class Supervisors:
         return tuple(one for each in self for one in (each.entry.incarnation, *each.former))
 
     def records(self) -> tuple[SupervisorRecord, ...]:
-        return tuple(
-            SupervisorRecord(each.entry.name, each.entry.incarnation, each.entry.host, each.entry.slots, each.former)
-            for each in self
-        )
+        return tuple(SupervisorRecord(each.entry, each.former) for each in self)
 
     # -- coming and going
 
@@ -147,8 +144,3 @@ def _superseded(older: SupervisorHello, newer: SupervisorHello) -> Superseded:
         f"supervisor {older.name} on {older.host or 'an unnamed host'} has a successor of that name on "
         f"{newer.host or 'an unnamed host'}; end this one, or give each a --replica-group-id of its own"
     )
-
-
-def _restored(record: SupervisorRecord) -> Supervisor:
-    entry = SupervisorHello(record.name, record.incarnation, record.host, record.slots)
-    return Supervisor(entry, former=record.former)

@@ -202,7 +202,7 @@ class SupervisorMachine:
             return []
         cause = ended.cause or unit.misfit
         why = f"rank {ended.rank} has ended by {described(ended.status)}" + (f": {cause}" if cause else "")
-        match outcome(ended.status, self._policy.abort_code):
+        match outcome(ended.status, self._policy.stop_exit_code):
             case Outcome.DONE:
                 unit.phase = unit.phase if unit.running else Phase.DONE
                 return []

@@ -26,13 +26,13 @@ class LaunchPlan:
     manager: str
     master: tuple[str, int]
     max_restarts: int
-    first_slot: int = 0
+    slot_offset: int = 0
     slots: int = 1
     active: int | None = None
     min_active: int = 1
     stride: int = 100
     torchrun: Torchrun | None = None
-    log_collectives: str | None = None
+    trace_dir: str | None = None
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class LaunchPlan:
         return tuple(map(self.slot_of, self.layout.ranks_of(self.host)))
 
     def slot_of(self, rank: int) -> int:
-        return self.first_slot + rank
+        return self.slot_offset + rank
 
     def label(self, rank: int) -> str:
         """What stands before each line that the rank writes."""
@@ -60,13 +60,13 @@ class LaunchPlan:
 
     def _ours(self, attempt: int) -> dict[str, str]:
         return {
-            "MANAGER_ADDRESS": self.manager,
+            "LIGHTHOUSE_MANAGER_ADDRESS": self.manager,
             "REPLICA_GROUP_ID": self.replica_id,
             "LIGHTHOUSE_ADDRESS": self.lighthouse,
             "LIGHTHOUSE_JOB": self.job,
             "LIGHTHOUSE_RUN_ID": self.run,
             "LIGHTHOUSE_ATTEMPT": str(attempt),
-        } | ({"LIGHTHOUSE_LOG_COLLECTIVES": self.log_collectives} if self.log_collectives is not None else {})
+        } | ({"LIGHTHOUSE_TRACE_DIR": self.trace_dir} if self.trace_dir is not None else {})
 
     def _rank(self, rank: int, attempt: int) -> dict[str, str]:
         """As torchrun does."""
@@ -86,8 +86,8 @@ class LaunchPlan:
 
     def _slot(self, rank: int, incarnation: str) -> dict[str, str]:
         spares = {} if self.active is None else {
-            "LIGHTHOUSE_ACTIVE": str(self.active),
-            "LIGHTHOUSE_MIN_ACTIVE": str(self.min_active),
+            "LIGHTHOUSE_ACTIVE_RANKS": str(self.active),
+            "LIGHTHOUSE_MIN_ACTIVE_RANKS": str(self.min_active),
         }  # fmt: skip
         return spares | {
             "LIGHTHOUSE_SLOT": str(self.slot_of(rank)),

@@ -1,6 +1,6 @@
 """Whether dead ranks are restarted, when, and which host is to blame. No I/O.
 
-1. A rank's end means: done (0), stop the run (the abort code, or SIGINT), or a loss (anything else).
+1. A rank's end means: done (0), stop the run (the stop exit code, or SIGINT), or a loss (anything else).
 2. A loss is answered by a restart, unless its cause is known to come back: the same host again and again, a crash at
    every start, more losses in the window than the budget has. The last is the end of the run, for all groups, but not
    where it takes losses of a group that does not fit its peers: they are no fault of the others.
@@ -24,16 +24,16 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """`exclude_after` and `startup_failures`: 0 is never. `abort_code`: 0 is none. `scope`: group or rank."""
+    """`exclude_host_after`, `max_startup_failures`: 0 is never. `stop_exit_code`: 0 is none. `scope`: group or rank."""
 
     max_restarts: int = 3
     window_s: float = 3600.0
     delay_s: float = 0.5
     max_delay_s: float = 30.0
-    startup_failures: int = 3
+    max_startup_failures: int = 3
     startup_s: float = 10.0
-    exclude_after: int = 0
-    abort_code: int = 130
+    exclude_host_after: int = 0
+    stop_exit_code: int = 130
     scope: str = GROUP_SCOPE
     restart_after_kill: bool = True
 
@@ -62,11 +62,11 @@ class GiveUp:
 Decision = Restart | Exclude | GiveUp
 
 
-def outcome(status: int, abort_code: int) -> Outcome:
+def outcome(status: int, stop_exit_code: int) -> Outcome:
     """`status` as subprocess gives it: an exit code, or minus a signal."""
     if status == 0:
         return Outcome.DONE
-    is_abort = status == -signal.SIGINT or (abort_code != 0 and status == abort_code)
+    is_abort = status == -signal.SIGINT or (stop_exit_code != 0 and status == stop_exit_code)
     return Outcome.ABORT if is_abort else Outcome.LOST
 
 
@@ -102,10 +102,10 @@ class RestartBudget:
 
     def _refusal(self, losses: Sequence[_Loss]) -> Exclude | GiveUp | None:
         policy = self.policy
-        recent = losses[-policy.exclude_after :] if 0 < policy.exclude_after <= len(losses) else ()
+        recent = losses[-policy.exclude_host_after :] if 0 < policy.exclude_host_after <= len(losses) else ()
         if recent and all(loss.host == losses[-1].host for loss in recent):
-            return Exclude(losses[-1].host, f"it was the first to fail {policy.exclude_after} times in a row")
-        if 0 < policy.startup_failures <= self._early:
+            return Exclude(losses[-1].host, f"it was the first to fail {policy.exclude_host_after} times in a row")
+        if 0 < policy.max_startup_failures <= self._early:
             what = f"{self._early} deaths in a row within {policy.startup_s:g} s of the start"
             return GiveUp(f"start-up failure: {what}", is_for_all=False)
         if len(losses) > policy.max_restarts:

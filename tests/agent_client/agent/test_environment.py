@@ -8,7 +8,7 @@ import pytest
 from agent_client.agent.environment import Environment
 from agent_client.errors import AgentError, ConfigurationError
 
-MANAGED = {"MANAGER_ADDRESS": "here:29512"}
+MANAGED = {"LIGHTHOUSE_MANAGER_ADDRESS": "here:29512"}
 ALONE = {"LIGHTHOUSE_ADDRESS": "there:29510", "REPLICA_GROUP_ID": "a"}
 
 
@@ -38,7 +38,7 @@ def test_all_variables_of_a_rank_under_torchrun() -> None:
             "MASTER_ADDR": "host",
             "MASTER_PORT": "29500",
             "TORCHELASTIC_RESTART_COUNT": "2",
-            "MANAGER_ADVERTISE": "10.0.0.7",
+            "LIGHTHOUSE_MANAGER_ADVERTISE": "10.0.0.7",
         }
     )
     assert (found.group_rank, found.group_world_size, found.attempt, found.advertise) == (3, 4, "2", "10.0.0.7")
@@ -51,8 +51,8 @@ def test_all_variables_of_a_rank_under_torchrun() -> None:
         ("lighthouse", {"TORCHFT_LIGHTHOUSE": "old:1", "LIGHTHOUSE_ADDRESS": "new:1"}, "new:1"),
         ("lighthouse", {"TORCHFT_LIGHTHOUSE": "old:1", "LIGHTHOUSE_ADDRESS": ""}, "old:1"),
         ("replica_id", {"REPLICA_GROUP_ID": "b"}, "b"),
-        ("replica_id", {"REPLICA_GROUP_ID": "b", "MANAGER_REPLICA_ID": "c"}, "c"),
-        ("replica_id", {"REPLICA_GROUP_ID": "b", "MANAGER_REPLICA_ID": ""}, "b"),
+        ("replica_id", {"REPLICA_GROUP_ID": "b", "LIGHTHOUSE_MANAGER_REPLICA_ID": "c"}, "c"),
+        ("replica_id", {"REPLICA_GROUP_ID": "b", "LIGHTHOUSE_MANAGER_REPLICA_ID": ""}, "b"),
     ],
 )
 def test_fallbacks(field: str, variables: dict[str, str], expected: str) -> None:
@@ -63,7 +63,7 @@ def test_it_reads_the_process_s_own_variables(monkeypatch: pytest.MonkeyPatch) -
     for name in list(os.environ):
         if name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("MANAGER_ADDRESS", "mine:1")
+    monkeypatch.setenv("LIGHTHOUSE_MANAGER_ADDRESS", "mine:1")
     assert Environment.read().manager == "mine:1"
 
 
@@ -94,12 +94,12 @@ def test_a_rank_beyond_the_group_names_both(rank: str) -> None:
 
 def test_neither_manager_nor_lighthouse() -> None:
     message = refused({"REPLICA_GROUP_ID": "a"})
-    assert re.search(r"MANAGER_ADDRESS.*LIGHTHOUSE_ADDRESS.*is set", message)
+    assert re.search(r"LIGHTHOUSE_MANAGER_ADDRESS.*LIGHTHOUSE_ADDRESS.*is set", message)
     assert "lighthouse-manager" in message
     assert "starts a manager" in message
 
 
-@pytest.mark.parametrize("empty", [{}, {"REPLICA_GROUP_ID": ""}, {"MANAGER_REPLICA_ID": ""}])
+@pytest.mark.parametrize("empty", [{}, {"REPLICA_GROUP_ID": ""}, {"LIGHTHOUSE_MANAGER_REPLICA_ID": ""}])
 def test_a_lighthouse_and_no_name(empty: dict[str, str]) -> None:
     message = refused({"LIGHTHOUSE_ADDRESS": "there:1"} | empty)
     assert message.startswith("REPLICA_GROUP_ID is not set")

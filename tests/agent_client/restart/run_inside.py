@@ -11,14 +11,11 @@ from lighthouse.runs.rules import events
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse_protocol.messages.run import (
     Done,
-    Failure,
-    Finish,
     FromRunRank,
     Over,
     RankHeartbeat,
     RankHello,
     RankId,
-    Ready,
     Refusal,
     Told,
     ToRunRank,
@@ -28,17 +25,9 @@ from lighthouse_protocol.refusals import LighthouseError, Unreachable
 
 
 def event_of(rank: RankId, message: FromRunRank, session: int) -> events.Event:
-    match message:
-        case RankHello():
-            return events.RankJoined(message, session)
-        case RankHeartbeat(step, phase):
-            return events.RankHeartbeat(rank, step, phase)
-        case Ready(generation):
-            return events.RankReady(rank, generation)
-        case Failure(generation, reason):
-            return events.RankFailed(rank, generation, reason)
-        case Finish(generation):
-            return events.RankFinished(rank, generation)
+    if isinstance(message, RankHello):
+        return events.RankJoined(message, session)
+    return events.RankSaid(rank, message)
 
 
 def told_by(effect: events.Effect) -> list[tuple[RankId, ToRunRank]]:

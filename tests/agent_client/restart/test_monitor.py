@@ -18,7 +18,18 @@ def words(**variables: str) -> list[str]:
 
 def test_a_script_by_itself() -> None:
     assert words() == [
-        *["run", "--nproc", "1", "--group-world-size", "1", "--replica-id", "monitored", "--max-restarts", "9", "--"],
+        *[
+            "run",
+            "--nproc-per-node",
+            "1",
+            "--group-world-size",
+            "1",
+            "--replica-id",
+            "monitored",
+            "--max-restarts",
+            "9",
+            "--",
+        ],
         *SCRIPT,
     ]
 
@@ -29,11 +40,11 @@ def test_a_replica_group_keeps_its_id() -> None:
 
 def test_under_torchrun_each_rank_has_its_slot() -> None:
     told = words(RANK="3", WORLD_SIZE="8", REPLICA_GROUP_ID="a")
-    assert told[told.index("--first-slot") : told.index("--replica-id") + 2] == [
-        *["--first-slot", "3", "--run-slots", "8", "--replica-id", "a-3"]
+    assert told[told.index("--slot-offset") : told.index("--replica-id") + 2] == [
+        *["--slot-offset", "3", "--run-world-size", "8", "--replica-id", "a-3"]
     ]
     assert "--bind" in told
-    assert "--bind" not in words(RANK="3", WORLD_SIZE="8", MANAGER_BIND="[::]:7")
+    assert "--bind" not in words(RANK="3", WORLD_SIZE="8", LIGHTHOUSE_MANAGER_BIND="[::]:7")
 
 
 def test_no_lighthouse_is_named() -> None:

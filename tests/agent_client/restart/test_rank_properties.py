@@ -143,6 +143,6 @@ def test_numbers_rise_are_agreed_on_and_all_end(operations: list[tuple[str, int]
         assert numbers == sorted(set(numbers))  # each once, and never an older one
     places = [(number, rank) for runs in world.runs.values() for number, rank in runs]
     assert len(places) == len(set(places))  # nobody shares a rank
-    assert max(number for number, _ in places) <= world.lighthouse.generations.life.number  # nobody made one up
+    assert max(number for number, _ in places) <= world.lighthouse.generations.current.number  # nobody made one up
     assert {type(outcome) for outcome in world.ended.values()} == {Done}
     assert len(world.ended) == SIZE

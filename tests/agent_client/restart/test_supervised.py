@@ -36,8 +36,8 @@ def test_a_script_that_is_killed_is_started_again(tmp_path: Path, arguments: tup
     script.write_text(SCRIPT.format(root=str(Path(__file__).parents[3])))
     become = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     with Lighthouse() as lighthouse:
-        variables = {"LIGHTHOUSE_ADDRESS": lighthouse.address, "MANAGER_BIND": "127.0.0.1:0"}
-        variables |= {"MANAGER_STORE": "127.0.0.1:1", "MANAGER_ADVERTISE": "127.0.0.1"}
+        variables = {"LIGHTHOUSE_ADDRESS": lighthouse.address, "LIGHTHOUSE_MANAGER_BIND": "127.0.0.1:0"}
+        variables |= {"LIGHTHOUSE_MANAGER_STORE": "127.0.0.1:1", "LIGHTHOUSE_MANAGER_ADVERTISE": "127.0.0.1"}
         with Process(become, [str(script), *arguments], env=variables) as monitored:
             assert monitored.wait(300) == status, monitored.log()
             log = monitored.log()

@@ -222,7 +222,7 @@ def test_a_group_whose_process_is_killed_has_left_at_once() -> None:
 
 def test_what_torchft_has_no_argument_for_is_read_from_the_environment() -> None:
     """A trainer that hangs is missed when it has asked for nothing for so long."""
-    hangs = {"MANAGER_RANK_TIMEOUT": "500ms"}
+    hangs = {"LIGHTHOUSE_MANAGER_RANK_TIMEOUT": "500ms"}
     with Lighthouse() as lighthouse, Process(OWNER, [lighthouse.address, "waits"], env=hangs) as owner:
         owner.wait_for_log("owner of")
         with NativeLighthouseClient(lighthouse.address) as looks:

@@ -8,7 +8,11 @@ from lighthouse.cli.incident import incident as incident_command
 from lighthouse.cli.incidents import clock
 from lighthouse.cli.incidents import incidents as incidents_command
 from lighthouse.cli.stacks import stacks as stacks_command
+from lighthouse.runs.rules.incident import incident_of
+from lighthouse.runs.rules.record import RestartRecord
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, from_document
+from lighthouse_protocol.messages.run import RankId
+from lighthouse_protocol.messages.supervisor import ProcessLost
 from lighthouse_protocol.refusals import UnknownName
 from tests.lighthouse.evidence import STACKS, incident, member, summary
 
@@ -108,6 +112,35 @@ def test_all_of_one_incident(fake, run):
 def test_a_loss_as_it_goes_on(fake, run):
     fake.incidents = [LOSS]
     assert "+0.00s the fault: the last sign of life\n" in run(incident_command, LOSS.id).output
+
+
+def test_only_those_of_one_kind(fake, run):
+    fake.incidents = [STALL, LOSS]
+    assert [line.split()[3] for line in run(incidents_command, "--kind", "loss").output.splitlines()[1:]] == ["loss"]
+
+
+def test_a_restart_of_a_run(fake, run):
+    lost = ProcessLost(RankId(1, "a1"), "SIGSEGV", ("last words",))
+    restart = RestartRecord(0, "slot 1 (a1): SIGSEGV", 1e9, "i1", (lost.rank,), 1, 1e9 + 0.25, 1e9 + 1.5, (lost,))
+    fake.incidents = [incident_of(("default", "r1"), restart)]
+    told = run(incident_command, "i1").output
+    assert told == (
+        "i1  restart  job default\n"
+        "run r1, generation 0: slot 1 (a1): SIGSEGV\n"
+        "\n"
+        "     +0.00s the fault\n"
+        f"     +0.00s noticed, at {clock(1e9)}\n"
+        "     +0.25s generation 1 formed\n"
+        "     +0.25s something moves again\n"
+        "     +1.50s the first step after it is committed\n"
+        "\n"
+        "r1/1  no pid, after 0.0 s\n"
+        "  process\n"
+        "    ended: SIGSEGV\n"
+        "  last output\n"
+        "    last words\n"
+        "\n"
+    )
 
 
 def test_json(fake, run):

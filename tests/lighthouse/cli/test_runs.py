@@ -4,55 +4,32 @@ from dataclasses import replace
 import pytest
 
 from lighthouse.cli.keys import keys
-from lighthouse.cli.restarts import restarts
+from lighthouse.cli.runs import runs
 from lighthouse.cli.stop import resume, stop
 from lighthouse_protocol.messages.run import Counters, KeyKind, Stop, Terms
-from lighthouse_protocol.messages.run_status import RestartStatus, RunStatus
+from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.refusals import UnknownName, WrongState
 
-INCIDENTS = (
-    RestartStatus(0, "slot 1 (a1): SIGSEGV", True, ("slot 1 (a1)",), 1e9, 1, 1e9 + 0.25, 1e9 + 1.5, ("last words",)),
-    RestartStatus(1, "slot 1 (b2) comes in", False, (), 1e9 + 60, None, None, None),
-)
-RUN = RunStatus("default", "r1", "stands", Counters(1, 0, 1, 1), Terms(3), (0, 2), False, None, (), INCIDENTS, (), ())
+RUN = RunStatus("default", "r1", "stands", Counters(1, 0, 1, 1), Terms(3), (0, 2), False, None, (), (), ())
 
 
-def test_a_row_for_each_incident(fake, run):
-    fake.runs = [RUN]
-    said, titles, first, second = run(restarts).output.splitlines()
-    assert said == "default/r1  generation 1, 2 ranks, 1 restarts, stands"
-    assert titles.split() == ["GENERATION", "NOTICED", "FORMED", "FIRST", "STEP", "NEXT", "LOST", "CAUSE"]
-    assert first.split()[0] == "0"
-    assert first.split()[3:] == ["+0.250s", "+1.500s", "1", *["slot", "1", "(a1)", "slot", "1", "(a1):", "SIGSEGV"]]
-    assert second.split()[3:] == ["-", "-", "-", "-", *["slot", "1", "(b2)", "comes", "in"]]
-
-
-def test_the_evidence_stands_below(fake, run):
-    fake.runs = [RUN]
-    assert "    | last words" in run(restarts, "--evidence").output.splitlines()
-    assert "last words" not in run(restarts).output
-
-
-def test_of_one_run(fake, run):
-    fake.runs = [RUN, replace(RUN, run="r2", incidents=())]
-    assert run(restarts, "--run", "r2").output == "default/r2  generation 1, 2 ranks, 1 restarts, stands\n"
-    assert fake.calls == [{"verb": "runs", "run": "r2"}]
-
-
-def test_a_stopped_run_says_why(fake, run):
-    stopped = replace(RUN, verdict="stopped", stop=Stop("exit code 130", "g0", 1), incidents=(), counters=Counters())
-    fake.runs = [stopped]
-    assert run(restarts).output == "default/r1  no generation yet, 0 restarts, stopped: exit code 130 (by g0)\n"
-
-
-def test_no_runs(run):
-    assert run(restarts).output == "no runs\n"
+def test_a_line_for_each_run(fake, run):
+    stopped = replace(RUN, run="r2", verdict="stopped", stop=Stop("exit code 130", "g0", 1), counters=Counters())
+    fake.runs = [RUN, stopped]
+    assert run(runs).output == (
+        "default/r1  generation 1, 2 ranks, 1 restarts, stands\n"
+        "default/r2  no generation yet, 0 restarts, stopped: exit code 130 (by g0)\n"
+    )
+    assert run(runs, "--run", "r1").output == "default/r1  generation 1, 2 ranks, 1 restarts, stands\n"
+    assert fake.calls == [{"verb": "runs", "run": ""}, {"verb": "runs", "run": "r1"}]
+    fake.runs = []
+    assert run(runs).output == "no runs\n"
 
 
 def test_json(fake, run):
     fake.runs = [RUN]
-    (shown,) = json.loads(run(restarts, "--format", "json").output)
-    assert (shown["run"], shown["incidents"][0]["evidence"]) == ("r1", ["last words"])
+    (shown,) = json.loads(run(runs, "--format", "json").output)
+    assert (shown["run"], shown["counters"]["number"]) == ("r1", 1)
 
 
 @pytest.mark.parametrize(("command", "done"), [(stop, "stopped"), (resume, "resumed")])

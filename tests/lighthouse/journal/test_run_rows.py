@@ -13,6 +13,7 @@ from lighthouse.runs.rules.record import Former, RestartRecord, RunRecord, Saved
 from lighthouse.runs.store import RunStore, RunStoreInProcess
 from lighthouse_protocol.messages.run import Counters, Generation, KeyKind, RankId, Stop, Terms
 from lighthouse_protocol.messages.run_status import ExcludedHost
+from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello
 from lighthouse_protocol.refusals import WrongState
 
 A, B = RankId(0, "a"), RankId(1, "b")
@@ -23,10 +24,11 @@ FULL = RunRecord(
     is_broken=True,
     formed=4,
     stop=Stop("enough", "operator", 3),
-    incidents=(RestartRecord(2, "x", 1.5, lost=(A,), formed=3, formed_at=2.5, stepped_at=3.5, evidence=("l",)),),
+    restarts=(RestartRecord(2, "x", 1.5, "i", (A,), 3, 2.5, 3.5, (ProcessLost(A, "y", ("l",)),)),),
+    ending={"s": "enough"},
     finished=(B,),
     completed=3,
-    supervisors=(SupervisorRecord("g", "2", "h", (0, 1), ("1",)),),
+    supervisors=(SupervisorRecord(SupervisorHello("g", "2", "h", (0, 1)), ("1",)),),
     excluded=(ExcludedHost("h7", "broken", 5.0),),
     former=Former(1, ("old",)),
 )

@@ -53,9 +53,10 @@ class OurRun:
 
     def get(self, slot: int, key: str) -> str | None:
         try:
-            return self._stage.machine.keys.get(self.number(slot), KeyKind.ITERATION, key).decode()
+            found = self._stage.machine.keys.present(self.number(slot)).get((KeyKind.ITERATION, key))
         except LighthouseError:
             return None
+        return None if found is None else found.decode()
 
     def wait(self, seconds: float) -> None:
         self._stage.wait(seconds)

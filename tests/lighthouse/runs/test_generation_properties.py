@@ -13,12 +13,12 @@ from hypothesis.stateful import run_state_machine_as_test as hunt
 
 from lighthouse.runs.rules import counters, formation
 from lighthouse.runs.rules.config import RunConfig
-from lighthouse.runs.rules.events import RankFinished, RankReady, ResumeAsked, RunVerdict, StopAsked, WasLate
+from lighthouse.runs.rules.events import RankSaid, ResumeAsked, RunVerdict, StopAsked, WasLate
 from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.key_space import SPACES_KEPT
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse.runs.rules.restart_log import INCIDENTS_KEPT
-from lighthouse_protocol.messages.run import RankId, Stop
+from lighthouse.runs.rules.restart_log import KEPT
+from lighthouse_protocol.messages.run import Finish, RankId, Ready, Stop
 from tests.lighthouse.run_stage import RunStage, Worker
 
 WORLD = 5
@@ -70,11 +70,11 @@ class RunOfRanks(RuleBasedStateMachine):
         if ready:
             self.stage.ready(slot)
 
-    @rule(slot=slots, says=st.sampled_from([RankReady, RankFinished]))
-    def a_predecessor_is_heard_late(self, slot: int, says: type[RankReady] | type[RankFinished]) -> None:
+    @rule(slot=slots, says=st.sampled_from([Ready, Finish]))
+    def a_predecessor_is_heard_late(self, slot: int, says: type[Ready] | type[Finish]) -> None:
         old = self.old.get(slot)
         if old is not None and old.generation is not None:
-            self.stage.feed(says(old.rank, old.generation))
+            self.stage.feed(RankSaid(old.rank, says(old.generation)))
 
     @rule(slot=slots)
     def say_ready(self, slot: int) -> None:
@@ -106,7 +106,7 @@ class RunOfRanks(RuleBasedStateMachine):
         for slot in sorted(which):
             worker = self.worker(slot)
             if worker is not None and worker.generation is not None and (worker.runs or stale):
-                self.stage.feed(RankFinished(worker.rank, worker.generation))
+                self.stage.feed(RankSaid(worker.rank, Finish(worker.generation)))
 
     @rule(which=st.sets(slots, min_size=1, max_size=3))
     def kill(self, which: set[int]) -> None:
@@ -218,15 +218,15 @@ class RunOfRanks(RuleBasedStateMachine):
         if hasattr(self, "stage"):
             machine = self.stage.machine
             assert len(list(machine.generations.ranks)) <= WORLD
-            assert len(machine.generations.ledger.incidents) <= INCIDENTS_KEPT
+            assert len(machine.generations.restarts.restarts) <= KEPT
             assert len(machine.keys.generations) <= SPACES_KEPT
             assert set(machine.generations.ranks.ready) == {
                 rank.rank.slot for rank in machine.generations.ranks if rank.is_ready
             }
             assert (
-                machine.generations.life.running
-                <= machine.generations.life.survivors
-                <= machine.generations.life.active
+                machine.generations.current.running
+                <= machine.generations.current.survivors
+                <= machine.generations.current.active
             )
 
     def teardown(self) -> None:
@@ -235,7 +235,7 @@ class RunOfRanks(RuleBasedStateMachine):
 
     def complete(self) -> None:
         """What somebody has finished all finish: who comes back changes nothing. Then it is launched anew."""
-        stage, life = self.stage, self.stage.machine.generations.life
+        stage, life = self.stage, self.stage.machine.generations.current
         if life.stands and life.finished:
             stage.finish(*(rank.slot for rank in sorted(life.active) if self.is_there(rank)))
             assert stage.machine.completed is not None
@@ -280,7 +280,7 @@ class RunOfRanks(RuleBasedStateMachine):
             self.come(slot)
         stage.obey()
         self.complete()
-        life = stage.machine.generations.life
+        life = stage.machine.generations.current
         left_it = [w for w in stage.workers.values() if w.is_ready and w.generation == life.number]
         assert left_it or life.is_broken or not life.is_advancing, "nobody has left it who had heard of it"
         for slot in range(WORLD):

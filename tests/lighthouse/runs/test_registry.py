@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from lighthouse.incidents.registry import IncidentRegistry
 from lighthouse.runs import registry as module
 from lighthouse.runs.driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
 from lighthouse.runs.registry import RunRegistry
 from lighthouse.runs.store import RunStoreInProcess
+from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.run import (
     Counters,
     Done,
@@ -59,9 +61,19 @@ class Listener:
 
 
 @pytest.fixture
-async def runs() -> AsyncIterator[RunRegistry]:
+def memory() -> RunStoreInProcess:
+    return RunStoreInProcess()
+
+
+@pytest.fixture
+def incidents() -> IncidentRegistry:
+    return IncidentRegistry()
+
+
+@pytest.fixture
+async def runs(memory: RunStoreInProcess, incidents: IncidentRegistry) -> AsyncIterator[RunRegistry]:
     lateness = LoopLag(asyncio.get_running_loop())
-    made = RunRegistry(RunStoreInProcess(), 30.0, lateness)
+    made = RunRegistry(memory, 30.0, lateness, make_id=incidents.make_id, report=incidents.report)
     yield made
     made.close("the end")
     lateness.stop()
@@ -116,7 +128,8 @@ async def test_a_quiet_run_is_dropped_and_found_again(runs: RunRegistry):
     assert runs.find("j", "r") is again
 
 
-async def test_a_step_is_noted_a_little_later(runs: RunRegistry):
+async def test_a_restart_is_an_incident(runs: RunRegistry, incidents: IncidentRegistry):
+    """From the fault to the first step after it; its durations are those that a scrape shows."""
     driver = runs.get("j", "r")
     (a, listener), (b, _) = entered(driver, 0), entered(driver, 1)
     driver.receive_from_rank(b, Failure(0, "x"))
@@ -124,11 +137,27 @@ async def test_a_step_is_noted_a_little_later(runs: RunRegistry):
         driver.receive_from_rank(session, Ready(0))
     driver.receive_from_rank(a, RankHeartbeat(3))
     assert isinstance(listener.heard[-1], Told)
+    driver.receive_from_rank(a, RankHeartbeat(4))
+    (summary,) = incidents.newest("j")
+    assert summary.text == "run r, generation 0: slot 1 (i1) has failed: x"
+    assert (summary.kind, summary.quorum_id) == (IncidentKind.RESTART, 1)
+    assert summary.quorum_s is not None
+    assert summary.step_s is not None
+    assert [(key, each.buckets()[-1]) for key, each in incidents.times.recover.items()] == [
+        (("j", IncidentKind.RESTART), ("+Inf", 1))
+    ]
+
+
+async def test_what_is_worth_no_write_of_its_own_is_written_a_little_later(
+    runs: RunRegistry, memory: RunStoreInProcess
+):
+    driver = runs.get("j", "r")
+    driver.open_supervisor(SupervisorHello("g", "1"), Listener())
+    assert memory.load_run(("j", "r")) is None
     await asyncio.sleep(NOTED_WITHIN_S * 2)
-    for session in (a, b):
-        driver.end_rank(session)
-    (saved,) = runs.status("j", "r")
-    assert saved.incidents[0].stepped_at is not None
+    saved = memory.load_run(("j", "r"))
+    assert saved is not None
+    assert [each.hello.name for each in saved.record.supervisors] == ["g"]
 
 
 async def test_all_are_told_of_the_completion(runs: RunRegistry):
@@ -176,7 +205,7 @@ async def test_a_lighthouse_that_ends_loses_nobody(runs: RunRegistry):
     for session, listener in ranks:
         assert isinstance(listener.error, Unreachable)
         driver.end_rank(session)
-    assert driver.machine.generations.life.stands
+    assert driver.machine.generations.current.stands
     with pytest.raises(Unreachable, match="it ends"):
         runs.get("j", "r")
 

@@ -8,7 +8,6 @@ from lighthouse_protocol.messages.run import Counters, KeyKind, Stop, Terms
 from lighthouse_protocol.messages.run_status import (
     ExcludedHost,
     RankStatus,
-    RestartStatus,
     RunStatus,
     SupervisorStatus,
 )
@@ -40,18 +39,6 @@ ranks = st.builds(
     host=texts,
     pid=numbers,
 )
-incidents = st.builds(
-    RestartStatus,
-    generation=last,
-    cause=texts,
-    is_fault=st.booleans(),
-    lost=st.lists(texts, max_size=3).map(tuple),
-    noticed_at=timeouts,
-    formed=st.none() | numbers,
-    formed_at=st.none() | timeouts,
-    stepped_at=st.none() | timeouts,
-    evidence=st.lists(texts, max_size=3).map(tuple),
-)
 runs = st.builds(
     RunStatus,
     job=texts,
@@ -63,7 +50,6 @@ runs = st.builds(
     is_complete=st.booleans(),
     stop=st.none() | st.builds(Stop, texts, texts, last),
     ranks=st.lists(ranks, max_size=2).map(tuple),
-    incidents=st.lists(incidents, max_size=2).map(tuple),
     supervisors=st.lists(
         st.builds(SupervisorStatus, texts, texts, st.lists(slots, max_size=3).map(tuple), st.booleans()), max_size=2
     ).map(tuple),
@@ -111,5 +97,5 @@ def test_a_malformed_status_is_refused(said: pb.RunStatus, field: str):
 
 def test_terms_of_a_run_of_no_rank_can_be_said():
     """A run of supervisors alone."""
-    run = RunStatus("j", "r", "nobody_ready", Counters(), Terms(), (), False, None, (), (), (), ())
+    run = RunStatus("j", "r", "nobody_ready", Counters(), Terms(), (), False, None, (), (), ())
     assert runs_from_wire(runs_to_wire([run])) == (run,)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from manager.guard import process_tree
 from manager.guard.client import Command, Ended, GuardClient, Preload
 from manager.guard.rules.python_command import read_python
 from tests.processes import PATIENCE_S, eventually
@@ -38,7 +39,9 @@ class Ranks:
             return await self.start(is_forked=is_forked, **env)[1]
 
     async def pid(self, number: int) -> int:
-        return await until(lambda: self.guard.pid_of(number))
+        """Of the process itself: it leads the session of what it starts."""
+        marks = f"{self.guard.pid}.{number:08d}."
+        return await until(lambda: min(process_tree.marked(os.getpid(), marks), default=0))
 
 
 @asynccontextmanager

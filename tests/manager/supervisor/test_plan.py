@@ -32,7 +32,7 @@ def test_a_rank_gets_what_torchrun_would_give_it_and_ours() -> None:
         "GROUP_WORLD_SIZE": "2",
         "MASTER_ADDR": "h0",
         "MASTER_PORT": "29500",
-        "MANAGER_ADDRESS": "h0:29512",
+        "LIGHTHOUSE_MANAGER_ADDRESS": "h0:29512",
         "REPLICA_GROUP_ID": "team/a",
         "TORCHELASTIC_RESTART_COUNT": "2",
         "TORCHELASTIC_MAX_RESTARTS": "3",
@@ -49,25 +49,25 @@ def test_a_rank_gets_what_torchrun_would_give_it_and_ours() -> None:
 
 
 def test_where_collectives_are_logged_is_told_to_torchrun_s_ranks_too() -> None:
-    logged = dataclasses.replace(PLAN, log_collectives="/logs", torchrun=Torchrun("0", 4))
-    assert logged.environment(6, 2, "i")["LIGHTHOUSE_LOG_COLLECTIVES"] == "/logs"
-    assert "LIGHTHOUSE_LOG_COLLECTIVES" not in PLAN.environment(6, 2, "i")
+    logged = dataclasses.replace(PLAN, trace_dir="/logs", torchrun=Torchrun("0", 4))
+    assert logged.environment(6, 2, "i")["LIGHTHOUSE_TRACE_DIR"] == "/logs"
+    assert "LIGHTHOUSE_TRACE_DIR" not in PLAN.environment(6, 2, "i")
 
 
 def test_spares_are_told_how_many_train() -> None:
     told = dataclasses.replace(PLAN, active=6, min_active=4).environment(0, 0, "i")
-    assert (told["LIGHTHOUSE_ACTIVE"], told["LIGHTHOUSE_MIN_ACTIVE"]) == ("6", "4")
+    assert (told["LIGHTHOUSE_ACTIVE_RANKS"], told["LIGHTHOUSE_MIN_ACTIVE_RANKS"]) == ("6", "4")
 
 
 def test_torchrun_gives_its_ranks_theirs() -> None:
     told = dataclasses.replace(PLAN, torchrun=Torchrun("0", 4)).environment(4, 1, "i")
     assert not told.keys() & {"RANK", "WORLD_SIZE", "MASTER_PORT", "LIGHTHOUSE_SLOT", "LIGHTHOUSE_INCARNATION"}
-    assert told["MANAGER_ADDRESS"] == "h0:29512"
+    assert told["LIGHTHOUSE_MANAGER_ADDRESS"] == "h0:29512"
     assert told["LIGHTHOUSE_ATTEMPT"] == "1"
 
 
 def test_slots_of_a_group_among_others() -> None:
-    assert dataclasses.replace(PLAN, first_slot=16).own_slots == (20, 21, 22, 23)
+    assert dataclasses.replace(PLAN, slot_offset=16).own_slots == (20, 21, 22, 23)
 
 
 def test_names() -> None:

@@ -19,7 +19,7 @@ from manager.supervisor.rules.restart_policy import (
     outcome,
 )
 
-PLAIN = RestartPolicy(startup_failures=0)
+PLAIN = RestartPolicy(max_startup_failures=0)
 
 
 def lose(policy: RestartPolicy, *losses: tuple[float, float], host: int = 0, drawn: float = 1.0) -> list[Decision]:
@@ -44,7 +44,7 @@ def lose(policy: RestartPolicy, *losses: tuple[float, float], host: int = 0, dra
     ],
 )
 def test_what_an_end_means(status: int, meaning: Outcome) -> None:
-    assert outcome(status, abort_code=130) is meaning
+    assert outcome(status, stop_exit_code=130) is meaning
 
 
 def test_the_abort_code_is_an_option() -> None:
@@ -88,18 +88,18 @@ class TestBudget:
         assert [type(decision) for decision in decisions] == [Restart, Restart, GiveUp]
 
     def test_deaths_at_the_start_are_not_mended(self) -> None:
-        policy = RestartPolicy(max_restarts=9, startup_failures=3, startup_s=10.0)
+        policy = RestartPolicy(max_restarts=9, max_startup_failures=3, startup_s=10.0)
         decisions = lose(policy, (0, 1), (10, 9.9), (20, 0))
         reason = "start-up failure: 3 deaths in a row within 10 s of the start"
         assert decisions[2] == GiveUp(reason, is_for_all=False)
 
     def test_a_longer_life_between_them_begins_anew(self) -> None:
-        policy = RestartPolicy(max_restarts=9, startup_failures=2, startup_s=10.0)
+        policy = RestartPolicy(max_restarts=9, max_startup_failures=2, startup_s=10.0)
         decisions = lose(policy, (0, 1), (10, 10), (20, 1), (30, 1))
         assert [type(decision) for decision in decisions] == [Restart, Restart, Restart, GiveUp]
 
     def test_a_host_that_is_the_first_to_fail_again_and_again_is_excluded(self) -> None:
-        budget = RestartBudget(RestartPolicy(max_restarts=9, startup_failures=0, exclude_after=2), lambda: 0.5)
+        budget = RestartBudget(RestartPolicy(max_restarts=9, max_startup_failures=0, exclude_host_after=2), lambda: 0.5)
         decisions = [budget.lose(host, 60.0, at) for at, host in enumerate((0, 1, 0, 1, 1))]
         assert [type(decision) for decision in decisions] == [Restart] * 4 + [Exclude]
         assert decisions[-1] == Exclude(1, "it was the first to fail 2 times in a row")
@@ -108,7 +108,7 @@ class TestBudget:
 class TestAMisfit:
     """Losses of a group that does not fit its peers."""
 
-    POLICY = RestartPolicy(startup_failures=0, max_restarts=2)
+    POLICY = RestartPolicy(max_startup_failures=0, max_restarts=2)
 
     def lose(self, *misfits: bool) -> Decision:
         budget = RestartBudget(self.POLICY, lambda: 1.0)
@@ -137,9 +137,9 @@ class TestAMisfit:
         window_s=st.floats(1, 100),
         delay_s=st.floats(0.01, 10),
         max_delay_s=st.floats(0.01, 100),
-        startup_failures=st.integers(0, 4),
+        max_startup_failures=st.integers(0, 4),
         startup_s=st.floats(0.1, 20),
-        exclude_after=st.integers(0, 4),
+        exclude_host_after=st.integers(0, 4),
     ),
     losses=st.lists(st.tuples(st.floats(0, 50), st.floats(0, 30), st.integers(0, 2)), min_size=1, max_size=20),
     drawn=st.floats(0, 1),

@@ -26,8 +26,8 @@ from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, Res
 POLICIES = st.builds(
     RestartPolicy,
     max_restarts=st.integers(0, 4),
-    startup_failures=st.integers(0, 3),
-    exclude_after=st.integers(0, 3),
+    max_startup_failures=st.integers(0, 3),
+    exclude_host_after=st.integers(0, 3),
     delay_s=st.floats(0.1, 5),
     scope=st.sampled_from((GROUP_SCOPE, RANK_SCOPE)),
     restart_after_kill=st.booleans(),

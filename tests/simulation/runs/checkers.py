@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tests.simulation.runs.rank import RankProcess
     from tests.simulation.runs.simulation import RunSimulation
 
-MAX_INCIDENTS = MAX_LOST = 64
+MAX_RESTARTS = 16
+MAX_LOST = 64
 OBEYED_WITHIN_S = 2.0
 
 
@@ -71,11 +72,11 @@ class Checkers:
         if self.completed_at is not None and newest is not None:
             if newest.number not in (machine.completed, former):
                 self._broken("G6", f"a lighthouse has forgotten that {newest.number} was completed")
-        elif machine.generations.life.generation != newest:
-            self._broken("G1", f"a lighthouse starts with {machine.generations.life.generation} after {newest}")
+        elif machine.generations.current.generation != newest:
+            self._broken("G1", f"a lighthouse starts with {machine.generations.current.generation} after {newest}")
         if self.newest is not None:
             self.over_at.pop(self.newest.number, None)
-            if machine.generations.life.is_broken or self.completed_at is not None:
+            if machine.generations.current.is_broken or self.completed_at is not None:
                 self.over_at[self.newest.number] = self._simulation.world.now
         self.recount.restarted(machine)
 
@@ -117,9 +118,9 @@ class Checkers:
     def written(self, record: RunRecord) -> None:
         """It is durable from now on."""
         self._durable = record
-        most_lost = max((len(incident.lost) for incident in record.incidents), default=0)
-        if len(record.incidents) > MAX_INCIDENTS or most_lost > MAX_LOST:
-            self._broken("G11", f"a record has {len(record.incidents)} incidents, one with {most_lost} lost")
+        most_lost = max((len(restart.lost) for restart in record.restarts), default=0)
+        if len(record.restarts) > MAX_RESTARTS or most_lost > MAX_LOST:
+            self._broken("G11", f"a record has {len(record.restarts)} restarts, one with {most_lost} lost")
         if len(record.ranks) > self._simulation.plan.terms.world_size:
             self._broken("G11", f"a record has {len(record.ranks)} ranks")
 

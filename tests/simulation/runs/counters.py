@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse_protocol.messages.run import Counters, Generation, RankHello, RankId, Terms
+from lighthouse_protocol.messages.run import Counters, Failure, Finish, Generation, RankHello, RankId, Terms
 
 
 class Recount:
@@ -26,10 +26,10 @@ class Recount:
 
     def restarted(self, machine: RunMachine) -> None:
         """What was not written down is not counted, and will be when it is seen again."""
-        counters = machine.generations.ledger.counters
+        counters = machine.generations.restarts.counters
         self._floor = counters.number
         self._has_fault = self._generation is not None and counters.job_restarts > self._before.job_restarts
-        self._finished = set(machine.generations.life.finished)
+        self._finished = set(machine.generations.current.finished)
         self._here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
         self._is_stopped = machine.stop is not None
         self._was_stopped = self._was_stopped or self._is_stopped
@@ -72,9 +72,9 @@ class Recount:
             return
         number = self._generation.number
         match event:
-            case events.RankFailed(rank, generation) if generation == number and rank in here - self._finished:
+            case events.RankSaid(rank, Failure(generation)) if generation == number and rank in here - self._finished:
                 self._has_fault = self._has_fault or stood
-            case events.RankFinished(rank, generation) if generation == number and rank in here and stood:
+            case events.RankSaid(rank, Finish(generation)) if generation == number and rank in here and stood:
                 self._finished.add(rank)
             case _:
                 pass

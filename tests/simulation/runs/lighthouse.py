@@ -48,7 +48,7 @@ class RunLighthouse(Process):
         self._keepalive = Keepalive(self, self._ended)
         self.on_death.append(lambda: self.simulation.network.end_all(self))
         self.checkers.lighthouse_started(self.machine)
-        self.say(f"starts with generation {self.machine.generations.life.number}, stop {self.machine.stop}")
+        self.say(f"starts with generation {self.machine.generations.current.number}, stop {self.machine.stop}")
         self.driver.was_late(0.0)  # nothing lapses by it; the driver's timer is set
 
     # -- streams: what the RPCs of a run do
@@ -97,12 +97,12 @@ class RunLighthouse(Process):
         value, error = request.value, None
         try:
             if request.value is None:
-                value = self.machine.keys.get(request.generation, request.kind, request.name)
+                value = self.machine.keys.present(request.generation).get((request.kind, request.name))
             else:
                 self.driver.put_key(request.generation, request.kind, request.name, request.value)
         except LighthouseError as refusal:
             error = refusal
-        self.checkers.key_answered(request, value, error, self.machine.generations.life.number)
+        self.checkers.key_answered(request, value, error, self.machine.generations.current.number)
         end.send(KeyAnswer(request, value, error))
 
     # -- the operator

@@ -67,20 +67,20 @@ def _forgets(**fields: Any) -> Any:
 
 
 def _hand_by_slot(self: Generations, rank: Any) -> None:
-    assert self.life.generation is not None
-    self._emit(GenerationTold(rank.rank, self.life.generation))
+    assert self.current.generation is not None
+    self._emit(GenerationTold(rank.rank, self.current.generation))
 
 
 def _stop_ranks_only(self: RunMachine, reason: str, who: str) -> None:
     if not self._is_over:
-        self.stop = Stop(reason, who, self.generations.life.number)
-        self.generations.life.is_broken = True
+        self.stop = Stop(reason, who, self.generations.current.number)
+        self.generations.current.is_broken = True
         self.generations.end()
         self._emit(lighthouse_events.Stopped(self.stop, self.generations.everyone, is_new=True))
 
 
-def _half(ranks: Any, life: Any, terms: Any) -> bool:
-    slots = life.slots if life.survivors else range(terms.target)
+def _half(ranks: Any, current: Any, terms: Any) -> bool:
+    slots = current.slots if current.survivors else range(terms.target)
     return sum(slot in ranks.ready for slot in slots) >= max(1, len(slots) // 2)
 
 
@@ -119,7 +119,7 @@ def _run_locally(by: int) -> Any:
 
     def wrong(self: RankMachine) -> list[Any]:
         effects = wait(self)
-        if self._stream.is_up or self.generation is None or self.outcome is not None:
+        if (self._stream.is_open and self._stream.since is None) or self.generation is None or self.outcome is not None:
             return effects
         counters = replace(_COUNTERS, number=self.generation + by)
         return [*effects, events.Run(counters, 0, 1)]
@@ -283,14 +283,14 @@ EXHIBITS = (
         "nobody-is-waited-for",
         "the first who are ready go on",
         "G10",
-        ((formation, "_is_incomplete", lambda ranks, life, terms: False),),
+        ((formation, "_is_incomplete", lambda ranks, current, terms: False),),
         terms=FREE,
     ),
     Exhibit(
         "incidents-kept-for-ever",
         "the record grows with each incident",
         "G11",
-        ((restart_log, "INCIDENTS_KEPT", 10**9),),
+        ((restart_log, "KEPT", 10**9),),
         plan={**PAIR, **CROWDED, "mix": ("raise_in_rank",), "fault_every_s": 0.2, "step_s": 0.1, "steps": 100},
         terms=OF_TWO,
     ),

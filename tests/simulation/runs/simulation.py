@@ -141,8 +141,8 @@ class RunSimulation:
         if process is not None:
             machine = process.machine
             verdict = machine.verdict(process.clock())
-            life = machine.generations.life
-            parts.append(f"generation {life.number} broken {life.is_broken} {verdict} {machine.stop}")
+            current = machine.generations.current
+            parts.append(f"generation {current.number} broken {current.is_broken} {verdict} {machine.stop}")
         for host in self.hosts:
             ranks = [f"{rank.rank} {rank.machine.phase} told {rank.told}" for rank in host.ranks]
             code = host.supervisor.code if host.supervisor else None

@@ -81,12 +81,12 @@ class Supervisor(Process):
             max_restarts=plan.budget,
             delay_s=plan.restart_s,
             max_delay_s=4 * plan.restart_s,
-            startup_failures=0,
+            max_startup_failures=0,
             scope=GROUP_SCOPE if plan.is_group_scope else RANK_SCOPE,
         )
         layout = Layout(1, len(host.slots))
         self.machine = SupervisorMachine(layout, policy, self.world.random.random, grace_s=GRACE_S)
-        self.driver = SupervisorDriver(self.machine, Timers(self), self, self, self._finish)
+        self.driver = SupervisorDriver(self.machine, Timers(self), self, self._finish)
         self.link = Link(self, self.simulation.network, self._opened, self._heard, self._closed)
         self._report = Report(self.link.send)
         self.on_death.append(self._die)
