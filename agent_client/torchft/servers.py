@@ -106,7 +106,7 @@ class ManagerServer:
             "--store": store_addr,
             "--group-world-size": str(world_size),
             # Its ranks have gone, or are going: nothing is left to wait for.
-            "--leave-timeout": "1ms",
+            "--drain-timeout": "1ms",
         }
         self._process = ServerProcess(START_MANAGER, options, _end_with_manager)
 

@@ -21,7 +21,7 @@ class Control:
     """What was typed."""
 
     replica_id: str
-    message: str
+    reason: str
     control_token_file: Path | None
     address: str
     job: str
@@ -33,7 +33,7 @@ class Control:
 
     def say(self, text: str, **done: bool) -> None:
         """That it was done: `text` for a person, `done` for a program."""
-        told = {"job": self.job, "replica_id": self.replica_id, "message": self.message} | done
+        told = {"job": self.job, "replica_id": self.replica_id, "reason": self.reason} | done
         click.echo(json.dumps(told) if self.output == "json" else text)
 
 
@@ -47,7 +47,7 @@ def control_options(function: Callable[..., None]) -> Callable[..., None]:
 
     options = (
         click.argument("replica_id"),
-        click.option("--message", metavar="TEXT", default="", help="The reason; it goes to the replica group's log."),
+        click.option("--reason", metavar="TEXT", default="", help="The reason; it goes to the replica group's log."),
         token_option,
         client_options(job_help=f"The replica group's job.  [default: {DEFAULT_JOB}]", timeout="10s"),
     )

@@ -13,5 +13,5 @@ def drain(to: Control) -> None:
     Returns when it has been asked; `lighthouse members` shows when it has gone.
     """
     with to.connect() as client:
-        client.drain(to.replica_id, to.message, timeout_s=to.timeout)
+        client.drain(to.replica_id, to.reason, timeout_s=to.timeout)
     to.say(f"replica group {to.replica_id} of job {to.job} drains", draining=True)

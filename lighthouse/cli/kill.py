@@ -17,12 +17,12 @@ def kill(to: Control, force: bool) -> None:
     with to.connect() as client:
         if not force and _is_last(client.status(to.job, timeout_s=to.timeout), to.replica_id):
             _confirm(to)
-        client.kill(to.replica_id, to.message, timeout_s=to.timeout)
+        client.kill(to.replica_id, to.reason, timeout_s=to.timeout)
     to.say(f"killed replica group {to.replica_id} of job {to.job}", killed=True)
 
 
 def _is_last(status: LighthouseStatus, replica_id: str) -> bool:
-    alive = {m.replica_id for job in status.jobs for m in job.members if m.state is not MemberState.LAPSED}
+    alive = {m.replica_id for job in status.jobs for m in job.members if m.state is not MemberState.EXPIRED}
     return alive in ({replica_id}, {split_replica_id(replica_id)[0]})  # torchft writes name:uuid
 
 

@@ -59,7 +59,7 @@ class LighthouseDaemon:
         self._is_ready = False
         self._memory = config.memory()
         self._desk = self._make_desk()
-        self._jobs = JobRegistry(config.quorum_config, self._memory, stop, config.stall_after_s, self._desk)
+        self._jobs = JobRegistry(config.quorum_config, self._memory, stop, config.stall_timeout_s, self._desk)
         runs_kept = self._memory if isinstance(self._memory, Journal) else RunStoreInProcess()
         self._runs = RunRegistry(runs_kept, config.rank_timeout_s, self._jobs.lateness, self._jobs.guarded)
         counters, policy = Counters(), ControlPolicy(token, config.allow_remote_control)
@@ -133,7 +133,7 @@ class LighthouseDaemon:
         await self._grpc.set_serving(False)
         self._runs.close(_STOPPING)
         self._jobs.close(_STOPPING)
-        await self._grpc.stop(self._config.drain_timeout_s)
+        await self._grpc.stop(self._config.shutdown_timeout_s)
         await self._http.stop()
         await asyncio.to_thread(self._desk.close)
         self._memory.release()

@@ -41,14 +41,15 @@ WRONG: Mapping[str, list[str]] = {
     "join-timeout": DURATIONS,
     "join-timeout-ms": MILLISECONDS,
     "heartbeat-timeout": DURATIONS,
-    "last-call": DURATIONS,
+    "spare-promotion-delay": DURATIONS,
     "heartbeat-timeout-ms": MILLISECONDS,
     "allowed-replicas": ["", "x", "0", "-2", "2,,4", "2;4", "1.5"],
     "active": COUNTS,
-    "max-replicas": COUNTS,
+    "active-replicas": COUNTS,
+    "max-members": COUNTS,
     "control-token-file": ["{missing}", "{empty}", "{folder}", "{binary}"],
+    "shutdown-timeout": DURATIONS,
     "drain-timeout": DURATIONS,
-    "leave-timeout": DURATIONS,
     "lease": DURATIONS,
     "standing-quorum": ["", "ON", "maybe"],
     "log-level": ["", "loud", "INFO "],
@@ -64,7 +65,7 @@ WRONG: Mapping[str, list[str]] = {
     "store": ["localhost", "a b:1", "localhost:99999", "localhost:0", "0.0.0.0:29500"],
     "advertise": ["a b", "0.0.0.0", "::", "10.0.0.1:80", "x" * 600],
     "rank-timeout": DURATIONS,
-    "stall-after": DURATIONS,
+    "stall-timeout": DURATIONS,
     "parent-pid": ["x"],
     "announce-fd": ["x"],
     "nproc": [*COUNTS, "65537"],
@@ -85,7 +86,7 @@ WRONG: Mapping[str, list[str]] = {
     "restart-after-kill": ["", "maybe"],
     "abort-code": ["", "-1", "256", "x"],
     "log-dir": ["{empty}"],
-    "incidents": ["{empty}"],
+    "incident-dir": ["{empty}"],
     "on-stall": ["", "panic", "NOTIFY"],
     "log-collectives": ["{empty}"],
     "preload": ["", "torch,", "a b", "a..b", "torch"],  # the command is no Python
@@ -103,7 +104,7 @@ PER_COMMAND = {
     ("lighthouse-manager run", "active"): [*COUNTS, "2"],
 }
 # Any text is right: a reason, a name that is looked up, an interpreter that is run, an option that does nothing.
-ANY_TEXT = {"rank", "message", "reason", "run", "job", "journal", "store-python", "quorum-tick-ms"}
+ANY_TEXT = {"rank", "reason", "run", "job", "journal", "store-python", "quorum-tick-ms"}
 
 
 def options_of(command: click.Command, arguments: list[str]) -> list[click.Option]:
@@ -170,7 +171,11 @@ def test_a_wrong_value_names_the_option(name: str, option: str, values: list[str
 @pytest.mark.parametrize(
     ("name", "options", "named"),
     [
-        ("lighthouse serve", ["--active", "1", "--min-replicas", "2"], ["--active 1", "--min-replicas 2"]),
+        (
+            "lighthouse serve",
+            ["--active-replicas", "1", "--min-replicas", "2"],
+            ["--active-replicas 1", "--min-replicas 2"],
+        ),
         ("lighthouse serve", ["--allowed-replicas", "2,4", "--min-replicas", "8"], ["--allowed-replicas", "8"]),
         ("lighthouse serve", ["--min-replica"], ["--min-replica"]),
         ("lighthouse serve", ["--min_replica", "3"], ["No such option", "--min-replicas"]),
@@ -203,7 +208,7 @@ def test_a_missing_option_is_named(missing: str) -> None:
         ("lighthouse serve", "LIGHTHOUSE_JOIN_TIMEOUT", "soon", "--join-timeout"),
         ("lighthouse serve", "LIGHTHOUSE_ALLOWED_REPLICAS", "0", "--allowed-replicas"),
         ("lighthouse-manager serve", "WORLD_SIZE", "0", "--group-world-size"),
-        ("lighthouse-manager serve", "MANAGER_LEAVE_TIMEOUT", "soon", "--leave-timeout"),
+        ("lighthouse-manager serve", "MANAGER_DRAIN_TIMEOUT", "soon", "--drain-timeout"),
         ("lighthouse status", "TORCHFT_LIGHTHOUSE", "a b", "--lighthouse"),
         ("lighthouse-manager status", "MANAGER_ADDRESS", "a b", "--manager"),
     ],

@@ -98,9 +98,7 @@ class TestRestartAfterKill:
         with together(killed, other):
             first, others = runs(killed, 1), runs(other, 1)
             eventually(lambda: is_known(killed), "its manager has a session")
-            assert "killed" in told(
-                lighthouse, "kill", "killed", "--force", "--job", named[-1], "--message", "it hangs"
-            )
+            assert "killed" in told(lighthouse, "kill", "killed", "--force", "--job", named[-1], "--reason", "it hangs")
             if comes_back:
                 restarted(killed, 1)
                 assert runs(killed, 1) != first

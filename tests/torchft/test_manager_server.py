@@ -105,9 +105,7 @@ def test_lighthouse_kill_ends_its_process(stock: StockTorchft, lighthouse: Light
         client = group(doomed, "c", lighthouse)[1]
         waiting = client.ask(0, 0)
         wait_for_state(lighthouse, "c", "joined")
-        ended = run_cli(
-            LIGHTHOUSE_CODE, "kill", "c", "--force", "--lighthouse", lighthouse.address, "--message", "over"
-        )
+        ended = run_cli(LIGHTHOUSE_CODE, "kill", "c", "--force", "--lighthouse", lighthouse.address, "--reason", "over")
         assert (ended.returncode, ended.stderr) == (0, "")
         assert doomed.wait() == 1
         assert waiting.exception(30) is not None

@@ -7,7 +7,7 @@ from lighthouse_protocol.refusals import UnknownName, WrongState
 
 
 def test_asks_and_says_so(fake, run):
-    result = run(command, "a", "--message", "maintenance", "--job", "other")
+    result = run(command, "a", "--reason", "maintenance", "--job", "other")
     assert result.output == "replica group a of job other drains\n"
     assert fake.calls == [
         {
@@ -24,7 +24,7 @@ def test_asks_and_says_so(fake, run):
 
 def test_json(run):
     shown = json.loads(run(command, "a", "--format", "json").output)
-    assert shown == {"job": "default", "replica_id": "a", "message": "", "draining": True}
+    assert shown == {"job": "default", "replica_id": "a", "reason": "", "draining": True}
 
 
 @pytest.mark.parametrize(

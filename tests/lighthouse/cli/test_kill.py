@@ -10,7 +10,7 @@ from tests.lighthouse.statuses import job, member, status
 
 
 def test_kills_and_says_so(fake, run):
-    result = run(command, "a", "--force", "--message", "maintenance", "--job", "other")
+    result = run(command, "a", "--force", "--reason", "maintenance", "--job", "other")
     assert result.output == "killed replica group a of job other\n"
     assert fake.calls == [
         {
@@ -26,10 +26,10 @@ def test_kills_and_says_so(fake, run):
 
 def test_json(run):
     shown = json.loads(run(command, "a", "--format", "json").output)
-    assert shown == {"job": "default", "replica_id": "a", "message": "", "killed": True}
+    assert shown == {"job": "default", "replica_id": "a", "reason": "", "killed": True}
 
 
-@pytest.mark.parametrize("others", [(), (member("b", MemberState.LAPSED),)])
+@pytest.mark.parametrize("others", [(), (member("b", MemberState.EXPIRED),)])
 def test_the_last_live_group_is_not_killed_without_a_word(fake, run, others):
     fake.answers = [status(job(member("a"), *others))]
     result = run(command, "a")
