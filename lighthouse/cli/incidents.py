@@ -1,35 +1,27 @@
 """`lighthouse incidents`: what stood still or was lost, and when training went on."""
 
-import dataclasses
-import json
 from collections.abc import Sequence
 from datetime import datetime
 
 import click
 from rich.text import Text
 
-from lighthouse.cli.options import client_options, connect
+from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
 from lighthouse.cli.view.layout import Column, table
-from lighthouse.cli.view.output import make_console, print_lines
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
 from lighthouse_runtime.cli.durations import format_duration
-from lighthouse_runtime.cli.terminal import reports_errors
 
 
 @click.command()
-@client_options(job_help="Only this job; without it, every job.")
-@reports_errors
-def incidents(address: str, job: str, output: str, timeout: float) -> None:
+@client_options(job_help=EVERY_JOB)
+def incidents(given: ClientOptions) -> None:
     """List the newest incidents, the newest first.
 
     NOTICED and RECOVERED: how long after the fault, the latter by the first step that was committed.
     """
-    with connect(address, job=job) as client:
-        found = client.incidents(job, timeout_s=timeout)
-    if output == "json":
-        return click.echo(json.dumps([dataclasses.asdict(summary) for summary in found], indent=2))
-    console = make_console()
-    return print_lines(console, incident_lines(found, console.width))
+    with given.connect() as client:
+        found = client.incidents(given.job, timeout_s=given.timeout)
+    given.show(found, lambda width: incident_lines(found, width))
 
 
 def incident_lines(summaries: Sequence[IncidentSummary], width: int) -> list[Text]:

@@ -1,16 +1,13 @@
 """`lighthouse restarts`: why a run's generations ended, and how long it took to go on."""
 
-import dataclasses
-import json
 from collections.abc import Sequence
-from datetime import datetime
 
 import click
 from rich.text import Text
 
-from lighthouse.cli.run_options import RunChoice, run_options
+from lighthouse.cli.incidents import clock
+from lighthouse.cli.options import ClientOptions, run_options
 from lighthouse.cli.view.layout import Column, table
-from lighthouse.cli.view.output import make_console, print_lines
 from lighthouse_protocol.messages.run_status import RestartStatus, RunStatus
 from lighthouse_runtime.cli.terminal import printable
 
@@ -18,15 +15,15 @@ from lighthouse_runtime.cli.terminal import printable
 @click.command()
 @click.option("--evidence", is_flag=True, help="Show the last lines of each dead process below its incident.")
 @run_options(default=None)
-def restarts(choice: RunChoice, evidence: bool) -> None:
+def restarts(given: ClientOptions, evidence: bool) -> None:
     """List the incidents of a run: the generation that ended, why, which ranks were lost, and when it went on."""
-    with choice.connect() as client:
-        runs = client.runs(choice.run, timeout_s=choice.timeout)
-    if choice.output == "json":
-        return click.echo(json.dumps([dataclasses.asdict(run) for run in runs], indent=2))
-    console = make_console()
-    lines = [line for run in runs for line in run_lines(run, console.width, has_evidence=evidence)]
-    return print_lines(console, lines or [Text("no runs")])
+    with given.connect() as client:
+        runs = client.runs(given.run, timeout_s=given.timeout)
+    given.show(runs, lambda width: _lines(runs, width, evidence) or [Text("no runs")])
+
+
+def _lines(runs: Sequence[RunStatus], width: int, has_evidence: bool) -> list[Text]:
+    return [line for run in runs for line in run_lines(run, width, has_evidence=has_evidence)]
 
 
 def run_lines(run: RunStatus, width: int, *, has_evidence: bool) -> list[Text]:
@@ -51,17 +48,13 @@ def _evidence(incident: RestartStatus) -> Sequence[Text]:
     return [Text(printable(f"    | {line}"), style="dim") for line in incident.evidence]
 
 
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
 def _after(incident: RestartStatus, at: float | None) -> str:
     return "-" if at is None else f"+{at - incident.noticed_at:.3f}s"
 
 
 _COLUMNS: Sequence[Column[RestartStatus]] = (
     Column("GENERATION", lambda i: str(i.generation) if i.generation >= 0 else "-", is_number=True),
-    Column("NOTICED", lambda i: _clock(i.noticed_at), keep=2),
+    Column("NOTICED", lambda i: clock(i.noticed_at), keep=2),
     Column("FORMED", lambda i: _after(i, i.formed_at), is_number=True),
     Column("FIRST STEP", lambda i: _after(i, i.stepped_at), is_number=True),
     Column("NEXT", lambda i: "-" if i.formed is None else str(i.formed), is_number=True, keep=3),
