@@ -40,10 +40,6 @@ class Reconnect:
     _next_at: float | None = None
     _refused_since: float | None = None
 
-    @property
-    def is_up(self) -> bool:
-        return self.is_open and self.since is None
-
     def open(self, now: float) -> int:
         """The number of a new stream, which the caller opens."""
         self.session += 1
