@@ -98,7 +98,11 @@ class Arena:
         if self.contender.product != OURS:
             return 0.0
         counted = scrape(self.daemons[0]).items()
-        return sum(value for name, value in counted if name.startswith(("lighthouse_rpcs_total", "lighthouse_rounds_")))
+        return sum(
+            value
+            for name, value in counted
+            if name.startswith(("lighthouse_grpc_calls_total", "lighthouse_quorum_rounds_"))
+        )
 
     def medians(self, call: str) -> list[float]:
         return [spread(getattr(block, call)).median for block in self.blocks]

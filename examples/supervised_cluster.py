@@ -96,7 +96,7 @@ class SupervisedCluster:
             ),
             *("--bind", f"{LOOPBACK}:{port}", "--advertise", LOOPBACK, "--preload", PRELOADED),
             *("--master-port", str(free_port()), "--store-port", str(free_port())),
-            *("--leave-timeout", "2s", "--termination-grace", "1s"),
+            *("--drain-timeout", "2s", "--termination-grace", "1s"),
             *("--", str(TRAIN_SCRIPT), *self._train_arguments, "--events", str(events)),
         ]
         environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}

@@ -5,6 +5,7 @@ when they are made. A call that runs out of time raises TimeoutError, any other 
 releases the interpreter's lock.
 """
 
+import dataclasses
 import json
 from collections.abc import Generator, Hashable
 from contextlib import contextmanager
@@ -162,7 +163,7 @@ class Channel(SyncClient):
     def call(self, rpc: Rpc[T], timeout: timedelta) -> T:
         """Raises TimeoutError or RuntimeError. A server that has gone is not waited for."""
         with _torchft_errors():
-            return self._run(rpc, timeout.total_seconds(), wait_for_ready=False)
+            return self.invoke(dataclasses.replace(rpc, timeout_s=timeout.total_seconds(), wait_for_ready=False))
 
 
 @contextmanager

@@ -106,7 +106,7 @@ class ManagerServer:
             "--store": store_addr,
             "--group-world-size": str(world_size),
             # Its ranks have gone, or are going: nothing is left to wait for.
-            "--leave-timeout": "1ms",
+            "--drain-timeout": "1ms",
         }
         self._process = ServerProcess(START_MANAGER, options, _end_with_manager)
 
@@ -127,7 +127,7 @@ def _check_lighthouse(address: str, connect_timeout: timedelta) -> None:
     """Wait for it. Raises RuntimeError if it does not come, or is torchft's, where our managers cannot join."""
     with Channel(address, connect_timeout) as lighthouse:
         try:
-            lighthouse.call(rpcs.health(), connect_timeout)
+            lighthouse.call(rpcs.health(timeout_s=connect_timeout.total_seconds()), connect_timeout)
         except RuntimeError as e:
             advice = "start `lighthouse serve` there, also for managers of torchft's own"
             raise RuntimeError(f"{address} is no lighthouse of ours ({e}); {advice}") from None

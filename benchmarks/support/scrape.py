@@ -18,6 +18,6 @@ def scrape(daemon: Daemon) -> dict[str, float]:
 def is_standing(lighthouse: Daemon) -> bool:
     """The default job's quorum."""
     try:
-        return scrape(lighthouse).get('lighthouse_standing_phase{job="default",phase="standing"}') == 1.0
+        return scrape(lighthouse).get('lighthouse_quorum_phase{job="default",phase="standing"}') == 1.0
     except OSError:
         return False

@@ -1,13 +1,12 @@
 """A session of which many are open in one process: a quorum, the same bytes for all, is parsed once for all."""
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from lighthouse_protocol.messages.session import JoinAccepted, ToManager
+from lighthouse_protocol.messages.session import JoinAccepted, ToLighthouse, ToManager
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.wire.session_wire import handed_for, session_response_from_wire
-from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
+from lighthouse_runtime.client.rpcs import SESSION, StreamKind
 from lighthouse_runtime.client.streams import Session
 
 
@@ -28,17 +27,18 @@ class SharedReader:
         return message
 
 
-class _Session(Session):
-    def __init__(self, call: Any, address: str, reader: SharedReader) -> None:
-        super().__init__(call, address)
-        self._read = reader.read
+@dataclass(frozen=True, slots=True)
+class _SharedKind(StreamKind[ToLighthouse, ToManager]):
+    reader: SharedReader
+
+    def read(self, body: bytes) -> ToManager | None:
+        return self.reader.read(body)
 
 
 class SharingClient(AsyncLighthouseClient):
     def __init__(self, address: str, job: str, reader: SharedReader) -> None:
         super().__init__(address, job=job)
-        self._reader = reader
+        self._kind = _SharedKind(SESSION.path, SESSION.to_wire, SESSION.answer, SESSION.from_wire, reader)
 
     def session(self, *, wait_for_ready: bool = False) -> Session:
-        open_ = self._channel.stream_stream(rpcs.SESSION)
-        return _Session(open_(metadata=self._metadata, wait_for_ready=wait_for_ready), self.address, self._reader)
+        return self.open(self._kind, wait_for_ready)

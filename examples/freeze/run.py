@@ -41,7 +41,7 @@ class FreezeRun:
         self.folder = folder
         self.logs = folder / "logs"
         self.supervisor_log = folder / "supervisor.log"
-        port, stall_after = free_port(), ("--stall-after", f"{stall_after_s}s")
+        port, stall_after = free_port(), ("--stall-timeout", f"{stall_after_s}s")
         self.address = f"{LOOPBACK}:{port}"
         self._port = port
         self._lighthouse = lighthouse(folder, self.address, stall_after)
@@ -59,7 +59,7 @@ class FreezeRun:
             ),
             *("--bind", f"{LOOPBACK}:{free_port()}", "--advertise", LOOPBACK, "--preload", PRELOADED),
             *("--master-port", str(free_port()), "--store-port", str(free_port())),
-            *("--max-restarts", "0", "--leave-timeout", "2s", "--termination-grace", "1s"),
+            *("--max-restarts", "0", "--drain-timeout", "2s", "--termination-grace", "1s"),
             *("--", str(HERE / "train.py"), "--mode", mode, *paths, *arguments),
         ]
         environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}

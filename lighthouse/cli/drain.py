@@ -2,16 +2,17 @@
 
 import click
 
-from lighthouse.cli.control import Control, control_options
+from lighthouse.cli.options import ClientOptions, control_options
 
 
 @click.command()
 @control_options
-def drain(to: Control) -> None:
+def drain(given: ClientOptions, replica_id: str, reason: str) -> None:
     """Ask the replica group REPLICA_ID to leave after the step that the others count on it for.
 
     Returns when it has been asked; `lighthouse members` shows when it has gone.
     """
-    with to.connect() as client:
-        client.drain(to.replica_id, to.reason, timeout_s=to.timeout)
-    to.say(f"replica group {to.replica_id} of job {to.job} drains", draining=True)
+    with given.connect() as client:
+        client.drain(replica_id, reason, timeout_s=given.timeout)
+    said = f"replica group {replica_id} of job {given.job_name} drains"
+    given.confirm(said, replica_id=replica_id, reason=reason, draining=True)

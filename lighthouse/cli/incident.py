@@ -1,38 +1,29 @@
 """`lighthouse incident`: all that is known of one."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 from rich.text import Text
 
 from lighthouse.cli.incidents import clock
-from lighthouse.cli.options import client_options, connect, token_option
+from lighthouse.cli.options import ClientOptions, client_options
 from lighthouse.cli.view.evidence import gathered_lines
-from lighthouse.cli.view.output import make_console, print_lines
 from lighthouse.cli.view.tables import wrapped
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, to_document
-from lighthouse_runtime.cli.settings import read_token
-from lighthouse_runtime.cli.terminal import printable, reports_errors
+from lighthouse_runtime.cli.terminal import printable
 
 
 @click.command()
 @click.argument("id", metavar="ID")
-@token_option
-@client_options(job_help="Not needed: an id is of one job only.", timeout="10s")
-@reports_errors
-def incident(id: str, control_token_file: Path | None, address: str, job: str, output: str, timeout: float) -> None:
+@client_options(job_help="Not needed: an id is of one job only.", timeout="10s", has_token=True)
+def incident(given: ClientOptions, id: str) -> None:
     """Show the incident ID: what happened when, and what each rank was doing then, the suspects first.
 
     `lighthouse incidents` lists the ids.
     """
-    with connect(address, job=job, token=read_token(control_token_file)) as client:
-        found = client.incident(id, timeout_s=timeout)
-    if output == "json":
-        return click.echo(json.dumps(to_document(found), indent=2))
-    console = make_console()
-    return print_lines(console, lines_of(found, console.width))
+    with given.connect() as client:
+        found = client.incident(id, timeout_s=given.timeout)
+    given.show(to_document(found), lambda width: lines_of(found, width))
 
 
 def lines_of(incident: Incident, width: int) -> Iterator[Text]:

@@ -1,36 +1,28 @@
 """`lighthouse incidents`: what stood still, was lost or restarted, and when training went on."""
 
-import dataclasses
-import json
 from collections.abc import Sequence
 from datetime import datetime
 
 import click
 from rich.text import Text
 
-from lighthouse.cli.options import client_options, connect
+from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
 from lighthouse.cli.view.layout import Column, table
-from lighthouse.cli.view.output import make_console, print_lines
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
 from lighthouse_runtime.cli.durations import format_duration
-from lighthouse_runtime.cli.terminal import reports_errors
 
 
 @click.command()
 @click.option("--kind", type=click.Choice([kind.value for kind in IncidentKind]), help="Only incidents of this kind.")
-@client_options(job_help="Only this job; without it, every job.")
-@reports_errors
-def incidents(kind: str | None, address: str, job: str, output: str, timeout: float) -> None:
+@client_options(job_help=EVERY_JOB)
+def incidents(given: ClientOptions, kind: str | None) -> None:
     """List the newest incidents, the newest first.
 
     NOTICED and RECOVERED: how long after the fault, the latter by the first step that was committed.
     """
-    with connect(address, job=job) as client:
-        found = [each for each in client.incidents(job, timeout_s=timeout) if kind in (None, each.kind)]
-    if output == "json":
-        return click.echo(json.dumps([dataclasses.asdict(summary) for summary in found], indent=2))
-    console = make_console()
-    return print_lines(console, incident_lines(found, console.width))
+    with given.connect() as client:
+        found = [each for each in client.incidents(given.job, timeout_s=given.timeout) if kind in (None, each.kind)]
+    given.show(found, lambda width: incident_lines(found, width))
 
 
 def incident_lines(summaries: Sequence[IncidentSummary], width: int) -> list[Text]:

@@ -5,14 +5,12 @@ from collections.abc import Sequence
 import click
 from rich.text import Text
 
-from lighthouse.cli.options import ask, client_options
+from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
 from lighthouse.cli.view.layout import Column, table
-from lighthouse.cli.view.output import make_console, print_json, print_lines
 from lighthouse.cli.view.tables import stall, wrapped
 from lighthouse_protocol.messages.progress import STEP
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, RankPlace, RankState
 from lighthouse_runtime.cli.durations import format_duration
-from lighthouse_runtime.cli.terminal import reports_errors
 
 Row = tuple[str, RankPlace]
 
@@ -21,18 +19,14 @@ _STYLES = {RankState.BEHIND: "red", RankState.LOST: "red", RankState.WAITING: "c
 
 
 @click.command()
-@client_options(job_help="Only this job; without it, every job.")
-@reports_errors
-def ranks(address: str, job: str, output: str, timeout: float) -> None:
+@client_options(job_help=EVERY_JOB)
+def ranks(given: ClientOptions) -> None:
     """List where every rank is, those that are behind first; above them the verdict, where nothing moves.
 
     BEAT: since its process gave a sign of life. STILL: since it moved.
     """
-    answer = ask(address, job, timeout, ranks=True)
-    if output == "json":
-        return print_json(answer)
-    console = make_console()
-    return print_lines(console, rank_lines(answer, console.width))
+    answer = given.status(ranks=True)
+    given.show(answer, lambda width: rank_lines(answer, width))
 
 
 def rank_lines(status: LighthouseStatus, width: int) -> list[Text]:

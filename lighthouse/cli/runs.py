@@ -1,29 +1,23 @@
 """`lighthouse runs`: what each run is at, and whether it is over."""
 
-import dataclasses
-import json
-
 import click
 from rich.text import Text
 
-from lighthouse.cli.run_options import RunChoice, run_options
-from lighthouse.cli.view.output import make_console, print_lines
+from lighthouse.cli.options import ClientOptions, run_options
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_runtime.cli.terminal import printable
 
 
 @click.command()
 @run_options(default=None)
-def runs(choice: RunChoice) -> None:
+def runs(given: ClientOptions) -> None:
     """List the runs: generation, ranks, restarts, why the next generation forms or does not, and who stopped it.
 
     `lighthouse incidents` lists why their generations ended.
     """
-    with choice.connect() as client:
-        found = client.runs(choice.run, timeout_s=choice.timeout)
-    if choice.output == "json":
-        return click.echo(json.dumps([dataclasses.asdict(run) for run in found], indent=2))
-    return print_lines(make_console(), [_line(run) for run in found] or [Text("no runs")])
+    with given.connect() as client:
+        found = client.runs(given.run, timeout_s=given.timeout)
+    given.show(found, lambda width: [_line(run) for run in found] or [Text("no runs")])
 
 
 def _line(run: RunStatus) -> Text:

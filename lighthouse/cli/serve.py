@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from lighthouse.server import daemon
 from lighthouse.server.config import ENV_PREFIX, LighthouseConfig
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.cli.settings import from_options, options, read_token
@@ -17,6 +16,8 @@ from lighthouse_runtime.process.loop import run_daemon
 
 def run(config: LighthouseConfig, announce: int | None = None) -> None:
     """Serve until a signal; ends the process with the daemon's status."""
+    from lighthouse.server import daemon  # half a second of imports that no other verb needs
+
     token = read_token(config.control_token_file)
     set_up_logging(config.log_level, config.log_format)
     try:

@@ -3,35 +3,39 @@
 import click
 from rich.text import Text
 
-from lighthouse.cli.options import ask, client_options, connect
-from lighthouse.cli.view.output import make_console, print_json, print_lines
+from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
 from lighthouse.cli.view.tables import greeting, job_lines
-from lighthouse_protocol.limits import DEFAULT_JOB
-from lighthouse_runtime.cli.terminal import printable, reports_errors
+from lighthouse_protocol.messages.status import LighthouseStatus
+from lighthouse_runtime.cli.terminal import printable
 
 
 @click.command()
-@client_options(job_help="Only this job; without it, every job.")
-@reports_errors
-def status(address: str, job: str, output: str, timeout: float) -> None:
+@client_options(job_help=EVERY_JOB)
+def status(given: ClientOptions) -> None:
     """Show each job's quorum, and why there is or is not one."""
-    answer = ask(address, job, timeout)
-    if output == "json":
-        return print_json(answer)
-    console = make_console()
-    lines = job_lines(answer.jobs, console.width) if answer.jobs else [Text("no jobs: no replica group has joined")]
-    stopped = _stopped(address, sorted({job or DEFAULT_JOB, *(shown.job for shown in answer.jobs)}), timeout)
-    return print_lines(console, [Text(greeting(answer, address)), *lines, *stopped])
+    answer = given.status()
+    given.show(answer, lambda width: _lines(given, answer, width))
 
 
-def _stopped(address: str, jobs: list[str], timeout: float) -> list[Text]:
+def _lines(given: ClientOptions, answer: LighthouseStatus, width: int) -> list[Text]:
+    lines = job_lines(answer.jobs, width) if answer.jobs else [Text("no jobs: no replica group has joined")]
+    jobs = sorted({given.job_name, *(shown.job for shown in answer.jobs)})
+    stopped = [line for job in jobs for line in _stopped(given, job)]
+    return [Text(greeting(answer, given.address)), *lines, *stopped]
+
+
+def _stopped(given: ClientOptions, job: str) -> list[Text]:
     """A line for each run that is stopped: its ranks ask for nothing, and no supervisor starts them."""
-    lines: list[Text] = []
-    for job in jobs:
-        with connect(address, job=job) as client:
-            found = [run for run in client.runs(timeout_s=timeout) if run.stop is not None]
-        for run in found:
-            assert run.stop is not None
-            said = f"run {run.run} of job {job} is stopped: {run.stop.reason} (by {run.stop.who})"
-            lines.append(Text(printable(f"{said}; `lighthouse resume --run {run.run}` lifts it"), style="red"))
-    return lines
+    with given.connect(job) as client:
+        runs = client.runs(timeout_s=given.timeout)
+    return [
+        Text(
+            printable(
+                f"run {run.run} of job {job} is stopped: {run.stop.reason} (by {run.stop.who}); "
+                f"`lighthouse resume --run {run.run}` lifts it"
+            ),
+            style="red",
+        )
+        for run in runs
+        if run.stop is not None
+    ]

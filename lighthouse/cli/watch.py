@@ -1,6 +1,7 @@
 """`lighthouse watch`: the status again and again, in place on a terminal, block by block elsewhere."""
 
 import dataclasses
+import json
 import signal
 import sys
 import time
@@ -13,12 +14,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from lighthouse.cli.options import ask, client_options
+from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
 from lighthouse.cli.view.frame import Screen, View
-from lighthouse.cli.view.output import is_terminal, make_console, print_json, print_lines
+from lighthouse.cli.view.output import is_terminal, make_console, print_lines
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime.cli.durations import Duration
-from lighthouse_runtime.cli.terminal import printable, reports_errors
+from lighthouse_runtime.cli.terminal import printable
 
 PLAIN_LINES = 100
 FRAMES_PER_S = 4
@@ -27,17 +28,16 @@ FRAMES_PER_S = 4
 @click.command()
 @click.option("--interval", type=Duration(), default="1s", show_default=True, help="How often to ask.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after asking N times.")
-@client_options(job_help="Only this job; without it, every job.")
-@reports_errors
-def watch(interval: float, count: int | None, address: str, job: str, output: str, timeout: float) -> None:
+@client_options(job_help=EVERY_JOB)
+def watch(given: ClientOptions, interval: float, count: int | None) -> None:
     """Show the status until Ctrl-C. A lighthouse that goes away is waited for.
 
     With --format json, one document a line.
     """
-    poll = Poll(address, job, timeout)
+    poll = Poll(given)
     try:
         with _orderly_leave() as check:
-            _show(poll, Rhythm(interval, count, check), output)
+            _show(poll, Rhythm(interval, count, check), given.output)
     except KeyboardInterrupt:
         return
     if poll.view.error:
@@ -47,9 +47,9 @@ def watch(interval: float, count: int | None, address: str, job: str, output: st
 class Poll:
     """Asks, and keeps the last answer."""
 
-    def __init__(self, address: str, job: str, timeout_s: float) -> None:
-        self._job, self._timeout_s = job, timeout_s
-        self.view: View = View(address, asked_at=time.time())
+    def __init__(self, given: ClientOptions) -> None:
+        self._given = given
+        self.view: View = View(given.address, asked_at=time.time())
 
     def begin(self) -> None:
         self.view = dataclasses.replace(self.view, asked_at=time.time())
@@ -57,7 +57,7 @@ class Poll:
     def finish(self) -> View:
         view = self.view
         try:
-            status = ask(view.address, self._job, self._timeout_s)
+            status = self._given.status()
             self.view = View(view.address, view.asked_at, status, answered_at=time.time())
         except LighthouseError as e:
             since = view.asked_at if view.failing_since is None else view.failing_since
@@ -126,7 +126,7 @@ class _JsonLines:
             click.echo(f"Error: {printable(view.error)}", err=True)
         self._error = view.error
         if view.status is not None and not view.error:
-            print_json(view.status, indent=None)
+            click.echo(json.dumps(view.status, default=dataclasses.asdict))
             sys.stdout.flush()
 
 

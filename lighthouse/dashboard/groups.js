@@ -64,7 +64,7 @@ function fillStep(cell, member, card) {
 }
 
 function fillBeat(cell, member) {
-  fillAge(cell, 'beat', member.heartbeat_age_s, member.state === 'lapsed');
+  fillAge(cell, 'beat', member.heartbeat_age_s, member.state === 'expired');
 }
 
 function fillAge(cell, key, age, isOver) {
@@ -104,7 +104,7 @@ function fillAct(cell, member, card) {
     button.textContent = 'Kill';
     button.onclick = () => askToKill(card.name, cell.parentNode.dataset.name);
   }
-  setHidden(button, member.state === 'lapsed' || !(control.may_kill || control.takes_token));
+  setHidden(button, member.state === 'expired' || !(control.may_kill || control.takes_token));
   const label = `Kill ${member.replica_id}`;
   if (button.ariaLabel !== label) button.ariaLabel = label;
 }
@@ -165,7 +165,7 @@ function showRows(card, wanted) {
     rows.set(key, row);
     row.dataset.name = item.replica_id;
     if (body.children[place] !== row) body.insertBefore(row, body.children[place] || null);
-    setClass(row, isRank ? 'rank' : item.state === 'lapsed' ? 'lapsed' : '');
+    setClass(row, isRank ? 'rank' : item.state === 'expired' ? 'expired' : '');
     fillRow(row, item, card);
   });
   trim(body, wanted.length);

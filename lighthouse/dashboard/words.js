@@ -1,14 +1,14 @@
 // Words, tones and small tools. Whatever the lighthouse says is put on the page as text, never as markup.
-const STATES = ['lapsed', 'down', 'missed', 'starting', 'straggler', 'idle', 'joined', 'participant'];
+const STATES = ['expired', 'down', 'timed_out', 'starting', 'straggler', 'idle', 'joined', 'participant'];
 const STATE_TONES = {
-  lapsed: 'bad', down: 'bad', missed: 'warn', starting: 'busy', straggler: 'warn', idle: 'idle', joined: 'busy',
+  expired: 'bad', down: 'bad', timed_out: 'warn', starting: 'busy', straggler: 'warn', idle: 'idle', joined: 'busy',
   participant: 'good',
 };
 const STATE_HINTS = {
   participant: 'in the quorum, at work on its step', joined: 'asks for the next quorum',
-  straggler: 'alive, has not joined, and is waited for', missed: 'alive, but missed a join timeout: not waited for until it joins',
+  straggler: 'alive, has not joined, and is waited for', timed_out: 'alive, but missed a join timeout: not waited for until it joins',
   starting: 'its manager is alive; its ranks have not all come yet, or are started again',
-  down: 'its manager is alive, it has lost ranks: not waited for until it joins', idle: 'alive, never joined', lapsed: 'lost, or silent',
+  down: 'its manager is alive, it has lost ranks: not waited for until it joins', idle: 'alive, never joined', expired: 'lost, or silent',
 };
 const RANK_STATES = ['behind', 'lost', 'waiting', 'running'];
 const RANK_TONES = {behind: 'bad', lost: 'bad', waiting: 'busy', running: 'good'};

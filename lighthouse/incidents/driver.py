@@ -228,7 +228,7 @@ class IncidentDriver:
     def _stop(self, id: str) -> str:
         text = self._desk.book.get(id).summary.text
         reason = cut_reason(f"incident {id}: nothing moves: {text}")
-        runs = list(self._desk.stop_runs(self._job, reason, f"--on-stall stop, incident {id}"))
+        runs = list(self._desk.stop_runs(self._job, reason, f"--on-stall stop-run, incident {id}"))
         if runs:
             return f"stopped the run {', '.join(runs)}"
         members = sorted(member.replica_id for member in self._roster if member.in_quorum)

@@ -73,7 +73,7 @@ class IncidentFiles:
             self._has_failed = False
         except (OSError, ValueError) as e:
             if not self._has_failed:
-                log.warning("incident %s is not filed: %s; name a folder that can be written by --incidents", id, e)
+                log.warning("incident %s is not filed: %s; name a folder that can be written by --incident-dir", id, e)
             self._has_failed = True
 
     def _prune(self) -> None:

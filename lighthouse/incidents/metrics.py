@@ -15,9 +15,13 @@ class IncidentCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         times = self._times
-        yield _family("lighthouse_detect_seconds", "From a fault until the lighthouse noticed it", times.detect)
         yield _family(
-            "lighthouse_recover_seconds", "From a fault until the first step committed after it", times.recover
+            "lighthouse_incident_detection_seconds", "From a fault until the lighthouse noticed it", times.detect
+        )
+        yield _family(
+            "lighthouse_incident_recovery_seconds",
+            "From a fault until the first step committed after it",
+            times.recover,
         )
 
 

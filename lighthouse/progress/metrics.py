@@ -14,7 +14,7 @@ class PhaseCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
-            "lighthouse_phase_seconds",
+            "lighthouse_rank_phase_seconds",
             "Of all ranks, in each phase that scripts name; step: outside of them",
             labels=["job", "phase"],
         )

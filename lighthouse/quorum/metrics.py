@@ -60,12 +60,12 @@ class Counters:
 
     def collect(self) -> Iterator[Metric]:
         refused = CounterMetricFamily(
-            "lighthouse_joins_refused", "Joins refused, by the kind of refusal", labels=["error"]
+            "lighthouse_join_refusals", "Joins refused, by the kind of refusal", labels=["reason"]
         )
         for error, count in self._refused.items():
             refused.add_metric([error], count)
         yield refused
-        called = CounterMetricFamily("lighthouse_rpcs", "Calls ended, by gRPC status", labels=["method", "outcome"])
+        called = CounterMetricFamily("lighthouse_grpc_calls", "Calls ended, by gRPC status", labels=["method", "code"])
         for labels, count in self._called.items():
             called.add_metric(labels, count)
         yield called
@@ -101,9 +101,9 @@ def _quorum_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
     ages = _gauge("lighthouse_quorum_age_seconds", "Since the current quorum's membership formed")
     formed = CounterMetricFamily("lighthouse_quorums_formed", "Changes of quorum_id", labels=["job"])
     rounds = CounterMetricFamily(
-        "lighthouse_rounds", "Quorums handed out; one a step where none stands", labels=["job"]
+        "lighthouse_quorum_rounds", "Quorums handed out; one a step where none stands", labels=["job"]
     )
-    verdicts = _gauge("lighthouse_verdict", "1 for why there is or is not a quorum, 0 for the others", "verdict")
+    verdicts = _gauge("lighthouse_quorum_verdict", "1 for why there is or is not a quorum, 0 for the others", "verdict")
     for job in jobs:
         ids.add_metric([job.job], job.quorum_id)
         if job.quorum_id:
@@ -116,13 +116,13 @@ def _quorum_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
 
 
 def _standing_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
-    phases = _gauge("lighthouse_standing_phase", "1 for the phase of the standing quorum, 0 for the others", "phase")
+    phases = _gauge("lighthouse_quorum_phase", "1 for the phase of the standing quorum, 0 for the others", "phase")
     sessions = _gauge("lighthouse_sessions", "Managers' sessions that are open")
     recalls = CounterMetricFamily(
-        "lighthouse_recalls", "Standing quorums called back for a newcomer or a leaver", labels=["job"]
+        "lighthouse_quorum_recalls", "Standing quorums called back for a newcomer or a leaver", labels=["job"]
     )
     revokes = CounterMetricFamily(
-        "lighthouse_revokes", "Standing quorums ended by a loss or a failed step", labels=["job"]
+        "lighthouse_quorum_revocations", "Standing quorums ended by a loss or a failed step", labels=["job"]
     )
     for job in jobs:
         for phase in QuorumPhase:
@@ -136,7 +136,7 @@ def _standing_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
 def _member_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
     participants = _gauge("lighthouse_participants", "Replica groups in the current quorum")
     members = _gauge("lighthouse_members", "Replica groups known, by state", "state")
-    steps = _gauge("lighthouse_max_step", "The highest step among the participants")
+    steps = _gauge("lighthouse_quorum_step", "The highest step among the participants")
     for job in jobs:
         training = [member.step for member in job.members if member.is_participant]
         states = Counter(member.state for member in job.members)

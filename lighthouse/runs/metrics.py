@@ -18,7 +18,7 @@ class RunCollector(Collector):
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
-        numbers = GaugeMetricFamily("lighthouse_generation", "Of the run; -1 before the first", labels=_LABELS)
+        numbers = GaugeMetricFamily("lighthouse_run_generation", "Of the run; -1 before the first", labels=_LABELS)
         restarts = CounterMetricFamily("lighthouse_run_restarts", "Faults that ended a generation", labels=_LABELS)
         ranks = GaugeMetricFamily("lighthouse_run_ranks", "Ranks of the run, by state", labels=[*_LABELS, "state"])
         supervisors = GaugeMetricFamily("lighthouse_run_supervisors", "That are connected", labels=_LABELS)

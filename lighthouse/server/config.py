@@ -75,15 +75,15 @@ class LighthouseConfig:
     allowed_replicas: tuple[int, ...] = setting(
         (), "Form quorums of these sizes only, for example 2,4,8.", kind=Sizes(), metavar="SIZES"
     )
-    active: int | None = setting(None, "At most so many groups train; more wait as spares.", kind=_COUNT)
-    last_call_s: float = setting(
+    active_replicas: int | None = setting(None, "Maximum groups that train; the others wait as spares.", kind=_COUNT)
+    spare_promotion_delay_s: float = setting(
         1.0,
-        "With --active: how long a group that was lost may take to be back before a spare is spent in its place.",
+        "With --active-replicas: how long a lost group may take to come back before a spare takes its place.",
         kind=Duration(),
     )
     allow_heterogeneous: bool = setting(False, "Admit groups with different numbers of ranks to one quorum.")
-    max_replicas: int = setting(10_000, "At most so many replica ids a job.", kind=_COUNT)
-    stall_after_s: float = setting(
+    max_members: int = setting(10_000, "Maximum replica groups known per job.", kind=_COUNT)
+    stall_timeout_s: float = setting(
         FLOOR_S,
         "Ranks that wait for each other may do so for so long before the log says who is behind; how long one may work "
         "without a move is its manager's setting.",
@@ -95,7 +95,7 @@ class LighthouseConfig:
         "are killed, or the run is stopped.",
         kind=click.Choice([policy.value for policy in OnStall]),
     )
-    incidents: Path | None = setting(
+    incident_dir: Path | None = setting(
         None,
         "Where incidents are filed; default: a folder beside the journal, if there is one.",
         kind=click.Path(file_okay=False, path_type=Path),
@@ -105,16 +105,17 @@ class LighthouseConfig:
         None, "Who has this file's token may kill, and see what ranks do, from another host.", kind=_PATH
     )
     allow_remote_control: bool = setting(False, "Anyone who reaches the port may kill, and see what ranks do.")
-    drain_timeout_s: float = setting(2.0, "How long calls under way may take to end after SIGTERM.", kind=Duration())
+    shutdown_timeout_s: float = setting(2.0, "How long calls under way may take to end after SIGTERM.", kind=Duration())
     log_level: str = setting("info", "What is logged.", kind=click.Choice(LEVELS))
     log_format: str = setting("text", "How it is logged.", kind=click.Choice(FORMATS))
 
     def __post_init__(self) -> None:
         for option, where in (("--bind", self.bind), ("--http", self.http)):
             check_bind(where, option)
-        if self.active is not None and self.active < self.min_replicas:
+        if self.active_replicas is not None and self.active_replicas < self.min_replicas:
             raise ValueError(
-                f"--active {self.active} is below --min-replicas {self.min_replicas}: no quorum could form"
+                f"--active-replicas {self.active_replicas} is below --min-replicas {self.min_replicas}: "
+                "no quorum could form"
             )
         if self.allowed_replicas and max(self.allowed_replicas) < self.min_replicas:
             raise ValueError(
@@ -127,13 +128,13 @@ class LighthouseConfig:
             join_timeout_s=self.join_timeout_s,
             heartbeat_timeout_s=self.heartbeat_timeout_s,
             allowed_sizes=frozenset(self.allowed_replicas),
-            active=self.active,
+            active=self.active_replicas,
             allow_heterogeneous=self.allow_heterogeneous,
-            max_replicas=self.max_replicas,
+            max_replicas=self.max_members,
             first_quorum_id=first_quorum_id,
             lease_s=self.lease_s or self.heartbeat_timeout_s,
             stands=self.standing_quorum == "on",
-            last_call_s=self.last_call_s,
+            last_call_s=self.spare_promotion_delay_s,
         )
 
     def memory(self) -> Journal | NoJobStore:
@@ -146,6 +147,6 @@ class LighthouseConfig:
 
     def incident_folder(self, memory: Journal | NoJobStore) -> Path | None:
         """None: they are kept for as long as the lighthouse lives."""
-        if self.incidents is not None:
-            return self.incidents
+        if self.incident_dir is not None:
+            return self.incident_dir
         return memory.path.with_suffix(".incidents") if isinstance(memory, Journal) else None

@@ -60,7 +60,7 @@ class LighthouseDaemon:
         self._memory = config.memory()
         self._desk = self._make_desk()
         self._jobs = JobRegistry(
-            config.quorum_config, asyncio.get_running_loop(), self._memory, stop, config.stall_after_s, self._desk
+            config.quorum_config, asyncio.get_running_loop(), self._memory, stop, config.stall_timeout_s, self._desk
         )
         runs_kept = self._memory if isinstance(self._memory, Journal) else RunStoreInProcess()
         self._runs = RunRegistry(
@@ -142,7 +142,7 @@ class LighthouseDaemon:
         await self._grpc.set_serving(False)
         self._runs.close(_STOPPING)
         self._jobs.close(_STOPPING)
-        await self._grpc.stop(self._config.drain_timeout_s)
+        await self._grpc.stop(self._config.shutdown_timeout_s)
         await self._http.stop()
         await asyncio.to_thread(self._desk.close)
         self._memory.release()

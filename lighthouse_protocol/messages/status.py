@@ -10,11 +10,11 @@ class MemberState(StrEnum):
     PARTICIPANT = "participant"  # in the quorum, at work on its step
     JOINED = "joined"  # asks for the next quorum
     STRAGGLER = "straggler"  # alive, not joined, and waited for
-    MISSED = "missed"  # alive, missed a join_timeout: not waited for until it joins
+    TIMED_OUT = "timed_out"  # alive, missed a join_timeout: not waited for until it joins
     STARTING = "starting"  # its manager is alive; its ranks have not all come yet, or are started again
     DOWN = "down"  # its manager is alive, it has lost ranks: not waited for until it joins
     IDLE = "idle"  # alive, never joined
-    LAPSED = "lapsed"  # no sign of life for heartbeat_timeout
+    EXPIRED = "expired"  # no sign of life for heartbeat_timeout
 
 
 @dataclass(frozen=True, slots=True)

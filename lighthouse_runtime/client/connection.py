@@ -5,9 +5,11 @@ raise Unreachable.
 """
 
 import asyncio
+import functools
 import os
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 import grpc
 
@@ -15,9 +17,13 @@ from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KE
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.channel import async_channel, refusal, sync_channel
-from lighthouse_runtime.client.rpcs import Rpc
+from lighthouse_runtime.client.rpcs import Rpc, StreamKind
+from lighthouse_runtime.client.streams import AsyncStream, SyncStream
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -57,7 +63,7 @@ class SyncClient:
         It asks something, since watching the channel's state (channel_ready_future) makes forked children crash.
         """
         try:
-            self._run(rpcs.health(), timeout_s)
+            self.invoke(rpcs.health(timeout_s=timeout_s))
         except (DeadlinePassed, Unreachable):
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
         except LighthouseError:
@@ -68,17 +74,24 @@ class SyncClient:
             self._channel, self._pid = sync_channel(self.address), os.getpid()
         return self._channel
 
-    def _run(self, rpc: Rpc[T], timeout_s: float, wait_for_ready: bool = True) -> T:
-        invoke = self._live_channel().unary_unary(
+    def invoke(self, rpc: Rpc[T]) -> T:
+        call = self._live_channel().unary_unary(
             rpc.path,
             request_serializer=type(rpc.request).SerializeToString,
             response_deserializer=rpc.answer.FromString,
         )
         try:
-            answer = invoke(rpc.request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready)
+            answer = call(
+                rpc.request, timeout=rpc.timeout_s, metadata=self._metadata, wait_for_ready=rpc.wait_for_ready
+            )
         except grpc.RpcError as e:
-            raise refusal(e, self.address, timeout_s) from None
+            raise refusal(e, self.address, rpc.timeout_s) from None
         return rpc.read(answer)
+
+    def open(self, kind: StreamKind[Sent, Received], wait_for_ready: bool = False) -> SyncStream[Sent, Received]:
+        open_ = self._live_channel().stream_stream(kind.path)
+        opened = functools.partial(open_, metadata=self._metadata, wait_for_ready=wait_for_ready)
+        return SyncStream(opened, self.address, kind)
 
 
 class AsyncClient:
@@ -111,16 +124,44 @@ class AsyncClient:
         except TimeoutError:
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
 
-    async def _run(self, rpc: Rpc[T], timeout_s: float, wait_for_ready: bool = True) -> T:
-        invoke = self._channel.unary_unary(
+    async def invoke(self, rpc: Rpc[T]) -> T:
+        call = self._channel.unary_unary(
             rpc.path,
             request_serializer=type(rpc.request).SerializeToString,
             response_deserializer=rpc.answer.FromString,
         )
         try:
-            answer = await invoke(
-                rpc.request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready
+            answer = await call(
+                rpc.request, timeout=rpc.timeout_s, metadata=self._metadata, wait_for_ready=rpc.wait_for_ready
             )
         except grpc.RpcError as e:
-            raise refusal(e, self.address, timeout_s) from None
+            raise refusal(e, self.address, rpc.timeout_s) from None
         return rpc.read(answer)
+
+    def open(self, kind: StreamKind[Sent, Received], wait_for_ready: bool = False) -> AsyncStream[Sent, Received]:
+        open_ = self._channel.stream_stream(kind.path)
+        return AsyncStream(open_(metadata=self._metadata, wait_for_ready=wait_for_ready), self.address, kind)
+
+
+class Method(Generic[P, T]):
+    """An RPC as a method: it takes the parameters of `build`, and is to be awaited in an asyncio client."""
+
+    def __init__(self, build: Callable[P, Rpc[T]]) -> None:
+        self._build = build
+        self.__doc__ = build.__doc__
+
+    @overload
+    def __get__(self, client: SyncClient, owner: type[SyncClient]) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: AsyncClient, owner: type[AsyncClient]) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __get__(self, client: None, owner: type[object]) -> Self: ...
+    def __get__(self, client: SyncClient | AsyncClient | None, owner: type[object]) -> object:
+        if client is None:
+            return self
+
+        @functools.wraps(self._build)
+        def method(*args: P.args, **kwargs: P.kwargs) -> object:
+            return client.invoke(self._build(*args, **kwargs))
+
+        return method

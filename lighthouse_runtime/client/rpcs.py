@@ -1,147 +1,232 @@
-"""Every RPC of ours, once: its path, how its request is built and what its answer means. No I/O."""
+"""Every RPC of ours, once: its path, how its request is built, what its answer means and how long it may take. No I/O.
+
+A function here is a method of both clients of its daemon (connection.py): its parameters are theirs.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from lighthouse_protocol.messages.hosts import FromHost, ToHost
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary
-from lighthouse_protocol.messages.membership import Assignment, CatchUp, Distrust, Participant, Quorum, Vote
-from lighthouse_protocol.messages.run import KeyKind
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, Participant, Quorum, Vote
+from lighthouse_protocol.messages.run import FromRunRank, KeyKind, ToRunRank
 from lighthouse_protocol.messages.run_status import RunStatus
+from lighthouse_protocol.messages.session import FromRank, ToLighthouse, ToManager, ToRank
 from lighthouse_protocol.messages.status import LighthouseStatus, ManagerStatus
+from lighthouse_protocol.messages.supervisor import FromSupervisor, ToSupervisor
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
-from lighthouse_protocol.pb.extensions import generation_pb2, incident_pb2
+from lighthouse_protocol.pb.extensions import generation_pb2, incident_pb2, node_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
+from lighthouse_protocol.refusals import InternalError
 from lighthouse_protocol.wire import documented, run_status_wire, status_wire
 from lighthouse_protocol.wire.codecs import GATHERED, INCIDENT, INCIDENT_SUMMARY
+from lighthouse_protocol.wire.generation_wire import rank_request_to_wire, rank_response_from_wire
+from lighthouse_protocol.wire.node_wire import node_request_to_wire, node_response_from_wire
+from lighthouse_protocol.wire.session_wire import session_request_to_wire, session_response_from_wire
+from lighthouse_protocol.wire.supervisor_wire import supervisor_request_to_wire, supervisor_response_from_wire
+from lighthouse_protocol.wire.watch_wire import watch_request_to_wire, watch_response_from_wire
 
 T = TypeVar("T")
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 LIGHTHOUSE = "/lighthouse.v1.LighthouseService/"
 MANAGER = "/manager.v1.ManagerService/"
-SESSION = LIGHTHOUSE + "Session"
-RANK = LIGHTHOUSE + "Rank"
-SUPERVISE = LIGHTHOUSE + "Supervise"
-WATCH = MANAGER + "Watch"
-NODE = MANAGER + "Node"
 
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[T]):
+    """`wait_for_ready`: a server that is down is waited for; without, the call raises Unreachable at once."""
+
     path: str
     request: Message
     answer: type[Message]
     read: Callable[[Any], T]
+    timeout_s: float = 5.0
+    wait_for_ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamKind(Generic[Sent, Received]):
+    """`from_wire` gives None for a message of a newer peer, which is skipped."""
+
+    path: str
+    to_wire: Callable[[Sent], Message]
+    answer: type[Message]
+    from_wire: Callable[[Any], Received | None]
+
+    def write(self, message: Sent) -> bytes:
+        return self.to_wire(message).SerializeToString()
+
+    def read(self, body: bytes) -> Received | None:
+        try:
+            parsed = self.answer.FromString(body)
+        except DecodeError as e:
+            raise InternalError(f"was sent {len(body)} bytes that are no {self.answer.DESCRIPTOR.full_name}") from e
+        return self.from_wire(parsed)
+
+
+SESSION: StreamKind[ToLighthouse, ToManager] = StreamKind(
+    LIGHTHOUSE + "Session", session_request_to_wire, lighthouse_pb2.SessionResponse, session_response_from_wire
+)
+RANK: StreamKind[FromRunRank, ToRunRank] = StreamKind(
+    LIGHTHOUSE + "Rank", rank_request_to_wire, generation_pb2.RankResponse, rank_response_from_wire
+)
+SUPERVISE: StreamKind[FromSupervisor, ToSupervisor] = StreamKind(
+    LIGHTHOUSE + "Supervise",
+    supervisor_request_to_wire,
+    generation_pb2.SupervisorResponse,
+    supervisor_response_from_wire,
+)
+WATCH: StreamKind[FromRank, ToRank] = StreamKind(
+    MANAGER + "Watch", watch_request_to_wire, manager_pb2.WatchResponse, watch_response_from_wire
+)
+NODE: StreamKind[FromHost, ToHost] = StreamKind(
+    MANAGER + "Node", node_request_to_wire, node_pb2.NodeResponse, node_response_from_wire
+)
 
 
 def _nothing(_: Message) -> None:
     return None
 
 
-def health() -> Rpc[None]:
+def health(*, timeout_s: float) -> Rpc[None]:
     """gRPC's own question."""
-    return Rpc("/grpc.health.v1.Health/Check", HealthCheckRequest(), HealthCheckResponse, _nothing)
+    path = "/grpc.health.v1.Health/Check"
+    return Rpc(path, HealthCheckRequest(), HealthCheckResponse, _nothing, timeout_s, wait_for_ready=True)
 
 
-def join(participant: Participant) -> Rpc[Quorum]:
-    request = lighthouse_pb2.LighthouseQuorumRequest(requester=documented.participant_to_native(participant))
+def join(participant: Participant, *, timeout_s: float, wait_for_ready: bool = True) -> Rpc[Quorum]:
+    """Ask to be in the next quorum and wait for it."""
     return Rpc(
         LIGHTHOUSE + "Quorum",
-        request,
+        lighthouse_pb2.LighthouseQuorumRequest(requester=documented.participant_to_native(participant)),
         lighthouse_pb2.LighthouseQuorumResponse,
         lambda answer: documented.quorum_from_native(answer.quorum),
+        timeout_s,
+        wait_for_ready,
     )
 
 
-def heartbeat(replica_id: str, incarnation: str) -> Rpc[None]:
+def heartbeat(replica_id: str, incarnation: str = "", *, timeout_s: float = 5.0) -> Rpc[None]:
     request = lighthouse_pb2.LighthouseHeartbeatRequest(replica_id=replica_id, incarnation=incarnation)
-    return Rpc(LIGHTHOUSE + "Heartbeat", request, lighthouse_pb2.LighthouseHeartbeatResponse, _nothing)
+    return Rpc(LIGHTHOUSE + "Heartbeat", request, lighthouse_pb2.LighthouseHeartbeatResponse, _nothing, timeout_s)
 
 
-def lighthouse_status(job: str, *, ranks: bool = False) -> Rpc[LighthouseStatus]:
-    request = lighthouse_pb2.LighthouseStatusRequest(job=job, ranks=ranks)
+def lighthouse_status(job: str = "", *, ranks: bool = False, timeout_s: float = 5.0) -> Rpc[LighthouseStatus]:
+    """Of `job`, or of every job; `ranks`: with the place of every rank."""
     return Rpc(
-        LIGHTHOUSE + "Status", request, lighthouse_pb2.LighthouseStatusResponse, status_wire.lighthouse_status_from_wire
+        LIGHTHOUSE + "Status",
+        lighthouse_pb2.LighthouseStatusRequest(job=job, ranks=ranks),
+        lighthouse_pb2.LighthouseStatusResponse,
+        status_wire.lighthouse_status_from_wire,
+        timeout_s,
     )
 
 
-def lighthouse_kill(job: str, replica_id: str, msg: str) -> Rpc[None]:
-    request = lighthouse_pb2.LighthouseKillRequest(job=job, replica_id=replica_id, msg=msg)
-    return Rpc(LIGHTHOUSE + "Kill", request, lighthouse_pb2.LighthouseKillResponse, _nothing)
+def lighthouse_kill(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
+    """End a replica group through its manager."""
+    request = lighthouse_pb2.LighthouseKillRequest(replica_id=replica_id, msg=msg)
+    return Rpc(LIGHTHOUSE + "Kill", request, lighthouse_pb2.LighthouseKillResponse, _nothing, timeout_s)
 
 
-def lighthouse_drain(job: str, replica_id: str, msg: str) -> Rpc[None]:
-    request = lighthouse_pb2.LighthouseDrainRequest(job=job, replica_id=replica_id, msg=msg)
-    return Rpc(LIGHTHOUSE + "Drain", request, lighthouse_pb2.LighthouseDrainResponse, _nothing)
+def lighthouse_drain(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
+    """Ask a replica group to leave after the step that the others know of."""
+    request = lighthouse_pb2.LighthouseDrainRequest(replica_id=replica_id, msg=msg)
+    return Rpc(LIGHTHOUSE + "Drain", request, lighthouse_pb2.LighthouseDrainResponse, _nothing, timeout_s)
 
 
-def put_key(generation: int, kind: KeyKind, name: str, value: bytes) -> Rpc[None]:
+def put_key(generation: int, kind: KeyKind, name: str, value: bytes, *, timeout_s: float = 5.0) -> Rpc[None]:
+    """Raises WrongState if `generation` is not the present one."""
     request = generation_pb2.PutKeyRequest(generation=generation, kind=kind, name=name, value=value)
-    return Rpc(LIGHTHOUSE + "PutKey", request, generation_pb2.PutKeyResponse, _nothing)
+    return Rpc(LIGHTHOUSE + "PutKey", request, generation_pb2.PutKeyResponse, _nothing, timeout_s, wait_for_ready=True)
 
 
 def get_keys(
-    generation: int | None, kind: KeyKind | Literal[""], name: str
+    generation: int | None = None, kind: KeyKind | Literal[""] = "", name: str = "", *, timeout_s: float = 5.0
 ) -> Rpc[tuple[int, dict[tuple[KeyKind, str], bytes]]]:
-    request = generation_pb2.GetKeysRequest(generation=generation, kind=kind, name=name)
-    return Rpc(LIGHTHOUSE + "GetKeys", request, generation_pb2.GetKeysResponse, run_status_wire.keys_from_wire)
+    """The present generation and its keys. Raises WrongState if `generation` is another one."""
+    return Rpc(
+        LIGHTHOUSE + "GetKeys",
+        generation_pb2.GetKeysRequest(generation=generation, kind=kind, name=name),
+        generation_pb2.GetKeysResponse,
+        run_status_wire.keys_from_wire,
+        timeout_s,
+        wait_for_ready=True,
+    )
 
 
-def runs(run: str) -> Rpc[tuple[RunStatus, ...]]:
+def runs(run: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[RunStatus, ...]]:
+    """Of `run`, or of every run of the job."""
     request = generation_pb2.RunsRequest(run=run)
-    return Rpc(LIGHTHOUSE + "Runs", request, generation_pb2.RunsResponse, run_status_wire.runs_from_wire)
+    return Rpc(LIGHTHOUSE + "Runs", request, generation_pb2.RunsResponse, run_status_wire.runs_from_wire, timeout_s)
 
 
-def stop_run(reason: str) -> Rpc[None]:
+def stop_run(reason: str, *, timeout_s: float = 10.0) -> Rpc[None]:
+    """End the run for all of it, until it is resumed."""
     request = generation_pb2.StopRunRequest(reason=reason)
-    return Rpc(LIGHTHOUSE + "StopRun", request, generation_pb2.StopRunResponse, _nothing)
+    return Rpc(LIGHTHOUSE + "StopRun", request, generation_pb2.StopRunResponse, _nothing, timeout_s)
 
 
-def resume_run() -> Rpc[None]:
-    return Rpc(LIGHTHOUSE + "ResumeRun", generation_pb2.ResumeRunRequest(), generation_pb2.ResumeRunResponse, _nothing)
+def resume_run(*, timeout_s: float = 10.0) -> Rpc[None]:
+    """Lift a stop, and let excluded hosts in again."""
+    request = generation_pb2.ResumeRunRequest()
+    return Rpc(LIGHTHOUSE + "ResumeRun", request, generation_pb2.ResumeRunResponse, _nothing, timeout_s)
 
 
-def incidents(job: str) -> Rpc[tuple[IncidentSummary, ...]]:
-    request = incident_pb2.IncidentsRequest(job=job)
-
-    def read(response: incident_pb2.IncidentsResponse) -> tuple[IncidentSummary, ...]:
-        return tuple(map(INCIDENT_SUMMARY.read, response.incidents))
-
-    return Rpc(LIGHTHOUSE + "Incidents", request, incident_pb2.IncidentsResponse, read)
-
-
-def incident(id: str) -> Rpc[Incident]:
-    request = incident_pb2.IncidentRequest(id=id)
-
-    def read(response: incident_pb2.IncidentResponse) -> Incident:
-        return INCIDENT.read(response.incident)
-
-    return Rpc(LIGHTHOUSE + "Incident", request, incident_pb2.IncidentResponse, read)
+def incidents(job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[IncidentSummary, ...]]:
+    """Of `job`, or of every job, the newest first."""
+    return Rpc(
+        LIGHTHOUSE + "Incidents",
+        incident_pb2.IncidentsRequest(job=job),
+        incident_pb2.IncidentsResponse,
+        lambda answer: tuple(map(INCIDENT_SUMMARY.read, answer.incidents)),
+        timeout_s,
+    )
 
 
-def stacks(job: str, ranks: Sequence[str]) -> Rpc[Gathered]:
-    request = incident_pb2.StacksRequest(job=job, ranks=ranks)
-    return Rpc(LIGHTHOUSE + "Stacks", request, incident_pb2.StacksResponse, GATHERED.read)
+def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
+    """With its evidence."""
+    return Rpc(
+        LIGHTHOUSE + "Incident",
+        incident_pb2.IncidentRequest(id=id),
+        incident_pb2.IncidentResponse,
+        lambda answer: INCIDENT.read(answer.incident),
+        timeout_s,
+    )
+
+
+def stacks(ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Rpc[Gathered]:
+    """What these ranks (b/1), all of these replica groups (b), or all of the quorum are doing now."""
+    request = incident_pb2.StacksRequest(ranks=ranks)
+    return Rpc(LIGHTHOUSE + "Stacks", request, incident_pb2.StacksResponse, GATHERED.read, timeout_s)
 
 
 def quorum(
     group_rank: int,
     step: int,
-    checkpoint_address: str,
+    checkpoint_address: str = "",
     *,
-    tag_quorum_id: int | None,
-    shrink_only: bool,
-    init_sync: bool,
-    commit_failures: int,
-    worker: str,
-    catch_up: CatchUp,
-    compares: bool,
-    distrust: Distrust | None,
-    heals_first: bool | None,
+    timeout_s: float,
+    tag_quorum_id: int | None = None,
+    shrink_only: bool = False,
+    init_sync: bool = True,
+    commit_failures: int = 0,
+    worker: str = "",
+    catch_up: CatchUp = PLAIN,
+    compares: bool = False,
+    distrust: Distrust | None = None,
+    heals_first: bool | None = None,
+    wait_for_ready: bool = True,
 ) -> Rpc[Assignment]:
+    """One rank's request for a quorum; answered when every rank of the group has asked and one has formed.
+
+    `worker` names the rank's process: new at every start of it.
+    """
     held = catch_up.held
     request = manager_pb2.ManagerQuorumRequest(
         rank=group_rank,
@@ -160,44 +245,87 @@ def quorum(
         distrust=documented.distrust_to_native(distrust),
         heals_first=heals_first,
     )
-    return Rpc(MANAGER + "Quorum", request, manager_pb2.ManagerQuorumResponse, documented.assignment_from_native)
+    return Rpc(
+        MANAGER + "Quorum",
+        request,
+        manager_pb2.ManagerQuorumResponse,
+        documented.assignment_from_native,
+        timeout_s,
+        wait_for_ready,
+    )
 
 
-def checkpoint_address(group_rank: int, step: int | None) -> Rpc[str]:
-    request = manager_pb2.CheckpointAddressRequest(rank=group_rank, step=step)
+def checkpoint_address(group_rank: int, step: int | None = None, *, timeout_s: float = 10.0) -> Rpc[str]:
+    """Where that rank of this manager's group serves its state, if it is at `step`."""
     return Rpc(
         MANAGER + "CheckpointAddress",
-        request,
+        manager_pb2.CheckpointAddressRequest(rank=group_rank, step=step),
         manager_pb2.CheckpointAddressResponse,
         lambda answer: str(answer.checkpoint_server_address),
+        timeout_s,
     )
 
 
-def vote(group_rank: int, step: int, vote: bool, quorum_id: int | None, wants_next: bool) -> Rpc[Vote]:
-    request = manager_pb2.ShouldCommitRequest(
-        rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id, wants_next=wants_next
+def vote(
+    group_rank: int,
+    step: int,
+    vote: bool,
+    *,
+    timeout_s: float,
+    quorum_id: int | None = None,
+    wants_next: bool = False,
+    wait_for_ready: bool = True,
+) -> Rpc[Vote]:
+    """Vote, and the decision of all ranks of the group. With `wants_next` a commit may bring the grant of the next
+    step, as an answer to quorum() would."""
+    return Rpc(
+        MANAGER + "ShouldCommit",
+        manager_pb2.ShouldCommitRequest(
+            rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id, wants_next=wants_next
+        ),
+        manager_pb2.ShouldCommitResponse,
+        documented.vote_from_native,
+        timeout_s,
+        wait_for_ready,
     )
-    return Rpc(MANAGER + "ShouldCommit", request, manager_pb2.ShouldCommitResponse, documented.vote_from_native)
 
 
-def report(group_rank: int, worker: str, reason: str, ends_group: bool) -> Rpc[None]:
+def should_commit(
+    group_rank: int, step: int, vote: bool, *, timeout_s: float, quorum_id: int | None = None
+) -> Rpc[bool]:
+    """Vote; the decision of all ranks of the group."""
+    return Rpc(
+        MANAGER + "ShouldCommit",
+        manager_pb2.ShouldCommitRequest(rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id),
+        manager_pb2.ShouldCommitResponse,
+        lambda answer: documented.vote_from_native(answer).commit,
+        timeout_s,
+        wait_for_ready=True,
+    )
+
+
+def report(group_rank: int, worker: str, reason: str, *, ends_group: bool = False, timeout_s: float = 1.0) -> Rpc[None]:
+    """Say why this rank is about to end, with `ends_group` its whole group. `worker` is that of its watch."""
     request = manager_pb2.ReportRequest(rank=group_rank, worker=worker, reason=reason, ends_group=ends_group)
-    return Rpc(MANAGER + "Report", request, manager_pb2.ReportResponse, _nothing)
+    return Rpc(MANAGER + "Report", request, manager_pb2.ReportResponse, _nothing, timeout_s)
 
 
-def manager_kill(msg: str) -> Rpc[None]:
-    return Rpc(MANAGER + "Kill", manager_pb2.KillRequest(msg=msg), manager_pb2.KillResponse, _nothing)
+def manager_kill(msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
+    """End the manager, and its replica group with it."""
+    return Rpc(MANAGER + "Kill", manager_pb2.KillRequest(msg=msg), manager_pb2.KillResponse, _nothing, timeout_s)
 
 
-def torchft_manager_kill(msg: str) -> Rpc[None]:
-    """For a member that is torchft's own manager."""
-    return Rpc("/torchft.ManagerService/Kill", torchft_pb2.KillRequest(msg=msg), torchft_pb2.KillResponse, _nothing)
+def torchft_manager_kill(msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
+    """The same for a manager of torchft's own."""
+    request = torchft_pb2.KillRequest(msg=msg)
+    return Rpc("/torchft.ManagerService/Kill", request, torchft_pb2.KillResponse, _nothing, timeout_s)
 
 
-def manager_status() -> Rpc[ManagerStatus]:
+def manager_status(*, timeout_s: float = 5.0) -> Rpc[ManagerStatus]:
     return Rpc(
         MANAGER + "Status",
         manager_pb2.ManagerStatusRequest(),
         manager_pb2.ManagerStatusResponse,
         status_wire.manager_status_from_wire,
+        timeout_s,
     )

@@ -16,43 +16,33 @@ from typing import Any, Generic, Self, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
 
 from lighthouse_protocol.limits import MAX_REQUEST_BYTES
 from lighthouse_protocol.messages.hosts import FromHost, ToHost
 from lighthouse_protocol.messages.run import FromRunRank, ToRunRank
-from lighthouse_protocol.messages.session import FromRank, ToLighthouse, ToManager, ToRank, WatchRequest
+from lighthouse_protocol.messages.session import FromRank, ToLighthouse, ToManager, ToRank
 from lighthouse_protocol.messages.supervisor import FromSupervisor, ToSupervisor
-from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
-from lighthouse_protocol.pb.extensions import generation_pb2, node_pb2
-from lighthouse_protocol.refusals import InternalError, LighthouseError, LimitReached, Unreachable
-from lighthouse_protocol.wire.generation_wire import rank_request_to_wire, rank_response_from_wire
-from lighthouse_protocol.wire.node_wire import node_request_to_wire, node_response_from_wire
-from lighthouse_protocol.wire.session_wire import session_request_to_wire, session_response_from_wire
-from lighthouse_protocol.wire.supervisor_wire import supervisor_request_to_wire, supervisor_response_from_wire
-from lighthouse_protocol.wire.watch_wire import watch_request_to_wire, watch_response_from_wire
+from lighthouse_protocol.refusals import LighthouseError, LimitReached, Unreachable
 from lighthouse_runtime.client.channel import refusal
+from lighthouse_runtime.client.rpcs import StreamKind
 from lighthouse_runtime.net.outbox import Outbox
 
 M = TypeVar("M")
 S = TypeVar("S")
-P = TypeVar("P", bound=Message)
 
 
-class _AsyncStream(Generic[S, M]):
+class AsyncStream(Generic[S, M]):
     """An async context manager, whose end gives the stream up, and an async iterator with one reader."""
 
     def __init__(
         self,
         call: "grpc.aio.StreamStreamCall[Any, Any]",
         address: str,
-        to_wire: Callable[[S], Message],
-        read: Callable[[bytes], M | None],
+        kind: StreamKind[S, M],
     ) -> None:
         self.address = address
         self._call: Any = call
-        self._to_wire = to_wire
-        self._read = read
+        self._kind = kind
         self._is_cancelled = False
         self._error: LighthouseError | None = None
         self._outbox = Outbox(call.write)
@@ -64,7 +54,7 @@ class _AsyncStream(Generic[S, M]):
 
     def send(self, message: S) -> None:
         """Queue it, without waiting. After the end nothing happens. Raises LimitReached for one that is too big."""
-        body = self._to_wire(message).SerializeToString()
+        body = self._kind.write(message)
         if len(body) > MAX_REQUEST_BYTES:
             raise LimitReached(f"{type(message).__name__} has {len(body)} bytes; at most {MAX_REQUEST_BYTES} are taken")
         if not self._outbox.put(body):
@@ -97,7 +87,7 @@ class _AsyncStream(Generic[S, M]):
 
     async def __anext__(self) -> M:
         while True:
-            message = self._read(await self._next())
+            message = self._kind.read(await self._next())
             if message is not None:
                 return message
 
@@ -125,43 +115,7 @@ class _AsyncStream(Generic[S, M]):
             self._outbox.clear()  # the stream has ended; its reader learns why
 
 
-class Session(_AsyncStream[ToLighthouse, ToManager]):
-    """One session of a manager. A task cancelled inside the iteration ends it, too."""
-
-    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
-        super().__init__(call, address, session_request_to_wire, _read_session)
-
-
-class AsyncWatch(_AsyncStream[FromRank, ToRank]):
-    """A rank's watch, in asyncio."""
-
-    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str, request: WatchRequest) -> None:
-        super().__init__(call, address, watch_request_to_wire, _read_watch)
-        self.send(request)
-
-
-class AsyncRankStream(_AsyncStream[FromRunRank, ToRunRank]):
-    """A rank of a run, in asyncio; its first message is an Entry."""
-
-    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
-        super().__init__(call, address, rank_request_to_wire, _read_rank)
-
-
-class SupervisorStream(_AsyncStream[FromSupervisor, ToSupervisor]):
-    """A supervisor of a run's ranks; its first message is a SupervisorEntry."""
-
-    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
-        super().__init__(call, address, supervisor_request_to_wire, _read_supervisor)
-
-
-class NodeStream(_AsyncStream[FromHost, ToHost]):
-    """The supervisor of a further host of a replica group; its first message is a NodeEntry."""
-
-    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
-        super().__init__(call, address, node_request_to_wire, _read_node)
-
-
-class _SyncStream(Generic[S, M]):
+class SyncStream(Generic[S, M]):
     """A context manager and an iterator that blocks, for one reader. send() and cancel() are for any thread.
 
     A fork does it no harm. gRPC is never at rest while a stream is open, so that it says so on standard error at each
@@ -173,13 +127,11 @@ class _SyncStream(Generic[S, M]):
         self,
         open_: Callable[[Iterator[bytes]], Any],
         address: str,
-        to_wire: Callable[[S], Message],
-        read: Callable[[bytes], M | None],
+        kind: StreamKind[S, M],
     ) -> None:
         """`open_` opens the stream, given what is sent on it."""
         self.address = address
-        self._to_wire = to_wire
-        self._read = read
+        self._kind = kind
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_cancelled = False
         self._pid = os.getpid()
@@ -191,7 +143,7 @@ class _SyncStream(Generic[S, M]):
 
     def send(self, message: S) -> None:
         """Queue it, without waiting. After the end nothing happens."""
-        self._outbox.put(self._to_wire(message).SerializeToString())
+        self._outbox.put(self._kind.write(message))
 
     def repeat(self, say: Callable[[], S | None], every_s: float) -> None:
         """Send what `say` gives, now and every so often, from gRPC's own thread; None: nothing this time. It must not
@@ -211,7 +163,7 @@ class _SyncStream(Generic[S, M]):
                 say, every_s = repeated
                 due_at = time.monotonic() + every_s
                 if (message := say()) is not None:
-                    yield self._to_wire(message).SerializeToString()
+                    yield self._kind.write(message)
                 continue
             if body is None:
                 return
@@ -248,47 +200,14 @@ class _SyncStream(Generic[S, M]):
                 if self._is_cancelled:
                     raise StopIteration from None
                 raise refusal(e, self.address, math.inf) from None
-            if (message := self._read(body)) is not None:
+            if (message := self._kind.read(body)) is not None:
                 return message
 
 
-class Watch(_SyncStream[FromRank, ToRank]):
-    """A rank's watch."""
-
-    def __init__(self, open_: Callable[[Iterator[bytes]], Any], address: str, request: WatchRequest) -> None:
-        super().__init__(open_, address, watch_request_to_wire, _read_watch)
-        self.send(request)
-
-
-class RankStream(_SyncStream[FromRunRank, ToRunRank]):
-    """A rank of a run; its first message is an Entry."""
-
-    def __init__(self, open_: Callable[[Iterator[bytes]], Any], address: str) -> None:
-        super().__init__(open_, address, rank_request_to_wire, _read_rank)
-
-
-def _read_session(body: bytes) -> ToManager | None:
-    return session_response_from_wire(_parse(lighthouse_pb2.SessionResponse, body))
-
-
-def _read_watch(body: bytes) -> ToRank | None:
-    return watch_response_from_wire(_parse(manager_pb2.WatchResponse, body))
-
-
-def _read_rank(body: bytes) -> ToRunRank | None:
-    return rank_response_from_wire(_parse(generation_pb2.RankResponse, body))
-
-
-def _read_supervisor(body: bytes) -> ToSupervisor | None:
-    return supervisor_response_from_wire(_parse(generation_pb2.SupervisorResponse, body))
-
-
-def _read_node(body: bytes) -> ToHost | None:
-    return node_response_from_wire(_parse(node_pb2.NodeResponse, body))
-
-
-def _parse(kind: type[P], body: bytes) -> P:
-    try:
-        return kind.FromString(body)
-    except DecodeError as e:
-        raise InternalError(f"was sent {len(body)} bytes that are no {kind.DESCRIPTOR.full_name}") from e
+Session = AsyncStream[ToLighthouse, ToManager]
+AsyncWatch = AsyncStream[FromRank, ToRank]
+AsyncRankStream = AsyncStream[FromRunRank, ToRunRank]
+SupervisorStream = AsyncStream[FromSupervisor, ToSupervisor]
+NodeStream = AsyncStream[FromHost, ToHost]
+Watch = SyncStream[FromRank, ToRank]
+RankStream = SyncStream[FromRunRank, ToRunRank]

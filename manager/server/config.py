@@ -59,7 +59,7 @@ class ManagerConfig:
         "Default: it is there for as long as this manager is.",
         kind=Duration(),
     )
-    stall_after_s: float = setting(
+    stall_timeout_s: float = setting(
         FLOOR_S,
         "Ranks may stand still for so long, or 5 times their longest healthy time where that is more, before the log "
         "says who is behind.",
@@ -67,10 +67,10 @@ class ManagerConfig:
     )
     control_token_file: Path | None = setting(None, "Who has this file's token may kill from another host.", kind=_PATH)
     allow_remote_control: bool = setting(False, "Anyone who reaches the port may kill.")
-    leave_timeout_s: float = setting(
+    drain_timeout_s: float = setting(
         30.0, "How long the ranks may take, after SIGTERM or a drain, to do the step they are in.", kind=Duration()
     )
-    drain_timeout_s: float = setting(2.0, "How long calls under way may take to end after SIGTERM.", kind=Duration())
+    shutdown_timeout_s: float = setting(2.0, "How long calls under way may take to end after SIGTERM.", kind=Duration())
     log_level: str = setting("info", "What is logged.", kind=click.Choice(LEVELS))
     log_format: str = setting("text", "How it is logged.", kind=click.Choice(FORMATS))
 

@@ -77,7 +77,7 @@ class ManagerDaemon:
         # Only now: gRPC and the fork that starts the store do not go together.
         self._link = LighthouseLink(self._client, self._client_address())
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
-        limits = Limits(floor_s=config.stall_after_s)
+        limits = Limits(floor_s=config.stall_timeout_s)
         life, timeout_s = secrets.token_hex(6), config.rank_timeout_s
         evidence = EvidenceCollector(config.group_world_size, self._link.send, self._look)
         driver = GroupDriver(
@@ -133,11 +133,11 @@ class ManagerDaemon:
             self._driver.ranks_started()
 
     async def leave(self, reason: str) -> None:
-        """In good order: what the others count on is done first, within leave_timeout_s."""
+        """In good order: what the others count on is done first, within drain_timeout_s."""
         if self._driver is None:
             return
         self._driver.leave(reason)
-        timeout_s = self._config.leave_timeout_s
+        timeout_s = self._config.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self._has_ended.wait()
@@ -158,7 +158,7 @@ class ManagerDaemon:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._grpc is not None:
-            await self._grpc.stop(self._config.drain_timeout_s)
+            await self._grpc.stop(self._config.shutdown_timeout_s)
         if self._http is not None:
             await self._http.stop()
         if self._store is not None:

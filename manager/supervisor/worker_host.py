@@ -99,7 +99,7 @@ class WorkerHost:
         settings = self._launch.settings
         if self._signals == 1 and self._head.is_open:
             self._head.ask_end(status)
-            patience_s = self._launch.config.leave_timeout_s + settings.termination_grace_s + _SLACK_S
+            patience_s = self._launch.config.drain_timeout_s + settings.termination_grace_s + _SLACK_S
             self._loop.call_later(patience_s, self._over, over)
             return
         self._end(over, settings.termination_grace_s if self._signals < 3 else 0.0)

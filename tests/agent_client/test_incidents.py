@@ -14,13 +14,13 @@ from tests.daemons.supervisors import Supervisor
 from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, http_get, run_cli
 
 STEPS = 60
-OPTIONS = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--min-replicas", "2", "--stall-after", "8s")
+OPTIONS = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--min-replicas", "2", "--stall-timeout", "8s")
 COMMAND = (sys.executable, "-m", "tests.agent_client.holding_script", str(STEPS))
 
 
 def supervisor(lighthouse: Lighthouse, name: str) -> Supervisor:
     ports = ("--store", "auto", "--store-port", str(free_port()), "--master-port", str(free_port()))
-    times = ("--stall-after", "8s", "--restart-delay", "100ms", "--max-startup-failures", "0")
+    times = ("--stall-timeout", "8s", "--restart-delay", "100ms", "--max-startup-failures", "0")
     return Supervisor(lighthouse.address, *ports, *times, "--nproc-per-node", "2", command=COMMAND, replica_id=name)
 
 
@@ -38,7 +38,7 @@ def only_incident(lighthouse: Lighthouse) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_group_of_a_rank_that_hangs_is_restarted_and_training_goes_on(tmp_path: Path) -> None:
-    options = (*OPTIONS, "--on-stall", "restart-behind", "--incidents", str(tmp_path))
+    options = (*OPTIONS, "--on-stall", "restart-suspects", "--incident-dir", str(tmp_path))
     with ExitStack() as stack:
         lighthouse = stack.enter_context(Lighthouse(*options))
         groups = [stack.enter_context(supervisor(lighthouse, name)) for name in "ab"]
@@ -67,5 +67,5 @@ def test_the_group_of_a_rank_that_hangs_is_restarted_and_training_goes_on(tmp_pa
         scraped = http_get(lighthouse.http + "/metrics")[1]
         for name in ("detect", "recover"):
             assert f'lighthouse_{name}_seconds_count{{job="default",kind="stall"}} 1.0' in scraped
-    with Lighthouse("--incidents", str(tmp_path)) as after:
+    with Lighthouse("--incident-dir", str(tmp_path)) as after:
         assert only_incident(after)["id"] == incident["id"], "a lighthouse that starts again still has it"

@@ -12,7 +12,7 @@ from tests.agent_client.ranks import Rank
 from tests.processes import LIGHTHOUSE_CODE, Lighthouse, eventually, http_get, run_cli
 
 STALL_AFTER_S = 8.0
-TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--min-replicas", "2", "--stall-after", "8s")
+TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--min-replicas", "2", "--stall-timeout", "8s")
 TIMES_S = {"timeout_s": 600.0, "quorum_timeout_s": 600.0}
 ACTOR = "tests.agent_client.marking_actor:MarkingActor"
 MOVES_FOR_STEPS = 20
@@ -21,7 +21,7 @@ MOVES_FOR_STEPS = 20
 @pytest.fixture
 def ranks(job: Job) -> list[Rank]:
     """a/0, a/1, b/0, b/1."""
-    job.start_managers("a", "b", ranks=2, stall_after_s=STALL_AFTER_S)
+    job.start_managers("a", "b", ranks=2, stall_timeout_s=STALL_AFTER_S)
     places = [(name, number) for name in "ab" for number in (0, 1)]
     with ThreadPoolExecutor(len(places)) as pool:
         return list(pool.map(lambda at: job.rank(at[0], rank=at[1], ranks=2, actor=ACTOR, **TIMES_S), places))
@@ -96,7 +96,7 @@ def test_a_rank_that_stands_still_is_named_alone(job: Job, lighthouse: Lighthous
     eventually(lambda: ask(lighthouse, "incidents")[0]["step_s"], "the incident knows that a step is committed")
 
     scraped = http_get(lighthouse.http + "/metrics")[1]
-    assert re.search(r'lighthouse_phase_seconds_total\{.*phase="validation"\} [1-9]', scraped), scraped
+    assert re.search(r'lighthouse_rank_phase_seconds_total\{.*phase="validation"\} [1-9]', scraped), scraped
 
     ranks[3].stop()
     eventually(lambda: "b/1" not in names(look(lighthouse)), "a rank that is stopped is lost, and not behind")

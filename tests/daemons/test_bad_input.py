@@ -204,14 +204,14 @@ def _varint(number: int) -> bytes:
 
 
 def test_the_limit_of_replica_ids_is_named() -> None:
-    with Lighthouse("--max-replicas", "2", "--min-replicas", "9") as process, LighthouseClient(process.address) as c:
+    with Lighthouse("--max-members", "2", "--min-replicas", "9") as process, LighthouseClient(process.address) as c:
         for name in ("a", "b", "c"):
             c.heartbeat(name)
         before = snapshot(process)
         assert [m["replica_id"] for m in before["jobs"][0]["members"]] == ["a", "b"]
         status, details = refused(process.address, QUORUM, member("c"))
         assert status is StatusCode.RESOURCE_EXHAUSTED
-        assert "c would be replica group number 3; the lighthouse takes 2 (--max-replicas)" in details
+        assert "c would be replica group number 3; the lighthouse takes 2 (--max-members)" in details
         assert snapshot(process) == before
 
 

@@ -29,7 +29,7 @@ async def test_a_group_is_killed_through_its_button(tmp_path):
                 await page.run("document.getElementById('killReason').value = 'seen enough'")
                 await page.run("document.getElementById('killNow').click()")
                 await page.until("!document.getElementById('kill').open")
-                await page.until("document.querySelector('tr.lapsed')?.innerText.startsWith('b')")
+                await page.until("document.querySelector('tr.expired')?.innerText.startsWith('b')")
                 seen = await page.text()
                 print(await page.picture(pictures(tmp_path) / "dashboard-after-a-kill.png"))
                 outside = [url for url in page.requests if not url.startswith((f"{lighthouse.http}/", "data:"))]

@@ -84,8 +84,8 @@ def test_sigterm_drains(lighthouse: Lighthouse) -> None:
         assert (a.discards, b.discards) == (0, 0)
 
 
-def test_a_step_that_takes_longer_than_the_leave_timeout_is_not_waited_for(lighthouse: Lighthouse) -> None:
-    with Manager(lighthouse.address, "a", "--job", "hung", "--leave-timeout", "300ms") as manager:
+def test_a_step_that_takes_longer_than_the_drain_timeout_is_not_waited_for(lighthouse: Lighthouse) -> None:
+    with Manager(lighthouse.address, "a", "--job", "hung", "--drain-timeout", "300ms") as manager:
         with ManagerClient(manager.address) as rank:
             rank.quorum(0, 0, timeout_s=30)
         assert manager.stop() == 0

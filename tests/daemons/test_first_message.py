@@ -66,7 +66,9 @@ async def opened(service: LighthouseService | ManagerService, path: str) -> Asyn
 
 
 @pytest.mark.parametrize(
-    ("service", "path", "what"), [(lighthouse, SESSION, "hello"), (manager, WATCH, "watch")], ids=["session", "watch"]
+    ("service", "path", "what"),
+    [(lighthouse, SESSION.path, "hello"), (manager, WATCH.path, "watch")],
+    ids=["session", "watch"],
 )
 async def test_it_is_ended_with_what_is_missing(service: Any, path: str, what: str):
     async with opened(service(SOON_S), path) as stream:
@@ -75,13 +77,13 @@ async def test_it_is_ended_with_what_is_missing(service: Any, path: str, what: s
 
 
 async def test_what_a_newer_manager_says_first_is_no_hello():
-    async with opened(lighthouse(SOON_S), SESSION) as stream:
+    async with opened(lighthouse(SOON_S), SESSION.path) as stream:
         await stream.write(lighthouse_pb2.SessionRequest().SerializeToString())
         assert await stream.details() == f"hello: none came within {SOON_S:g} s"
 
 
 async def test_a_session_begins_with_its_hello():
-    async with opened(lighthouse(LONG_S), SESSION) as stream:
+    async with opened(lighthouse(LONG_S), SESSION.path) as stream:
         await stream.write(lighthouse_pb2.SessionRequest(leave=lighthouse_pb2.Leave()).SerializeToString())
         assert await stream.details() == "hello: must be a session's first message"
 
@@ -90,7 +92,7 @@ async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it(
     """Whoever asks for a status has quiet jobs forgotten."""
     jobs = JobRegistry(lambda job: QuorumConfig(), asyncio.get_running_loop(), NoJobStore())
     service = service_of(jobs, LONG_S)
-    async with opened(service, SESSION) as stream:
+    async with opened(service, SESSION.path) as stream:
         await asyncio.sleep(4 * SOON_S)  # it is open, and has said nothing
         assert service.status().jobs == ()
         await stream.write(session_request_to_wire(Hello(Participant("a", "1"))).SerializeToString())
@@ -99,7 +101,7 @@ async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it(
 
 
 async def test_once_it_has_spoken_it_may_be_silent():
-    async with opened(manager(SOON_S), WATCH) as stream:
+    async with opened(manager(SOON_S), WATCH.path) as stream:
         await stream.write(manager_pb2.WatchRequest(rank=0, worker="w").SerializeToString())
         assert manager_pb2.WatchResponse.FromString(await stream.read()).HasField("opened")
         await asyncio.sleep(3 * SOON_S)

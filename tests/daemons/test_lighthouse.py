@@ -171,9 +171,9 @@ def test_metrics_count_calls_and_refusals() -> None:
             for family in text_string_to_metric_families(text)
             for sample in family.samples
         }
-    assert samples["lighthouse_joins_refused_total", "InvalidRequest"] == 1
-    assert samples["lighthouse_rpcs_total", "Quorum", "ok"] == 1
-    assert samples["lighthouse_rpcs_total", "Quorum", "invalid_argument"] == 1
+    assert samples["lighthouse_join_refusals_total", "InvalidRequest"] == 1
+    assert samples["lighthouse_grpc_calls_total", "Quorum", "ok"] == 1
+    assert samples["lighthouse_grpc_calls_total", "Quorum", "invalid_argument"] == 1
 
 
 def test_the_page_is_served_and_asks_nobody_else(lighthouse: Lighthouse) -> None:
@@ -198,7 +198,7 @@ def test_a_signal_ends_it_with_status_0(number: int) -> None:
 @contextlib.contextmanager
 def draining(number: int) -> Iterator[Lighthouse]:
     """A lighthouse that a stream keeps from ending."""
-    with Lighthouse("--drain-timeout", "10m") as process, grpc.insecure_channel(process.address) as channel:
+    with Lighthouse("--shutdown-timeout", "10m") as process, grpc.insecure_channel(process.address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         next(watch)
         process.signal(number)
@@ -277,7 +277,7 @@ def test_torchfts_spellings(code: str) -> None:
         client.heartbeat("b")
         quorum = client.quorum(Participant("a"), timeout_s=60)  # join_timeout was 60 s by default
         assert [p.replica_id for p in quorum.participants] == ["a"]
-        assert [m.state for m in client.status().jobs[0].members] == ["participant", "missed"]
+        assert [m.state for m in client.status().jobs[0].members] == ["participant", "timed_out"]
         assert process.stop() == 0
 
 

@@ -169,7 +169,10 @@ def test_a_signal_ends_it_with_status_0(number: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(number: int) -> None:
-    with Manager(NOWHERE, "a", "--drain-timeout", "10m") as process, grpc.insecure_channel(process.address) as channel:
+    with (
+        Manager(NOWHERE, "a", "--shutdown-timeout", "10m") as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         next(watch)
         process.signal(signal.SIGTERM)
@@ -180,7 +183,10 @@ def test_a_second_signal_ends_it_at_once(number: int) -> None:
 
 
 def test_while_it_stops_its_health_says_so() -> None:
-    with Manager(NOWHERE, "a", "--drain-timeout", "10m") as process, grpc.insecure_channel(process.address) as channel:
+    with (
+        Manager(NOWHERE, "a", "--shutdown-timeout", "10m") as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=10)
         next(watch)
         process.signal(signal.SIGTERM)
@@ -200,7 +206,7 @@ def test_a_killed_manager_is_gone_from_the_lighthouse(lighthouse: Lighthouse) ->
             rank.quorum(0, 0, timeout_s=30)
             assert state() == "participant"
             process.kill()
-        eventually(lambda: state() == "lapsed", "it has lapsed")
+        eventually(lambda: state() == "expired", "it has lapsed")
 
 
 STARTER = """
@@ -276,7 +282,7 @@ def test_it_is_set_up_by_environment_variables(
 
 
 def test_an_option_is_taken_with_underscores_too(lighthouse: Lighthouse) -> None:
-    with Manager(lighthouse.address, "a", "--leave_timeout", "1s", "--job", "spelt") as process:
+    with Manager(lighthouse.address, "a", "--drain_timeout", "1s", "--job", "spelt") as process:
         eventually(lambda: http_get(process.http + "/readyz")[0] == 200, "a heartbeat was answered")
 
 

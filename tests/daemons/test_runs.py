@@ -189,11 +189,11 @@ async def test_an_excluded_host(lighthouse: Lighthouse):
         assert await said(await supervised(at, "other", "s9")) == SupervisorWelcome(1.0)
 
 
-@pytest.mark.parametrize("path", [RANK, SUPERVISE])
+@pytest.mark.parametrize("path", [RANK.path, SUPERVISE.path])
 async def test_a_stream_begins_with_an_entry(lighthouse: Lighthouse, path: str):
     async with grpc.aio.insecure_channel(lighthouse.address) as channel:
         stream = channel.stream_stream(path)()
-        await stream.write(b"\x2a\x00" if path == SUPERVISE else b"\x12\x00")  # a beat
+        await stream.write(b"\x2a\x00" if path == SUPERVISE.path else b"\x12\x00")  # a beat
         assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "entry: must be the first message" in str(await stream.details())
 

@@ -56,7 +56,7 @@ def test_the_lighthouse_shows_the_phase(lighthouse: Lighthouse, groups: tuple[Gr
     shown = dict(zip(titles.split(), row.split(), strict=True))
     assert (shown["PHASE"], shown["VERDICT"], shown["PARTICIPANTS"]) == ("standing", "formed", "2")
     seen = scrape(lighthouse.http)
-    assert (seen["lighthouse_standing_phase", "standing"], seen["lighthouse_standing_phase", "none"]) == (1, 0)
+    assert (seen["lighthouse_quorum_phase", "standing"], seen["lighthouse_quorum_phase", "none"]) == (1, 0)
     assert seen["lighthouse_sessions", ""] == 2
 
 

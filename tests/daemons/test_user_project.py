@@ -1,10 +1,14 @@
-"""A project with its own `protos`, `manager` and `lighthouse`, in its own folder and with PYTHONPATH=.: both work."""
+"""A project with its own `protos`, `manager` and `lighthouse`, in its own folder and with PYTHONPATH=.: both work.
 
+So does our wheel beside another distribution's `protos`.
+"""
+
+import os
 import re
 import subprocess
 import sys
-import tomllib
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +16,9 @@ import pytest
 
 from lighthouse_runtime.process.commands import START_LIGHTHOUSE, START_MANAGER
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, clean_environment, eventually
+
+REPOSITORY = Path(__file__).parents[2]
+OURS = {"lighthouse", "manager", "agent_client", "lighthouse_protocol", "lighthouse_runtime"}
 
 REGISTERED = """
 from google.protobuf import descriptor_pb2, descriptor_pool
@@ -49,6 +56,7 @@ FILES = {
     "lighthouse.py": 'WHOSE = "the user\'s"\n',
     "train.py": TRAIN,
 }
+SERVE = (sys.executable, "-c", START_LIGHTHOUSE, "serve")
 
 
 @pytest.fixture
@@ -64,7 +72,7 @@ def run(project: Path, *command: str, **env: str) -> str:
     done = subprocess.run(
         [sys.executable, *command],
         cwd=project,
-        env=clean_environment(PYTHONPATH=".", **env),
+        env=clean_environment(**{"PYTHONPATH": "."} | env),
         capture_output=True,
         text=True,
         timeout=4 * PATIENCE_S,
@@ -74,15 +82,14 @@ def run(project: Path, *command: str, **env: str) -> str:
 
 
 @contextmanager
-def serving(project: Path) -> Iterator[str]:
-    """`lighthouse serve` in the project's folder; its address."""
-    command = [sys.executable, "-c", START_LIGHTHOUSE, "serve", "--bind", f"{LOCALHOST}:0", "--http", f"{LOCALHOST}:0"]
+def serving(project: Path, command: Sequence[str] = SERVE, path: str = ".") -> Iterator[str]:
+    """A lighthouse in the project's folder; its address."""
     log = project / "lighthouse.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*command, "--journal", "none"],
+            [*command, "--bind", f"{LOCALHOST}:0", "--http", f"{LOCALHOST}:0", "--journal", "none"],
             cwd=project,
-            env=clean_environment(PYTHONPATH="."),
+            env=clean_environment(PYTHONPATH=path),
             stdout=output,
             stderr=output,
         )
@@ -115,11 +122,41 @@ def test_its_ranks_may_be_supervised(project: Path, lighthouse: Lighthouse) -> N
     assert "all ranks are done" in said
 
 
-def test_what_is_installed_has_no_name_that_another_distribution_has() -> None:
-    """`pip install protos` after ours breaks nothing: our wheel has no such folder."""
-    config = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    packages = config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert set(packages) == {"lighthouse", "manager", "agent_client", "lighthouse_protocol", "lighthouse_runtime"}
-    assert {target.partition(":")[0] for target in config["project"]["scripts"].values()} == {
-        "lighthouse_runtime.process.commands"
-    }
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which a wheel of this repository was installed, and then one of a distribution named protos."""
+    pytest.importorskip("hatchling")
+    built, folder = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("installed")
+    pip("wheel", "--no-build-isolation", "--wheel-dir", str(built), str(REPOSITORY))
+    pip("install", "--target", str(folder), *map(str, built.glob("lighthouse_ft-*.whl")))
+    assert {name for name in os.listdir(folder) if ".dist-info" not in name} == {*OURS, "bin"}
+    pip("install", "--target", str(folder), str(protos_wheel(built)))
+    return folder
+
+
+def pip(verb: str, *words: str) -> None:
+    command = [sys.executable, "-m", "pip", verb, "--quiet", "--no-index", "--no-deps", *words]
+    subprocess.run(command, check=True, env=clean_environment(), timeout=4 * PATIENCE_S)
+
+
+def protos_wheel(folder: Path) -> Path:
+    path, about = folder / "protos-1.0-py3-none-any.whl", "protos-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("protos/__init__.py", 'WHOSE = "another distribution\'s"\n')
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: protos\nVersion: 1.0\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    return path
+
+
+def test_what_is_installed_has_no_name_that_another_distribution_has(installed: Path) -> None:
+    """`pip install protos` after ours changes nothing of ours, nor do we change that."""
+    code = "import protos, lighthouse_runtime as ours, agent_client; print(protos.WHOSE, ours.__file__)"
+    assert f"another distribution's {installed}/lighthouse_runtime" in run(installed, "-c", code)
+
+
+def test_an_installed_command_starts_in_its_folder(project: Path, installed: Path) -> None:
+    command, path = [str(installed / "bin" / "torchft_lighthouse")], f".{os.pathsep}{installed}"
+    with serving(project, command, path) as address:
+        status = (str(installed / "bin" / "lighthouse"), "status", "--lighthouse", address)
+        assert "no job" in run(project, *status, PYTHONPATH=path).lower()

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse_protocol.messages.membership import Assignment, Participant
+from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.session import Revoked, WatchOpened, WatchRequest
-from lighthouse_protocol.messages.status import MemberState
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
 from lighthouse_runtime.client.streams import Watch
@@ -121,17 +120,6 @@ def test_defect_4_the_lighthouse_is_killed_and_nobody_notices(pool: ThreadPoolEx
 # -- 7: one that ran ahead alone, or has diverged, overwrites all others
 
 
-def test_defect_7_a_diverged_state_heals_from_the_others(pool: ThreadPoolExecutor) -> None:
-    with Lighthouse("--min-replicas", "3") as lighthouse, LighthouseClient(lighthouse.address) as client:
-        tags = {"a": 4, "b": 3, "c": 3}
-        answers = [
-            pool.submit(client.quorum, Participant(name, step=9, tag_quorum_id=tag), timeout_s=LONG_S)
-            for name, tag in tags.items()
-        ]
-        [quorum, *_] = [answer.result(LONG_S) for answer in answers]
-        assert {p.replica_id: p.step for p in quorum.participants} == {"a": 8, "b": 9, "c": 9}
-
-
 def test_defect_7_below_min_replicas_nobody_runs_ahead(pool: ThreadPoolExecutor) -> None:
     """Its lease stands, and yet its step needs the others: it is told so before it commits alone."""
     with (
@@ -146,19 +134,6 @@ def test_defect_7_below_min_replicas_nobody_runs_ahead(pool: ThreadPoolExecutor)
 
 
 # -- 8: zombies, whose managers live beside hung ranks
-
-
-def test_defect_8_zombies_at_half_of_the_ids_cost_one_join_timeout(pool: ThreadPoolExecutor) -> None:
-    with (
-        Lighthouse("--min-replicas", "1", "--join-timeout", "2s") as lighthouse,
-        ranks_of(lighthouse, pool, "abcd", watched=False) as ranks,
-    ):
-        assert answered(ranks, 0).replica_ids == ("a", "b", "c", "d")
-        assert answered(ranks[:2], 1).replica_ids == ("a", "b")
-        with LighthouseClient(lighthouse.address) as client:
-            states = {member.replica_id: member.state for job in client.status().jobs for member in job.members}
-        assert states["c"] is states["d"] is MemberState.MISSED, "alive, and waited for no more"
-        assert answered(ranks[:2], 2).replica_ids == ("a", "b")
 
 
 # -- 11: a dead group counts as alive until its heartbeats are old

@@ -19,7 +19,7 @@ DEPLOY = REPOSITORY / "deploy"
 
 # What a manager needs from SIGTERM on: to leave, to end its calls, and its store.
 _MANAGER = ManagerConfig(lighthouse="lighthouse", replica_id="a")
-STOP_S = _MANAGER.leave_timeout_s + _MANAGER.drain_timeout_s + 10
+STOP_S = _MANAGER.drain_timeout_s + _MANAGER.shutdown_timeout_s + 10
 
 _REMEDIES = {
     "buildah": "apt-get install buildah",

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 
 import uvloop
 
+from lighthouse_protocol.limits import JOB_METADATA_KEY
 from lighthouse_protocol.messages.membership import Assignment, Vote
 from lighthouse_protocol.messages.session import (
     Counted,
@@ -103,10 +104,10 @@ class StreamServer:
             self.endings.put_nowait(sender.ending)
 
     async def drain(
-        self, request: lighthouse_pb2.LighthouseDrainRequest, _: Call
+        self, request: lighthouse_pb2.LighthouseDrainRequest, call: Call
     ) -> lighthouse_pb2.LighthouseDrainResponse:
         if request.replica_id != "a":
-            raise UnknownName(f"{request.job} {request.replica_id} {request.msg}")
+            raise UnknownName(f"{call.metadata[JOB_METADATA_KEY]} {request.replica_id} {request.msg}")
         return lighthouse_pb2.LighthouseDrainResponse()
 
     async def should_commit(self, request: manager_pb2.ShouldCommitRequest, _: Call) -> bytes:

@@ -1,6 +1,9 @@
-"""Columns that fit a width: the least important are left out, the rest are cut, nothing wraps."""
+"""Tables in a given width: the least important columns are left out, the widest are cut, nothing wraps.
 
-from collections.abc import Callable, Iterator, Sequence
+Not rich.table.Table: it leaves no column out, and needs seconds for the thousands of rows of a large job.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -26,56 +29,46 @@ class Column(Generic[T]):
     keep: int | None = None
     comfort: int | None = None
 
+    def lines(self, rows: Sequence[T]) -> list[Text]:
+        return [Text(self.title, "bold"), *(Text(printable(self.text(row)), self.style(row)) for row in rows)]
+
 
 def table(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> list[Text]:
     """A line of titles and a line per row, none longer than `width`."""
-    cells = [[printable(column.text(row)) for row in rows] for column in columns]
-    natural = [max(map(cell_len, [column.title, *texts])) for column, texts in zip(columns, cells, strict=True)]
+    cells = {column.title: column.lines(rows) for column in columns}
+    natural = {title: max(line.cell_len for line in lines) for title, lines in cells.items()}
     widths = fit(columns, natural, width)
-    shown = [index for index, wide in enumerate(widths) if wide]
-    lines = [_line((_cell(columns[i].title, widths[i], columns[i].is_number), "bold") for i in shown)]
-    for at, row in enumerate(rows):
-        lines.append(
-            _line((_cell(cells[i][at], widths[i], columns[i].is_number), columns[i].style(row)) for i in shown)
-        )
+    for column in columns:
+        for cell in cells[column.title] if column.title in widths else ():
+            cell.plain = shorten(cell.plain, widths[column.title])
+            cell.align("right" if column.is_number else "left", widths[column.title])
+    lines = [Text(" " * GAP).join(row) for row in zip(*(cells[title] for title in widths), strict=True)]
     for line in lines:
+        line.rstrip()
         line.truncate(width)
     return lines
 
 
-def fit(columns: Sequence[Column[T]], natural: Sequence[int], width: int) -> list[int]:
-    """The width of each column; 0 where it is left out."""
-    widths = list(natural)
-    least = [min(wide, column.comfort or wide) for column, wide in zip(columns, natural, strict=True)]
-    for index in _drop_order(columns):
+def fit(columns: Sequence[Column[T]], natural: Mapping[str, int], width: int) -> dict[str, int]:
+    """The widths of the columns that are shown, by title."""
+    least = {column.title: min(natural[column.title], column.comfort or natural[column.title]) for column in columns}
+    shown = list(columns)
+    for column in sorted((column for column in columns if column.keep is not None), key=lambda c: c.keep or 0):
         if _total(least) <= width:
             break
-        least[index] = widths[index] = 0
-    for index in _widest_comfort(columns, widths):
-        excess = max(0, _total(widths) - width)
-        floor = least[index] if _total(least) <= width else NARROWEST
-        widths[index] = max(min(widths[index], floor), widths[index] - excess)
+        shown.remove(column)
+        del least[column.title]
+    widths = {column.title: natural[column.title] for column in shown}
+    is_enough = _total(least) <= width
+    for column in sorted((column for column in shown if column.comfort), key=lambda c: -widths[c.title]):
+        wide, excess = widths[column.title], max(0, _total(widths) - width)
+        floor = least[column.title] if is_enough else NARROWEST
+        widths[column.title] = max(min(wide, floor), wide - excess)
     return widths
 
 
-def _drop_order(columns: Sequence[Column[T]]) -> list[int]:
-    droppable = [(column.keep, index) for index, column in enumerate(columns) if column.keep is not None]
-    return [index for _, index in sorted(droppable)]
-
-
-def _widest_comfort(columns: Sequence[Column[T]], widths: Sequence[int]) -> list[int]:
-    return sorted((i for i, c in enumerate(columns) if c.comfort and widths[i]), key=lambda i: -widths[i])
-
-
-def _total(widths: Sequence[int]) -> int:
-    shown = [wide for wide in widths if wide]
-    return sum(shown) + GAP * (len(shown) - 1)
-
-
-def _cell(text: str, width: int, is_number: bool) -> str:
-    if cell_len(text) > width:
-        return shorten(text, width)
-    return text.rjust(width) if is_number else text + " " * (width - cell_len(text))
+def _total(widths: Mapping[str, int]) -> int:
+    return sum(widths.values()) + GAP * (len(widths) - 1)
 
 
 def shorten(text: str, width: int) -> str:
@@ -86,15 +79,6 @@ def shorten(text: str, width: int) -> str:
         return set_cell_size(text, max(0, width))
     tail = (width - 1) // 2
     return set_cell_size(text, width - 1 - tail) + "…" + set_cell_size(text[::-1], tail)[::-1]
-
-
-def _line(cells: Iterator[tuple[str, str]]) -> Text:
-    line = Text(no_wrap=True, end="")
-    for number, (text, style) in enumerate(cells):
-        line.append(" " * GAP if number else "")
-        line.append(text, style)
-    line.rstrip()
-    return line
 
 
 def share(budget: int, wants: Sequence[int]) -> list[int]:

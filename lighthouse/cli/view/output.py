@@ -1,17 +1,12 @@
-"""How the client verbs write to stdout: text for a person, JSON for a program."""
+"""How the client verbs write text to stdout."""
 
-import dataclasses
 import io
-import json
 import os
 import sys
 from collections.abc import Iterable
 
-import click
 from rich.console import Console
 from rich.text import Text
-
-from lighthouse_protocol.messages.status import LighthouseStatus
 
 UNBOUNDED = 100_000
 
@@ -36,7 +31,3 @@ def is_terminal() -> bool:
 
 def print_lines(console: Console, lines: Iterable[Text]) -> None:
     console.print(Text("\n").join(lines), soft_wrap=True)
-
-
-def print_json(status: LighthouseStatus, *, indent: int | None = 2) -> None:
-    click.echo(json.dumps(dataclasses.asdict(status), indent=indent))

@@ -19,9 +19,9 @@ SHORT_INCARNATION = 8
 LATE_BEAT_S = 2.0
 # A member that needs a look comes first where not all can be shown.
 _STATES = [
-    MemberState.LAPSED,
+    MemberState.EXPIRED,
     MemberState.DOWN,
-    MemberState.MISSED,
+    MemberState.TIMED_OUT,
     MemberState.STARTING,
     MemberState.STRAGGLER,
     MemberState.IDLE,
@@ -30,10 +30,10 @@ _STATE_STYLES = {
     MemberState.PARTICIPANT: "green",
     MemberState.JOINED: "cyan",
     MemberState.STRAGGLER: "yellow",
-    MemberState.MISSED: "yellow",
+    MemberState.TIMED_OUT: "yellow",
     MemberState.STARTING: "cyan",
     MemberState.DOWN: "red",
-    MemberState.LAPSED: "red",
+    MemberState.EXPIRED: "red",
 }
 _VERDICT_STYLES = {
     Verdict.FORMED: "green",

@@ -1,10 +1,10 @@
 """What is done about training that stands still, once its evidence is there. No I/O.
 
 - notify: nothing, but that it is known.
-- restart-behind: the replica groups of the ranks that are behind are killed, and their supervisors restart them. If no
-  rank is behind (the network, a divergence) nothing is killed, and never all of several members. If the quorum is one
-  group it is restarted, unless all of its ranks are equally behind.
-- stop: the job's run is stopped; without a run, its groups are killed.
+- restart-suspects: the replica groups of the ranks that are behind are killed, and their supervisors restart them. If
+  no rank is behind (the network, a divergence) nothing is killed, and never all of several members. If the quorum is
+  one group it is restarted, unless all of its ranks are equally behind.
+- stop-run: the job's run is stopped; without a run, its groups are killed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,8 +16,8 @@ from lighthouse_protocol.messages.progress import RankName
 
 class OnStall(StrEnum):
     NOTIFY = "notify"
-    RESTART_BEHIND = "restart-behind"
-    STOP = "stop"
+    RESTART_SUSPECTS = "restart-suspects"
+    STOP_RUN = "stop-run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ def decide(policy: OnStall, behind: Iterable[RankName], members: Mapping[str, in
     match policy:
         case OnStall.NOTIFY:
             return Decision("notified: nothing is killed (--on-stall notify)")
-        case OnStall.STOP:
+        case OnStall.STOP_RUN:
             return Decision("stop", stop=True)
-        case OnStall.RESTART_BEHIND:
+        case OnStall.RESTART_SUSPECTS:
             return _restart({name for name in behind if name.replica_id in members}, members)
 
 

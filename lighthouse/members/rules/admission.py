@@ -26,7 +26,7 @@ def refusal(
     if old is None and len(roster) >= max_replicas:
         return LimitReached(
             f"replica_id: {participant.replica_id} would be replica group number {len(roster) + 1}; "
-            f"the lighthouse takes {max_replicas} (--max-replicas)"
+            f"the lighthouse takes {max_replicas} (--max-members)"
         )
     return (
         (None if session is not None and old is not None and old.session == session else _duplicate(participant, old))

@@ -1,4 +1,4 @@
-"""Which of the candidates a quorum takes, where its size is limited (--allowed-replicas, --active).
+"""Which of the candidates a quorum takes, where its size is limited (--allowed-replicas, --active-replicas).
 
 Members of the previous quorum first, an up-to-date one at their head, then those that wait longest.
 """

@@ -83,7 +83,7 @@ def _awaited(machine: QuorumMachine) -> str:
         case Verdict.WAITING_FOR_LEASES:
             return "the leases of the last quorum to end: none of it has joined"
         case Verdict.WAITING_FOR_LAST_CALL:
-            return "a lost member, which may be back before a spare is spent (--last-call)"
+            return "a lost member, which may be back before a spare is spent (--spare-promotion-delay)"
         case Verdict.NOBODY_ASKS | Verdict.FORMED | Verdict.READY:
             return ""
 
@@ -157,7 +157,7 @@ def _member_status(member: Member, machine: QuorumMachine, now: float) -> Member
 
 def _state(member: Member, machine: QuorumMachine) -> MemberState:
     if not member.is_alive:
-        return MemberState.LAPSED
+        return MemberState.EXPIRED
     if member.call is not None:
         return MemberState.JOINED
     if member.is_starting:
@@ -165,7 +165,7 @@ def _state(member: Member, machine: QuorumMachine) -> MemberState:
     if member.down:
         return MemberState.DOWN
     if member.has_missed:
-        return MemberState.MISSED
+        return MemberState.TIMED_OUT
     if len(machine.joins) and machine.missed_at() is not None:
         return MemberState.STRAGGLER
     return MemberState.PARTICIPANT if machine.is_participant(member) else MemberState.IDLE

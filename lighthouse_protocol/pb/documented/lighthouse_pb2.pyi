@@ -561,7 +561,7 @@ class MemberStatus(google.protobuf.message.Message):
     replica_id: builtins.str
     incarnation: builtins.str
     state: builtins.str
-    """participant, joined, straggler, missed, starting, down, idle or lapsed"""
+    """participant, joined, straggler, timed_out, starting, down, idle or expired"""
     is_participant: builtins.bool
     step: builtins.int
     world_size: builtins.int

@@ -82,7 +82,7 @@ def test_a_lighthouse_takes_torchfts_times() -> None:
     client.heartbeat("c")
     assert [m.replica_id for m in client.quorum("a", LONG / 2).participants] == ["a"]
     with NativeLighthouseClient(server.address()) as looks:
-        eventually(lambda: states(looks).get("c") is MemberState.LAPSED, "c lapses")
+        eventually(lambda: states(looks).get("c") is MemberState.EXPIRED, "c lapses")
     server.shutdown()
 
 
@@ -216,7 +216,7 @@ def test_a_group_whose_process_is_killed_has_left_at_once() -> None:
         with NativeLighthouseClient(lighthouse.address) as looks:
             assert states(looks) == {"a": MemberState.PARTICIPANT}
             owner.kill()
-            is_gone = lambda: states(looks).get("a", MemberState.LAPSED) is MemberState.LAPSED  # noqa: E731
+            is_gone = lambda: states(looks).get("a", MemberState.EXPIRED) is MemberState.EXPIRED  # noqa: E731
             eventually(is_gone, "the group is gone", within_s=20.0)  # a manager's own patience is 30 s
 
 

@@ -6,7 +6,7 @@ from lighthouse.cli.view.frame import View
 from lighthouse_protocol.messages.status import MemberState
 from tests.lighthouse.statuses import job, many, member, status
 
-SMALL = status(job(member("a"), member("b", MemberState.LAPSED)))
+SMALL = status(job(member("a"), member("b", MemberState.EXPIRED)))
 
 
 def text(view: View, *, width: int = 80, height: int = 24, now: float = 100.0) -> list[str]:
@@ -23,10 +23,10 @@ def test_shows_the_quorum_the_reason_and_the_members():
         "",
         "default  quorum 42, 3m13s old, 2 participants, step 7",
         "formed, standing: all train",
-        "2 members: 1 participant, 1 lapsed",
+        "2 members: 1 participant, 1 expired",
         "REPLICA  STATE        IN   STEP  RANKS  BEAT  FAILED  ADDRESS     INCARNATION",
         "a        participant  yes     7      8  0.4s       0  host:29512  3f2b8c1e",
-        "b        lapsed       yes     7      8  0.4s       0  host:29512  3f2b8c1e",
+        "b        expired      yes     7      8  0.4s       0  host:29512  3f2b8c1e",
     ]
 
 
@@ -45,7 +45,7 @@ def test_says_who_is_behind_before_the_members():
 
 
 def test_shows_what_fits_and_says_how_many_more():
-    crowd = job(*many(5000), member("troubled", MemberState.LAPSED), member("discards", commit_failures=1))
+    crowd = job(*many(5000), member("troubled", MemberState.EXPIRED), member("discards", commit_failures=1))
     lines = text(view(status(crowd)), height=24)
     assert len(lines) == 24
     assert [line.split()[0] for line in lines[6:8]] == ["troubled", "discards"]

@@ -29,7 +29,7 @@ def test_json(run):
     assert shown == {"job": "default", "replica_id": "a", "reason": "", "killed": True}
 
 
-@pytest.mark.parametrize("others", [(), (member("b", MemberState.LAPSED),)])
+@pytest.mark.parametrize("others", [(), (member("b", MemberState.EXPIRED),)])
 def test_the_last_live_group_is_not_killed_without_a_word(fake, run, others):
     fake.answers = [status(job(member("a"), *others))]
     result = run(command, "a")

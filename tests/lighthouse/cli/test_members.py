@@ -8,7 +8,7 @@ from tests.lighthouse.statuses import job, many, member, status
 
 FEW = job(
     member("a", MemberState.JOINED, heartbeat_age_s=0.0),
-    member("b", MemberState.LAPSED, heartbeat_age_s=75.0, commit_failures=2, address="[::1]:29512"),
+    member("b", MemberState.EXPIRED, heartbeat_age_s=75.0, commit_failures=2, address="[::1]:29512"),
     member("c", MemberState.IDLE, is_participant=False, step=0, address="", incarnation=""),
     member("d", MemberState.DOWN, is_participant=False),
 )
@@ -17,11 +17,11 @@ FEW = job(
 def test_a_row_per_replica_group(fake, run):
     fake.answers = [status(FEW)]
     assert run(command).output == (
-        "REPLICA  STATE   IN   STEP  RANKS   BEAT  FAILED  ADDRESS      INCARNATION\n"
-        "a        joined  yes     7      8   0.0s       0  host:29512   3f2b8c1e\n"
-        "b        lapsed  yes     7      8  1m15s       2  [::1]:29512  3f2b8c1e\n"
-        "c        idle    no      0      8   0.4s       0  -            -\n"
-        "d        down    no      7      8   0.4s       0  host:29512   3f2b8c1e\n"
+        "REPLICA  STATE    IN   STEP  RANKS   BEAT  FAILED  ADDRESS      INCARNATION\n"
+        "a        joined   yes     7      8   0.0s       0  host:29512   3f2b8c1e\n"
+        "b        expired  yes     7      8  1m15s       2  [::1]:29512  3f2b8c1e\n"
+        "c        idle     no      0      8   0.4s       0  -            -\n"
+        "d        down     no      7      8   0.4s       0  host:29512   3f2b8c1e\n"
     )
 
 
@@ -32,7 +32,7 @@ def test_the_job_is_shown_where_there_is_more_than_one(fake, run):
 
 def test_json_is_the_status(fake, run):
     fake.answers = [status(FEW)]
-    assert json.loads(run(command, "--format", "json").output)["jobs"][0]["members"][1]["state"] == "lapsed"
+    assert json.loads(run(command, "--format", "json").output)["jobs"][0]["members"][1]["state"] == "expired"
 
 
 def test_says_that_there_are_none(run):

@@ -82,7 +82,7 @@ def troubled() -> JobStatus:
     members = (
         member("a", step=9),
         member("b", MemberState.STRAGGLER, heartbeat_age_s=3.5, commit_failures=2),
-        member("c", MemberState.LAPSED, step=3, heartbeat_age_s=33.0, is_participant=False),
+        member("c", MemberState.EXPIRED, step=3, heartbeat_age_s=33.0, is_participant=False),
     )
     ranks = (
         place("b", 1, RankState.BEHIND, is_inside=False, phase="<b>validation</b>", done=3, total=25, host="node7"),
@@ -173,7 +173,7 @@ async def test_where_events_are_cut_it_asks(browser: Chromium, lighthouse: FakeL
 
 
 async def test_a_kill_is_confirmed_and_done(browser: Chromium, lighthouse: FakeLighthouse):
-    lighthouse.shown = status(job(member("a"), member("b"), member("c", MemberState.LAPSED)))
+    lighthouse.shown = status(job(member("a"), member("b"), member("c", MemberState.EXPIRED)))
     async with browser.page(lighthouse.url) as page:
         await page.until("document.querySelectorAll('td.act button:not([hidden])').length === 2")
         await page.run("document.querySelector('[aria-label=\"Kill b\"]').focus()")
@@ -248,7 +248,7 @@ async def test_evidence_opens_from_its_incident(browser: Chromium, lighthouse: F
 async def test_a_crowd_is_shown_in_part_the_worst_first_and_can_be_filtered_and_sorted(
     browser: Chromium, lighthouse: FakeLighthouse
 ):
-    lighthouse.shown = status(job(*many(300), member("troubled", MemberState.LAPSED)))
+    lighthouse.shown = status(job(*many(300), member("troubled", MemberState.EXPIRED)))
     async with browser.page(lighthouse.url) as page:
         seen = await shown(page)
         assert await page.run("document.querySelectorAll('tbody tr').length") == 100

@@ -52,9 +52,9 @@ class TestTheBook:
     ("options", "folder"),
     [
         ({"journal": "/x/journal-1.sqlite"}, "/x/journal-1.incidents"),
-        ({"journal": "/x/journal-1.sqlite", "incidents": Path("/y")}, "/y"),
+        ({"journal": "/x/journal-1.sqlite", "incident_dir": Path("/y")}, "/y"),
         ({"journal": "none"}, None),
-        ({"journal": "none", "incidents": Path("/y")}, "/y"),
+        ({"journal": "none", "incident_dir": Path("/y")}, "/y"),
     ],
 )
 def test_where_they_are_filed(options: dict[str, Any], folder: str | None):
@@ -116,4 +116,4 @@ class TestFiles:
         files.close()
         [said] = caplog.messages
         assert "incident i0 is not filed" in said
-        assert "--incidents" in said
+        assert "--incident-dir" in said

@@ -188,7 +188,7 @@ class TestAStall:
         ]
 
     def test_who_gives_none_in_time_is_named_and_the_policy_acts_then(self, make: Make):
-        job = make(OnStall.RESTART_BEHIND)
+        job = make(OnStall.RESTART_SUSPECTS)
         job.managers["a"].answers = False
         job.managers["c"].gives_evidence = False
         job.start()
@@ -206,8 +206,8 @@ class TestAStall:
         assert kill == KillRequest(f"incident {job.newest.id}: killed b, whose ranks are behind")
         assert not [m for m in job.managers.values() if m is not killed and m.told(KillRequest)]
 
-    def test_restart_behind_and_training_goes_on(self, make: Make):
-        job = make(OnStall.RESTART_BEHIND)
+    def test_restart_suspects_and_training_goes_on(self, make: Make):
+        job = make(OnStall.RESTART_SUSPECTS)
         job.start()
         job.stall()
         assert job.managers["b"].told(KillRequest) != []
@@ -225,18 +225,18 @@ class TestAStall:
             asked.append(given)  # pyright: ignore[reportArgumentType]
             return ["r"]
 
-        job = make(OnStall.STOP, stop_runs=stop)
+        job = make(OnStall.STOP_RUN, stop_runs=stop)
         job.start()
         job.stall()
         [summary] = job.incidents
         [(name, reason, who)] = asked
-        assert (name, who) == ("j", f"--on-stall stop, incident {summary.id}")
+        assert (name, who) == ("j", f"--on-stall stop-run, incident {summary.id}")
         assert reason.startswith(f"incident {summary.id}: nothing moves: b/1 behind in loader")
         assert summary.action == "stopped the run r"
         assert not [m for m in job.managers.values() if m.told(KillRequest)]
 
     def test_stop_without_a_run_kills_the_groups(self, make: Make):
-        job = make(OnStall.STOP)
+        job = make(OnStall.STOP_RUN)
         job.start()
         job.stall()
         assert job.incidents[0].action == "killed a, b, c: the job has no run to stop"
@@ -264,7 +264,7 @@ class TestAStall:
         assert job.incidents == ()
 
     def test_close_leaves_no_timer_and_kills_nobody(self, make: Make):
-        job = make(OnStall.RESTART_BEHIND)
+        job = make(OnStall.RESTART_SUSPECTS)
         job.managers["a"].answers = False
         job.start()
         job.stall()

@@ -155,7 +155,7 @@ class TestAStall:
         assert (stage.last.evidence_s, stage.last.acted_s) == (pytest.approx(5.1), pytest.approx(5.1))
 
     def test_that_ends_before_its_evidence_is_there_has_nothing_done(self):
-        stage = Stage(OnStall.RESTART_BEHIND)
+        stage = Stage(OnStall.RESTART_SUSPECTS)
         [_, wanted] = stage.stalled(behind("b/1"))
         assert isinstance(wanted, EvidenceWanted)
         stage.machine.moved(stage.now)
@@ -184,16 +184,16 @@ class TestThePolicy:
     def test_notify_kills_nobody(self):
         assert not self.due(OnStall.NOTIFY, "b/1").decision.is_final
 
-    def test_restart_behind_kills_the_groups_of_those_behind(self):
-        decision = self.due(OnStall.RESTART_BEHIND, "b/0", "b/1").decision
+    def test_restart_suspects_kills_the_groups_of_those_behind(self):
+        decision = self.due(OnStall.RESTART_SUSPECTS, "b/0", "b/1").decision
         assert (decision.kill, decision.stop) == (("b",), False)
 
-    def test_restart_behind_kills_nobody_where_nobody_is_behind(self):
-        decision = self.due(OnStall.RESTART_BEHIND).decision
+    def test_restart_suspects_kills_nobody_where_nobody_is_behind(self):
+        decision = self.due(OnStall.RESTART_SUSPECTS).decision
         assert (decision.kill, decision.text) == ((), "nobody is behind: nothing is killed")
 
-    def test_restart_behind_never_kills_all(self):
-        decision = self.due(OnStall.RESTART_BEHIND, "a/1", "b/1", "c/0").decision
+    def test_restart_suspects_never_kills_all(self):
+        decision = self.due(OnStall.RESTART_SUSPECTS, "a/1", "b/1", "c/0").decision
         assert decision.kill == ()
         assert decision.text == "all groups have ranks that are behind (a, b, c): nothing is killed"
 
@@ -205,20 +205,20 @@ class TestThePolicy:
             (range(8), (), "all ranks of a are equally behind: nothing is killed"),
         ],
     )
-    def test_restart_behind_restarts_the_only_group_unless_all_of_it_is_behind(
+    def test_restart_suspects_restarts_the_only_group_unless_all_of_it_is_behind(
         self, ranks: Sequence[int], kill: tuple[str, ...], text: str
     ):
-        decision = decide(OnStall.RESTART_BEHIND, [RankName("a", rank) for rank in ranks], {"a": 8})
+        decision = decide(OnStall.RESTART_SUSPECTS, [RankName("a", rank) for rank in ranks], {"a": 8})
         assert (decision.kill, decision.text) == (kill, text)
 
-    def test_restart_behind_kills_no_group_that_is_no_member_any_more(self):
-        assert self.due(OnStall.RESTART_BEHIND, "gone/1").decision.kill == ()
+    def test_restart_suspects_kills_no_group_that_is_no_member_any_more(self):
+        assert self.due(OnStall.RESTART_SUSPECTS, "gone/1").decision.kill == ()
 
     def test_stop(self):
-        assert self.due(OnStall.STOP, "b/1").decision.stop
+        assert self.due(OnStall.STOP_RUN, "b/1").decision.stop
 
     def test_after_a_kill_nothing_more_is_killed_in_that_incident(self):
-        stage = Stage(OnStall.RESTART_BEHIND)
+        stage = Stage(OnStall.RESTART_SUSPECTS)
         [_, wanted] = stage.stalled(behind("b/1"))
         assert isinstance(wanted, EvidenceWanted)
         stage.took(wanted.id)
@@ -226,7 +226,7 @@ class TestThePolicy:
         assert stage.last.suspects == ("b/1",), "what it was for stands"
 
     def test_who_is_killed_is_lost_within_the_stall_and_its_return_ends_it(self):
-        stage = Stage(OnStall.RESTART_BEHIND)
+        stage = Stage(OnStall.RESTART_SUSPECTS)
         [_, wanted] = stage.stalled(behind("b/1", "c/0", still_s=60.0))
         assert isinstance(wanted, EvidenceWanted)
         stage.took(wanted.id)

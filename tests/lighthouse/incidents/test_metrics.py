@@ -18,10 +18,10 @@ def test_times_by_job_and_kind():
     registry = CollectorRegistry()
     registry.register(IncidentCollector(times))
     seen = samples(render(registry)[0].decode())
-    assert seen["lighthouse_detect_seconds_count", "j", "loss"] == 2
-    assert seen["lighthouse_detect_seconds_bucket", "j", "loss", "0.01"] == 1
-    assert seen["lighthouse_detect_seconds_bucket", "j", "stall", "60.0"] == 0
-    assert seen["lighthouse_detect_seconds_bucket", "j", "stall", "120.0"] == 1
-    assert seen["lighthouse_recover_seconds_bucket", "j", "loss", "600.0"] == 0
-    assert seen["lighthouse_recover_seconds_sum", "j", "loss"] == 700.0
+    assert seen["lighthouse_incident_detection_seconds_count", "j", "loss"] == 2
+    assert seen["lighthouse_incident_detection_seconds_bucket", "j", "loss", "0.01"] == 1
+    assert seen["lighthouse_incident_detection_seconds_bucket", "j", "stall", "60.0"] == 0
+    assert seen["lighthouse_incident_detection_seconds_bucket", "j", "stall", "120.0"] == 1
+    assert seen["lighthouse_incident_recovery_seconds_bucket", "j", "loss", "600.0"] == 0
+    assert seen["lighthouse_incident_recovery_seconds_sum", "j", "loss"] == 700.0
     assert (BOUNDS_S[0], BOUNDS_S[-1]) == (0.01, 600.0)

@@ -35,7 +35,7 @@ class TestLimit:
     def test_of_ids(self):
         error = why(group("c"), roster_of(group("a"), group("b")), max_replicas=2)
         assert isinstance(error, LimitReached)
-        assert all(word in str(error) for word in ("replica_id:", "c", "number 3", "2 (--max-replicas)"))
+        assert all(word in str(error) for word in ("replica_id:", "c", "number 3", "2 (--max-members)"))
 
     def test_does_not_stop_who_is_in(self):
         assert why(group("a", incarnation="i2"), roster_of(group("a"), group("b")), max_replicas=2) is None

@@ -659,7 +659,7 @@ class TestEdges:
     def test_a_refused_join_changes_nothing(self):
         m = training("ab", max_replicas=2)
         before = m.deadline(1), len(m.roster), m.verdict()
-        assert m.handle(join(3, "c"), now=1) == [refused(3, LimitReached, "replica_id", "c", "2", "--max-replicas")]
+        assert m.handle(join(3, "c"), now=1) == [refused(3, LimitReached, "replica_id", "c", "2", "--max-members")]
         assert (m.deadline(1), len(m.roster), m.verdict()) == before
         assert m.handle(Withdrawn(3), now=1) == []
 

@@ -16,7 +16,7 @@ BUSY = status(
     job(
         member("a", step=9),
         member("b", MemberState.JOINED, step=8),
-        member("c", MemberState.LAPSED, is_participant=False, step=11),
+        member("c", MemberState.EXPIRED, is_participant=False, step=11),
         quorum_id=1763719200123,
         verdict="waiting_for_stragglers",
     ),
@@ -44,9 +44,9 @@ def test_shows_a_job():
     assert seen["lighthouse_quorum_id", "default"] == 1763719200123
     assert seen["lighthouse_quorum_age_seconds", "default"] == 193.2
     assert seen["lighthouse_participants", "default"] == 2
-    assert seen["lighthouse_max_step", "default"] == 9
+    assert seen["lighthouse_quorum_step", "default"] == 9
     assert seen["lighthouse_quorums_formed_total", "default"] == 3
-    assert seen["lighthouse_rounds_total", "default"] == 1234
+    assert seen["lighthouse_quorum_rounds_total", "default"] == 1234
 
 
 def test_every_state_and_every_verdict_is_there():
@@ -55,19 +55,19 @@ def test_every_state_and_every_verdict_is_there():
     assert {state for state, count in states.items() if count == 1} == {
         MemberState.PARTICIPANT,
         MemberState.JOINED,
-        MemberState.LAPSED,
+        MemberState.EXPIRED,
     }
-    verdicts = {verdict: seen["lighthouse_verdict", "default", verdict.value] for verdict in Verdict}
+    verdicts = {verdict: seen["lighthouse_quorum_verdict", "default", verdict.value] for verdict in Verdict}
     assert [verdict for verdict, value in verdicts.items() if value] == [Verdict.WAITING_FOR_STRAGGLERS]
 
 
 def test_the_standing_quorum():
     seen = samples(scrape(BUSY))
-    phases = {phase: seen["lighthouse_standing_phase", "default", phase.value] for phase in QuorumPhase}
+    phases = {phase: seen["lighthouse_quorum_phase", "default", phase.value] for phase in QuorumPhase}
     assert [phase for phase, value in phases.items() if value] == [QuorumPhase.STANDING]
     assert seen["lighthouse_sessions", "default"] == 3
-    assert seen["lighthouse_recalls_total", "default"] == 5
-    assert seen["lighthouse_revokes_total", "default"] == 6
+    assert seen["lighthouse_quorum_recalls_total", "default"] == 5
+    assert seen["lighthouse_quorum_revocations_total", "default"] == 6
 
 
 def test_a_job_without_a_quorum_has_no_age():
@@ -85,11 +85,11 @@ def test_counts_refusals_and_calls_from_closed_sets():
     counters.called("Quorum", grpc.StatusCode.DEADLINE_EXCEEDED)
     counters.called("Guess", grpc.StatusCode.UNIMPLEMENTED)
     seen = samples(scrape(BUSY, counters))
-    assert {key[1] for key in seen if key[0] == "lighthouse_joins_refused_total"} == {*REFUSALS, OTHER}
-    assert seen["lighthouse_joins_refused_total", "WrongState"] == seen["lighthouse_joins_refused_total", OTHER] == 1
-    assert seen["lighthouse_rpcs_total", "Quorum", "ok"] == 1
-    assert seen["lighthouse_rpcs_total", "Quorum", "deadline_exceeded"] == 1
-    assert seen["lighthouse_rpcs_total", OTHER, "unimplemented"] == 1
+    assert {key[1] for key in seen if key[0] == "lighthouse_join_refusals_total"} == {*REFUSALS, OTHER}
+    assert seen["lighthouse_join_refusals_total", "WrongState"] == seen["lighthouse_join_refusals_total", OTHER] == 1
+    assert seen["lighthouse_grpc_calls_total", "ok", "Quorum"] == 1
+    assert seen["lighthouse_grpc_calls_total", "deadline_exceeded", "Quorum"] == 1
+    assert seen["lighthouse_grpc_calls_total", "unimplemented", OTHER] == 1
     assert {"Quorum", "Heartbeat", "Status", "Kill", "Drain", "Session"} < METHODS
     assert {"Rank", "Supervise", "PutKey", "GetKeys", "Runs", "StopRun", "ResumeRun"} < METHODS
 

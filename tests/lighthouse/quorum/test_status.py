@@ -47,7 +47,7 @@ def test_every_state_of_a_member():
     assert states(m, 1) == {"a": "joined", "b": "straggler", "c": "straggler", "z": "straggler"}
     beating(m, "abz", 1, 12)
     assert m.quorum.participants == (group("a"),)
-    assert states(m, 12) == {"a": "participant", "b": "missed", "c": "lapsed", "z": "missed"}
+    assert states(m, 12) == {"a": "participant", "b": "timed_out", "c": "expired", "z": "timed_out"}
 
 
 def test_newcomers_do_not_make_stragglers_of_members_at_work():
@@ -100,7 +100,7 @@ class TestStarting:
         m = connected("a")
         m.handle(opened(2, "b", down=STARTING, missing=frozenset({0})), 0)
         m.handle(ended(2), 1)
-        assert states(m, 1)["b"] == "lapsed"
+        assert states(m, 1)["b"] == "expired"
         assert explain(m, 1) == "nobody asks for a quorum; 1 alive"
 
 

@@ -26,7 +26,7 @@ from lighthouse_protocol.wire.status_wire import (
 
 def test_of_the_lighthouse_there_and_back():
     member = MemberStatus("a", "i1", MemberState.STRAGGLER, True, 3, 2, 1.5, 1, "h:1", "h:2")
-    job = JobStatus("j", 4, 2.5, "formed", "3 train", 1, 9, (member, replace(member, state=MemberState.LAPSED)))
+    job = JobStatus("j", 4, 2.5, "formed", "3 train", 1, 9, (member, replace(member, state=MemberState.EXPIRED)))
     rank = RankPlace("a", 1, RankState.BEHIND, 3, "v", 0, 0, 1.5, "all_reduce", True, "x", 0.5, 2.5, 60.0, "h", 7)
     ranks = rank, replace(rank, total=None, state=RankState.LOST)
     timeline = (

@@ -48,7 +48,7 @@ from lighthouse_protocol.wire.session_wire import session_response_to_wire
 from lighthouse_protocol.wire.watch_wire import watch_request_from_wire, word_from_wire
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
 from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
-from lighthouse_runtime.client.rpcs import SESSION
+from lighthouse_runtime.client.rpcs import SESSION, WATCH
 from lighthouse_runtime.client.streams import Session, Watch
 from lighthouse_runtime.server import rpc_handler
 from lighthouse_runtime.server.streams import Ending, Sender
@@ -134,7 +134,9 @@ class TestSession:
             session.send(Leave("fail"))
             with pytest.raises(InternalError, match=r"^ZeroDivisionError: oops; see the daemon's log$"):
                 await anext(session)
-        assert [r.getMessage() for r in caplog.records if r.name == rpc_handler.log.name] == [SESSION[1:] + " failed"]
+        assert [r.getMessage() for r in caplog.records if r.name == rpc_handler.log.name] == [
+            SESSION.path[1:] + " failed"
+        ]
         assert server.observed == [("Session", "INTERNAL")]
 
     async def test_the_server_ends_it_from_outside(self, server: StreamServer, client: AsyncLighthouseClient):
@@ -273,7 +275,7 @@ class TestLimits:
     )
     async def test_what_a_server_does_not_take(self, server: StreamServer, body: bytes, status: grpc.StatusCode):
         async with grpc.aio.insecure_channel(f"{LOCALHOST}:{server.port}") as channel:
-            call: Any = channel.stream_stream(SESSION)()
+            call: Any = channel.stream_stream(SESSION.path)()
             await call.write(body)
             assert await call.code() is status
         await ending(server)
@@ -472,7 +474,8 @@ class TestWatch:
     def test_what_is_repeated_goes_beside_what_is_said(self):
         taken: list[Iterator[bytes]] = []
         steps = itertools.count()
-        watch = Watch(lambda messages: taken.append(messages) or mock.Mock(), "m", WatchRequest(0, "w"))
+        watch = Watch(lambda messages: taken.append(messages) or mock.Mock(), "m", WATCH)
+        watch.send(WatchRequest(0, "w"))
         words = (word_from_wire(manager_pb2.WatchRequest.FromString(body)) for body in taken[0])
         assert watch_request_from_wire(manager_pb2.WatchRequest.FromString(next(taken[0]))).worker == "w"
         watch.repeat(lambda: None if (step := next(steps)) == 1 else Sample(step), 0.01)

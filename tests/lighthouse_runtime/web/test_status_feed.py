@@ -198,10 +198,10 @@ async def test_a_large_status_is_compressed_for_whoever_takes_that(daemon: Daemo
 
 
 def test_statuses_become_objects():
-    told = status(job(member("a", MemberState.LAPSED)))
+    told = status(job(member("a", MemberState.EXPIRED)))
     entry = TimelineEntry(1.5, TimelineKind.LOST, ("a",), 2, "<b>")
     shown = json.loads(to_json({"status": told, "entry": entry}))
-    assert shown["status"]["jobs"][0]["members"][0]["state"] == "lapsed"
+    assert shown["status"]["jobs"][0]["members"][0]["state"] == "expired"
     assert shown["entry"] == {"at_unix_s": 1.5, "kind": "lost", "replica_ids": ["a"], "more": 2, "text": "<b>"}
     with pytest.raises(TypeError):
         to_json(object())
