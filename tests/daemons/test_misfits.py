@@ -119,9 +119,8 @@ class Groups:
 
     def check_incident(self, cause: str) -> None:
         """In the lighthouse's log, and in the list."""
-        told = run_cli(
-            LIGHTHOUSE_CODE, "incidents", "--lighthouse", self.lighthouse.address, "--job", self.job, "--format", "json"
-        )
+        words = ("incidents", "--kind", "loss", "--job", self.job, "--format", "json")
+        told = run_cli(LIGHTHOUSE_CODE, *words, "--lighthouse", self.lighthouse.address)
         newest, *_ = json.loads(told.stdout)
         assert newest["suspects"] == ["c"]
         assert re.match(f"c: rank 0 has failed: {cause}", newest["text"])
