@@ -54,7 +54,7 @@ class TestSmallPieces:
         for at in range(len(content) - 20 - 3 * 4, len(content)):
             damaged = bytearray(content)
             damaged[at] ^= 1
-            with pytest.raises(CorruptState, match="checksum of blob 0"):
+            with pytest.raises(CorruptState, match="checksum of tensor 0"):
                 decode(io.BytesIO(damaged), len(damaged))
 
 
@@ -73,7 +73,7 @@ def test_damage_is_found_before_the_next_piece_is_read() -> None:
     content = bytearray(from_byte(torch.zeros(10 * PIECE_BYTES, dtype=torch.uint8), 0, MIB))
     content[1000] ^= 1
     source = Counted(content)
-    with pytest.raises(CorruptState, match="checksum of blob 0"):
+    with pytest.raises(CorruptState, match="checksum of tensor 0"):
         decode(source, len(content))
     assert source.read_bytes < 2 * PIECE_BYTES
 
