@@ -38,7 +38,6 @@ def decode(
     length: int | None = None,
     *,
     chunk_bytes: int = CHUNK_BYTES,
-    max_header_bytes: int = MAX_HEADER_BYTES,
     expect: Callable[[State], object] | None = None,
 ) -> State:
     """The state whose encoding `source` yields, its tensors on the CPU; CorruptState for anything else.
@@ -48,7 +47,7 @@ def decode(
     What it raises ends the decoding.
     """
     reader = Reader(source, chunk_bytes)
-    header = _read_header(reader, max_header_bytes)
+    header = _read_header(reader)
     skeleton, layouts = _check_header(header)
     _check_length(reader.consumed + sum(map(encoded_size, layouts)), length)
     if expect is not None:
@@ -59,15 +58,15 @@ def decode(
     return assemble(skeleton, tensors)
 
 
-def _read_header(reader: Reader, max_header_bytes: int) -> bytes:
+def _read_header(reader: Reader) -> bytes:
     prefix, checksum = reader.take(PREFIX.size)
     magic, version, length = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise CorruptState(f"this is no state of a host of this byte order: it starts with {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise CorruptState(f"the state has format version {version}, this side reads {VERSION}: run the same release")
-    if length > max_header_bytes:
-        raise CorruptState(f"the state announces a header of {length} bytes, more than {max_header_bytes}")
+    if length > MAX_HEADER_BYTES:
+        raise CorruptState(f"the state announces a header of {length} bytes, more than {MAX_HEADER_BYTES}")
     sent, _ = reader.take(CHECKSUM.size)
     header, checksum = reader.take(length, checksum)
     if CHECKSUM.unpack(sent)[0] != checksum:

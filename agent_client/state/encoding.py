@@ -26,9 +26,9 @@ class Encoding:
     is elsewhere, or not contiguous, is copied a piece at a time.
     """
 
-    def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
+    def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES) -> None:
         skeleton, self._tensors = disassemble(state)
-        self._head = _encode_head(skeleton, self._tensors, max_header_bytes)
+        self._head = _encode_head(skeleton, self._tensors)
         self._chunk_bytes = chunk_bytes
         self.length = len(self._head) + sum(map(encoded_size, self._tensors))
         """Bytes in all."""
@@ -68,9 +68,9 @@ class Encoding:
                 yield view[start : start + self._chunk_bytes]
 
 
-def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES, max_header_bytes: int = MAX_HEADER_BYTES) -> Encoding:
+def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES) -> Encoding:
     """TypeError or ValueError, with the path, for what a state cannot hold (see tree.py)."""
-    return Encoding(state, chunk_bytes, max_header_bytes)
+    return Encoding(state, chunk_bytes)
 
 
 def encoded_size(tensor: torch.Tensor) -> int:
@@ -78,13 +78,13 @@ def encoded_size(tensor: torch.Tensor) -> int:
     return tensor.nbytes + max(1, -(-tensor.nbytes // PIECE_BYTES)) * CHECKSUM.size
 
 
-def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor], max_header_bytes: int) -> bytes:
+def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor]) -> bytes:
     described = [(str(tensor.dtype).removeprefix("torch."), tensor.shape) for tensor in tensors]
     header_json = {"tree": skeleton, "tensors": described}
     header = json.dumps(header_json, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    if len(header) > max_header_bytes:
+    if len(header) > MAX_HEADER_BYTES:
         raise ValueError(
-            f"everything but tensors and bytes makes a header of {len(header)} bytes, more than {max_header_bytes}: "
+            f"everything but tensors and bytes makes a header of {len(header)} bytes, more than {MAX_HEADER_BYTES}: "
             "keep long lists of numbers in tensors"
         )
     prefix = PREFIX.pack(MAGIC, VERSION, len(header))

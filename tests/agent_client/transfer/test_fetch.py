@@ -21,8 +21,9 @@ from agent_client.state.decoding import CorruptState, encode
 from agent_client.state.encoding import Encoding
 from agent_client.state.snapshot import StateMismatch, install_matches
 from agent_client.transfer.fetch import Fetch
+from agent_client.transfer.response import StateUnavailable
 from agent_client.transfer.rules.source_order import TRIES
-from agent_client.transfer.server import StateServer, StateUnavailable
+from agent_client.transfer.server import StateServer
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import answering, eventually, ok, serving, threads, took
 
