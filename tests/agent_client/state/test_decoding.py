@@ -21,7 +21,7 @@ from agent_client import state, transfer
 from agent_client.state.decoding import MAGIC, MAX_HEADER_BYTES, VERSION, CorruptState, TruncatedState, decode, encode
 from agent_client.state.tree import DTYPES, MAX_DEPTH
 from agent_client.training import checkpoint_folder
-from tests.agent_client.state.trees import LAYOUTS, bits, same, trees
+from tests.agent_client.state.trees import bits, resident_bytes, same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 NAN_WITH_PAYLOAD = struct.unpack(">d", bytes.fromhex("fff8000000abcdef"))[0]
@@ -40,10 +40,6 @@ def forged(header: object, payload: bytes = b"", version: int = VERSION, magic: 
 
 def checksummed(blob: bytes) -> bytes:
     return blob + struct.pack(">I", zlib.crc32(blob))
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 SMALL = {"w": torch.arange(3, dtype=torch.int16), "n": [1, 2.5, "ü", None], "b": b"\x00\xff", "e": torch.empty(0)}
@@ -75,13 +71,6 @@ class TestRoundTrip:
     def test_no_dtype_in_use_is_left_out(self) -> None:
         used = "bfloat16 float16 float8_e4m3fn float8_e5m2 bool complex64 uint16 int64 float64"
         assert set(used.split()) <= set(DTYPES)
-
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_every_layout(self, layout: Any) -> None:
-        tensor = layout(torch.arange(24).reshape(2, 3, 4))
-        received = decode(io.BytesIO(encoded(tensor)))
-        assert received.tolist() == tensor.tolist()
-        assert received.is_contiguous()
 
     def test_lazy_views_are_resolved(self) -> None:
         tensor = torch.tensor([1 + 2j, 3 - 4j])
@@ -237,15 +226,6 @@ class TestDamage:
                 decode(io.BytesIO(content), len(content))
             content[position // 8] ^= 1 << position % 8
         assert same(decode(io.BytesIO(content)), SMALL)
-
-    @settings(max_examples=200, deadline=None)
-    @given(st.data())
-    def test_any_other_byte(self, data: st.DataObject) -> None:
-        content = bytearray(encoded(SMALL))
-        position = data.draw(st.integers(0, len(content) - 1))
-        content[position] = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[position]))
-        with pytest.raises(CorruptState):
-            decode(io.BytesIO(content))
 
     def test_more_than_was_announced(self) -> None:
         content = encoded(SMALL)
