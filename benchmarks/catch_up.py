@@ -17,11 +17,11 @@ from typing import Any
 import click
 from torch.distributed import TCPStore
 
-from benchmarks.support.bars import Bar, conclude
+from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Children
 from benchmarks.support.cluster import NAMES, Event, Group, wait_until
 from benchmarks.support.daemons import HERE, OURS, start_lighthouse, start_manager
-from benchmarks.support.figures import machine, machine_text, table, write_json
+from benchmarks.support.figures import json_option, show_machine, table, write_json
 
 GIB = 2**30
 MODES = ("blocking", "catch_up")
@@ -143,16 +143,15 @@ def bars(results: Sequence[Healed]) -> list[Bar]:
 @click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, default=MODES, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Of each.")
 @click.option("--quick", is_flag=True, help="Seconds instead of minutes: 1/16 GiB, catch_up alone.")
-@click.option("--check", is_flag=True, help="End with status 1 if the bar is missed.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+@check_option
+@json_option
 def main(
     gib: float, links: Sequence[float], modes: Sequence[str], repeats: int, quick: bool, check: bool, path: Path | None
 ) -> None:
     """How long the other groups' steps take while one heals."""
     if quick:
         gib, links, modes, repeats = 1 / 16, (0,), ("catch_up",), 1
-    found = machine()
-    click.echo(machine_text(found))
+    found = show_machine()
     results = [heal(mode, int(gib * GIB), link) for link in links for mode in modes for _ in range(repeats)]
     click.echo(render(results))
     report: dict[str, Any] = {"benchmark": "catch_up", "machine": found, "results": [asdict(each) for each in results]}

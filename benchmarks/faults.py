@@ -18,11 +18,11 @@ import click
 from torch.distributed import TCPStore
 
 from benchmarks.support import losses
-from benchmarks.support.bars import Bar, conclude
+from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Children
 from benchmarks.support.cluster import NAMES, Cluster, kill_group, kill_rank, stop_group, wait_until
 from benchmarks.support.daemons import HERE, OURS
-from benchmarks.support.figures import machine, machine_text, write_json
+from benchmarks.support.figures import json_option, show_machine, write_json
 from benchmarks.support.losses import GIVE_UP_S, SURVIVORS, VICTIM, Limit, Loss, Run, lose, result
 from benchmarks.support.orphans import Orphans
 
@@ -111,14 +111,13 @@ def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
 @click.option("--faults", default=",".join(loss.key for loss in LOSSES), show_default=True, help="Which.")
 @click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Of each fault.")
 @click.option("--quick", is_flag=True, help="One run of two of the kills.")
-@click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+@check_option
+@json_option
 def main(faults: str, runs: int, quick: bool, check: bool, path: Path | None) -> None:
     """How long the survivors' training stands still when a replica group goes away."""
     if quick:
         faults, runs = "kill,kill-rank", 1
-    found = machine()
-    click.echo(machine_text(found))
+    found = show_machine()
     results = measure(faults.split(","), runs)
     click.echo(losses.render(LOSSES, results, MOMENTS))
     write_json(path, {"benchmark": "faults", "machine": found, "results": results})

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from benchmarks.support.children import Children
-from benchmarks.support.figures import machine, machine_text, spread, table, write_json
-from benchmarks.support.torchft_native import MISSING, released_version
+from benchmarks.support.figures import json_option, show_machine, spread, table, write_json
+from benchmarks.support.torchft_native import released_version
 
 GIB = 2**30
 NAMES = {"torchft": "torchft 0.2", "snapshot": "ours, snapshot", "hold": "ours, hold"}
@@ -96,15 +96,12 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 @click.option("--gib", "sizes", type=float, multiple=True, default=(1, 4), show_default=True, help="State to heal.")
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Measured heals each.")
 @click.option("--quick", is_flag=True, help="Seconds instead of minutes: one heal of 1/4 GiB.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+@json_option
 def main(sizes: Sequence[float], repeats: int, quick: bool, path: Path | None) -> None:
     """Seconds and memory per GiB healed, beside torchft's HTTP transport."""
     if quick:
         sizes, repeats = (0.25,), 1
-    found = machine()
-    click.echo(machine_text(found))
-    if found["torchft"] is None:
-        click.echo(MISSING, err=True)
+    found = show_machine(beside_torchft=True)
     kinds = ["torchft", "snapshot", "hold"] if released_version() else ["snapshot", "hold"]
     results = [report(kind, int(gib * GIB), measure(kind, int(gib * GIB), repeats)) for gib in sizes for kind in kinds]
     click.echo(render(results))

@@ -14,11 +14,11 @@ from typing import Any
 
 import click
 
-from benchmarks.support.bars import Bar, conclude
+from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Child, Children
 from benchmarks.support.cluster import Cluster, wait_until
 from benchmarks.support.daemons import OURS
-from benchmarks.support.figures import machine, machine_text, spread, table, write_json
+from benchmarks.support.figures import json_option, show_machine, spread, table, write_json
 from benchmarks.support.scrape import is_standing
 
 HEARTBEAT_TIMEOUT_S = 5.0
@@ -177,14 +177,13 @@ def _bars(row: Mapping[str, Any]) -> list[Bar]:
 @click.option("--faults", default=",".join(outage.key for outage in OUTAGES), show_default=True, help="Which.")
 @click.option("--runs", type=click.IntRange(1), help="Of each; default: 20 kills, 3 pauses.")
 @click.option("--quick", is_flag=True, help="Seconds instead of minutes: one kill.")
-@click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+@check_option
+@json_option
 def main(faults: str, runs: int | None, quick: bool, check: bool, path: Path | None) -> None:
     """What an outage of the lighthouse costs groups that train."""
     if quick:
         faults, runs = "kill-1", 1
-    found = machine()
-    click.echo(machine_text(found))
+    found = show_machine()
     results = [
         {
             "fault": outage.key,

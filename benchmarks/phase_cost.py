@@ -16,8 +16,8 @@ from pathlib import Path
 import click
 
 from agent_client.progress.progress import Progress
-from benchmarks.support.bars import Bar, conclude
-from benchmarks.support.figures import Spread, machine, machine_text, spread, table, write_json
+from benchmarks.support.bars import Bar, check_option, conclude
+from benchmarks.support.figures import Spread, json_option, show_machine, spread, table, write_json
 
 SAMPLED_EVERY_S = 0.5
 CALLS = 1000
@@ -111,12 +111,11 @@ def bars(costs: Sequence[Cost]) -> list[Bar]:
 @click.command()
 @click.option("--blocks", type=click.IntRange(1), default=300, show_default=True, help="Blocks of 1,000 calls each.")
 @click.option("--quick", is_flag=True, help="A second instead of thirty: 10 blocks.")
-@click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+@check_option
+@json_option
 def main(blocks: int, quick: bool, check: bool, path: Path | None) -> None:
     """What a rank's marks of where it is cost the thread that trains."""
-    found = machine()
-    click.echo(machine_text(found))
+    found = show_machine()
     costs = measure(10 if quick else blocks)
     click.echo(render(costs))
     write_json(path, {"benchmark": "phase_cost", "machine": found, "calls": CALLS, "costs": costs})

@@ -14,8 +14,8 @@ import click
 
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse
-from benchmarks.support.figures import Spread, machine, machine_text, ratios, spread, table, write_json
-from benchmarks.support.torchft_native import MISSING, released_version
+from benchmarks.support.figures import Spread, json_option, ratios, show_machine, spread, table, write_json
+from benchmarks.support.torchft_native import released_version
 
 SETTLE_S = 0.1
 CALLS_PER_BLOCK = 2000
@@ -137,16 +137,13 @@ def _cells(size: int, row: Mapping[str, Any]) -> list[str]:
 @click.option("--sizes", default="10,100,300,1000", show_default=True, help="Numbers of replica groups.")
 @click.option("--blocks", type=click.IntRange(1), default=9, show_default=True, help="Measured blocks each.")
 @click.option("--quick", is_flag=True, help="Seconds instead of minutes: one small size, two blocks.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+@json_option
 def main(sizes: str, blocks: int, quick: bool, path: Path | None) -> None:
     """What one quorum round costs the lighthouse, beside torchft's."""
     calls = CALLS_PER_BLOCK
     if quick:
         sizes, blocks, calls = "20", 2, 200
-    found = machine()
-    click.echo(machine_text(found))
-    if found["torchft"] is None:
-        click.echo(MISSING, err=True)
+    found = show_machine(beside_torchft=True)
     results = [run_size(int(size), blocks, calls) for size in sizes.split(",")]
     click.echo(render(results))
     write_json(path, {"benchmark": "quorum_round", "machine": found, "blocks": blocks, "sizes": results})

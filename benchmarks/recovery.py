@@ -12,14 +12,14 @@ from typing import Any
 import click
 
 from benchmarks.support import losses
-from benchmarks.support.bars import Bar, conclude
+from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Children
 from benchmarks.support.cluster import Cluster, kill_group, kill_rank, pull_cable, stop_group
 from benchmarks.support.daemons import OURS, TORCHFT
-from benchmarks.support.figures import machine, machine_text, write_json
+from benchmarks.support.figures import json_option, show_machine, write_json
 from benchmarks.support.losses import VICTIM, Limit, Loss, Run, lose, result
 from benchmarks.support.network import SecondHost, is_possible
-from benchmarks.support.torchft_native import MISSING, released_version
+from benchmarks.support.torchft_native import released_version
 
 DEFAULT_TIMEOUT_S = 5.0
 SHORT_TIMEOUT_S = 2.0
@@ -74,16 +74,13 @@ def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
 @click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Of each fault.")
 @click.option("--torchft-runs", type=click.IntRange(0), default=3, show_default=True, help="Of each fault.")
 @click.option("--quick", is_flag=True, help="Seconds instead of minutes: two runs of the kills, ours alone.")
-@click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+@check_option
+@json_option
 def main(faults: str, runs: int, torchft_runs: int, quick: bool, check: bool, path: Path | None) -> None:
     """How long the survivors wait when a replica group goes away, beside torchft's."""
     if quick:
         faults, runs, torchft_runs = "kill-group,kill-rank", 2, 0
-    found = machine()
-    click.echo(machine_text(found))
-    if found["torchft"] is None:
-        click.echo(MISSING, err=True)
+    found = show_machine(beside_torchft=True)
     results = measure(faults.split(","), runs, torchft_runs)
     click.echo(render(results))
     write_json(path, {"benchmark": "recovery", "machine": found, "results": results})

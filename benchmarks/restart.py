@@ -11,20 +11,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from benchmarks.support.bars import Bar, conclude
+from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, start_lighthouse
-from benchmarks.support.figures import machine, machine_text, spread, table, write_json
+from benchmarks.support.figures import json_option, show_machine, spread, table, write_json
 from lighthouse_runtime.process.children import started_at
 from lighthouse_runtime.process.commands import START_MANAGER
 
 RANKS = 2
 DELAY_S = 0.001
-MANAGER = START_MANAGER
 BAR_S = 1.0
 
 
@@ -51,7 +49,7 @@ def supervisor(children: Children, lighthouse: str, runs: int) -> Child:
         "--log-level": "warning",
     }
     words = [word for option in options.items() for word in option]
-    return children.start("supervisor", "-c", MANAGER, "run", *words, "-m", "benchmarks.support.restarting_rank")
+    return children.start("supervisor", "-c", START_MANAGER, "run", *words, "-m", "benchmarks.support.restarting_rank")
 
 
 def ages(lines: Iterator[str], attempt: int) -> list[float]:
@@ -93,20 +91,20 @@ def measure(children: Children, runs: int) -> list[Restart]:
 @click.command(help=__doc__)
 @click.option("--runs", default=20, show_default=True, help="How many kills.")
 @click.option("--quick", is_flag=True, help="Seconds instead of minutes: two kills.")
-@click.option("--check", is_flag=True, help="End with status 1 if the bar is missed.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers there, too.")
+@check_option
+@json_option
 def main(runs: int, quick: bool, check: bool, path: Path | None) -> None:
+    found = show_machine()
     with Children() as children:
         restarts = measure(children, 2 if quick else runs)
     whole, from_start = (spread([getattr(r, name) for r in restarts]) for name in ("whole_s", "from_start_s"))
-    report: dict[str, Any] = {"machine": machine(), "whole_s": whole, "from_start_s": from_start, "restarts": restarts}
-    click.echo(machine_text(report["machine"]) + "\n")
     rows = [
         ["a rank is killed, to the quorum of all", whole.text()],
         ["of that: from the start of the process", from_start.text()],
     ]
     click.echo(table(["to the quorum of both, seconds: median (lowest to highest)", f"{len(restarts)} restarts"], rows))
-    write_json(path, report)
+    report = {"whole_s": whole, "from_start_s": from_start, "restarts": restarts}
+    write_json(path, {"benchmark": "restart", "machine": found, **report})
     conclude([Bar("process start to first quorum, median", from_start.median, BAR_S, "s")], is_checked=check)
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from benchmarks.support.bars import Bar, conclude
+from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import prepare_lighthouse
-from benchmarks.support.figures import machine, machine_text, table, write_json
+from benchmarks.support.figures import json_option, show_machine, table, write_json
 from benchmarks.support.scrape import is_standing
 from lighthouse_protocol.limits import DEFAULT_JOB
 
@@ -185,15 +185,14 @@ def bars(stages: Sequence[Stage]) -> list[Bar]:
 @click.option("--joins", type=click.IntRange(1), default=5, show_default=True, help="How often one joins.")
 @click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="To watch them at rest.")
 @click.option("--quick", is_flag=True, help="Seconds instead of minutes: 30 sessions.")
-@click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+@check_option
+@json_option
 def main(size: int, joins: int, seconds: float, quick: bool, check: bool, path: Path | None) -> None:
     """What a thousand standing sessions cost the lighthouse."""
     settle_s = 3.0
     if quick:
         size, joins, seconds, settle_s = 30, 2, 2.0, 0.5
-    found = machine()
-    click.echo(machine_text(found))
+    found = show_machine()
     stages = run(size, joins, seconds, settle_s)
     click.echo(render(stages))
     write_json(path, {"benchmark": "scale", "machine": found, "sessions": size, "stages": stages})

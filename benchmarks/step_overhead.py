@@ -14,12 +14,12 @@ from typing import Any
 
 import click
 
-from benchmarks.support.bars import Bar, conclude
+from benchmarks.support.bars import Bar, check_option, conclude
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse, start_manager
-from benchmarks.support.figures import machine, machine_text, percentile, ratios, spread, table, write_json
+from benchmarks.support.figures import json_option, percentile, ratios, show_machine, spread, table, write_json
 from benchmarks.support.scrape import scrape
-from benchmarks.support.torchft_native import MISSING, released_version
+from benchmarks.support.torchft_native import released_version
 
 GROUPS = 3
 CALLS = ("quorum_s", "should_commit_s", "both_s")
@@ -190,16 +190,13 @@ def _ratio(row: Mapping[str, Any], ratio: Any) -> str:
 @click.option("--blocks", type=click.IntRange(1), default=15, show_default=True, help="Measured blocks each.")
 @click.option("--steps", type=click.IntRange(2), default=100, show_default=True, help="Steps of a block.")
 @click.option("--quick", is_flag=True, help="Seconds instead of a minute: two blocks of 30 steps.")
-@click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+@check_option
+@json_option
 def main(blocks: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
     """What Quorum and ShouldCommit cost per step, beside torchft's."""
     if quick:
         blocks, steps = 2, 30
-    found = machine()
-    click.echo(machine_text(found))
-    if found["torchft"] is None:
-        click.echo(MISSING, err=True)
+    found = show_machine(beside_torchft=True)
     results = run_all(blocks, steps)
     click.echo(render(results))
     settings = {"groups": GROUPS, "blocks": blocks, "steps_per_block": steps}

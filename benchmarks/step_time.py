@@ -14,8 +14,8 @@ import click
 
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import OURS, TORCHFT, Daemon, start_lighthouse, start_manager
-from benchmarks.support.figures import Spread, machine, machine_text, ratios, spread, table, write_json
-from benchmarks.support.torchft_native import MISSING, released_version
+from benchmarks.support.figures import Spread, json_option, ratios, show_machine, spread, table, write_json
+from benchmarks.support.torchft_native import released_version
 from examples.ports import free_port
 
 GROUPS = 3
@@ -137,15 +137,12 @@ def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
 @click.option("--steps", type=click.IntRange(2), default=10, show_default=True, help="Steps of a turn.")
 @click.option("--quick", is_flag=True, help="Two rounds of four steps.")
 @click.option("--check", is_flag=True, help="End with status 1 if ours adds more than 2 ms, or more than torchft.")
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too.")
+@json_option
 def main(rounds: int, steps: int, quick: bool, check: bool, path: Path | None) -> None:
     """What fault tolerance adds to a training step where nothing fails."""
     if quick:
         rounds, steps = 2, 4
-    found = machine()
-    click.echo(machine_text(found))
-    if found["torchft"] is None:
-        click.echo(MISSING, err=True)
+    found = show_machine(beside_torchft=True)
     reports = report(run_all(rounds, steps))
     click.echo(render(reports))
     write_json(path, {"benchmark": "step_time", "machine": found, "rounds": rounds, "steps": steps, "results": reports})

@@ -18,14 +18,14 @@ PROCESS_GROUPS: tuple[str, ...] = get_args(ProcessGroupName)
 
 
 class GlooConnector:
-    def connect(self, place: GroupSpec) -> RankGroup:
+    def connect(self, spec: GroupSpec) -> RankGroup:
         return GlooGroup(
-            PrefixStore(place.prefix, connect_store(place.store_address, place.connect_timeout_s)),
-            place.rank,
-            place.size,
-            place.host,
-            connect_timeout_s=place.connect_timeout_s,
-            timeout_s=place.timeout_s,
+            PrefixStore(spec.prefix, connect_store(spec.store_address, spec.connect_timeout_s)),
+            spec.rank,
+            spec.size,
+            spec.host,
+            connect_timeout_s=spec.connect_timeout_s,
+            timeout_s=spec.timeout_s,
         )
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ It has one thread and no group of its own. It ends with the process that started
 Orders come over one socket: a byte, with a child's end of a socket of its own; answered by a byte, with a pidfd of the
 new child. A child is then told, in JSON, one thing after the other:
 
-    {"meet": {Place}, "backend": "gloo", "device": null}  -> {}  or  {"error": "..."}
+    {"connect": {GroupSpec}, "backend": "gloo", "device": null}  -> {}  or  {"error": "..."}
     {"reduce": "float32", "count": 7, "timeout_s": 60}    -> {}  or  {"error": "..."}
 
 The tensor lies in memory that both have mapped; a new piece of it comes as a descriptor beside the order.
@@ -41,20 +41,20 @@ def main() -> NoReturn:
     poll.register(parent, select.POLLIN)
     while True:
         ready = [descriptor for descriptor, _ in poll.poll()]
-        if parent in ready or not _bear(orders):
+        if parent in ready or not _fork_child(orders):
             os._exit(0)
 
 
-def _bear(orders: socket.socket) -> bool:
-    """Fork one child as ordered; False at the end of the orders."""
+def _fork_child(orders: socket.socket) -> bool:
+    """Fork one child; False when no more orders will come."""
     order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
     if not order:
         return False
-    nursery = os.getpid()
+    server_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
         orders.close()
-        _live(nursery, socket.socket(fileno=descriptors[0]))
+        _run_child(server_pid, socket.socket(fileno=descriptors[0]))
     os.close(descriptors[0])
     pidfd = os.pidfd_open(pid)
     socket.send_fds(orders, [b"."], [pidfd])
@@ -65,11 +65,11 @@ def _bear(orders: socket.socket) -> bool:
 # -- in a child
 
 
-def _live(nursery: int, channel: socket.socket) -> NoReturn:
+def _run_child(server_pid: int, channel: socket.socket) -> NoReturn:
     try:
-        die_with_parent(nursery, signal.SIGKILL)
+        die_with_parent(server_pid, signal.SIGKILL)
         Child(channel).serve()
-    except BaseException:  # noqa: BLE001  its last words
+    except BaseException:  # noqa: BLE001  it must reach the log
         traceback.print_exc()
     finally:
         os._exit(0)
@@ -95,11 +95,11 @@ class Child:
 
     def _answer(self, order: dict[str, Any]) -> dict[str, str]:
         try:
-            if "meet" in order:
-                self._group = connector(order["backend"], order["device"]).connect(GroupSpec(**order["meet"]))
+            if "connect" in order:
+                self._group = connector(order["backend"], order["device"]).connect(GroupSpec(**order["connect"]))
             else:
                 self._reduce(getattr(torch, order["reduce"]), order["count"], order["timeout_s"])
-        except Exception as e:  # noqa: BLE001  it belongs to the parent
+        except Exception as e:  # noqa: BLE001  the parent reports it
             return {"error": str(e) or type(e).__name__}
         return {}
 

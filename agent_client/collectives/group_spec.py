@@ -31,7 +31,7 @@ class RankGroup(Protocol):
 
 
 class Connector(Protocol):
-    def connect(self, place: GroupSpec) -> RankGroup:
+    def connect(self, spec: GroupSpec) -> RankGroup:
         """Meet all peers. Raises RuntimeError if one does not come in time."""
         ...
 

@@ -1,7 +1,7 @@
 """A group in a child process that can be killed, so that an end is an end, whatever the backend waits for.
 
-Tensors go through memory that both processes have mapped: a copy there and a copy back. Children come from a nursery
-(fork_server.py), a child process with an interpreter of its own, so nothing is forked here.
+Tensors go through memory that both processes have mapped: a copy there and a copy back. Children come from a fork
+server (fork_server.py), a child process with an interpreter of its own, so nothing is forked here.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from agent_client.collectives.open_groups import enlist
 from agent_client.collectives.shared_memory import MAX_MESSAGE_BYTES, mapped
 
 START_TIMEOUT_S = 120.0
-"""For the nursery to import torch."""
+"""For the fork server to import torch."""
 SLACK_S = 5.0
 """How long after its own timeout a child is waited for before it is killed."""
 _LEAST_BYTES = 2**20
 
 
 class IsolatedConnector:
-    """Holds the nursery, and starts it again if it ends. Close it; it ends with this process, too."""
+    """Holds the fork server, and starts it again if it ends. Close it; it ends with this process, too."""
 
     def __init__(self, backend: str = "gloo") -> None:
         """`backend`: gloo or nccl. Raises ConfigurationError if it cannot be had."""
@@ -39,21 +39,21 @@ class IsolatedConnector:
         self._device = NcclConnector().device.index if backend == "nccl" else None
         self._lock = threading.Lock()
         self._is_closed = False
-        self._nursery, self._orders = _start_nursery()
+        self._fork_server, self._orders = _start_fork_server()
 
-    def connect(self, place: GroupSpec) -> "IsolatedGroup":
-        order = {"backend": self._backend, "device": self._device, "meet": dataclasses.asdict(place)}
-        return IsolatedGroup(*self._bear(), order, place)
+    def connect(self, spec: GroupSpec) -> "IsolatedGroup":
+        order = {"backend": self._backend, "device": self._device, "connect": dataclasses.asdict(spec)}
+        return IsolatedGroup(*self._fork_child(), order, spec)
 
     def close(self) -> None:
-        """Kills the nursery, and with it all children."""
+        """Kills the fork server, and with it all children."""
         self._is_closed = True
-        self._nursery.kill()
+        self._fork_server.kill()
         with self._lock:
-            self._end_nursery()
+            self._end_fork_server()
 
-    def _bear(self) -> tuple[socket.socket, int]:
-        """A new child: the socket to it, and its pidfd. Raises RuntimeError if the nursery ends, or does not answer."""
+    def _fork_child(self) -> tuple[socket.socket, int]:
+        """The socket to a new child, and its pidfd. Raises RuntimeError if the fork server does not answer."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._lock:
             try:
@@ -61,19 +61,19 @@ class IsolatedConnector:
                 _, [pidfd], _, _ = socket.recv_fds(self._orders, 1, 1)
             except (OSError, ValueError) as e:
                 ours.close()
-                self._end_nursery()  # a late answer would be taken for the next one's
+                self._end_fork_server()  # a late answer would be taken for the next one's
                 if not self._is_closed:
-                    self._nursery, self._orders = _start_nursery()
-                raise RuntimeError(f"no child for the process group: its nursery has ended ({e})") from e
+                    self._fork_server, self._orders = _start_fork_server()
+                raise RuntimeError(f"no child for the process group: the fork server has ended ({e})") from e
         return ours, pidfd
 
-    def _end_nursery(self) -> None:
-        self._nursery.kill()
-        self._nursery.wait()
+    def _end_fork_server(self) -> None:
+        self._fork_server.kill()
+        self._fork_server.wait()
         self._orders.close()
 
 
-def _start_nursery() -> "tuple[subprocess.Popen[bytes], socket.socket]":
+def _start_fork_server() -> "tuple[subprocess.Popen[bytes], socket.socket]":
     """The process, and the socket for orders to it."""
     orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     orders.settimeout(START_TIMEOUT_S)
@@ -87,16 +87,16 @@ def _start_nursery() -> "tuple[subprocess.Popen[bytes], socket.socket]":
 class IsolatedGroup:
     """all_reduce is for one thread at a time; abort for any."""
 
-    def __init__(self, channel: socket.socket, pidfd: int, order: dict[str, Any], place: GroupSpec) -> None:
+    def __init__(self, channel: socket.socket, pidfd: int, order: dict[str, Any], spec: GroupSpec) -> None:
         self._channel = channel
         self._pidfd = pidfd
-        self._timeout_s = place.timeout_s
+        self._timeout_s = spec.timeout_s
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._poll = select.poll()
         for descriptor in (channel.fileno(), pidfd):
             self._poll.register(descriptor, select.POLLIN)
         try:
-            self._ask(order, place.connect_timeout_s)
+            self._ask(order, spec.connect_timeout_s)
         except RuntimeError:
             self.abort()
             raise
@@ -107,7 +107,7 @@ class IsolatedGroup:
         os.close(self._pidfd)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """The sum over all ranks, in place. Raises RuntimeError when a peer is lost; the group is of no use then."""
+        """The sum over all ranks, in spec. Raises RuntimeError when a peer is lost; the group is of no use then."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         size = tensor.numel() * tensor.itemsize
         descriptors = self._grow(size) if size > self._memory.numel() else []

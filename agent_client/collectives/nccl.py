@@ -37,15 +37,15 @@ class NcclConnector:
             raise ConfigurationError("process_group: nccl needs a CUDA device, and a torch that was built with NCCL")
         self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device)
 
-    def connect(self, place: GroupSpec) -> "NcclGroup":
-        store = PrefixStore(place.prefix, connect_store(place.store_address, place.connect_timeout_s))
+    def connect(self, spec: GroupSpec) -> "NcclGroup":
+        store = PrefixStore(spec.prefix, connect_store(spec.store_address, spec.connect_timeout_s))
         return NcclGroup(
             store,
-            place.rank,
-            place.size,
+            spec.rank,
+            spec.size,
             self.device,
-            connect_timeout_s=place.connect_timeout_s,
-            timeout_s=place.timeout_s,
+            connect_timeout_s=spec.connect_timeout_s,
+            timeout_s=spec.timeout_s,
         )
 
     def close(self) -> None:

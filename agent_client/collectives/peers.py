@@ -131,7 +131,7 @@ class Peers:
                 group.abort()
 
     def _connect(self, assignment: Assignment) -> RankGroup:
-        place = GroupSpec(
+        spec = GroupSpec(
             store_address=assignment.store_address,
             prefix=f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}",
             rank=assignment.replica_rank,
@@ -140,4 +140,4 @@ class Peers:
             connect_timeout_s=self._connect_timeout_s,
             timeout_s=self._timeout_s,
         )
-        return self._connector.connect(place)
+        return self._connector.connect(spec)

@@ -21,7 +21,7 @@ from agent_client.state.train_state import TrainState
 from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.gloo_transport import GroupTransport
 from agent_client.transfer.memory import available_bytes
-from agent_client.transfer.server import StateUnavailable
+from agent_client.transfer.response import StateUnavailable
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_runtime.client.manager import ManagerClient
 

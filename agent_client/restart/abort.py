@@ -9,9 +9,9 @@ import sys
 
 def abort_groups() -> None:
     """Every process group that this process holds."""
-    living = sys.modules.get("agent_client.collectives.open_groups")
-    if living is not None:
-        living.abort_all()
+    open_groups = sys.modules.get("agent_client.collectives.open_groups")
+    if open_groups is not None:
+        open_groups.abort_all()
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.distributed_c10d._abort_process_group()

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from agent_client.state.reader import CHECKSUM, CHUNK_BYTES
-from agent_client.state.tree import Blob, Json, State, disassemble
+from agent_client.state.tree import Json, State, disassemble
 
 MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
-VERSION = 2
+VERSION = 3
 MAX_HEADER_BYTES = 64 * 2**20
 PIECE_BYTES = 4 * 2**20
-"""How much of a blob one checksum covers."""
+"""How much of a tensor one checksum covers."""
 PREFIX = struct.Struct(">8sIQ")
 
 
@@ -26,11 +26,11 @@ class Encoding:
     is elsewhere, or not contiguous, is copied a piece at a time.
     """
 
-    def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
-        skeleton, self._blobs = disassemble(state)
-        self._head = _encode_head(skeleton, self._blobs, max_header_bytes)
+    def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES) -> None:
+        skeleton, self._tensors = disassemble(state)
+        self._head = _encode_head(skeleton, self._tensors)
         self._chunk_bytes = chunk_bytes
-        self.length = len(self._head) + sum(encoded_size(blob_size(blob)) for blob in self._blobs)
+        self.length = len(self._head) + sum(map(encoded_size, self._tensors))
         """Bytes in all."""
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -41,77 +41,63 @@ class Encoding:
         if start < len(self._head):
             yield memoryview(self._head)[start:]
         position = len(self._head)
-        for blob in self._blobs:
-            size = encoded_size(blob_size(blob))
+        for tensor in self._tensors:
+            size = encoded_size(tensor)
             if start < position + size:
-                yield from self._blob(blob, max(0, start - position))
+                yield from self._tensor(tensor.detach(), max(0, start - position))
             position += size
 
-    def _blob(self, blob: Blob, start: int) -> Iterator[memoryview]:
-        size = blob_size(blob)
+    def _tensor(self, tensor: torch.Tensor, start: int) -> Iterator[memoryview]:
         skipped, within = divmod(start, PIECE_BYTES + CHECKSUM.size)
-        for first in range(skipped * PIECE_BYTES, max(size, 1), PIECE_BYTES):
-            yield from self._piece(blob, first, min(first + PIECE_BYTES, size), within)
+        for first in range(skipped * PIECE_BYTES, max(tensor.nbytes, 1), PIECE_BYTES):
+            yield from self._piece(tensor, first, min(first + PIECE_BYTES, tensor.nbytes), within)
             within = 0
 
-    def _piece(self, blob: Blob, first: int, last: int, skip: int) -> Iterator[memoryview]:
+    def _piece(self, tensor: torch.Tensor, first: int, last: int, skip: int) -> Iterator[memoryview]:
         checksum = 0
-        for chunk in self._split(blob, first, last):
+        for chunk in self._split(tensor, first, last):
             checksum = zlib.crc32(chunk, checksum)
             if skip < len(chunk):
                 yield chunk[skip:]
             skip = max(0, skip - len(chunk))
         yield memoryview(CHECKSUM.pack(checksum))[skip:]
 
-    def _split(self, blob: Blob, first: int, last: int) -> Iterator[memoryview]:
-        for view in _raw(blob, first, last):
+    def _split(self, tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
+        for view in _raw(tensor, first, last):
             for start in range(0, len(view), self._chunk_bytes):
                 yield view[start : start + self._chunk_bytes]
 
 
-def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES, max_header_bytes: int = MAX_HEADER_BYTES) -> Encoding:
+def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES) -> Encoding:
     """TypeError or ValueError, with the path, for what a state cannot hold (see tree.py)."""
-    return Encoding(state, chunk_bytes, max_header_bytes)
+    return Encoding(state, chunk_bytes)
 
 
-def encoded_size(blob_bytes: int) -> int:
-    """With the checksum of each piece; an empty blob is one empty piece."""
-    return blob_bytes + max(1, -(-blob_bytes // PIECE_BYTES)) * CHECKSUM.size
+def encoded_size(tensor: torch.Tensor) -> int:
+    """In bytes, with the checksum of each piece; an empty tensor is one empty piece."""
+    return tensor.nbytes + max(1, -(-tensor.nbytes // PIECE_BYTES)) * CHECKSUM.size
 
 
-def blob_size(blob: Blob) -> int:
-    """In bytes."""
-    return len(blob) if isinstance(blob, bytes) else blob.numel() * blob.itemsize
-
-
-def _encode_head(skeleton: Json, blobs: Sequence[Blob], max_header_bytes: int) -> bytes:
-    header_json = {"tree": skeleton, "blobs": [_describe(blob) for blob in blobs]}
+def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor]) -> bytes:
+    described = [(str(tensor.dtype).removeprefix("torch."), tensor.shape) for tensor in tensors]
+    header_json = {"tree": skeleton, "tensors": described}
     header = json.dumps(header_json, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    if len(header) > max_header_bytes:
+    if len(header) > MAX_HEADER_BYTES:
         raise ValueError(
-            f"everything but tensors and bytes makes a header of {len(header)} bytes, more than {max_header_bytes}: "
+            f"everything but tensors and bytes makes a header of {len(header)} bytes, more than {MAX_HEADER_BYTES}: "
             "keep long lists of numbers in tensors"
         )
     prefix = PREFIX.pack(MAGIC, VERSION, len(header))
     return prefix + CHECKSUM.pack(zlib.crc32(header, zlib.crc32(prefix))) + header
 
 
-def _describe(blob: Blob) -> tuple[str, list[int], int]:
-    if isinstance(blob, bytes):
-        return "bytes", [len(blob)], len(blob)
-    return str(blob.dtype).removeprefix("torch."), list(blob.shape), blob_size(blob)
+def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
+    """The bytes from `first` to `last`, at most one piece, in row-major order.
 
-
-def _raw(blob: Blob, first: int, last: int) -> Iterator[memoryview]:
-    """The bytes from `first` to `last` of a blob, of at most one piece."""
-    if isinstance(blob, bytes):
-        yield memoryview(blob)[first:last]
-    elif first < last:
-        yield from _raw_tensor(blob.detach(), first, last)
-
-
-def _raw_tensor(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
-    """In row-major order. Of a tensor that is not contiguous no more than a piece is ever copied."""
+    Of a tensor that is not contiguous no more than a piece is ever copied.
+    """
+    if first == last:
+        return
     if _is_dense(tensor):
         # not reshape: a tensor of one element is contiguous whatever its strides, and view() insists on 1
         flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
@@ -119,14 +105,14 @@ def _raw_tensor(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryv
         return
     if tensor.dim() == 0:
         tensor = tensor.unsqueeze(0)
-    row = blob_size(tensor) // len(tensor)
+    row = tensor.nbytes // len(tensor)
     rows = range(first // row, -(-last // row))
     if row <= PIECE_BYTES:
         dense = tensor[rows.start : rows.stop].contiguous().resolve_conj().resolve_neg()
-        yield from _raw_tensor(dense, first - rows.start * row, last - rows.start * row)
+        yield from _raw(dense, first - rows.start * row, last - rows.start * row)
         return
     for at in rows:
-        yield from _raw_tensor(tensor[at], max(0, first - at * row), min(row, last - at * row))
+        yield from _raw(tensor[at], max(0, first - at * row), min(row, last - at * row))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

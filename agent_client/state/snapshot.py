@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from agent_client.state.encoding import blob_size
-from agent_client.state.tree import Blob, State, assemble, disassemble, format_path
+from agent_client.state.tree import State, assemble, disassemble, format_path
 
 MAX_NAMED = 10
 
@@ -27,13 +26,13 @@ def snapshot(state: State) -> State:
 
     TypeError and ValueError as `disassemble`.
     """
-    skeleton, blobs = disassemble(state)
-    return assemble(skeleton, [_copy(blob) for blob in blobs])
+    skeleton, tensors = disassemble(state)
+    return assemble(skeleton, [tensor.detach().to("cpu", copy=True) for tensor in tensors])
 
 
 def size_bytes(state: State) -> int:
     """What a copy of it would take."""
-    return sum(blob_size(blob) for blob in disassemble(state)[1])
+    return sum(tensor.nbytes for tensor in disassemble(state)[1])
 
 
 def install_matches(expected: State, received: State) -> None:
@@ -48,10 +47,6 @@ def install_matches(expected: State, received: State) -> None:
         unnamed = len(differences) - 1
         more = f", and {unnamed} more" if unnamed else ""
         raise StateMismatch(_report(differences), differences[0] + more)
-
-
-def _copy(blob: Blob) -> Blob:
-    return blob.detach().to("cpu", copy=True) if isinstance(blob, torch.Tensor) else blob
 
 
 def _report(differences: Sequence[str]) -> str:

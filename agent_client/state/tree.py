@@ -1,4 +1,4 @@
-"""What a state may consist of, and how it comes apart into a JSON skeleton and a list of blobs.
+"""What a state may consist of, and how it comes apart into a JSON skeleton and a list of tensors.
 
     null  true  "text"  1  1.5             themselves
     {"i": "-1ffff..."}                     an int beyond 63 bits, in hexadecimal
@@ -6,7 +6,7 @@
     [...]  {"t": [...]}                    list, tuple
     {"d": [[key, value], ...]}             dict; {"c": ...} a Counter, as MultiStepLR keeps its milestones in one
     {"o": [[[key, value], ...], metadata]} OrderedDict, with the `_metadata` that Module.state_dict() hangs on it
-    {"b": 3}                               blob number 3: a tensor or bytes; each is named exactly once
+    {"b": 3}  {"y": 4}                     tensor number 3; bytes, sent as tensor number 4. Each is named exactly once
 
 A skeleton never names a class or a function to look up: a peer's words become these values or a CorruptState.
 """
@@ -26,7 +26,6 @@ MAX_PLAIN_INT = 2**63
 
 State: TypeAlias = Any
 """A tree of dict, list, tuple, str, int, float, bool, None, bytes and torch.Tensor."""
-Blob: TypeAlias = torch.Tensor | bytes
 Json: TypeAlias = Any
 
 _WITHOUT_BYTES = re.compile(r"q.*|bits.*|u?int[1-7]")
@@ -42,18 +41,21 @@ class CorruptState(Exception):
     """The bytes are not a state that this version can read. Nothing of them was used."""
 
 
-def disassemble(state: State) -> tuple[Json, list[Blob]]:
-    """The skeleton of `state` and its blobs, which are not copied.
+def disassemble(state: State) -> tuple[Json, list[torch.Tensor]]:
+    """The skeleton of `state` and its tensors, which are not copied.
 
     TypeError names the path of what cannot be sent; ValueError one that is nested too deep (or inside itself).
     """
     disassembly = _Disassembly()
-    return disassembly.describe(state), disassembly.blobs
+    return disassembly.describe(state), disassembly.tensors
 
 
-def assemble(skeleton: Json, blobs: Sequence[Blob]) -> State:
-    """The inverse of `disassemble`, for a skeleton that a peer may have made up: CorruptState, and nothing else."""
-    assembly = _Assembly(blobs)
+def assemble(skeleton: Json, tensors: Sequence[torch.Tensor]) -> State:
+    """The inverse of `disassemble`, for a skeleton that a peer may have made up: CorruptState, and nothing else.
+
+    Bytes whose tensor is on the meta device come out empty.
+    """
+    assembly = _Assembly(tensors)
     state = assembly.build(skeleton, 0)
     assembly.check_complete()
     return state
@@ -66,7 +68,7 @@ def format_path(path: Iterable[object]) -> str:
 
 class _Disassembly:
     def __init__(self) -> None:
-        self.blobs: list[Blob] = []
+        self.tensors: list[torch.Tensor] = []
         self._path: list[object] = []
 
     def describe(self, node: object) -> Json:
@@ -78,8 +80,10 @@ class _Disassembly:
             return node if math.isfinite(node) else {"f": struct.pack(">d", node).hex()}
         if len(self._path) > MAX_DEPTH:
             raise ValueError(f"{self._where()} is nested deeper than {MAX_DEPTH} levels, or contains itself")
-        if type(node) is bytes or isinstance(node, torch.Tensor):
-            return self._blob(node)
+        if type(node) is bytes:
+            return {"y": self._add(_as_tensor(node))}
+        if isinstance(node, torch.Tensor):
+            return {"b": self._add(self._sendable(node))}
         return self._container(node)
 
     def _container(self, node: object) -> Json:
@@ -109,20 +113,23 @@ class _Disassembly:
             raise TypeError(f"{self._where()} has the key {key!r}, a {_name(key)}: use str, int, or a tuple of those")
         return self._child(key, key)
 
-    def _blob(self, node: Blob) -> Json:
-        if isinstance(node, torch.Tensor) and (reason := _unsendable(node)):
-            raise TypeError(f"{self._where()} is a {_name(node)} {reason}")
-        self.blobs.append(node)
-        return {"b": len(self.blobs) - 1}
+    def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
+        if reason := _unsendable(tensor):
+            raise TypeError(f"{self._where()} is a {_name(tensor)} {reason}")
+        return tensor
+
+    def _add(self, tensor: torch.Tensor) -> int:
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
 
     def _where(self) -> str:
         return format_path(self._path)
 
 
 class _Assembly:
-    def __init__(self, blobs: Sequence[Blob]) -> None:
-        self._blobs = blobs
-        self._unused = set(range(len(blobs)))
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._unused = set(range(len(tensors)))
 
     def build(self, node: Json, depth: int) -> State:
         if depth > MAX_DEPTH + 1:
@@ -141,7 +148,9 @@ class _Assembly:
     def _tagged(self, tag: str, body: Json, depth: int) -> State:
         match tag, body:
             case "b", int():
-                return self._blob(body)
+                return self._take(body)
+            case "y", int():
+                return _as_bytes(self._take(body))
             case "i" | "f", str():
                 return _number(tag, body)
             case "t", list():
@@ -166,15 +175,25 @@ class _Assembly:
             items[key] = self.build(pair[1], depth)
         return items
 
-    def _blob(self, index: int) -> Blob:
+    def _take(self, index: int) -> torch.Tensor:
         if index not in self._unused:
-            raise CorruptState(f"the state names blob {index} twice, or has no such blob")
+            raise CorruptState(f"the state names tensor {index} twice, or has no such tensor")
         self._unused.remove(index)
-        return self._blobs[index]
+        return self._tensors[index]
 
     def check_complete(self) -> None:
         if self._unused:
-            raise CorruptState(f"{len(self._unused)} blobs belong nowhere in the state")
+            raise CorruptState(f"{len(self._unused)} tensors belong nowhere in the state")
+
+
+def _as_tensor(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+
+
+def _as_bytes(tensor: torch.Tensor) -> bytes:
+    if tensor.dtype is not torch.uint8 or tensor.dim() != 1:
+        raise CorruptState(f"{tensor.dtype} of shape {tuple(tensor.shape)} cannot be bytes")
+    return b"" if tensor.is_meta else tensor.numpy().tobytes()
 
 
 def _ordered(items: dict[Any, Any], metadata: State) -> OrderedDict[Any, Any]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 
-from agent_client.state.decoding import MAX_HEADER_BYTES, CorruptState, decode
+from agent_client.state.decoding import CorruptState, decode
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.tree import State
 from agent_client.transfer.connection import DeadlineSocket, connect, split_address
@@ -25,28 +25,6 @@ _WAIT_SHARE = 0.9
 """Of its time the source may wait for its snapshot, so that its refusal arrives before that is over."""
 
 FindAddress = Callable[[], str]
-
-
-def fetch(
-    address: str,
-    key: tuple[int, int, int],
-    timeout_s: float,
-    *,
-    wait_s: float | None = None,
-    max_bytes: int | None = None,
-    max_header_bytes: int = MAX_HEADER_BYTES,
-) -> State:
-    """The state that `address` (http://host:port) holds under `key`. Parameters and errors as those of Fetch."""
-    sources = {address: lambda: address}
-    return Fetch(
-        sources,
-        key,
-        timeout_s,
-        accept=lambda _: None,
-        wait_s=wait_s,
-        max_bytes=max_bytes,
-        max_header_bytes=max_header_bytes,
-    ).run()
 
 
 class Fetch:
@@ -69,7 +47,6 @@ class Fetch:
         silence_s: float | None = None,
         wait_s: float | None = None,
         max_bytes: int | None = None,
-        max_header_bytes: int = MAX_HEADER_BYTES,
         gives_way: bool = False,
     ) -> None:
         self._sources = sources
@@ -79,7 +56,6 @@ class Fetch:
         self._accept, self._expect = accept, expect
         self._wait_s = wait_s
         self._max_bytes = max_bytes
-        self._max_header_bytes = max_header_bytes
         self._gives_way = gives_way
         self._pace: Pace | None = None
         self._machine = SourceOrder(list(sources), deadline=self._deadline, silence_s=silence_s or timeout_s)
@@ -130,7 +106,7 @@ class Fetch:
         self._source, self._received, self._tag = read.source, 0, ""
         with self._judging():
             self._open(read)
-            state = decode(self, self._length, max_header_bytes=self._max_header_bytes, expect=self._expect)
+            state = decode(self, self._length, expect=self._expect)
             self._accept(state)
         return state
 

@@ -19,16 +19,12 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from agent_client.state.decoding import CHUNK_BYTES, CorruptState, encode
+from agent_client.state.decoding import CHUNK_BYTES, encode
 from agent_client.state.tree import State
 from agent_client.transfer.connection import host_in_url
-from agent_client.transfer.fetch import fetch
 from agent_client.transfer.listener import Listener
 from agent_client.transfer.offers import NotHeldError, StateKey, StateOffer, StateOffers
 from agent_client.transfer.priority import Pace
-from agent_client.transfer.response import StateUnavailable
-
-__all__ = ["CorruptState", "StateKey", "StateServer", "StateUnavailable", "fetch"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +49,9 @@ class StateServer:
         max_wait_s: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self._shelf = StateOffers()
+        self._offers = StateOffers()
         self._chunk_bytes = chunk_bytes
-        self._listener = Listener(bind_host, port, partial(_Handler, self._shelf, stall_timeout_s, max_wait_s))
+        self._listener = Listener(bind_host, port, partial(_Handler, self._offers, stall_timeout_s, max_wait_s))
         self.address = f"http://{host_in_url(advertise)}:{self._listener.server_address[1]}"
 
     def publish(self, key: tuple[int, int, int], state: State) -> None:
@@ -65,34 +61,34 @@ class StateServer:
         sent, before anything changed.
         """
         encoding = encode(state, chunk_bytes=self._chunk_bytes)
-        self._shelf.put(StateKey(*key), encoding)
+        self._offers.put(StateKey(*key), encoding)
 
     def keep(self, key: tuple[int, int, int], state: State, reads: int) -> None:
         """Offer `state`, which never changes, beside all others, until it was read so often, or `forget`."""
-        self._shelf.keep(StateKey(*key), encode(state, chunk_bytes=self._chunk_bytes), reads)
+        self._offers.keep(StateKey(*key), encode(state, chunk_bytes=self._chunk_bytes), reads)
 
     def forget(self, key: tuple[int, int, int]) -> None:
         """Offer one that was kept no longer; who reads it is cut off."""
-        self._shelf.forget(StateKey(*key))
+        self._offers.forget(StateKey(*key))
 
     def settle(self, quorum_id: int, step: int) -> None:
         """Whoever asks for what is not offered of that step, or an earlier one, is refused at once."""
-        self._shelf.settle(quorum_id, step)
+        self._offers.settle(quorum_id, step)
 
     def withdraw(self, grace_s: float = 0.0) -> None:
         """Offer nothing. Streams in flight may finish for `grace_s`, then they are aborted.
 
         When it returns nothing reads the state, which may change again. TimeoutError where a read cannot be ended.
         """
-        self._shelf.clear(grace_s)
+        self._offers.clear(grace_s)
 
     def cut_off(self) -> None:
         """Abort the streams in flight, also those that `withdraw` waits for. For any thread; waits for nothing."""
-        self._shelf.cut_off()
+        self._offers.cut_off()
 
     def close(self) -> None:
         """End every stream, every thread and the socket. Calling it again does nothing."""
-        self._shelf.close()
+        self._offers.close()
         self._listener.close()
 
 
@@ -100,8 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "lighthouse-checkpoint"
     sys_version = ""
 
-    def __init__(self, shelf: StateOffers, stall_timeout_s: float, max_wait_s: float, *request: Any) -> None:
-        self._shelf = shelf
+    def __init__(self, offers: StateOffers, stall_timeout_s: float, max_wait_s: float, *request: Any) -> None:
+        self._offers = offers
         self._max_wait_s = max_wait_s
         self._stall_timeout_s = stall_timeout_s
         super().__init__(*request)
@@ -117,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         key = StateKey(*map(int, match.groups()[:3]))
         wait_s = min(float(match[4] or 0), self._max_wait_s)
         try:
-            with self._shelf.reading(key, wait_s, self.connection) as held:
+            with self._offers.reading(key, wait_s, self.connection) as held:
                 self._send(held)
         except NotHeldError as error:
             self._refuse(409, key, error.held)
@@ -141,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(chunk)
             if pace is not None:
                 pace.rest()
-        self._shelf.was_read(held)
+        self._offers.was_read(held)
         sent_bytes, took_s = held.encoding.length - start, time.monotonic() - began_at
         logger.info("sent the state of %s to %s: %d bytes, %.3f s", held.key, self.client_address, sent_bytes, took_s)
 

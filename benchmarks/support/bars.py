@@ -8,6 +8,8 @@ import click
 
 from benchmarks.support.figures import table
 
+check_option = click.option("--check", is_flag=True, help="End with status 1 if a bar is missed.")
+
 
 @dataclass(frozen=True, slots=True)
 class Bar:

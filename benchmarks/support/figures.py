@@ -13,8 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import click
+
 from benchmarks.support.children import ROOT
-from benchmarks.support.torchft_native import released_version
+from benchmarks.support.torchft_native import MISSING, released_version
+
+json_option = click.option(
+    "--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there too."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,16 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def machine() -> dict[str, Any]:
+def show_machine(*, beside_torchft: bool = False) -> dict[str, Any]:
+    """Print what the numbers are measured on, and return it for the report. Warn where torchft should be and is not."""
+    found = _machine()
+    click.echo(_machine_text(found))
+    if beside_torchft and found["torchft"] is None:
+        click.echo(MISSING, err=True)
+    return found
+
+
+def _machine() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": _cpu_model(),
@@ -59,7 +74,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def machine_text(found: dict[str, Any]) -> str:
+def _machine_text(found: dict[str, Any]) -> str:
     return (
         f"{found['date']}, {found['cores']} cores ({found['cpu']}), {found['memory_gb']} GB, Linux {found['kernel']}, "
         f"load average {found['load_average']:.1f} before the run, "

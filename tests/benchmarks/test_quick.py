@@ -100,3 +100,10 @@ def test_heal(ran: Ran) -> None:
         assert 0.9 < row["target_extra"]["median"] < 1.2
     assert results["hold"]["source_extra"]["median"] < 0.25
     assert 0.9 < results["snapshot"]["source_extra"]["median"] < 1.05
+
+
+@pytest.mark.slow
+def test_restart(ran: Ran) -> None:
+    restarts = ran("restart")["restarts"]
+    assert len(restarts) == 2
+    assert all(0 < restart["from_start_s"] < restart["whole_s"] for restart in restarts)

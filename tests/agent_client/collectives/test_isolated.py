@@ -36,7 +36,7 @@ def start(rank_server: RankServer) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def all_ranks(rank_server: RankServer) -> Iterator[list[Rank]]:
-    """Three, for all tests: a nursery takes seconds to start."""
+    """Three, for all tests: a fork server takes seconds to start."""
     with ExitStack() as stack:
         yield [stack.enter_context(rank_server.start(ISOLATED)) for _ in range(3)]
 
@@ -51,8 +51,8 @@ def ranks(all_ranks: list[Rank]) -> Iterator[list[Rank]]:
 
 
 def family_of(rank: Rank) -> list[int]:
-    """Its nursery, and that one's only child: an earlier group's is killed, and then gone in its own time."""
-    eventually(lambda: len(descendants(rank.pid)) == 2, f"rank {rank.pid} has a nursery with one child")
+    """Its fork server, and that one's only child: an earlier group's is killed, and then gone in its own time."""
+    eventually(lambda: len(descendants(rank.pid)) == 2, f"rank {rank.pid} has a fork server with one child")
     return descendants(rank.pid)
 
 
@@ -120,14 +120,14 @@ def test_a_child_that_dies_ends_the_wait(store: str, ranks: list[Rank]) -> None:
         ranks[0].call("all_reduce", 0, 3)
 
 
-def test_a_nursery_that_dies_takes_its_child_along_and_is_started_again(store: str, ranks: list[Rank]) -> None:
+def test_a_fork_server_that_dies_takes_its_child_along_and_is_started_again(store: str, ranks: list[Rank]) -> None:
     meet(store, ranks, "orphans")
     [waiting] = wait_in_all_reduce(ranks[:1])
-    nursery, _ = family_of(ranks[0])
-    os.kill(nursery, signal.SIGKILL)
+    fork_server, _ = family_of(ranks[0])
+    os.kill(fork_server, signal.SIGKILL)
     error, _ = waiting.result(ABORT_WITHIN_S)
     assert "the child of the process group has ended" in error
-    with pytest.raises(RankError, match="its nursery has ended"):
+    with pytest.raises(RankError, match="the fork server has ended"):
         ranks[0].call("meet", store, "alone", 0, 1)
     for rank in ranks:
         rank.call("drop")
@@ -150,7 +150,7 @@ def test_a_peer_that_does_not_come_fails_the_meeting_and_its_child_ends(store: s
     with pytest.raises(RankError) as refused:
         rank.call("meet", store, "alone", 0, 2, connect_timeout_s=0.5)
     assert refused.value.kind == "RuntimeError"
-    eventually(lambda: len(descendants(rank.pid)) == 1, "only the nursery is left")
+    eventually(lambda: len(descendants(rank.pid)) == 1, "only the fork server is left")
 
 
 @pytest.mark.parametrize("how", ["killed", "closed", "killed, and a forked process lives on"])
@@ -181,7 +181,7 @@ def test_reconfigurations_leak_no_descriptor_and_no_process(store: str, ranks: l
     for rank, (descriptors, threads) in zip(ranks, before, strict=True):
         eventually(lambda rank=rank, d=descriptors: rank.call("held")[0] <= d, f"{descriptors} descriptors")
         eventually(lambda rank=rank, t=threads: rank.call("held")[1] <= t, f"{threads} threads")
-        eventually(lambda rank=rank: len(descendants(rank.pid)) == 1, "only the nursery is left")
+        eventually(lambda rank=rank: len(descendants(rank.pid)) == 1, "only the fork server is left")
 
 
 def test_agents_train_over_it_to_the_bits_of_gloo_and_survive_a_kill(

@@ -15,10 +15,11 @@ import torch
 from agent_client.agent.rules.step import StepMachine
 from agent_client.healing.healing import Healing
 from agent_client.healing.rules.modes import StateServing
+from agent_client.state.decoding import CorruptState
 from agent_client.state.encoding import Encoding
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.server import CorruptState, StateUnavailable
+from agent_client.transfer.response import StateUnavailable
 from examples.ports import free_port
 from lighthouse_protocol.messages.membership import Assignment
 from tests.agent_client.jobs import Job
@@ -175,7 +176,7 @@ def slow_chunks(pause_s: float) -> Any:
 
 
 def is_read(source: Healing) -> bool:
-    held = source._source._server._shelf._held
+    held = source._source._server._offers._held
     return held is not None and bool(held.readers)
 
 

@@ -39,7 +39,7 @@ def fetch(pair: Pair) -> BackgroundFetch:
 
 
 def kept(pair: Pair) -> int:
-    return len(pair.source._source._server._shelf._kept)
+    return len(pair.source._source._server._offers._kept)
 
 
 @pytest.mark.parametrize("mode", list(StateServing))
@@ -105,7 +105,7 @@ def test_a_newer_copy_for_the_same_target_takes_its_place(stack: ExitStack) -> N
     pair = Pair(stack)
     serve(pair)
     serve(pair, quorum_id=8)
-    assert [key.quorum_id for key in pair.source._source._server._shelf._kept] == [8]
+    assert [key.quorum_id for key in pair.source._source._server._offers._kept] == [8]
 
 
 def test_a_revoke_ends_it_on_neither_side(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,4 +153,4 @@ def test_one_that_catches_up_offers_nothing(stack: ExitStack) -> None:
     pair = Pair(stack)
     pair.states[0].begin_step()
     pair.source.serve(replace(LATER, replica_rank=1, contributors=0, max_step=5), pair.machine)
-    assert (kept(pair), pair.source._source._server._shelf._held) == (0, None)
+    assert (kept(pair), pair.source._source._server._offers._held) == (0, None)

@@ -21,7 +21,7 @@ from agent_client import state, transfer
 from agent_client.state.decoding import MAGIC, MAX_HEADER_BYTES, VERSION, CorruptState, TruncatedState, decode, encode
 from agent_client.state.tree import DTYPES, MAX_DEPTH
 from agent_client.training import checkpoint_folder
-from tests.agent_client.state.trees import LAYOUTS, bits, same, trees
+from tests.agent_client.state.trees import bits, resident_bytes, same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 NAN_WITH_PAYLOAD = struct.unpack(">d", bytes.fromhex("fff8000000abcdef"))[0]
@@ -40,10 +40,6 @@ def forged(header: object, payload: bytes = b"", version: int = VERSION, magic: 
 
 def checksummed(blob: bytes) -> bytes:
     return blob + struct.pack(">I", zlib.crc32(blob))
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 SMALL = {"w": torch.arange(3, dtype=torch.int16), "n": [1, 2.5, "ü", None], "b": b"\x00\xff", "e": torch.empty(0)}
@@ -75,13 +71,6 @@ class TestRoundTrip:
     def test_no_dtype_in_use_is_left_out(self) -> None:
         used = "bfloat16 float16 float8_e4m3fn float8_e5m2 bool complex64 uint16 int64 float64"
         assert set(used.split()) <= set(DTYPES)
-
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_every_layout(self, layout: Any) -> None:
-        tensor = layout(torch.arange(24).reshape(2, 3, 4))
-        received = decode(io.BytesIO(encoded(tensor)))
-        assert received.tolist() == tensor.tolist()
-        assert received.is_contiguous()
 
     def test_lazy_views_are_resolved(self) -> None:
         tensor = torch.tensor([1 + 2j, 3 - 4j])
@@ -209,9 +198,10 @@ class TestRefusalToSend:
     def test_as_deep_as_can_be(self) -> None:
         assert same(decode(io.BytesIO(encoded(DEEP[0]))), DEEP[0])
 
-    def test_a_header_that_no_peer_would_take(self) -> None:
+    def test_a_header_that_no_peer_would_take(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("agent_client.state.encoding.MAX_HEADER_BYTES", 100)
         with pytest.raises(ValueError, match=r"header of .* bytes, more than 100: keep"):
-            encode(list(range(100)), max_header_bytes=100)
+            encode(list(range(100)))
 
 
 class TestDamage:
@@ -237,15 +227,6 @@ class TestDamage:
             content[position // 8] ^= 1 << position % 8
         assert same(decode(io.BytesIO(content)), SMALL)
 
-    @settings(max_examples=200, deadline=None)
-    @given(st.data())
-    def test_any_other_byte(self, data: st.DataObject) -> None:
-        content = bytearray(encoded(SMALL))
-        position = data.draw(st.integers(0, len(content) - 1))
-        content[position] = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[position]))
-        with pytest.raises(CorruptState):
-            decode(io.BytesIO(content))
-
     def test_more_than_was_announced(self) -> None:
         content = encoded(SMALL)
         with pytest.raises(CorruptState, match="but more follow"):
@@ -270,14 +251,14 @@ class TestDamage:
             decode(io.BytesIO(b"".join([head, chunk, *stream])))
 
 
-FLOATS = [["float32", [2], 8]]
+FLOATS = [["float32", [2]]]
 HEADERS = st.recursive(
     st.sampled_from([None, True, 0, 1, -1, 1.5, "", "ff", "7ff0000000000000"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("iftdcobx"), inner, max_size=2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("iftdcobxy"), inner, max_size=2),
     max_leaves=10,
 )
 SHAPES = st.lists(st.integers(-1, 2), max_size=3)
-ENTRIES = st.tuples(st.sampled_from(["uint8", "int32", "bytes", "qint8"]), SHAPES, st.integers(-1, 8)) | HEADERS
+ENTRIES = st.tuples(st.sampled_from(["uint8", "int32", "qint8"]), SHAPES) | HEADERS
 
 
 class TestForgery:
@@ -285,45 +266,47 @@ class TestForgery:
         ("content", "words"),
         [
             (forged({}, magic=b"PK\3\4    "), "no state"),
-            (forged({}, version=VERSION + 1), "version 3, this side reads 2"),
+            (forged({}, version=VERSION + 1), "version 4, this side reads 3"),
             (forged({}, version=0), "version 0"),
             (forged(b"{"), "not the JSON"),
             (forged(b"\xff\xfe"), "not the JSON"),
-            (forged(b'{"tree": NaN, "blobs": []}'), "NaN is not JSON"),
-            (forged(b'{"tree": 1' + b"0" * 5000 + b', "blobs": []}'), "not the JSON"),
+            (forged(b'{"tree": NaN, "tensors": []}'), "NaN is not JSON"),
+            (forged(b'{"tree": 1' + b"0" * 5000 + b', "tensors": []}'), "not the JSON"),
             (forged(b"[" * 100_000), "not the JSON"),
-            (forged(b'{"tree": ' + b"[" * 500 + b"]" * 500 + b', "blobs": []}'), "nested deeper"),
+            (forged(b'{"tree": ' + b"[" * 500 + b"]" * 500 + b', "tensors": []}'), "nested deeper"),
             (forged([]), "lacks"),
             (forged({"tree": 1}), "lacks"),
-            (forged({"tree": 1, "blobs": {}}), "lacks"),
-            (forged({"tree": {}, "blobs": []}), "no value"),
-            (forged({"tree": {"a": 1, "b": 2}, "blobs": []}), "no value"),
-            (forged({"tree": {"p": "os.system"}, "blobs": []}), "unknown or malformed element 'p'"),
-            (forged({"tree": {"t": 1}, "blobs": []}), "malformed element 't'"),
-            (forged({"tree": {"i": "zz"}, "blobs": []}), "not a number"),
-            (forged({"tree": {"f": "00"}, "blobs": []}), "not a number"),
-            (forged({"tree": {"d": [[1, 2, 3]]}, "blobs": []}), "not a pair"),
-            (forged({"tree": {"d": [[1, 2], [True, 3]]}, "blobs": []}), "key twice"),
-            (forged({"tree": {"d": [[[1], 2]]}, "blobs": []}), "cannot be a key"),
-            (forged({"tree": {"d": [[{"t": [[1]]}, 2]]}, "blobs": []}), "cannot be a key"),
-            (forged({"tree": {"o": [[], 5]}, "blobs": []}), "metadata"),
-            (forged({"tree": {"b": 0}, "blobs": []}), "blob 0 twice, or has no such"),
-            (forged({"tree": {"b": -1}, "blobs": FLOATS}, checksummed(bytes(8))), "blob -1 twice, or has no such"),
-            (forged({"tree": [{"b": 0}, {"b": 0}], "blobs": FLOATS}, checksummed(bytes(8))), "blob 0 twice"),
-            (forged({"tree": 1, "blobs": FLOATS}, checksummed(bytes(8))), "1 blobs belong nowhere"),
-            (forged({"tree": {"b": 0}, "blobs": FLOATS}, bytes(12)), "checksum of blob 0"),
-            (forged({"tree": {"b": 0}, "blobs": FLOATS}, checksummed(bytes(8))[:-1]), "breaks off"),
-            (forged({"tree": 1, "blobs": [["float32", [3], 8]]}), "does not take 8 bytes"),
-            (forged({"tree": 1, "blobs": [["float32", [2, 2], 8]]}), "does not take 8 bytes"),
-            (forged({"tree": 1, "blobs": [["bytes", [2, 4], 8]]}), "does not take 8 bytes"),
-            (forged({"tree": 1, "blobs": [["float32", [-2], -8]]}), "not described"),
-            (forged({"tree": 1, "blobs": [["float32", [2.0], 8]]}), "not described"),
-            (forged({"tree": 1, "blobs": [["float32", [True], 4]]}), "not described"),
-            (forged({"tree": 1, "blobs": [["float32", [2]]]}), "not described"),
-            (forged({"tree": 1, "blobs": [["float32", [1] * 65, 4]]}), "not described"),
-            (forged({"tree": 1, "blobs": [["load", [2], 8]]}), "no dtype 'load'"),
-            (forged({"tree": 1, "blobs": [["qint8", [2], 2]]}), "no dtype 'qint8'"),
-            (forged({"tree": 1, "blobs": [["bool", [2**62, 4, 0], 0]]}, checksummed(b"")), "cannot have the shape"),
+            (forged({"tree": 1, "tensors": {}}), "lacks"),
+            (forged({"tree": {}, "tensors": []}), "no value"),
+            (forged({"tree": {"a": 1, "b": 2}, "tensors": []}), "no value"),
+            (forged({"tree": {"p": "os.system"}, "tensors": []}), "unknown or malformed element 'p'"),
+            (forged({"tree": {"t": 1}, "tensors": []}), "malformed element 't'"),
+            (forged({"tree": {"i": "zz"}, "tensors": []}), "not a number"),
+            (forged({"tree": {"f": "00"}, "tensors": []}), "not a number"),
+            (forged({"tree": {"d": [[1, 2, 3]]}, "tensors": []}), "not a pair"),
+            (forged({"tree": {"d": [[1, 2], [True, 3]]}, "tensors": []}), "key twice"),
+            (forged({"tree": {"d": [[[1], 2]]}, "tensors": []}), "cannot be a key"),
+            (forged({"tree": {"d": [[{"t": [[1]]}, 2]]}, "tensors": []}), "cannot be a key"),
+            (forged({"tree": {"o": [[], 5]}, "tensors": []}), "metadata"),
+            (forged({"tree": {"b": 0}, "tensors": []}), "tensor 0 twice, or has no such"),
+            (forged({"tree": {"b": -1}, "tensors": FLOATS}, checksummed(bytes(8))), "tensor -1 twice, or has no such"),
+            (forged({"tree": [{"b": 0}, {"b": 0}], "tensors": FLOATS}, checksummed(bytes(8))), "tensor 0 twice"),
+            (forged({"tree": 1, "tensors": FLOATS}, checksummed(bytes(8))), "1 tensors belong nowhere"),
+            (forged({"tree": {"b": 0}, "tensors": FLOATS}, bytes(12)), "checksum of tensor 0"),
+            (forged({"tree": {"b": 0}, "tensors": FLOATS}, checksummed(bytes(8))[:-1]), "breaks off"),
+            (
+                forged({"tree": {"y": 0}, "tensors": FLOATS}, checksummed(bytes(8))),
+                "float32 of shape .* cannot be bytes",
+            ),
+            (forged({"tree": {"y": 0}, "tensors": [["uint8", [1, 1]]]}, checksummed(b"x")), "cannot be bytes"),
+            (forged({"tree": 1, "tensors": [["float32", [-2]]]}), "not described"),
+            (forged({"tree": 1, "tensors": [["float32", [2.0]]]}), "not described"),
+            (forged({"tree": 1, "tensors": [["float32", [True]]]}), "not described"),
+            (forged({"tree": 1, "tensors": [["float32", [2], 8]]}), "not described"),
+            (forged({"tree": 1, "tensors": [["float32", [1] * 65]]}), "not described"),
+            (forged({"tree": 1, "tensors": [["load", [2]]]}), "no dtype 'load'"),
+            (forged({"tree": 1, "tensors": [["qint8", [2]]]}), "no dtype 'qint8'"),
+            (forged({"tree": 1, "tensors": [["bool", [2**62, 4, 0]]]}), "cannot have the shape"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
@@ -335,7 +318,7 @@ class TestForgery:
     @settings(max_examples=150, deadline=None)
     @given(st.data())
     def test_any_header_gives_a_state_or_corrupt_state(self, data: st.DataObject) -> None:
-        header = {"tree": data.draw(HEADERS), "blobs": data.draw(st.lists(ENTRIES, max_size=3) | HEADERS)}
+        header = {"tree": data.draw(HEADERS), "tensors": data.draw(st.lists(ENTRIES, max_size=3) | HEADERS)}
         content = forged(header, data.draw(st.sampled_from([b"", checksummed(bytes(4)), bytes(40)])))
         try:
             state = decode(io.BytesIO(content))
@@ -344,9 +327,9 @@ class TestForgery:
         assert same(decode(io.BytesIO(encoded(state))), state)
 
     @pytest.mark.parametrize("size", [2**30, 2**34, 2**50, 2**62])
-    @pytest.mark.parametrize("dtype", ["uint8", "bytes"])
-    def test_a_lying_size_allocates_nothing(self, size: int, dtype: str) -> None:
-        content = forged({"tree": {"b": 0}, "blobs": [[dtype, [size], size]]}, bytes(100))
+    @pytest.mark.parametrize("tag", ["b", "y"])
+    def test_a_lying_size_allocates_nothing(self, size: int, tag: str) -> None:
+        content = forged({"tree": {tag: 0}, "tensors": [["uint8", [size]]]}, bytes(100))
         resident = [resident_bytes()]
 
         class Spy(io.BytesIO):
@@ -360,8 +343,8 @@ class TestForgery:
         assert max(resident) - resident[0] < 64 * 2**20
 
     def test_a_lying_size_is_refused_before_its_tensor_exists(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        content = forged({"tree": {"b": 0}, "blobs": [["uint8", [2**40], 2**40]]}, bytes(100))
-        monkeypatch.setattr(torch, "empty", lambda *_, **__: pytest.fail("allocated"))
+        content = forged({"tree": {"b": 0}, "tensors": [["uint8", [2**40]]]}, bytes(100))
+        monkeypatch.setattr("agent_client.state.decoding._allocate", lambda *_: pytest.fail("allocated"))
         with pytest.raises(CorruptState, match=f"but {len(content)} were announced"):
             decode(io.BytesIO(content), len(content))
 
@@ -375,8 +358,6 @@ class TestForgery:
         assert peak < 16 * 2**20
         with pytest.raises(CorruptState, match="more than"):
             decode(io.BytesIO(struct.pack(">8sIQI", MAGIC, VERSION, MAX_HEADER_BYTES + 1, 0)))
-        with pytest.raises(CorruptState, match="more than 10"):
-            decode(io.BytesIO(encoded(SMALL)), max_header_bytes=10)
 
     def test_nothing_that_could_run_a_peers_code_is_imported(self) -> None:
         imported: set[str] = set()

@@ -2,7 +2,6 @@
 
 import io
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from agent_client.state import decoding as format_module
 from agent_client.state import encoding
 from agent_client.state.decoding import CorruptState, decode
 from agent_client.state.encoding import PIECE_BYTES, encode
-from tests.agent_client.state.trees import LAYOUTS, same, trees
+from tests.agent_client.state.trees import LAYOUTS, resident_bytes, same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 MIB = 2**20
@@ -54,7 +53,7 @@ class TestSmallPieces:
         for at in range(len(content) - 20 - 3 * 4, len(content)):
             damaged = bytearray(content)
             damaged[at] ^= 1
-            with pytest.raises(CorruptState, match="checksum of blob 0"):
+            with pytest.raises(CorruptState, match="checksum of tensor 0"):
                 decode(io.BytesIO(damaged), len(damaged))
 
 
@@ -73,7 +72,7 @@ def test_damage_is_found_before_the_next_piece_is_read() -> None:
     content = bytearray(from_byte(torch.zeros(10 * PIECE_BYTES, dtype=torch.uint8), 0, MIB))
     content[1000] ^= 1
     source = Counted(content)
-    with pytest.raises(CorruptState, match="checksum of blob 0"):
+    with pytest.raises(CorruptState, match="checksum of tensor 0"):
         decode(source, len(content))
     assert source.read_bytes < 2 * PIECE_BYTES
 
@@ -83,10 +82,6 @@ def test_the_rest_of_a_large_tensor_is_found_without_reading_what_lies_before() 
     content = from_byte(state, 0, MIB)
     for start in (PIECE_BYTES, 2 * PIECE_BYTES + 4321, len(content) - 5, len(content) - 4, len(content)):
         assert from_byte(state, start, MIB) == content[start:]
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 @pytest.mark.parametrize("layout", ["transposed", "lazily conjugated", "expanded"])

@@ -3,6 +3,7 @@
 import math
 import struct
 from collections import Counter, OrderedDict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ from agent_client.state.tree import DTYPES
 def bits(tensor: torch.Tensor) -> bytes:
     plain = tensor.detach().clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg().reshape(-1)
     return plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def same(one: Any, other: Any) -> bool:

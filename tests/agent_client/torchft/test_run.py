@@ -42,13 +42,9 @@ def run(script: Rank, folder: Path, *arguments: str) -> None:
     )
 
 
-def test_a_script_runs_on_ours_with_its_own_arguments(script: Rank, tmp_path: Path) -> None:
-    run(script, tmp_path, "train.py", "seen", "--steps", "3")
-    assert (tmp_path / "seen").read_text() == SEEN
-
-
-def test_a_module_runs_on_ours_with_its_own_arguments(script: Rank, tmp_path: Path) -> None:
-    run(script, tmp_path, "-m", "train", "seen", "--steps", "3")
+@pytest.mark.parametrize("program", [("train.py",), ("-m", "train")], ids=["script", "module"])
+def test_it_runs_on_ours_with_its_own_arguments(script: Rank, tmp_path: Path, program: tuple[str, ...]) -> None:
+    run(script, tmp_path, *program, "seen", "--steps", "3")
     assert (tmp_path / "seen").read_text() == SEEN
 
 

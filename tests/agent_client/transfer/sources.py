@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
+from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.server import StateServer
 
 
@@ -26,6 +27,11 @@ def threads() -> set[str]:
 def serving(**options: Any) -> Iterator[StateServer]:
     with closing(StateServer(options.pop("bind_host", "127.0.0.1"), **{"advertise": "127.0.0.1"} | options)) as it:
         yield it
+
+
+def fetch(address: str, key: tuple[int, int, int], timeout_s: float, **options: Any) -> Any:
+    """The state that `address` holds under `key`, whatever it is."""
+    return Fetch({address: lambda: address}, key, timeout_s, accept=lambda _: None, **options).run()
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from agent_client.agent.rules.step import StepMachine
 from agent_client.healing.target import DoesNotFit
 from agent_client.state.decoding import CorruptState, encode
 from agent_client.state.snapshot import StateMismatch
-from agent_client.transfer.response import StateUnavailable
 from tests.agent_client.healing.test_healing import TARGETS, Pair
 from tests.agent_client.transfer.sources import answering, ok
 
@@ -71,20 +70,8 @@ MISFITS: dict[Callable[[State], None], str] = {
     be_of_a_later_quorum: "of another quorum's future",
 }
 
-GARBAGE = bytes(range(256)) * 64
-
 BROKEN: dict[str, tuple[Callable[[bytes], bytes], type[Exception], str]] = {
-    "no HTTP": (lambda _: GARBAGE, StateUnavailable, "no checkpoint server answers there"),
-    "garbage": (lambda _: ok(len(GARBAGE), GARBAGE), CorruptState, "this is no state"),
-    "truncated": (lambda good: ok(len(good), good[:-1000]), StateUnavailable, "it answered 200"),
-    "shorter": (
-        lambda good: ok(len(good) - 1, good[:-1]),
-        CorruptState,
-        r"describes \d+ bytes, but \d+ were announced",
-    ),
-    "longer": (lambda good: ok(len(good) + 9, good + bytes(9)), CorruptState, r"bytes, but \d+ were announced"),
     "oversized": (lambda good: ok(2**50, good), CorruptState, f"the answer has {2**50} bytes, more than"),
-    "wrong checksum": (lambda good: ok(len(good), good[:-1] + bytes([good[-1] ^ 1])), CorruptState, "the checksum of"),
     "wrong byte": (lambda good: ok(len(good), good[:-9] + bytes([good[-9] ^ 1]) + good[-8:]), CorruptState, "checksum"),
 }
 

@@ -21,8 +21,9 @@ from agent_client.state.decoding import CorruptState, encode
 from agent_client.state.encoding import Encoding
 from agent_client.state.snapshot import StateMismatch, install_matches
 from agent_client.transfer.fetch import Fetch
+from agent_client.transfer.response import StateUnavailable
 from agent_client.transfer.rules.source_order import TRIES
-from agent_client.transfer.server import StateServer, StateUnavailable
+from agent_client.transfer.server import StateServer
 from tests.agent_client.state.trees import same
 from tests.agent_client.transfer.sources import answering, eventually, ok, serving, threads, took
 
@@ -329,17 +330,6 @@ class TestInPlace:
 
         monkeypatch.setattr(Encoding, "chunks", chunks)
         return began
-
-    def test_a_write_waits_for_the_reader(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        state = {"w": STATE["w"].clone(), "step": 12}
-        began = self.slow_chunks(monkeypatch, 0.02)
-        with serving(chunk_bytes=2**19) as server, ThreadPoolExecutor(1) as pool:
-            server.publish(KEY, state)
-            running = pool.submit(from_first(server.address).run)
-            assert began.wait(5)
-            server.withdraw(grace_s=10)
-            state["w"].zero_()
-            assert same(running.result(5), STATE)
 
     def test_but_not_longer_than_it_may(self, monkeypatch: pytest.MonkeyPatch) -> None:
         began = self.slow_chunks(monkeypatch, 0.3)

@@ -166,7 +166,7 @@ def test_damage_is_found(source: Assignment, pool: ThreadPoolExecutor, monkeypat
     monkeypatch.setattr(gloo_transport, "messages", damaged)
     received = pool.submit(transport().receive, target(source, 1), max_bytes=2**40)
     transport().send(replace(source, serve_to=(1,)), encode(STATE))
-    with pytest.raises(CorruptState, match="checksum of blob 0"):
+    with pytest.raises(CorruptState, match="checksum of tensor 0"):
         received.result(15)
 
 
