@@ -28,7 +28,7 @@ class Voter:
     def internals(self) -> "Voter":
         return self
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+    def catch_up_for(self, optimizer: torch.optim.Optimizer) -> None:
         """It never catches up."""
 
     def applying(self) -> AbstractContextManager[None]:
