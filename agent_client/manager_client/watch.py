@@ -160,7 +160,7 @@ class RankWatch:
             self._on_revoked(None, reason)
 
     def _sample(self) -> Sample | None:
-        """That nobody can tell where this rank is is no reason to end its watch."""
+        """A defect in the sample does not end the watch."""
         assert self._progress is not None
         try:
             return self._progress.sample()

@@ -93,18 +93,6 @@ def test_zero_grad_can_keep_the_gradients_memory() -> None:
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_discarded_step_leaves_every_bit_as_it_was(name: str) -> None:
-    model, voter = model_of(), Voter(True, False, False, True)
-    optimizer = wrapped(model, voter, name)
-    for step, is_committed in enumerate([True, False, False, True]):
-        optimizer.zero_grad()
-        backward(model, step)
-        before = bits(model, optimizer)
-        assert optimizer.step() is is_committed
-        assert (bits(model, optimizer) == before) is not is_committed
-
-
 @unhurried
 @given(st.lists(st.booleans(), max_size=8), st.sampled_from(sorted(OPTIMIZERS)))
 def test_with_discards_between_it_is_where_the_committed_steps_alone_lead(decisions: list[bool], name: str) -> None:
