@@ -77,9 +77,9 @@ class Agent:
         self._place = place
         self._machine, self._runner, self._thread = parts.machine, parts.runner, parts.thread
         self._manager, self._peers, self._healing = parts.manager, parts.peers, parts.healing
-        self._follower, self._progress = parts.follower, parts.progress
-        self._last_words = ExitReport(self._manager.report)
-        self._last_words.listen()
+        self._catch_up, self._progress = parts.catch_up, parts.progress
+        self._exit_report = ExitReport(self._manager.report)
+        self._exit_report.install()
         self._quorum: Future[None] | None = None
         """Done when the quorum of the step is known, its process group made and a peer's state received."""
         self._parts: list[StepPart] = []
@@ -125,7 +125,7 @@ class Agent:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        self._last_words.speak(e)
+        self._exit_report.send(e)
         self.close()
 
     def close(self) -> None:
@@ -136,11 +136,11 @@ class Agent:
         """
         was_closed(self)
         self._optimizers.close()
-        self._last_words.fall_silent()
+        self._exit_report.uninstall()
         self._manager.close(self._machine.next_step)
         self._peers.drop()
-        if self._follower is not None:
-            self._follower.close()
+        if self._catch_up is not None:
+            self._catch_up.close()
         self._thread.close(5.0)
         self._peers.close()
         self._healing.close()
@@ -229,7 +229,7 @@ class Agent:
     @property
     def catches_up(self) -> bool:
         """Whether this rank works at a later state than it holds."""
-        return self._follower is not None and self._follower.catch_up.follows
+        return self._catch_up is not None and self._catch_up.machine.follows
 
     @property
     def holds_state(self) -> bool:
@@ -266,8 +266,8 @@ class Agent:
         tag, batches = self._machine.tag, self._machine.batches_committed
         if self._machine.distrust is not None:
             raise AgentError(f"state_dict: {self._machine.distrust.text}; this is no state to keep until it has healed")
-        if self._follower is not None:
-            tag, batches = self._follower.held
+        if self._catch_up is not None:
+            tag, batches = self._catch_up.held
         return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -638,8 +638,8 @@ class Agent:
 
     def _begin_with_state(self) -> None:
         """The step begins with the state as it is now."""
-        if self._follower is not None:
-            self._follower.begin_step()
+        if self._catch_up is not None:
+            self._catch_up.begin_step()
         self.state.begin_step()
         self._scalers.begin_step()
         self._runner.digest = self._digest_state()
@@ -654,7 +654,7 @@ class Agent:
         except GroupDrained:
             raise
         except AgentError as e:
-            self._last_words.speak(e)  # before the peers see their connections end
+            self._exit_report.send(e)  # before the peers see their connections end
             self._peers.drop()
             raise
 
@@ -696,8 +696,8 @@ class Agent:
         digest = self._gradient_digests.take(self.state.gradients_of(), number, lambda parameter: parameter.grad)
         done = self._thread.submit(lambda: self._runner.compare_gradients(digest))
         reason = self._await("peers", done)
-        if reason and self._follower is not None:
-            self._follower.reject(reason)
+        if reason and self._catch_up is not None:
+            self._catch_up.reject(reason)
 
     def _check_applied(self) -> None:
         if wrong := self._applying.begins(may_skip):
@@ -706,8 +706,8 @@ class Agent:
     def _tear(self, text: str) -> None:
         log.error("%s; %s", text, APPLY_HINT)
         self._machine.tear(DistrustKind.NOT_APPLIED, f"rank {self.group_rank}: {text}")
-        if self._follower is not None:
-            self._follower.torn()
+        if self._catch_up is not None:
+            self._catch_up.torn()
 
 
 def _is_in_backward() -> bool:

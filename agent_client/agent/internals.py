@@ -12,7 +12,7 @@ from agent_client.collectives.compiling import never_compiled
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.observed import ObservedGroup
 from agent_client.errors import ConfigurationError
-from agent_client.healing.catch_up import Follower
+from agent_client.healing.catch_up import CatchUpDriver
 
 
 class Internals:
@@ -39,15 +39,15 @@ class Internals:
         self._parts.runner.counts_at_once = False
         self.asks_late = True
 
-    def follow(self, optimizer: Optimizer) -> Follower | None:
+    def catch_up_for(self, optimizer: Optimizer) -> CatchUpDriver | None:
         """Return what moves `optimizer` after a commit; None: it always moves by the gradients of the step itself."""
-        if self._parts.follower is not None:
-            self._parts.follower.attach(optimizer)
-        return self._parts.follower
+        if self._parts.catch_up is not None:
+            self._parts.catch_up.attach(optimizer)
+        return self._parts.catch_up
 
     def refuse_catch_up(self, what: str) -> None:
         """Raise ConfigurationError if this rank may catch up, which `what` cannot."""
-        if self._parts.follower is not None:
+        if self._parts.catch_up is not None:
             raise ConfigurationError(f"heal_mode catch_up: not with {what}; use heal_mode='blocking'")
 
     def salvage_by(self, reduce_again: Callable[[], None]) -> None:

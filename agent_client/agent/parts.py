@@ -10,7 +10,7 @@ from agent_client.agent.step_runner import StepLimits, StepRunner
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.peers import Peers
 from agent_client.errors import ConfigurationError
-from agent_client.healing.catch_up import Follower
+from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
 from agent_client.healing.rules.modes import HealMode, HealTransport, StateServing
 from agent_client.manager_client.child_manager import ManagerProcess
@@ -42,7 +42,7 @@ ALONE = GroupPlace()
 
 @dataclass(frozen=True, slots=True)
 class AgentParts:
-    """`host`: the address of this host that the peers can reach. `follower`: with heal_mode catch_up only."""
+    """`host`: the address of this host that the peers can reach. `catch_up`: with heal_mode catch_up only."""
 
     host: str
     machine: StepMachine
@@ -51,16 +51,16 @@ class AgentParts:
     manager: ManagerConnection
     peers: Peers
     healing: Healing
-    follower: Follower | None
+    catch_up: CatchUpDriver | None
     progress: Progress
 
 
 def make_parts(manager_address: str, state: TrainState, config: AgentConfig, place: GroupPlace) -> AgentParts:
     """Raises ConfigurationError for a state or an option that does not fit; then nothing has been opened."""
     machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
-    follower = None
+    catch_up = None
     if config.heal_mode == HealMode.CATCH_UP:
-        follower = Follower(state, machine, lambda assignment: healing.fetch_beside(assignment))
+        catch_up = CatchUpDriver(state, machine, lambda assignment: healing.fetch_beside(assignment))
     host = advertised_host(manager_address, config.advertise)
     peers = Peers(
         place.group_rank,
@@ -107,9 +107,9 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
         place.group,
         StepLimits(config.timeout_s, config.quorum_timeout_s, config.heal_timeout_s, config.max_consecutive_discards),
         place.manager_process,
-        follower,
+        catch_up,
         progress,
         check_every=config.check_state_every,
     )
     thread = BackgroundThread(f"lighthouse agent {place.group_rank}")
-    return AgentParts(host, machine, runner, thread, manager, peers, healing, follower, progress)
+    return AgentParts(host, machine, runner, thread, manager, peers, healing, catch_up, progress)

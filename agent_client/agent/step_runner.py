@@ -23,7 +23,7 @@ from agent_client.agent.rules.step import StepMachine
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.peers import Peers
 from agent_client.errors import AgentError, ModelMismatch, ScriptMismatch, first_line
-from agent_client.healing.catch_up import Follower
+from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
 from agent_client.healing.target import DoesNotFit
 from agent_client.manager_client.child_manager import ManagerProcess
@@ -71,7 +71,7 @@ class StepDigest:
 
 class StepRunner:
     """`group` connects the ranks of a group of several. `manager_process` is the manager, if it is a child of this
-    process. `follower` is there with heal_mode catch_up only. `progress` receives each wait and each collective.
+    process. `catch_up` is there with heal_mode catch_up only. `progress` receives each wait and each collective.
     `check_every` is the number of steps between two comparisons of the state, 0: none.
     """
 
@@ -84,7 +84,7 @@ class StepRunner:
         group: GlooGroup | None,
         limits: StepLimits,
         manager_process: ManagerProcess | None,
-        follower: Follower | None = None,
+        catch_up: CatchUpDriver | None = None,
         progress: Progress | None = None,
         *,
         check_every: int = 0,
@@ -112,7 +112,7 @@ class StepRunner:
         self._group_world_size = group.size if group is not None else 1
         self._limits = limits
         self._manager_process = manager_process
-        self._follower = follower
+        self._catch_up = catch_up
         self._patience = Patience(limits.discards)
 
     def begin(self, asked_for: int) -> None:
@@ -131,8 +131,8 @@ class StepRunner:
         self.check_every = 0 if is_first else self.check_every
         self.last = assignment
         self._patience.answered()
-        if self._follower is not None:
-            self._follower.answered(assignment)
+        if self._catch_up is not None:
+            self._catch_up.answered(assignment)
             self._manager.asks_ahead = not assignment.catches_up
         why_revoked = functools.partial(self._why_revoked, assignment)
         if (reason := why_revoked()) is not None:
@@ -252,7 +252,7 @@ class StepRunner:
                 timeout_s=self._limits.quorum_s,
                 tag_quorum_id=machine.tag_quorum_id,
                 commit_failures=machine.discards,
-                catch_up=self._follower.words() if self._follower is not None else PLAIN,
+                catch_up=self._catch_up.words() if self._catch_up is not None else PLAIN,
                 distrust=machine.distrust,
                 heals_first=machine.heals_first if self.counts_at_once else None,
             )

@@ -10,8 +10,9 @@ Its listening socket is never touched: the process would abort.
 
 import contextlib
 import os
+import select
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -53,7 +54,7 @@ class GlooGroup:
         options: Any = AllreduceOptions()
         if timeout_s is not None:
             options.timeout = timedelta(seconds=timeout_s)
-        gloo_wait.wait(self.backend.allreduce([tensor], options), self.backend, lambda: self._is_aborted)
+        gloo_wait.wait(self.backend.allreduce([tensor], options), self.backend, self._is_over)
 
     def for_torch(self, name: str) -> ProcessGroup:
         """A second group of the same ranks, for torch's own modules: they run collectives from threads of theirs, and
@@ -85,6 +86,12 @@ class GlooGroup:
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
         self._is_aborted = True
+
+    def _is_over(self) -> bool:
+        """Whether the group was aborted, here or by a peer: gloo may wait for the timeout where a peer has ended."""
+        if not self._is_aborted and _has_ended(self._connections):
+            self.abort()
+        return self._is_aborted
 
 
 def connect_store(address: str, timeout_s: float) -> TCPStore:
@@ -138,6 +145,15 @@ def _connections(descriptors: Iterable[int], published: bytes) -> list[socket.so
         else:
             duplicate.close()
     return duplicates
+
+
+def _has_ended(connections: Sequence[socket.socket]) -> bool:
+    """Whether a peer has closed one of them. Another thread may close them here meanwhile."""
+    ends = select.poll()
+    for connection in connections:
+        if (descriptor := connection.fileno()) >= 0:
+            ends.register(descriptor, select.POLLRDHUP)
+    return bool(ends.poll(0))
 
 
 def _is_gloos(candidate: socket.socket, published: bytes) -> bool:

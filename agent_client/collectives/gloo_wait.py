@@ -1,8 +1,9 @@
 """Waiting for work of gloo that may never end.
 
 When a connection ends, gloo tells those who wait for its peer, but not a send that lies in its queue
-(gloo/transport/tcp/pair.cc, signalException): that work ends by its timeout only. So who waits gives it up once it was
-aborted, as soon as nothing can write to its tensors any more: no connection is left, and gloo's threads are at rest.
+(gloo/transport/tcp/pair.cc, signalException): that work ends by its timeout only. So a wait is given up once its group
+was aborted, here or by a peer, as soon as nothing can write to its tensors any more: no connection is left, and gloo's
+threads are at rest.
 """
 
 import threading

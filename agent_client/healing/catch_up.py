@@ -1,4 +1,4 @@
-"""A rank that catches up: what catch_up.py decides, done with tensors, a transfer and an optimizer.
+"""A rank that catches up: what rules/catch_up.py decides, done with tensors, a transfer and an optimizer.
 
 The gradients of a step are kept as they are when the optimizer would apply them: after the averaging, and after what
 the script has done to them, which is the same in every group. So nothing hooks into the backward pass, and what is
@@ -41,18 +41,20 @@ class _Step:
     """The state that it is applied to is that of its beginning: all before that is in it."""
 
 
-class Follower:
-    """`fetch` begins the transfer of the state that an assignment deals. Raises ConfigurationError for a state that
-    cannot be taken over beside the steps."""
+class CatchUpDriver:
+    """Feeds the CatchUpMachine. `fetch` begins the transfer of the state that an assignment deals.
 
-    def __init__(self, state: TrainState, machine: StateOwner, fetch: Callable[[Assignment], BackgroundFetch]) -> None:
+    Raises ConfigurationError for a state that cannot be taken over beside the steps.
+    """
+
+    def __init__(self, state: TrainState, owner: StateOwner, fetch: Callable[[Assignment], BackgroundFetch]) -> None:
         if state.has_shards:
             raise ConfigurationError("heal_mode catch_up: not for a model that is sharded; use heal_mode='blocking'")
-        self.catch_up: CatchUpMachine[_Step] = CatchUpMachine()
+        self.machine: CatchUpMachine[_Step] = CatchUpMachine()
         self._state = state
-        self._machine = machine
+        self._owner = owner
         self._fetch = fetch
-        self._movers = ScheduleReplay(state.others)
+        self._schedules = ScheduleReplay(state.others)
         self._optimizer: Optimizer | None = None
         self._transfer: BackgroundFetch | None = None
         self._snapshot: dict[str, Any] | None = None
@@ -63,21 +65,21 @@ class Follower:
     def attach(self, optimizer: Optimizer) -> None:
         """What applies the gradients."""
         self._optimizer = optimizer
-        self._movers.attach(optimizer)
+        self._schedules.attach(optimizer)
 
     @property
     def held(self) -> tuple[Tag, int]:
         """The state that this rank holds, and the batches that are in it."""
-        if self.catch_up.held is not None:
-            return self.catch_up.held, self._batches
-        return self._machine.tag, self._machine.batches_committed
+        if self.machine.held is not None:
+            return self.machine.held, self._batches
+        return self._owner.tag, self._owner.batches_committed
 
     def words(self) -> CatchUp:
         """For the manager, with a request for a quorum."""
         self._poll()
-        catch_up = self.catch_up
-        is_wanted = not (catch_up.heals_plainly or self._machine.is_torn)  # what is torn is healed at once
-        return CatchUp(is_wanted, catch_up.held, catch_up.has_source)
+        machine = self.machine
+        is_wanted = not (machine.heals_plainly or self._owner.is_torn)  # what is torn is healed at once
+        return CatchUp(is_wanted, machine.held, machine.has_source)
 
     def close(self) -> None:
         if self._transfer is not None:
@@ -89,37 +91,37 @@ class Follower:
         """Raises ConfigurationError if no optimizer could apply what is kept."""
         if self._optimizer is None:
             raise ConfigurationError("heal_mode catch_up: wrap the optimizer in a FaultTolerantOptimizer")
-        if not self.catch_up.follows:
-            self._movers.save()
-        self._movers.begin()
+        if not self.machine.follows:
+            self._schedules.save()
+        self._schedules.begin()
 
     def answered(self, assignment: Assignment) -> None:
         """Find out what the quorum, or its next step, means for a rank that may catch up."""
         self._poll()
-        machine, catch_up = self._machine, self.catch_up
-        held, was_following = catch_up.held or machine.tag, catch_up.follows
-        first = catch_up.kept[:1] if catch_up.transfer is Transfer.DONE else ()
+        owner, machine = self._owner, self.machine
+        held, was_following = machine.held or owner.tag, machine.follows
+        first = machine.kept[:1] if machine.transfer is Transfer.DONE else ()
         begins = Tag(assignment.max_step, assignment.tag_quorum_id)
-        lead = CatchUpPlan(begins, assignment.catches_up, assignment.heals, assignment.replica_ids)
+        plan = CatchUpPlan(begins, assignment.catches_up, assignment.heals, assignment.replica_ids)
         source = assignment.replica_ids[assignment.heal_from_rank] if assignment.heal_from_rank is not None else ""
-        batches = self._batches if was_following else machine.batches_committed
-        turn = catch_up.answered(lead, held, source)
+        batches = self._batches if was_following else owner.batches_committed
+        turn = machine.answered(plan, held, source)
         self._batches = batches
-        if turn is Turn.FETCH or catch_up.transfer is not Transfer.UNDER_WAY:
+        if turn is Turn.FETCH or machine.transfer is not Transfer.UNDER_WAY:
             self._drop_transfer("the quorum has changed")
         if turn is Turn.FETCH:
             self._transfer = self._fetch(assignment)
         if turn is Turn.RETURN:
             self._return(held, assignment, [kept.content for kept in first])
-        if catch_up.follows:
-            machine.work_at(*catch_up.followed)
+        if machine.follows:
+            owner.work_at(*machine.followed)
 
     @not_itself_compiled
     def apply(self) -> None:
         """After a commit: move the optimizer by this step's gradients, or by those whose turn it is. Where the peers'
         optimizer is compiled, so is this one, in kept steps, too."""
         assert self._optimizer is not None
-        if not self.catch_up.follows:
+        if not self.machine.follows:
             self._optimizer.step()
             return
         for kept in self._take_up():
@@ -130,16 +132,16 @@ class Follower:
 
     def reject(self, reason: str) -> None:
         """What this rank would keep is not what its peers apply: it cannot follow them, and heals plainly."""
-        if self.catch_up.follows and not self.catch_up.heals_plainly:  # until the next quorum it goes on differing
+        if self.machine.follows and not self.machine.heals_plainly:  # until the next quorum it goes on differing
             log.error("catching up is given up, this group heals plainly: %s", reason)
             self._drop_transfer(reason)
-            self.catch_up.failed(is_hopeless=True)
+            self.machine.failed(is_hopeless=True)
 
     def torn(self) -> None:
         """A kept step was not applied, or in part: what this rank holds is no state any more."""
-        if self.catch_up.follows:
+        if self.machine.follows:
             self._drop_transfer("the state is torn")
-            self.catch_up.torn()
+            self.machine.torn()
 
     # -- within
 
@@ -152,82 +154,82 @@ class Follower:
         error = transfer.received.exception()
         if error is not None:
             log.warning("catching up: %s", error)
-            self.catch_up.failed(is_hopeless=isinstance(error, StateMismatch))
+            self.machine.failed(is_hopeless=isinstance(error, StateMismatch))
             return
         self._snapshot = received = transfer.received.result()
         agent = received["agent"]
-        self.catch_up.arrived(Tag(agent["step"], agent["tag_quorum_id"]))
+        self.machine.arrived(Tag(agent["step"], agent["tag_quorum_id"]))
 
     def _drop_transfer(self, reason: str) -> None:
         """And what it brought, unless that is to be installed."""
         if self._transfer is not None:
             self._transfer.cancel(reason)
             self._transfer = None
-        if self.catch_up.transfer is not Transfer.ARRIVED:
+        if self.machine.transfer is not Transfer.ARRIVED:
             self._snapshot = None
 
     def _return(self, held: Tag, assignment: Assignment, first: Sequence[_Step]) -> None:
         """What this rank holds is what counts, as it was when the `first` step that is kept began: what it worked at is
         forgotten. A plain heal brings all of its own."""
-        machine = self._machine
-        machine.work_at(*held)
-        machine.batches_committed = self._batches
+        owner = self._owner
+        owner.work_at(*held)
+        owner.batches_committed = self._batches
         if assignment.heals and not assignment.catches_up:
             return
-        self._movers.take_back()
+        self._schedules.take_back()
         for step in first:
             self._move_to(step)
-        self._movers.save()
-        self._state.others_were(self._movers.saved)
+        self._schedules.save()
+        self._state.others_were(self._schedules.saved)
 
     def _keep(self) -> None:
-        machine, catch_up = self._machine, self.catch_up
+        owner, machine = self._owner, self.machine
         parameters = self._parameters()
         gradients = [parameter.grad for parameter in parameters]
-        moves = self._movers.take_back()
-        tag = machine.tag
+        moves = self._schedules.take_back()
+        tag = owner.tag
         kept: PendingStep[_Step] | None = None
         buffers = list(self._state.model.buffers())
-        if catch_up.keeps and has_room(sum(kept.nbytes for kept in [*gradients, *buffers] if kept is not None)):
+        if machine.keeps and has_room(sum(kept.nbytes for kept in [*gradients, *buffers] if kept is not None)):
             taken = [None if gradient is None else _take(gradient) for gradient in gradients]
             buffers = [buffer.detach().to("cpu", copy=True) for buffer in buffers]
             for parameter in parameters:
                 parameter.grad = None
-            kept = PendingStep(tag, machine.share.divisor, _Step(taken, buffers, moves, is_first=not catch_up.kept))
-        elif catch_up.keeps:
+            kept = PendingStep(tag, owner.share.divisor, _Step(taken, buffers, moves, is_first=not machine.kept))
+        elif machine.keeps:
             log.warning("catching up: no room for the gradients of another step; this group heals plainly")
-        catch_up.committed(kept, tag)
-        if not catch_up.keeps:
+        machine.committed(kept, tag)
+        if not machine.keeps:
             self._drop_transfer("what it is for is not kept")
 
     def _install(self) -> None:
-        machine, received = self._machine, self._snapshot
+        owner, received = self._owner, self._snapshot
         assert received is not None
-        works_at = machine.tag
-        machine.installing()
+        works_at = owner.tag
+        owner.installing()
         try:
             self._state.install(received["train"])
         except Exception as e:
             raise AgentError(f"a peer's state was installed in part: {e}; restart the group") from e
-        machine.installed(*works_at, machine.batches_committed)
+        owner.installed(*works_at, owner.batches_committed)
         self._batches, self._snapshot = received["agent"]["batches_committed"], None
-        self.catch_up.installed()
-        log.info("catching up: installed step %d, %d more to apply", self.catch_up.begins.step, len(self.catch_up.kept))
+        self.machine.installed()
+        log.info("catching up: installed step %d, %d more to apply", self.machine.begins.step, len(self.machine.kept))
 
     @never_compiled
     def _take_up(self) -> Sequence[PendingStep[_Step]]:
         """Keep this step; the kept ones whose turn it is."""
         self._poll()
         self._keep()
-        if self.catch_up.transfer is not Transfer.ARRIVED:
-            return self.catch_up.due()
+        if self.machine.transfer is not Transfer.ARRIVED:
+            return self.machine.due()
         self._install()
         return ()
 
     @never_compiled
     def _prepare(self, step: _Step) -> None:
         self._move_to(step)
-        self._movers.move(step.moves.inside)
+        self._schedules.move(step.moves.inside)
         for parameter, gradient in zip(self._parameters(), step.gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
@@ -236,23 +238,23 @@ class Follower:
         self._buffers = kept.content.buffers
         self._install_buffers()
         self._batches += kept.batches
-        self.catch_up.applied()
-        if not self.catch_up.follows:
-            self._machine.batches_committed = self._batches
-            log.info("caught up at step %d", self._machine.step)
+        self.machine.applied()
+        if not self.machine.follows:
+            self._owner.batches_committed = self._batches
+            log.info("caught up at step %d", self._owner.step)
 
     @never_compiled
     def _end_apply(self) -> None:
         for parameter in self._parameters():
             parameter.grad = None
-        if self.catch_up.follows:
-            self._movers.save()
+        if self.machine.follows:
+            self._schedules.save()
 
     def _move_to(self, step: _Step) -> None:
         """What the script moves, to the beginning of that step."""
         if not step.is_first:
             self._install_buffers()
-            self._movers.move(step.moves.between)
+            self._schedules.move(step.moves.between)
 
     def _install_buffers(self) -> None:
         """Those of the state that is held: the forward passes since then have moved them."""

@@ -174,5 +174,5 @@ class BackgroundFetch:
     def _run(self) -> None:
         try:
             self.received.set_result(self._fetch.run())
-        except Exception as e:  # noqa: BLE001  it belongs to the Follower, which polls `received`
+        except Exception as e:  # noqa: BLE001  it belongs to the CatchUpDriver, which polls `received`
             self.received.set_exception(e)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_client.errors import AgentError, GroupDrained
-from agent_client.manager_client.votes import Cast, Said, VoteChannel
+from agent_client.manager_client.votes import PendingVote, VoteChannel
 from agent_client.manager_client.wait_log import WaitLog
 from agent_client.manager_client.watch import RankWatch
 from agent_client.progress.progress import Progress
-from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, Vote, World
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, World
 from lighthouse_protocol.messages.session import Revoked
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Unreachable
 from lighthouse_runtime.client.manager import ManagerClient
@@ -52,15 +52,15 @@ class ManagerConnection:
         self.group_rank = group_rank
         self._worker = worker
         self._client = ManagerClient(address)
-        self._ballots = VoteChannel()
+        self._votes = VoteChannel()
         callbacks = (on_revoked, on_group_lost)
-        self._watch = RankWatch(self._client, group_rank, worker, self._ballots, *callbacks, progress)
+        self._watch = RankWatch(self._client, group_rank, worker, self._votes, *callbacks, progress)
         self._waits = WaitLog(group_rank, self._waiting_for)
         self._returns_within_s = returns_within_s
         self._gone_since: float | None = None
         self._has_reported = False
         self.asks_ahead = True  # a vote asks for the next step's grant
-        self._told: tuple[Said, Cast | None] | None = None
+        self._told: PendingVote | None = None
         self._granted: Assignment | None = None
         self._has_answered = False
 
@@ -68,9 +68,9 @@ class ManagerConnection:
         """Leave; `step` as in Leaving. A yes that was told is counted before, if the manager answers at once."""
         self._watch.is_closing = True
         told, self._told = self._told, None
-        if told is not None and (cast := told[1]) is not None:
+        if told is not None:
             with suppress(LighthouseError):
-                self._ballots.result(cast, COUNTED_BEFORE_CLOSE_S)
+                self._votes.result(told, COUNTED_BEFORE_CLOSE_S)
         self._waits.close()
         self._watch.close(step)
         self._client.close()
@@ -141,16 +141,14 @@ class ManagerConnection:
     def vote(self, step: int, vote: bool, *, quorum_id: int | None, timeout_s: float) -> bool:
         """The decision of all ranks of the group. A yes is bound: it is repeated until there is one, or no time left.
 
-        Raises what ManagerClient.vote raises.
+        Raises LighthouseError: the manager refuses the vote, is gone, or has not answered in time.
         """
-        said = Said(step, vote, quorum_id, time.monotonic() + timeout_s)
-        return self._learn(said, self._cast(said))
+        return self._learn(self._send(PendingVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
     def tell(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
         """Vote yes where that is the decision. It is bound like any other: its answer is awaited before the next
         request for a quorum."""
-        said = Said(step, True, quorum_id, time.monotonic() + timeout_s)
-        self._told = said, self._cast(said)
+        self._told = self._send(PendingVote(step, True, quorum_id, time.monotonic() + timeout_s))
 
     def _settle(self) -> None:
         """The answer to what was told. No answer changes the decision; it may bring the next grant."""
@@ -158,48 +156,32 @@ class ManagerConnection:
         if told is None:
             return
         try:
-            if not self._learn(*told):
-                log.warning("step %d: the manager had given this rank up when its yes came", told[0].step)
+            if not self._learn(told):
+                log.warning("step %d: the manager had given this rank up when its yes came", told.step)
         except LighthouseError as e:
-            log.warning("step %d: the manager has not taken the yes: %s", told[0].step, e)
+            log.warning("step %d: the manager has not taken the yes: %s", told.step, e)
 
-    def _learn(self, said: Said, cast: Cast | None) -> bool:
+    def _learn(self, vote: PendingVote) -> bool:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
-                answer = self._answer(said, cast)
+                answer = self._votes.result(vote, vote.left_s)
             except (Unreachable, DeadlinePassed) as e:
-                is_over = time.monotonic() + backoff_s >= said.ends_at
-                if not said.vote or is_over or (isinstance(e, Unreachable) and self._is_given_up()):
+                is_over = time.monotonic() + backoff_s >= vote.ends_at
+                if not vote.vote or is_over or (isinstance(e, Unreachable) and self._is_given_up()):
                     raise
-                log.warning("step %d: the vote is repeated: %s", said.step, e)
+                log.warning("step %d: the vote is repeated: %s", vote.step, e)
                 time.sleep(backoff_s)
                 backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
-                self._ensure_watched()
-                cast = self._cast(said)
+                self._send(vote)
             else:
                 self._granted, self._gone_since = answer.next, None
                 return answer.commit
 
-    @property
-    def _wants_next(self) -> bool:
-        return self.asks_ahead and self._watch.is_served
-
-    def _cast(self, said: Said) -> Cast | None:
-        return self._ballots.cast(said, wants_next=self._wants_next)
-
-    def _answer(self, said: Said, cast: Cast | None) -> Vote:
-        if cast is not None:
-            return self._ballots.result(cast, said.left_s)
-        return self._client.vote(
-            self.group_rank,
-            said.step,
-            said.vote,
-            timeout_s=said.left_s,
-            quorum_id=said.quorum_id,
-            wants_next=self._wants_next,
-            wait_for_ready=False,
-        )
+    def _send(self, vote: PendingVote) -> PendingVote:
+        self._ensure_watched()
+        self._votes.send(vote, wants_next=self.asks_ahead)
+        return vote
 
     def report(self, reason: str, *, ends_group: bool = False) -> None:
         """This rank is about to end; `ends_group`: and no rank of its group can go on. The first reason counts."""
@@ -231,7 +213,7 @@ class ManagerConnection:
 
     def _waiting_for(self) -> str:
         """As the manager has told, or else that it does not."""
-        if self._watch.is_open or not self._watch.is_served:
+        if self._watch.is_open:
             return self._watch.waiting_for or f"the manager at {self.address} to answer"
         return f"the manager at {self.address}, which does not answer: start it, or mend LIGHTHOUSE_MANAGER_ADDRESS"
 

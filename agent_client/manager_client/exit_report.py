@@ -1,7 +1,6 @@
-"""What a rank says before it dies of an exception: its manager is told at once, and why.
+"""Reports to the manager, at once, the exception by which a rank ends.
 
-An exception ends a rank where nobody catches it, or where it leaves the agent's block. A child that was forked has
-nothing to say for its parent.
+Such an exception is uncaught, or leaves the `with` block of the Agent. A forked child reports nothing for its parent.
 """
 
 import os
@@ -13,34 +12,34 @@ from agent_client.errors import GroupDrained
 
 
 class ExitReport:
-    """`say` is called at most once. Stands in sys.excepthook from `listen` to `fall_silent`."""
+    """Calls `report` at most once. It stands in sys.excepthook from `install` to `uninstall`."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._pid = os.getpid()
-        self._has_spoken = False
+        self._is_over = False
         self._before = sys.excepthook
         self._hook = self._on_uncaught
 
-    def listen(self) -> None:
+    def install(self) -> None:
         self._before, sys.excepthook = sys.excepthook, self._hook
 
-    def fall_silent(self) -> None:
-        """A hook that somebody has put before this one stays, and this one passes on."""
-        self._has_spoken = True
+    def uninstall(self) -> None:
+        """If another hook was installed since, it stays, and this one passes on."""
+        self._is_over = True
         if sys.excepthook is self._hook:
             sys.excepthook = self._before
 
-    def speak(self, error: BaseException | None) -> None:
-        """Of a failure: neither a good exit nor a drained group is one."""
+    def send(self, error: BaseException | None) -> None:
+        """Report a failure: a clean exit and a drained group are none."""
         is_good = error is None or isinstance(error, GroupDrained) or (isinstance(error, SystemExit) and not error.code)
-        if is_good or self._has_spoken or os.getpid() != self._pid:
+        if is_good or self._is_over or os.getpid() != self._pid:
             return
-        self._has_spoken = True
-        self._say(f"{type(error).__name__}: {error}".rstrip(": "))
+        self._is_over = True
+        self._report(f"{type(error).__name__}: {error}".rstrip(": "))
 
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            self.speak(error)
+            self.send(error)
         finally:
             self._before(kind, error, trace)

@@ -30,7 +30,7 @@ from lighthouse_protocol.messages.session import (
     WatchOpened,
     WatchRequest,
 )
-from lighthouse_protocol.refusals import LighthouseError, NotServed, Unreachable
+from lighthouse_protocol.refusals import LighthouseError, Unreachable
 from lighthouse_runtime.client.manager import ManagerClient
 from lighthouse_runtime.client.streams import Watch
 from lighthouse_runtime.process.children import host_id, started_at
@@ -46,7 +46,7 @@ SAMPLED_EVERY_S = 0.5
 
 
 class RankWatch:
-    """`ballots` are the votes that go over it. The callbacks are called on the watch's thread: `on_revoked` with None
+    """`votes` go over it. The callbacks are called on the watch's thread: `on_revoked` with None
     for every quorum of before; `on_group_lost` when a rank of the group is gone for good, and what waits for it is to
     be ended. `progress`: what the manager is told of where this rank is, from the thread that sends the votes.
     """
@@ -56,7 +56,7 @@ class RankWatch:
         client: ManagerClient,
         group_rank: int,
         worker: str,
-        ballots: VoteChannel,
+        votes: VoteChannel,
         on_revoked: Callable[[int | None, str], None],
         on_group_lost: Callable[[str], None],
         progress: Progress | None,
@@ -64,12 +64,11 @@ class RankWatch:
         self.world: World | None = None  # as it was told last; None: never
         self.waiting_for = ""  # what requests for a quorum wait for, as it was told last
         self.is_drained = False  # the group has done its last step: the manager ends, and is not lost
-        self.is_served = True  # else the manager is an older one
         self.is_closing = False  # its end is no news
         self._client = client
         self._group_rank = group_rank
         self._worker = worker
-        self._ballots = ballots
+        self._votes = votes
         self._on_revoked = on_revoked
         self._on_group_lost = on_group_lost
         self._progress = progress
@@ -77,7 +76,6 @@ class RankWatch:
         self._stream: Watch | None = None
         self._has_opened = threading.Event()
         self._has_ended = threading.Event()
-        self._takes_leave = False
         self._is_released = False
         self._revoked: dict[int, Revoked] = {}
         self._is_told = threading.Condition()
@@ -85,7 +83,7 @@ class RankWatch:
 
     def ensure_open(self, *, wait_for_ready: bool) -> None:
         """Before the first request, so that the manager knows from the start when this rank ends."""
-        if not self.is_served or (self._stream is not None and not self._has_ended.is_set()):
+        if self._stream is not None and not self._has_ended.is_set():
             return
         self._has_ended.clear()
         self._has_opened.clear()
@@ -93,7 +91,7 @@ class RankWatch:
         where = (host_id(), started_at(pid), socket.gethostname())
         request = WatchRequest(self._group_rank, self._worker, pid, *where, self_report.offer(), takes_world=True)
         self._stream = self._client.watch(request, wait_for_ready=wait_for_ready)
-        self._ballots.open(self._stream)
+        self._votes.open(self._stream)
         threading.Thread(target=self._follow, args=(self._stream,), name="lighthouse watch", daemon=True).start()
         self._has_opened.wait(OPENED_WITHIN_S)
 
@@ -103,13 +101,12 @@ class RankWatch:
         return self._has_opened.is_set() and not self._has_ended.is_set()
 
     def close(self, step: int | None) -> None:
-        """Say that this is no failure, where that is understood, and stay until nobody needs this rank any more. `step`
-        as in Leaving."""
+        """Say that this is no failure, and stay until no peer needs this rank any more. `step` as in Leaving."""
         self.is_closing = True
         stream = self._stream
         if stream is None:
             return
-        if self._takes_leave and not self._has_ended.is_set():
+        if self.is_open:
             stream.send(Leaving(step))
             with self._is_told:
                 self._is_told.wait_for(lambda: self._is_released or self._has_ended.is_set(), RELEASED_WITHIN_S)
@@ -147,14 +144,9 @@ class RankWatch:
         try:
             for message in stream:
                 self._take(message, stream)
-        except NotServed as e:
-            self.is_served = False  # an older manager: without a watch, as before
-            self._ballots.end(Unreachable(str(e)))
-            self._has_opened.set()
-            return
         except LighthouseError as e:
             reason = str(e)
-        self._ballots.end(Unreachable(reason))
+        self._votes.end(Unreachable(reason))
         self.waiting_for = ""
         with self._is_told:
             self._has_ended.set()
@@ -168,7 +160,7 @@ class RankWatch:
             self._on_revoked(None, reason)
 
     def _sample(self) -> Sample | None:
-        """That nobody can tell where this rank is is no reason to end its watch."""
+        """A defect in the sample does not end the watch."""
         assert self._progress is not None
         try:
             return self._progress.sample()
@@ -188,14 +180,13 @@ class RankWatch:
     def _take(self, message: ToRank, stream: Watch) -> None:
         match message:
             case Counted():
-                self._ballots.take(message)
+                self._votes.take(message)
             case World():
                 if message.pending and (self.world is None or message.pending != self.world.pending):
                     log.info("ask to come in: %s", ", ".join(message.pending))
                 self.world = message
-            case WatchOpened(takes_progress, takes_leave):
-                self._takes_leave = takes_leave
-                if takes_progress and self._progress is not None:
+            case WatchOpened():
+                if self._progress is not None:
                     stream.repeat(self._sample, SAMPLED_EVERY_S)
                 self._has_opened.set()
             case Revoked(quorum_id, reason):

@@ -2,7 +2,7 @@
 for, the state that it heals by. The script's thread may compute beside it, or wait for it; and torch's modules may have
 collectives of theirs (collectives/observed.py).
 
-Each of the two marks for itself; a mark replaces one tuple, and words are made when somebody reads.
+The two threads mark independently; a mark replaces one tuple, and text is made when a sample is read.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ class Work(Protocol):
 
 
 class TorchCollective:
-    """A collective of torch's own inside the group. Its end nobody tells: who looks sees it."""
+    """A collective of torch's own inside the group. Completion is not signalled; it is polled."""
 
     __slots__ = ("at", "entry", "is_inside", "operation", "shape", "work")
 

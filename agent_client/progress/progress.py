@@ -1,8 +1,8 @@
 """Where this rank is: its step, the phases that its script names, what it waits for, the collective that it is in.
 
-One thread marks (what the Agent does beside it is in activity.py), any thread takes samples. A mark only notes the
-time, in some hundred nanoseconds, and waits for no lock; who takes a sample reckons what the marks amount to
-(rules/phase_times.py). Where nobody does, the marking thread does it once in a while, so that notes do not pile up.
+One thread marks (what the Agent does beside it is in activity.py), any thread takes samples. A mark only records the
+time, in some hundred nanoseconds, and waits for no lock; a sample computes what the marks add up to
+(rules/phase_times.py). If no sample is taken, the marking thread does so once in a while, to bound the unread marks.
 """
 
 import threading
@@ -36,7 +36,7 @@ class Progress:
         root = Phase(STEP, progress=self)
         self._phases = {STEP: root}
         self._waits: dict[str, Phase] = {}
-        self._visits = PhaseTimes(root, clock())
+        self._times = PhaseTimes(root, clock())
         self._reckoning = threading.Lock()
         self.own = Activity(clock)
 
@@ -119,20 +119,20 @@ class Progress:
     def sample(self) -> Sample:
         with self._reckoning:
             self._reckon()
-            return self._visits.sample(self.own.read(), self.clock())
+            return self._times.sample(self.own.read(), self.clock())
 
     def _reckon(self) -> None:
         """What has been marked until now."""
         for _ in range(len(self.marks)):
             mark = self.marks.popleft()
             if not isinstance(mark, tuple):
-                self._visits.tick(mark)
+                self._times.tick(mark)
             elif len(mark) == 2:
-                self._visits.step(mark[1], mark[0])
+                self._times.step(mark[1], mark[0])
             elif mark[2]:
-                self._visits.enter(mark[1], mark[0])
+                self._times.enter(mark[1], mark[0])
             else:
-                self._visits.leave(mark[1], mark[0])
+                self._times.leave(mark[1], mark[0])
 
 
 class Phase(Name):

@@ -1,12 +1,12 @@
-"""What this process is doing, for whoever asks its manager: its Python stacks, and torch's newest collectives.
+"""What this process is doing, for those that ask its manager: its Python stacks, and torch's newest collectives.
 
 It says so itself as long as it runs Python. While C code holds the interpreter lock it cannot: for that, faulthandler
 writes the stacks when a real-time signal comes, which needs no lock. They go to a file without a name; the manager
 sends the signal and reads the file. It does so only where nothing was said: faulthandler walks the stacks of other
 threads as they are, and would crash at times if these ran Python meanwhile (tried: after some hundred signals).
 
-A child that is forked has the handler and the file, too: that does no harm, since nobody sends it that signal. A
-script's own faulthandler.enable() is another matter, and stays as it is.
+A forked child has the handler and the file, too, which does no harm: the signal is never sent to it. A script's own
+faulthandler.enable() stays as it is.
 """
 
 import faulthandler
@@ -62,7 +62,7 @@ def _register() -> EvidenceOffer:
 
 
 def _free_signal(candidates: Iterable[int]) -> int:
-    """One that nobody handles or ignores. Raises ValueError where there is none."""
+    """One without a handler that is not ignored either. Raises ValueError where there is none."""
     status = Path("/proc/self/status").read_text()
     masks = [int(mask, 16) for mask in re.findall(r"^Sig(?:Cgt|Ign):\s*(\w+)", status, re.MULTILINE)]
     taken = masks[0] | masks[1]
@@ -76,7 +76,7 @@ def _free_signal(candidates: Iterable[int]) -> int:
 
 
 class SelfReporter:
-    """On threads of their own: torch may hang while it tells of a collective that does, and whoever asks must not."""
+    """On threads of its own: torch may hang while it reports a collective that does, and the caller must not."""
 
     def __init__(self) -> None:
         self._reading: threading.Thread | None = None

@@ -32,7 +32,7 @@ class FaultTolerantOptimizer(Optimizer):
         self.last_loss: Any = None
         self._order = ZeroGradOrder()
         self._agent = agent
-        self._follower = agent.internals.follow(optimizer)
+        self._catch_up = agent.internals.catch_up_for(optimizer)
         # Hooks have one home: those registered here run when the wrapped one steps, or saves or loads its state.
         vars(self).update((name, hooks) for name, hooks in vars(optimizer).items() if name.endswith("_hooks"))
 
@@ -71,8 +71,8 @@ class FaultTolerantOptimizer(Optimizer):
         if not self._agent.should_commit():
             return False
         with self._agent.applying():
-            if self._follower is not None:
-                self._follower.apply()
+            if self._catch_up is not None:
+                self._catch_up.apply()
             else:
                 self.wrapped.step()
         self._agent.tell_commit()

@@ -311,11 +311,6 @@ class AgentActor:
         momenta = [state["momentum_buffer"] for state in self.sgd.state.values() if "momentum_buffer" in state]
         return digest(*self.model.parameters(), *momenta)
 
-    def state_hash(self) -> str:
-        """Of all that a peer would be given."""
-        state = {"model": dict(self.model.state_dict()), "optimizer": self.sgd.state_dict()}
-        return hashlib.sha256(b"".join(encode(state))).hexdigest()
-
     def encoded(self, **changes: Any) -> bytes:
         """What a peer would be sent, with `changes` to the agent's own part."""
         agent = self.agent

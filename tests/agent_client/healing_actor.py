@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,22 +43,6 @@ class HealingActor(AgentActor):
     def set_ballast(self, value: float) -> None:
         self.ballast.numbers.fill_(value)
 
-    def is_read_in_place(self) -> bool:
-        """At any time so far."""
-        return self.was_read_in_place
-
-    def watch_release(self) -> None:
-        """Note how the state of the next steps is offered."""
-        self.was_read_in_place = False
-        healing: Any = self.agent._healing
-        release = healing.release
-
-        def noting(**options: Any) -> None:
-            self.was_read_in_place |= healing._source._is_read_in_place
-            release(**options)
-
-        healing.release = noting
-
     def cut_streams(self, count: int, after_chunks: int) -> None:
         """The next `count` transfers from here break off."""
         cuts = iter(range(count))
@@ -91,16 +74,6 @@ class HealingActor(AgentActor):
             return itertools.islice(real(encoding), 2)
 
         gloo_transport.messages = two
-
-    def send_slowly(self, pause_s: float) -> None:
-        """For each chunk from here."""
-
-        def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
-            for chunk in real(encoding, start):
-                time.sleep(pause_s)
-                yield chunk
-
-        Encoding.chunks = chunks
 
 
 class KeepingActor(AgentActor):

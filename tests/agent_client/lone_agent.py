@@ -35,7 +35,7 @@ class LoneAgent:
     def internals(self) -> "LoneAgent":
         return self
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+    def catch_up_for(self, optimizer: torch.optim.Optimizer) -> None:
         """It never catches up."""
 
     def refuse_catch_up(self, what: str) -> None:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.agent_client.actors import AgentActor, digest
 
@@ -24,16 +23,12 @@ class Scaler:
 
 
 class StateDependentActor(AgentActor):
-    """`transform`: scaler (unscale by a scale that heals), adaptive (clip by the norm of the weights), norm (clip by
-    that of the gradients), ema or swa (averages of the weights), scheduler."""
+    """`transform`: scaler (unscale by a scale that heals), adaptive (clip by the norm of the weights)."""
 
-    def build(self, manager: str, *, transform: str, seed: int = 0, scale: float = 8.0, **options: Any) -> None:
+    def build(self, manager: str, *, transform: str, seed: int = 0, **options: Any) -> None:
         super().build(manager, seed=seed, **options)
-        self.transform, self.scaler = transform, Scaler(scale)
-        average = get_ema_multi_avg_fn(0.9) if transform == "ema" else None
-        self.averaged = AveragedModel(self.model, multi_avg_fn=average)
-        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.sgd, 0.9)
-        self.agent.state.others |= {"scaler": self.scaler, "averaged": self.averaged, "scheduler": self.scheduler}
+        self.transform, self.scaler = transform, Scaler(8.0)
+        self.agent.state.others["scaler"] = self.scaler
 
     def backward(self, loss: torch.Tensor) -> None:
         (loss * self.scaler.scale if self.transform == "scaler" else loss).backward()
@@ -43,13 +38,10 @@ class StateDependentActor(AgentActor):
         is_committed = super().apply()
         if is_committed:
             self.scaler.scale *= 2
-            self.averaged.update_parameters(self.model)
-            self.scheduler.step()
         return is_committed
 
     def hash(self) -> str:
-        rate = torch.tensor(self.sgd.param_groups[0]["lr"])
-        return super().hash() + digest(self.scaler.scale, rate, *self.averaged.parameters())
+        return super().hash() + digest(self.scaler.scale)
 
     def start_quorum(self) -> None:
         """And no more of the step yet."""
@@ -60,12 +52,10 @@ class StateDependentActor(AgentActor):
         self.agent._machine.may_heal = False
 
     def _transform(self, parameters: list[torch.nn.Parameter]) -> None:
-        if self.transform == "norm":
-            torch.nn.utils.clip_grad_norm_(parameters, CLIPS_AT)
         for parameter in parameters:
             assert parameter.grad is not None
             if self.transform == "scaler":
                 parameter.grad /= self.scaler.scale
-            elif self.transform == "adaptive":
+            else:
                 limit = CLIPS_AT * parameter.detach().norm().clamp(min=1e-3)
                 parameter.grad *= (limit / parameter.grad.norm().clamp(min=1e-6)).clamp(max=1.0)

@@ -6,21 +6,6 @@ from tests.agent_client.agent.test_agent import check_equal, meet
 from tests.agent_client.jobs import Job
 
 ACTOR = "tests.agent_client.state_dependent_actor:StateDependentActor"
-TRANSFORMS = ("scaler", "adaptive", "norm", "ema", "swa", "scheduler")
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_a_group_that_heals_transforms_the_gradients_by_its_peer_s_state(job: Job, transform: str) -> None:
-    """From the very first step, and when a group comes late."""
-    options = {"actor": ACTOR, "transform": transform}
-    a, b = job.groups("a", "b", **options)
-    of_a, of_b = meet(job, {"a": a, "b": b}, 3)
-    assert check_equal(of_a, of_b) == 3
-    [late] = job.groups("late", seed=5, scale=512.0, **options)
-    logs = meet(job, {"late": late, "a": a, "b": b}, 6)
-    assert check_equal(*logs) == 6
-    assert len({log[-1]["hash"] for log in logs}) == 1
-    assert all(step["participated"] for step in logs[0])
 
 
 @pytest.mark.parametrize("transform", ["scaler", "adaptive"])

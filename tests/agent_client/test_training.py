@@ -1,7 +1,6 @@
-"""Real training under real daemons: groups are killed, come late, come back, and all hold the same bits.
+"""The example's training under real daemons: a group is killed and comes back, and all hold the same bits.
 
-The tests share one cluster of three replica groups of two ranks, which trains on while they kill parts of it; each
-leaves all three training.
+The tests share one cluster of three replica groups of two ranks, which trains on.
 """
 
 import contextlib
@@ -32,50 +31,20 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def running(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The third group does not run at first."""
+def cluster(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """All three groups train."""
     with Cluster(forks, tmp_path_factory.mktemp("cluster"), groups=3, ranks=2, pace_s=PACE_S) as cluster:
         cluster.start_lighthouse()
-        cluster.start_groups(*cluster.groups[:2])
-        cluster.wait_steps(*cluster.groups[:2], more=3, participants=2)
+        cluster.start_groups(*cluster.groups)
+        cluster.wait_steps(*cluster.groups, more=3, participants=3)
         yield cluster
 
 
-@pytest.fixture
-def cluster(running: Cluster) -> Iterator[Cluster]:
-    """All three train, before and after; at the end everything that was ever logged is compared."""
-    late = running.groups[2]
-    if late.pids:
-        running.wait_steps(*running.groups, more=1, participants=3)
-    yield running
-    running.start_groups(*running.groups)
-    running.wait_steps(*running.groups, more=3, participants=3)
-    assert check_all(running.folder) > 0
-
-
-def test_a_group_that_comes_late_heals_and_trains_along(cluster: Cluster) -> None:
-    first, late = cluster.groups[0], cluster.groups[2]
-    if late.pids:
-        cluster.kill(late, with_manager=True)
-    step = cluster.committed(first)[-1]["step"]
-    cluster.start_groups(late)
-    cluster.wait_steps(*cluster.groups, more=3, participants=3)
-    healed, after, *_ = cluster.committed(late)
-    assert healed["step"] > step
-    assert healed["contributed"]
-    assert after["contributed"]
-    assert check_all(cluster.folder) > 0
-
-
-@pytest.mark.parametrize("with_manager", [False, True], ids=["ranks", "ranks and manager"])
-def test_the_others_go_on_without_a_killed_group_and_it_heals_when_it_is_back(
-    cluster: Cluster, with_manager: bool
-) -> None:
-    cluster.start_groups(*cluster.groups)
+def test_the_others_go_on_without_a_killed_group_and_it_heals_when_it_is_back(cluster: Cluster) -> None:
+    """Ranks and manager; the first group, whose store is where all meet. Every other kill: test_matrix.py."""
     victim, *others = cluster.groups
-    cluster.wait_steps(victim, more=1, participants=3)
     last = cluster.committed(victim)[-1]
-    cluster.kill(victim, with_manager=with_manager)
+    cluster.kill(victim, with_manager=True)
     cluster.wait_steps(*others, more=3, participants=2)
     cluster.start_groups(victim)
     cluster.wait_steps(*cluster.groups, more=3, participants=3)
@@ -85,32 +54,6 @@ def test_the_others_go_on_without_a_killed_group_and_it_heals_when_it_is_back(
         assert healed["quorum_id"] > last["quorum_id"]
         assert healed["contributed"]
     assert check_all(cluster.folder) > 0
-
-
-def test_a_group_is_killed_while_another_heals(cluster: Cluster) -> None:
-    cluster.start_groups(*cluster.groups)
-    stays, heals, dies = cluster.groups
-    cluster.wait_steps(*cluster.groups, more=1, participants=3)
-    cluster.kill(heals)
-    before = cluster.output(heals, 0).read_text().count("healing from")
-    cluster.start_groups(heals)
-    eventually(lambda: cluster.output(heals, 0).read_text().count("healing from") > before, "it heals")
-    cluster.kill(dies)
-    cluster.wait_steps(stays, heals, more=3, participants=2)
-    assert check_all(cluster.folder) > 0
-
-
-def test_all_groups_but_one_are_killed_at_once(cluster: Cluster) -> None:
-    cluster.start_groups(*cluster.groups)
-    survivor, *victims = cluster.groups
-    cluster.wait_steps(*cluster.groups, more=1, participants=3)
-    step = cluster.committed(survivor)[-1]["step"]
-    for victim in victims:
-        cluster.kill(victim)
-    cluster.wait_steps(survivor, more=2, participants=1)
-    cluster.start_groups(*victims)
-    cluster.wait_steps(*cluster.groups, more=2, participants=3)
-    assert all(cluster.committed(victim)[0]["step"] > step for victim in victims)
 
 
 # -- a rank that was given only a lighthouse
@@ -149,10 +92,10 @@ def wait_all_gone(pids: list[int], commands: dict[int, str]) -> None:
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["ends", "is killed"])
 def test_a_rank_that_has_only_a_lighthouse_starts_its_manager_which_ends_with_it(
-    running: Cluster, tmp_path: Path, is_killed: bool
+    cluster: Cluster, tmp_path: Path, is_killed: bool
 ) -> None:
     steps, ranks = ("1000000", 2) if is_killed else ("3", 1)
-    pids = start_alone(running, tmp_path, f"alone-{ranks}", ranks, "--steps", steps, "--pace", "0.2")
+    pids = start_alone(cluster, tmp_path, f"alone-{ranks}", ranks, "--steps", steps, "--pace", "0.2")
     log = tmp_path / "0.log"
     eventually(lambda: read_events(tmp_path / "0.jsonl"), "it trains", RECOVERS_WITHIN_S)
     below = descendants(pids[0])
@@ -164,18 +107,18 @@ def test_a_rank_that_has_only_a_lighthouse_starts_its_manager_which_ends_with_it
         wait_all_gone(below, commands)
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself: its manager is gone
             os.kill(pids[1], signal.SIGKILL)
-    running.wait_gone(*pids)
+    cluster.wait_gone(*pids)
     wait_all_gone(below, commands)
     if not is_killed:
-        assert running.forks.ended[pids[0]] == 0, log.read_text()
+        assert cluster.forks.ended[pids[0]] == 0, log.read_text()
         assert "step 3: test accuracy" in log.read_text()
 
 
-def test_a_manager_that_cannot_start_is_an_error_with_its_reason(running: Cluster, tmp_path: Path) -> None:
-    [pid] = start_alone(running, tmp_path, "no good name!", 1)
-    running.wait_gone(pid)
+def test_a_manager_that_cannot_start_is_an_error_with_its_reason(cluster: Cluster, tmp_path: Path) -> None:
+    [pid] = start_alone(cluster, tmp_path, "no good name!", 1)
+    cluster.wait_gone(pid)
     log = (tmp_path / "0.log").read_text()
-    assert running.forks.ended[pid] == 1
+    assert cluster.forks.ended[pid] == 1
     assert "'no good name!' has ' '" in log, log
     assert re.search(r"AgentError: the group's manager did not start \(status \d\)", log), log
 

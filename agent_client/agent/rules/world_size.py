@@ -43,14 +43,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class WorldSize:
-    """`size` is not used in DYNAMIC mode."""
+    """`size`: at least 1, not used in DYNAMIC mode; AgentConfig checks it."""
 
     mode: WorldSizeMode = WorldSizeMode.DYNAMIC
     size: int = 0
-
-    def __post_init__(self) -> None:
-        if self.mode is not WorldSizeMode.DYNAMIC and self.size < 1:
-            raise ValueError(f"world_size: {self.size}; {self.mode} needs at least 1")
 
     def share(self, assignment: Assignment | None) -> Share:
         """Without a quorum nothing counts."""

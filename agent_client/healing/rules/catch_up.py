@@ -114,21 +114,21 @@ class CatchUpMachine(Generic[T]):
 
     # -- what happens
 
-    def answered(self, lead: CatchUpPlan, holds: Tag, source: str = "") -> Turn:
+    def answered(self, plan: CatchUpPlan, holds: Tag, source: str = "") -> Turn:
         """A quorum begins, or goes on. `holds` is the state that this rank works at, and holds if it does not follow;
         `source` the group that is dealt."""
-        self._catches_up = lead.catches_up
-        if not lead.catches_up:
+        self._catches_up = plan.catches_up
+        if not plan.catches_up:
             return self._return()
-        if not self.follows and _is_same(holds, lead.begins):
+        if not self.follows and _is_same(holds, plan.begins):
             return Turn.GO_ON
         if not self.follows:
             self.held = holds
-            return self._start(lead, source)
-        if self.transfer is Transfer.UNDER_WAY and self.source not in lead.names:
+            return self._start(plan, source)
+        if self.transfer is Transfer.UNDER_WAY and self.source not in plan.names:
             self.failed()
-        if self.transfer is Transfer.FAILED or not self._cut(lead.begins):
-            return self._start(lead, source)
+        if self.transfer is Transfer.FAILED or not self._cut(plan.begins):
+            return self._start(plan, source)
         return self._return() if self.transfer is Transfer.DONE and not self._kept else Turn.GO_ON
 
     def committed(self, kept: PendingStep[T] | None, tag: Tag) -> None:
@@ -181,11 +181,11 @@ class CatchUpMachine(Generic[T]):
         self._failures, self.heals_plainly = 0, False
         return Turn.RETURN if was_following else Turn.GO_ON
 
-    def _start(self, lead: CatchUpPlan, source: str) -> Turn:
+    def _start(self, plan: CatchUpPlan, source: str) -> Turn:
         self._kept.clear()
-        self._begins, self.source = lead.begins, source
-        self.transfer = Transfer.UNDER_WAY if lead.deals_source else Transfer.FAILED
-        return Turn.FETCH if lead.deals_source else Turn.GO_ON
+        self._begins, self.source = plan.begins, source
+        self.transfer = Transfer.UNDER_WAY if plan.deals_source else Transfer.FAILED
+        return Turn.FETCH if plan.deals_source else Turn.GO_ON
 
     def _cut(self, begins: Tag) -> bool:
         """Whether the chain holds that tag; what lies beyond it is forgotten."""

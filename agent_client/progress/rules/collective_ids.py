@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """So many collectives over the groups were asked for, this one among them unless it is `inner`: then the so-manyth
-    inside the group since then."""
+    """`over_groups`: the number of collectives over the groups requested so far, including this one unless it is inside
+    the group. `inner`: this is the n-th collective inside the group since then; 0: it is over the groups."""
 
     over_groups: int
     inner: int = 0
 
 
 class Number(NamedTuple):
-    """As others are told. Each collective over the groups has two: its part inside the group comes before."""
+    """As reported. Each collective over the groups has two: its part inside the group comes first."""
 
     quorum_id: int
     number: int
@@ -32,7 +32,7 @@ class CollectiveIds:
 
     @property
     def over_groups(self) -> int:
-        """So many were asked for."""
+        """How many were requested."""
         return self._last.over_groups
 
     def over(self) -> Entry:
@@ -46,7 +46,7 @@ class CollectiveIds:
         return self._last
 
     def begin(self, quorum_id: int, over_groups: int) -> None:
-        """Under that quorum they count from `over_groups` on: so many were asked for before its first step."""
+        """Count from `over_groups` on under that quorum: the number requested before its first step."""
         if quorum_id != self._began[0]:
             self._began = (quorum_id, over_groups)
 

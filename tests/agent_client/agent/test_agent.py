@@ -65,18 +65,6 @@ def test_from_different_weights_to_the_same_bits(job: Job) -> None:
     assert [step["participated"] for step in first] == [True, True], "all start from the weights of one"
 
 
-def test_one_alone_trains_and_the_next_heals_from_it(job: Job) -> None:
-    [a] = job.groups("a")
-    alone = a.call("steps", 3)
-    assert [step["step"] for step in alone] == [1, 2, 3]
-    [b] = job.groups("b", seed=1)
-    (healed, *after), of_a = meet(job, {"b": b, "a": a}, 6)
-    assert healed["committed"]
-    assert all(step["participated"] for step in [healed, *after])
-    assert check_equal(of_a, [healed, *after]) == 3
-    assert of_a[-1]["batches"] == after[-1]["batches"], "the count of batches is healed too"
-
-
 def test_a_group_that_heals_counts_in_that_very_step(job: Job) -> None:
     [a] = job.groups("a")
     [*_, alone] = a.call("steps", 2)
@@ -236,22 +224,21 @@ def test_a_peer_s_nonsense_discards_the_step_and_touches_nothing(job: Job) -> No
 # -- deaths while somebody heals
 
 
-@pytest.mark.parametrize("victim", ["a", "c"], ids=["the source dies", "a third one dies"])
-def test_a_death_during_a_healing(job: Job, victim: str) -> None:
-    """b heals from a, the first of those that are up to date."""
+def test_a_death_during_the_healing_of_another(job: Job) -> None:
+    """b heals from a, the first of those that are up to date; c dies."""
     a, c = job.groups("a", "c")
     assert check_equal(*meet(job, {"a": a, "c": c}, 3)) == 3
     [b] = job.groups("b", seed=2)
     b.call("hold_fetch")
-    of_b, of_a, of_c = begin_together(job, {"b": b, "a": a, "c": c}, 8)
+    of_b, of_a, _ = begin_together(job, {"b": b, "a": a, "c": c}, 8)
     b.call("wait_fetching")
-    job.managers[victim].kill()
-    (a if victim == "a" else c).kill()
+    job.managers["c"].kill()
+    c.kill()
     b.call("allow_fetch")
-    log, log_of_survivor = of_b.result(), (of_c if victim == "a" else of_a).result()
+    log, log_of_survivor = of_b.result(), of_a.result()
     assert log[0]["committed"] is False
     assert check_equal(log, log_of_survivor) >= 4
-    assert log[-1]["participants"] == sorted({"a", "b", "c"} - {victim})
+    assert log[-1]["participants"] == ["a", "b"]
 
 
 def test_a_target_that_dies_while_it_heals_costs_the_others_one_step(job: Job) -> None:
@@ -268,13 +255,8 @@ def test_a_target_that_dies_while_it_heals_costs_the_others_one_step(job: Job) -
 
 
 def test_a_transfer_may_take_longer_than_a_collective(job: Job) -> None:
-    """Or else an Agent with such times must be refused: groups that never heal discard everybody's steps."""
     times = {"timeout_s": 2.0, "heal_timeout_s": 60.0, "max_consecutive_discards": 5}
-    try:
-        [a] = job.groups("a", **times)
-    except RankError as e:
-        assert e.kind == "ConfigurationError"
-        return
+    [a] = job.groups("a", **times)
     a.call("steps", 2)
     [b] = job.groups("b", seed=1, **times)
     b.call("delay_fetch", 3.0)

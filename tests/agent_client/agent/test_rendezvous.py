@@ -1,13 +1,20 @@
-"""Before its first quorum a rank waits for its group's store, and only for that."""
+"""How the ranks of a group find each other, and that they wait for their group's store, and only for that."""
 
+import dataclasses
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import pytest
+from torch.distributed import HashStore
 
-from agent_client.agent.rendezvous import wait_for_store
+from agent_client import Agent, AgentConfig
+from agent_client.agent.environment import Environment
+from agent_client.agent.parts import GroupPlace
+from agent_client.agent.rendezvous import rendezvous, wait_for_store
 from agent_client.errors import AgentError
 from examples.ports import free_port
 from tests.processes import LOCALHOST, Lighthouse, Manager
@@ -46,3 +53,53 @@ def test_one_that_does_not_come_is_named(lighthouse: Lighthouse) -> None:
 
 def test_a_manager_that_cannot_be_asked_is_the_quorum_request_s_to_report() -> None:
     wait_for_store(f"{LOCALHOST}:{free_port()}", 60.0)
+
+
+# -- the address that the other ranks reach
+
+ADVERTISED = "127.0.0.2"
+GROUP_OF_TWO = Environment(
+    group_rank=0,
+    group_world_size=2,
+    manager=f"{LOCALHOST}:1",
+    lighthouse="",
+    replica_id="",
+    attempt="0",
+    advertise=ADVERTISED,
+)
+
+
+def test_the_ranks_of_a_group_connect_where_each_advertises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not at the address that routes to MASTER_ADDR."""
+    store = HashStore()
+    monkeypatch.setattr(
+        "agent_client.agent.rendezvous.torch_rendezvous", lambda _, rank, size: iter([(store, rank, size)])
+    )
+    monkeypatch.setenv("MASTER_ADDR", LOCALHOST)
+
+    def meet(rank: int) -> GroupPlace:
+        return rendezvous(dataclasses.replace(GROUP_OF_TWO, group_rank=rank), AgentConfig(advertise=ADVERTISED))[1]
+
+    with ThreadPoolExecutor(2) as pool:
+        places = list(pool.map(meet, (0, 1)))
+    groups = [place.group for place in places if place.group is not None]
+    ends = [[{end.getsockname()[0], end.getpeername()[0]} for end in group._connections] for group in groups]
+    for group in groups:
+        group.abort()
+    assert [bool(of_rank) for of_rank in ends] == [True, True], "both are connected"
+    assert all(ADVERTISED in each for of_rank in ends for each in of_rank)
+
+
+@pytest.mark.parametrize(("option", "used"), [(None, ADVERTISED), ("127.0.0.3", "127.0.0.3")])
+def test_the_option_wins_over_the_variable(monkeypatch: pytest.MonkeyPatch, option: str | None, used: str) -> None:
+    found: list[AgentConfig] = []
+
+    def meet(_: Environment, config: AgentConfig) -> NoReturn:
+        found.append(config)
+        raise AgentError("enough")
+
+    monkeypatch.setattr("agent_client.agent.agent.rendezvous", meet)
+    monkeypatch.setattr("agent_client.agent.agent.Environment.read", lambda: GROUP_OF_TWO)
+    with pytest.raises(AgentError, match="enough"):
+        Agent.from_env(state=None, advertise=option)  # type: ignore[arg-type]
+    assert [config.advertise for config in found] == [used]

@@ -373,25 +373,6 @@ def test_one_that_is_told_too_late_adds_zeros_and_votes_no(assignment: Assignmen
     assert not machine.is_salvageable, "its gradients are of a state that does not count"
 
 
-def test_faults_are_those_that_nobody_else_has_caused() -> None:
-    machine = StepMachine()
-    for is_ours in (True, False, True):
-        machine.ask()
-        machine.answered(TRAINING)
-        machine.failed("x")
-        machine.vote()
-        machine.decided(False)
-        if is_ours:
-            machine.faulted()
-    assert (machine.discards, machine.faults) == (3, 2)
-    machine.ask()
-    machine.answered(TRAINING)
-    machine.reduced()
-    machine.vote()
-    machine.decided(True)
-    assert (machine.discards, machine.faults) == (0, 0)
-
-
 # -- what holds in every story
 
 

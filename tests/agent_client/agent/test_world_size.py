@@ -91,13 +91,6 @@ def test_at_step_0_only_the_one_from_whom_all_start_counts(
     assert counted(divided) == list(range(divided[0].divisor))
 
 
-@pytest.mark.parametrize("size", [0, -1])
-@pytest.mark.parametrize("mode", [FIXED, CONSTANT])
-def test_a_size_is_needed(mode: WorldSizeMode, size: int) -> None:
-    with pytest.raises(ValueError, match=f"world_size: {size}; {mode} needs at least 1"):
-        WorldSize(mode, size)
-
-
 def test_without_a_quorum_nothing_counts() -> None:
     assert Share((0,), 1, 1, counts=False) == NO_SHARE
     assert WorldSize(CONSTANT, 4).share(None) == Share((0,), 4, 1, counts=False)

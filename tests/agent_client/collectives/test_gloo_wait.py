@@ -55,15 +55,16 @@ def served() -> TCPStore:
     return TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
 
 
-def test_an_abort_at_any_moment_ends_every_rank(served: TCPStore) -> None:
+def test_an_abort_of_one_at_any_moment_ends_every_rank(served: TCPStore) -> None:
     rng = random.Random(1)
     for number in range(ROUNDS):
         trio = Trio(served, str(number))
         time.sleep(rng.uniform(0.001, 0.01))
-        for group in rng.sample(trio.groups, 3):
-            group.abort()
+        rng.choice(trio.groups).abort()
         trio.join(ABORTS_WITHIN_S)
         assert len(trio.ended_at) == 3, f"round {number}: a rank waits on"
+        for group in trio.groups:
+            group.abort()  # closes what it holds
 
 
 class FakeWork:

@@ -113,20 +113,6 @@ def test_schedulers_move_with_the_steps_that_are_applied(job: Job, schedule: str
     training.finish()
 
 
-def test_a_group_that_was_killed_comes_back_and_catches_up(job: Job) -> None:
-    training = Training(job, "a", "b", "c")
-    for name in "abc":
-        training.start(name)
-    training.wait("a", 5, participants=["a", "b", "c"])
-    training.kill("c")
-    training.wait("a", 3, participants=["a", "b"])
-    late = training.start("c", holds_fetch=True)
-    training.wait("c", 5, follows=True)
-    late.call("allow_fetch")
-    training.wait("c", 3, participated=True)
-    training.finish()
-
-
 @pytest.mark.slow
 def test_the_source_dies_and_another_gives_its_state(job: Job) -> None:
     training = two_and_a_late_one(job)

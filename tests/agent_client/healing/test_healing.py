@@ -351,17 +351,6 @@ def test_another_source_is_asked_in_the_same_step(job: Job, bad: str) -> None:
     assert three.b.call("get_ballast") == {3.0}, "c's, whole"
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "hold"])
-def test_both_ways_to_serve(job: Job, mode: str) -> None:
-    three = Three(job, state_serving=mode)
-    three.a.call("watch_release")
-    of_a, of_b, of_c = three.heal()
-    check_healed(of_a, of_b, of_c)
-    assert [step["committed"] for step in of_b] == [True, True], job.log("b")
-    assert three.a.call("is_read_in_place") is (mode == "hold")
-    assert three.b.call("get_ballast") == {1.0}
-
-
 def state_of(rank: Rank) -> str:
     """One letter, as in ps; empty for a process that is gone."""
     try:
@@ -410,14 +399,3 @@ def test_a_source_that_dies_while_it_sends(standing_job: Job, number: signal.Sig
     assert any(not step["committed"] for step in log)
     assert three.b.call("get_ballast") == {3.0}, standing_job.log("b")
     assert "healing from c" in standing_job.log("b")
-
-
-def test_a_target_that_dies_while_it_reads(job: Job) -> None:
-    three = Three(job)
-    three.a.call("send_slowly", 0.05)
-    _, of_a, of_c = three.begin({"b": three.b, "a": three.a, "c": three.c}, until=4)
-    eventually(lambda: "healing from a" in job.log("b"), "b heals")
-    time.sleep(0.5)
-    three.b.kill()
-    job.managers["b"].kill()
-    check_healed(of_a.result(), of_c.result())

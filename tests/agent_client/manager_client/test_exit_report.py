@@ -23,7 +23,7 @@ def uncaught(error: BaseException) -> None:
 
 def test_an_uncaught_exception_is_told_once_and_printed_as_before(hook: list[BaseException]) -> None:
     said: list[str] = []
-    ExitReport(said.append).listen()
+    ExitReport(said.append).install()
     error = ValueError("the loss is not a number")
     uncaught(error)
     uncaught(KeyError("later"))
@@ -45,7 +45,7 @@ def test_an_uncaught_exception_is_told_once_and_printed_as_before(hook: list[Bas
 )
 def test_what_ends_the_block_is_told_if_it_is_a_failure(error: BaseException | None, said: list[str]) -> None:
     heard: list[str] = []
-    ExitReport(heard.append).speak(error)
+    ExitReport(heard.append).send(error)
     assert heard == said
 
 
@@ -53,20 +53,20 @@ def test_after_the_end_nothing_is_told_and_the_hook_stands_as_before(hook: list[
     before = sys.excepthook
     said: list[str] = []
     words = ExitReport(said.append)
-    words.listen()
-    words.fall_silent()
+    words.install()
+    words.uninstall()
     assert sys.excepthook is before
-    words.speak(ValueError())
+    words.send(ValueError())
     assert said == []
 
 
 def test_a_hook_that_was_put_before_it_stays(hook: list[BaseException]) -> None:
     words = ExitReport(lambda reason: None)
-    words.listen()
+    words.install()
     ours = sys.excepthook
     later = lambda kind, error, trace: ours(kind, error, trace)  # noqa: E731
     sys.excepthook = later
-    words.fall_silent()
+    words.uninstall()
     assert sys.excepthook is later
     uncaught(ValueError("x"))
     assert [str(error) for error in hook] == ["x"]
@@ -76,7 +76,7 @@ def test_if_telling_fails_the_error_is_printed_all_the_same(hook: list[BaseExcep
     def fail(reason: str) -> None:
         raise RuntimeError("no manager")
 
-    ExitReport(fail).listen()
+    ExitReport(fail).install()
     with pytest.raises(RuntimeError):
         uncaught(ValueError("x"))
     assert [str(error) for error in hook] == ["x"]
@@ -86,5 +86,5 @@ def test_a_forked_child_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     words = ExitReport(said.append)
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    words.speak(ValueError())
+    words.send(ValueError())
     assert said == []

@@ -1,14 +1,12 @@
 """A rank's own lines on a wait for a quorum that lasts."""
 
-import itertools
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.manager_client.wait_log import WaitLog
-from lighthouse_protocol.messages.session import ToRank, Waiting, WatchOpened
+from lighthouse_protocol.messages.session import Waiting
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError
 from lighthouse_protocol.rules import quorum_wait
 from lighthouse_runtime.client.manager import ManagerClient
@@ -19,19 +17,6 @@ from tests.processes import LOCALHOST, PATIENCE_S, eventually
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quorum_wait, "SAID_AFTER_S", 0.2)
-
-
-class TellingWatch(FakeWatch):
-    """It tells, once it is open."""
-
-    def __init__(self, told: ToRank) -> None:
-        super().__init__(WatchOpened())
-        self._told = told
-
-    def __iter__(self) -> Iterator[ToRank]:
-        yield self._opened
-        yield self._told
-        yield from itertools.islice(super().__iter__(), 1, None)
 
 
 def asking(monkeypatch: pytest.MonkeyPatch, watch: FakeWatch, caplog: pytest.LogCaptureFixture, line: str) -> None:
@@ -53,14 +38,14 @@ def asking(monkeypatch: pytest.MonkeyPatch, watch: FakeWatch, caplog: pytest.Log
 class TestSays:
     def test_what_the_manager_has_told(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
         line = "rank 3, step 7: no quorum for 0 s: waiting for 2 more replica groups"
-        asking(monkeypatch, TellingWatch(Waiting("2 more replica groups")), caplog, line)
+        asking(monkeypatch, FakeWatch(Waiting("2 more replica groups")), caplog, line)
         assert [record.levelname for record in caplog.records if record.message == line] == ["WARNING"]
 
     def test_that_the_manager_has_told_nothing_yet(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ):
         line = f"rank 3, step 7: no quorum for 0 s: waiting for the manager at {LOCALHOST}:1 to answer"
-        asking(monkeypatch, FakeWatch(WatchOpened()), caplog, line)
+        asking(monkeypatch, FakeWatch(), caplog, line)
 
     def test_that_the_manager_does_not_answer(self, caplog: pytest.LogCaptureFixture):
         """Nobody listens there: the request waits for somebody to come."""

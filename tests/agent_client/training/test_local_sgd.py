@@ -10,13 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_client.agent.rules.world_size import WorldSizeMode
-from agent_client.manager_client.client import ManagerConnection
 from agent_client.state.snapshot import snapshot
 from agent_client.state.train_state import TrainState
 from agent_client.training.local_sgd import LocalSGD
 from agent_client.training.sampler import StepSampler
-from lighthouse_protocol.messages.membership import Vote
-from lighthouse_runtime.client.manager import ManagerClient
 from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of, values
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -157,22 +154,6 @@ def test_a_checkpoint_goes_on_in_the_middle_of_the_inner_steps() -> None:
         assert resumed.current_step == optimizer.current_step
         assert inner_step(model, optimizer, H + number) == inner_step(resumed_model, resumed, H + number)
         assert parameters(resumed_model) == parameters(model)
-
-
-def test_the_vote_of_a_long_step_asks_for_no_grant_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-
-    def vote(client: ManagerClient, *_: object, wants_next: bool, **__: object) -> Vote:
-        asked.append(wants_next)
-        return Vote(commit=True)
-
-    monkeypatch.setattr(ManagerClient, "vote", vote)
-    link = ManagerConnection("127.0.0.1:1", 0, "worker", lambda *_: None, returns_within_s=0.0)
-    for asks_ahead in (True, False):
-        link.asks_ahead = asks_ahead
-        assert link.vote(1, True, quorum_id=1, timeout_s=1.0)
-    link.close()
-    assert asked == [True, False]
 
 
 def foreign_parameter(agent: LoneAgent) -> object:

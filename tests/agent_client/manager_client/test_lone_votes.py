@@ -10,7 +10,16 @@ import pytest
 
 from agent_client.manager_client.client import ManagerConnection
 from lighthouse_protocol.messages.membership import Assignment, Vote
-from lighthouse_protocol.messages.session import Ballot, Counted, FromRank, Revoked, ToRank, WatchOpened
+from lighthouse_protocol.messages.session import (
+    Ballot,
+    Counted,
+    FromRank,
+    Leaving,
+    Released,
+    Revoked,
+    ToRank,
+    WatchOpened,
+)
 from lighthouse_protocol.refusals import LighthouseError, Unreachable, WrongState
 from lighthouse_runtime.client.manager import ManagerClient
 from tests.agent_client.jobs import Job
@@ -42,11 +51,17 @@ class FakeWatch:
         self.is_cancelled = threading.Event()
 
     def send(self, message: FromRank) -> None:
-        assert isinstance(message, Ballot)
-        self.heard.put(message)
+        if isinstance(message, Ballot):
+            self.heard.put(message)
+        else:
+            assert isinstance(message, Leaving)
+            self.says.put(Released())
 
     def ballot(self) -> Ballot:
         return self.heard.get(timeout=PATIENCE_S)
+
+    def end(self) -> None:
+        self.says.put(Unreachable("ended"))
 
     def cancel(self) -> None:
         self.is_cancelled.set()
@@ -115,6 +130,13 @@ def test_the_next_request_waits_for_its_answer_and_takes_the_grant_that_comes_wi
     manager.count(ballot, Vote(commit=True, next=GRANT))
     assert answer.get(timeout=PATIENCE_S) is GRANT
     assert manager.asked == [(4, QUORUM)]
+
+
+def test_the_vote_of_a_long_step_asks_for_no_grant_of_the_next(manager: FakeManager) -> None:
+    manager.link.asks_ahead = False
+    ballot = manager.tell(4)
+    assert not ballot.wants_next
+    manager.count(ballot, Vote(commit=True))
 
 
 def test_without_a_grant_the_next_quorum_is_asked_for(manager: FakeManager) -> None:
