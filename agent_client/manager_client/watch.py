@@ -77,7 +77,6 @@ class RankWatch:
         self._stream: Watch | None = None
         self._has_opened = threading.Event()
         self._has_ended = threading.Event()
-        self._takes_leave = False
         self._is_released = False
         self._revoked: dict[int, Revoked] = {}
         self._is_told = threading.Condition()
@@ -91,7 +90,7 @@ class RankWatch:
         self._has_opened.clear()
         pid = os.getpid()
         where = (host_id(), started_at(pid), socket.gethostname())
-        request = WatchRequest(self._group_rank, self._worker, pid, *where, self_report.offer(), takes_world=True)
+        request = WatchRequest(self._group_rank, self._worker, pid, *where, self_report.offer())
         self._stream = self._client.watch(request, wait_for_ready=wait_for_ready)
         self._ballots.open(self._stream)
         threading.Thread(target=self._follow, args=(self._stream,), name="lighthouse watch", daemon=True).start()
@@ -103,13 +102,13 @@ class RankWatch:
         return self._has_opened.is_set() and not self._has_ended.is_set()
 
     def close(self, step: int | None) -> None:
-        """Say that this is no failure, where that is understood, and stay until nobody needs this rank any more. `step`
+        """Say that this is no failure, and stay until nobody needs this rank any more. `step`
         as in Leaving."""
         self.is_closing = True
         stream = self._stream
         if stream is None:
             return
-        if self._takes_leave and not self._has_ended.is_set():
+        if not self._has_ended.is_set():
             stream.send(Leaving(step))
             with self._is_told:
                 self._is_told.wait_for(lambda: self._is_released or self._has_ended.is_set(), RELEASED_WITHIN_S)
@@ -193,9 +192,8 @@ class RankWatch:
                 if message.pending and (self.world is None or message.pending != self.world.pending):
                     log.info("ask to come in: %s", ", ".join(message.pending))
                 self.world = message
-            case WatchOpened(takes_progress, takes_leave):
-                self._takes_leave = takes_leave
-                if takes_progress and self._progress is not None:
+            case WatchOpened():
+                if self._progress is not None:
                     stream.repeat(self._sample, SAMPLED_EVERY_S)
                 self._has_opened.set()
             case Revoked(quorum_id, reason):

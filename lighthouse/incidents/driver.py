@@ -63,18 +63,12 @@ class IncidentDriver:
         self._incidents = IncidentMachine(job, desk.policy, desk.book.make_id)
         self._clock = asyncio.get_running_loop().time
         self._numbers = itertools.count(1)
-        self._able: set[int] = set()  # sessions whose managers give evidence
         self._rounds: dict[int, _Round] = {}
         self._is_closed = False
 
     # -- what happens
 
-    def session_opened(self, session: int, *, gives_evidence: bool) -> None:
-        if gives_evidence:
-            self._able.add(session)
-
     def session_ended(self, session: int) -> None:
-        self._able.discard(session)
         for number in list(self._rounds):
             self._rounds[number].gathering.ended(session)
             self._finish_if_complete(number)
@@ -151,7 +145,7 @@ class IncidentDriver:
 
     def _witness(self, member: Member) -> EvidenceTarget:
         session = member.session if member.is_connected else None
-        return EvidenceTarget(member.replica_id, session, session in self._able)
+        return EvidenceTarget(member.replica_id, session)
 
     def _begin(self, gathering: EvidenceRound, told: Callable[[Gathered], None]) -> None:
         number = next(self._numbers)

@@ -136,7 +136,7 @@ class JobDriver:
         session = next(self._numbers)
         self._sessions.add(session, sender)
         self._names[session] = hello.participant.replica_id
-        self._worlds.opened(session, hello)
+        self._worlds.opened(session)
         self._feed(SessionOpened(session, hello))
         return session
 
@@ -253,8 +253,6 @@ class JobDriver:
 
     def _tell_incidents(self, event: Event) -> None:
         match event:
-            case SessionOpened(session, hello):
-                self.incidents.session_opened(session, gives_evidence=hello.gives_evidence)
             case SessionEnded(session):
                 self.incidents.session_ended(session)
             case Joined(_, participant):

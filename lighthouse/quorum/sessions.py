@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from lighthouse_protocol.messages.session import Goodbye, QuorumOrder, ToManager
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_protocol.wire import session_wire
+from lighthouse_protocol.wire.streams import SESSION_RESPONSES
 from lighthouse_runtime.server.streams import Sender
 
 
@@ -25,14 +25,14 @@ class SessionTable:
         self._senders.pop(session, None)
 
     def send(self, session: int, message: ToManager) -> None:
-        self.send_bytes(session, session_wire.session_response_to_wire(message).SerializeToString())
+        self.send_bytes(session, SESSION_RESPONSES.write(message).SerializeToString())
 
     def send_bytes(self, session: int, message: bytes) -> None:
         if (sender := self._senders.get(session)) is not None:
             sender.send(message)
 
     def order(self, order: QuorumOrder, sessions: Sequence[int]) -> None:
-        message = session_wire.order_bytes(order)
+        message = SESSION_RESPONSES.write(order).SerializeToString()
         for session in sessions:
             self.send_bytes(session, message)
 

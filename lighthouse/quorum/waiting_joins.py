@@ -10,7 +10,7 @@ from lighthouse.quorum.sessions import SessionTable
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import JoinRejected
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_protocol.wire import documented, session_wire
+from lighthouse_protocol.wire import documented, streams
 
 
 class Answer:
@@ -29,12 +29,12 @@ class Answer:
     def torchft(self) -> bytes:
         return documented.quorum_to_torchft(self.quorum, self._created_at).SerializeToString()
 
-    def handed(self, join: int) -> bytes:
-        return session_wire.handed_for(self._handed, join)
+    def accepted(self, join: int) -> bytes:
+        return streams.accepted_for(self._accepted, join)
 
     @functools.cached_property
-    def _handed(self) -> bytes:
-        return session_wire.handed_shared(self.quorum, self._stands, self._created_at)
+    def _accepted(self) -> bytes:
+        return streams.accepted_shared(self.quorum, self._stands, self._created_at)
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class WaitingJoins:
     def answer(self, calls: Sequence[int], answer: Answer) -> None:
         for call in calls:
             if (by := self._pop_join(call)) is not None:
-                self._sessions.send_bytes(by.session, answer.handed(by.join))
+                self._sessions.send_bytes(by.session, answer.accepted(by.join))
             elif (future := self._futures.pop(call, None)) is not None and not future.done():
                 future.set_result(answer)
 

@@ -1,4 +1,4 @@
-"""The loop's side of the grid: managers that take it are told of the world when it has changed, and which groups are
+"""The loop's side of the grid: managers are told of the world when it has changed, and which groups are
 held back for ranks that are missing goes to the log.
 
 Levels, not edges: a new session is told as soon as it is open, and a burst of changes is told once.
@@ -15,8 +15,7 @@ from lighthouse.quorum.rules.events import Effect, NewcomersChanged, QuorumForme
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.sessions import SessionTable
 from lighthouse_protocol.messages.membership import World
-from lighthouse_protocol.messages.session import Hello
-from lighthouse_protocol.wire.session_wire import world_bytes
+from lighthouse_protocol.wire.streams import SESSION_RESPONSES
 from lighthouse_runtime.timing.sustained import Sustained
 
 log = logging.getLogger(__name__)
@@ -42,10 +41,9 @@ class WorldBroadcast:
         self._held_back = Sustained(self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
         self._timer: asyncio.TimerHandle | None = None
 
-    def opened(self, session: int, hello: Hello) -> None:
-        if hello.takes_world:
-            self._takers.add(session)
-            self._untold.add(session)
+    def opened(self, session: int) -> None:
+        self._takers.add(session)
+        self._untold.add(session)
 
     def ended(self, session: int) -> None:
         self._takers.discard(session)
@@ -92,7 +90,7 @@ class WorldBroadcast:
         self._untold = set()
 
     def _tell(self, world: World, sessions: set[int]) -> None:
-        message = world_bytes(world)
+        message = SESSION_RESPONSES.write(world).SerializeToString()
         for session in sessions:
             self._sessions.send_bytes(session, message)
 

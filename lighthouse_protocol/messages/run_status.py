@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from lighthouse_protocol.constraints import Count, LastGeneration, Offset
 from lighthouse_protocol.messages.run import Counters, Stop, Terms
 
 
@@ -23,13 +24,13 @@ class RankStatus:
     incarnation: str
     state: str
     rank: int | None
-    generation: int | None
-    step: int
+    generation: Count | None
+    step: Count
     phase: str
-    beat_age_s: float
+    beat_age_s: Offset
     attempt: int
     host: str
-    pid: int
+    pid: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,14 @@ class RestartStatus:
     `stepped_at`: the first step after it. `evidence`: the last lines of who died.
     """
 
-    generation: int
+    generation: LastGeneration
     cause: str
     is_fault: bool
     lost: tuple[str, ...]
-    noticed_at: float
-    formed: int | None
-    formed_at: float | None
-    stepped_at: float | None
+    noticed_at: Offset
+    formed: Count | None
+    formed_at: Offset | None
+    stepped_at: Offset | None
     evidence: tuple[str, ...] = ()
 
 
@@ -62,7 +63,7 @@ class SupervisorStatus:
 class ExcludedHost:
     host: str
     reason: str
-    at: float
+    at: Offset
 
 
 @dataclass(frozen=True, slots=True)

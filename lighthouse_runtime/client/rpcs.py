@@ -13,10 +13,18 @@ from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.status import LighthouseStatus, ManagerStatus
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
-from lighthouse_protocol.pb.extensions import generation_pb2, incident_pb2
+from lighthouse_protocol.pb.extensions import incident_pb2, run_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_protocol.wire import documented, run_status_wire, status_wire
-from lighthouse_protocol.wire.codecs import GATHERED, INCIDENT, INCIDENT_SUMMARY
+from lighthouse_protocol.wire import documented
+from lighthouse_protocol.wire.codecs import (
+    GATHERED,
+    INCIDENT,
+    INCIDENT_SUMMARY,
+    KEYS,
+    LIGHTHOUSE_STATUS,
+    MANAGER_STATUS,
+    RUN_STATUS,
+)
 
 T = TypeVar("T")
 
@@ -63,9 +71,7 @@ def heartbeat(replica_id: str, incarnation: str) -> Rpc[None]:
 
 def lighthouse_status(job: str, *, ranks: bool = False) -> Rpc[LighthouseStatus]:
     request = lighthouse_pb2.LighthouseStatusRequest(job=job, ranks=ranks)
-    return Rpc(
-        LIGHTHOUSE + "Status", request, lighthouse_pb2.LighthouseStatusResponse, status_wire.lighthouse_status_from_wire
-    )
+    return Rpc(LIGHTHOUSE + "Status", request, lighthouse_pb2.LighthouseStatusResponse, LIGHTHOUSE_STATUS.read)
 
 
 def lighthouse_kill(job: str, replica_id: str, msg: str) -> Rpc[None]:
@@ -79,29 +85,38 @@ def lighthouse_drain(job: str, replica_id: str, msg: str) -> Rpc[None]:
 
 
 def put_key(generation: int, kind: KeyKind, name: str, value: bytes) -> Rpc[None]:
-    request = generation_pb2.PutKeyRequest(generation=generation, kind=kind, name=name, value=value)
-    return Rpc(LIGHTHOUSE + "PutKey", request, generation_pb2.PutKeyResponse, _nothing)
+    request = run_pb2.PutKeyRequest(generation=generation, kind=kind, name=name, value=value)
+    return Rpc(LIGHTHOUSE + "PutKey", request, run_pb2.PutKeyResponse, _nothing)
 
 
 def get_keys(
     generation: int | None, kind: KeyKind | Literal[""], name: str
 ) -> Rpc[tuple[int, dict[tuple[KeyKind, str], bytes]]]:
-    request = generation_pb2.GetKeysRequest(generation=generation, kind=kind, name=name)
-    return Rpc(LIGHTHOUSE + "GetKeys", request, generation_pb2.GetKeysResponse, run_status_wire.keys_from_wire)
+    request = run_pb2.GetKeysRequest(generation=generation, kind=kind, name=name)
+
+    def read(response: run_pb2.GetKeysResponse) -> tuple[int, dict[tuple[KeyKind, str], bytes]]:
+        generation, keys = KEYS.read(response)
+        return generation, {(key.kind, key.name): key.value for key in keys}
+
+    return Rpc(LIGHTHOUSE + "GetKeys", request, run_pb2.GetKeysResponse, read)
 
 
 def runs(run: str) -> Rpc[tuple[RunStatus, ...]]:
-    request = generation_pb2.RunsRequest(run=run)
-    return Rpc(LIGHTHOUSE + "Runs", request, generation_pb2.RunsResponse, run_status_wire.runs_from_wire)
+    request = run_pb2.RunsRequest(run=run)
+
+    def read(response: run_pb2.RunsResponse) -> tuple[RunStatus, ...]:
+        return tuple(map(RUN_STATUS.read, response.runs))
+
+    return Rpc(LIGHTHOUSE + "Runs", request, run_pb2.RunsResponse, read)
 
 
 def stop_run(reason: str) -> Rpc[None]:
-    request = generation_pb2.StopRunRequest(reason=reason)
-    return Rpc(LIGHTHOUSE + "StopRun", request, generation_pb2.StopRunResponse, _nothing)
+    request = run_pb2.StopRunRequest(reason=reason)
+    return Rpc(LIGHTHOUSE + "StopRun", request, run_pb2.StopRunResponse, _nothing)
 
 
 def resume_run() -> Rpc[None]:
-    return Rpc(LIGHTHOUSE + "ResumeRun", generation_pb2.ResumeRunRequest(), generation_pb2.ResumeRunResponse, _nothing)
+    return Rpc(LIGHTHOUSE + "ResumeRun", run_pb2.ResumeRunRequest(), run_pb2.ResumeRunResponse, _nothing)
 
 
 def incidents(job: str) -> Rpc[tuple[IncidentSummary, ...]]:
@@ -199,5 +214,5 @@ def manager_status() -> Rpc[ManagerStatus]:
         MANAGER + "Status",
         manager_pb2.ManagerStatusRequest(),
         manager_pb2.ManagerStatusResponse,
-        status_wire.manager_status_from_wire,
+        MANAGER_STATUS.read,
     )

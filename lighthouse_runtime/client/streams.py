@@ -6,6 +6,7 @@ refusal says why. There are no pings: a session is judged by its heartbeats' ans
 """
 
 import asyncio
+import functools
 import math
 import os
 import queue
@@ -16,27 +17,32 @@ from typing import Any, Generic, Self, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from lighthouse_protocol.limits import MAX_REQUEST_BYTES
 from lighthouse_protocol.messages.hosts import FromHost, ToHost
 from lighthouse_protocol.messages.run import FromRunRank, ToRunRank
 from lighthouse_protocol.messages.session import FromRank, ToLighthouse, ToManager, ToRank, WatchRequest
 from lighthouse_protocol.messages.supervisor import FromSupervisor, ToSupervisor
-from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
-from lighthouse_protocol.pb.extensions import generation_pb2, node_pb2
 from lighthouse_protocol.refusals import InternalError, LighthouseError, LimitReached, Unreachable
-from lighthouse_protocol.wire.generation_wire import rank_request_to_wire, rank_response_from_wire
-from lighthouse_protocol.wire.node_wire import node_request_to_wire, node_response_from_wire
-from lighthouse_protocol.wire.session_wire import session_request_to_wire, session_response_from_wire
-from lighthouse_protocol.wire.supervisor_wire import supervisor_request_to_wire, supervisor_response_from_wire
-from lighthouse_protocol.wire.watch_wire import watch_request_to_wire, watch_response_from_wire
+from lighthouse_protocol.wire.streams import (
+    NODE_REQUESTS,
+    NODE_RESPONSES,
+    RANK_REQUESTS,
+    RANK_RESPONSES,
+    SESSION_REQUESTS,
+    SESSION_RESPONSES,
+    SUPERVISOR_REQUESTS,
+    SUPERVISOR_RESPONSES,
+    WATCH_REQUESTS,
+    WATCH_RESPONSES,
+    Stream,
+)
 from lighthouse_runtime.client.channel import refusal
 from lighthouse_runtime.net.outbox import Outbox
 
 M = TypeVar("M")
 S = TypeVar("S")
-P = TypeVar("P", bound=Message)
 
 
 class _AsyncStream(Generic[S, M]):
@@ -46,13 +52,13 @@ class _AsyncStream(Generic[S, M]):
         self,
         call: "grpc.aio.StreamStreamCall[Any, Any]",
         address: str,
-        to_wire: Callable[[S], Message],
-        read: Callable[[bytes], M | None],
+        requests: Stream[S],
+        responses: Stream[M],
     ) -> None:
         self.address = address
         self._call: Any = call
-        self._to_wire = to_wire
-        self._read = read
+        self._requests = requests
+        self._read = functools.partial(_read, responses)
         self._is_cancelled = False
         self._error: LighthouseError | None = None
         self._outbox = Outbox(call.write)
@@ -64,7 +70,7 @@ class _AsyncStream(Generic[S, M]):
 
     def send(self, message: S) -> None:
         """Queue it, without waiting. After the end nothing happens. Raises LimitReached for one that is too big."""
-        body = self._to_wire(message).SerializeToString()
+        body = self._requests.write(message).SerializeToString()
         if len(body) > MAX_REQUEST_BYTES:
             raise LimitReached(f"{type(message).__name__} has {len(body)} bytes; at most {MAX_REQUEST_BYTES} are taken")
         if not self._outbox.put(body):
@@ -129,36 +135,36 @@ class Session(_AsyncStream[ToLighthouse, ToManager]):
     """One session of a manager. A task cancelled inside the iteration ends it, too."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
-        super().__init__(call, address, session_request_to_wire, _read_session)
+        super().__init__(call, address, SESSION_REQUESTS, SESSION_RESPONSES)
 
 
 class AsyncWatch(_AsyncStream[FromRank, ToRank]):
     """A rank's watch, in asyncio."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str, request: WatchRequest) -> None:
-        super().__init__(call, address, watch_request_to_wire, _read_watch)
+        super().__init__(call, address, WATCH_REQUESTS, WATCH_RESPONSES)
         self.send(request)
 
 
 class AsyncRankStream(_AsyncStream[FromRunRank, ToRunRank]):
-    """A rank of a run, in asyncio; its first message is an Entry."""
+    """A rank of a run, in asyncio; its first message is a RankHello."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
-        super().__init__(call, address, rank_request_to_wire, _read_rank)
+        super().__init__(call, address, RANK_REQUESTS, RANK_RESPONSES)
 
 
 class SupervisorStream(_AsyncStream[FromSupervisor, ToSupervisor]):
-    """A supervisor of a run's ranks; its first message is a SupervisorEntry."""
+    """A supervisor of a run's ranks; its first message is a SupervisorHello."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
-        super().__init__(call, address, supervisor_request_to_wire, _read_supervisor)
+        super().__init__(call, address, SUPERVISOR_REQUESTS, SUPERVISOR_RESPONSES)
 
 
 class NodeStream(_AsyncStream[FromHost, ToHost]):
-    """The supervisor of a further host of a replica group; its first message is a NodeEntry."""
+    """The supervisor of a further host of a replica group; its first message is a HostHello."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str) -> None:
-        super().__init__(call, address, node_request_to_wire, _read_node)
+        super().__init__(call, address, NODE_REQUESTS, NODE_RESPONSES)
 
 
 class _SyncStream(Generic[S, M]):
@@ -173,13 +179,13 @@ class _SyncStream(Generic[S, M]):
         self,
         open_: Callable[[Iterator[bytes]], Any],
         address: str,
-        to_wire: Callable[[S], Message],
-        read: Callable[[bytes], M | None],
+        requests: Stream[S],
+        responses: Stream[M],
     ) -> None:
         """`open_` opens the stream, given what is sent on it."""
         self.address = address
-        self._to_wire = to_wire
-        self._read = read
+        self._requests = requests
+        self._read = functools.partial(_read, responses)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_cancelled = False
         self._pid = os.getpid()
@@ -191,7 +197,7 @@ class _SyncStream(Generic[S, M]):
 
     def send(self, message: S) -> None:
         """Queue it, without waiting. After the end nothing happens."""
-        self._outbox.put(self._to_wire(message).SerializeToString())
+        self._outbox.put(self._requests.write(message).SerializeToString())
 
     def repeat(self, say: Callable[[], S | None], every_s: float) -> None:
         """Send what `say` gives, now and every so often, from gRPC's own thread; None: nothing this time. It must not
@@ -211,7 +217,7 @@ class _SyncStream(Generic[S, M]):
                 say, every_s = repeated
                 due_at = time.monotonic() + every_s
                 if (message := say()) is not None:
-                    yield self._to_wire(message).SerializeToString()
+                    yield self._requests.write(message).SerializeToString()
                 continue
             if body is None:
                 return
@@ -256,39 +262,20 @@ class Watch(_SyncStream[FromRank, ToRank]):
     """A rank's watch."""
 
     def __init__(self, open_: Callable[[Iterator[bytes]], Any], address: str, request: WatchRequest) -> None:
-        super().__init__(open_, address, watch_request_to_wire, _read_watch)
+        super().__init__(open_, address, WATCH_REQUESTS, WATCH_RESPONSES)
         self.send(request)
 
 
 class RankStream(_SyncStream[FromRunRank, ToRunRank]):
-    """A rank of a run; its first message is an Entry."""
+    """A rank of a run; its first message is a RankHello."""
 
     def __init__(self, open_: Callable[[Iterator[bytes]], Any], address: str) -> None:
-        super().__init__(open_, address, rank_request_to_wire, _read_rank)
+        super().__init__(open_, address, RANK_REQUESTS, RANK_RESPONSES)
 
 
-def _read_session(body: bytes) -> ToManager | None:
-    return session_response_from_wire(_parse(lighthouse_pb2.SessionResponse, body))
-
-
-def _read_watch(body: bytes) -> ToRank | None:
-    return watch_response_from_wire(_parse(manager_pb2.WatchResponse, body))
-
-
-def _read_rank(body: bytes) -> ToRunRank | None:
-    return rank_response_from_wire(_parse(generation_pb2.RankResponse, body))
-
-
-def _read_supervisor(body: bytes) -> ToSupervisor | None:
-    return supervisor_response_from_wire(_parse(generation_pb2.SupervisorResponse, body))
-
-
-def _read_node(body: bytes) -> ToHost | None:
-    return node_response_from_wire(_parse(node_pb2.NodeResponse, body))
-
-
-def _parse(kind: type[P], body: bytes) -> P:
+def _read(stream: Stream[M], body: bytes) -> M | None:
     try:
-        return kind.FromString(body)
+        message = stream.schema.FromString(body)
     except DecodeError as e:
-        raise InternalError(f"was sent {len(body)} bytes that are no {kind.DESCRIPTOR.full_name}") from e
+        raise InternalError(f"was sent {len(body)} bytes that are no {stream.schema.DESCRIPTOR.full_name}") from e
+    return stream.read(message)

@@ -23,7 +23,7 @@ from lighthouse_protocol.messages.session import (
     ToLighthouse,
     WatchRequest,
 )
-from lighthouse_protocol.wire import watch_wire
+from lighthouse_protocol.wire.streams import WATCH_RESPONSES
 from lighthouse_runtime.server.streams import Sender
 from manager.evidence.process_probe import ProbeProcess, look_alone
 
@@ -172,7 +172,7 @@ class EvidenceCollector:
         key = rank.watch, next(self._numbers)
         answer = self._asked[key] = asyncio.get_running_loop().create_future()
         try:
-            rank.sender.send(watch_wire.watch_response_to_wire(EvidenceAsked(key[1])))
+            rank.sender.send(WATCH_RESPONSES.write(EvidenceAsked(key[1])))
             async with asyncio.timeout(ANSWERED_WITHIN_S):
                 await asyncio.wait((answer, outside), return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done() and outside.result().is_stopped:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from lighthouse_protocol.messages.session import Waiting
 from lighthouse_protocol.rules.quorum_wait import LOOKED_EVERY_S, QuorumWait
-from lighthouse_protocol.wire.watch_wire import watch_response_to_wire
+from lighthouse_protocol.wire.streams import WATCH_RESPONSES
 from lighthouse_runtime.server.streams import Sender
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Waits:
     def opened(self, watch: int, sender: Sender) -> None:
         self._senders[watch] = sender
         if self._told:
-            sender.send(watch_response_to_wire(Waiting(self._told)))
+            sender.send(WATCH_RESPONSES.write(Waiting(self._told)))
 
     def ended(self, watch: int) -> None:
         self._senders.pop(watch, None)
@@ -66,6 +66,6 @@ class Waits:
         if waiting_for == self._told:
             return
         self._told = waiting_for
-        message = watch_response_to_wire(Waiting(waiting_for))
+        message = WATCH_RESPONSES.write(Waiting(waiting_for))
         for sender in self._senders.values():
             sender.send(message)

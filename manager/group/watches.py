@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from lighthouse_protocol.messages.session import ToRank, WatchOpened, WatchRequest
-from lighthouse_protocol.wire.watch_wire import watch_response_to_wire
+from lighthouse_protocol.wire.streams import WATCH_RESPONSES
 from lighthouse_runtime.server.streams import Sender
 from manager.group.ports import EvidenceSource
 from manager.group.progress import GroupProgressDriver
@@ -23,8 +23,8 @@ class Watchers:
         self._senders[watch] = sender
         self._places.opened(watch, request)
         self._evidence.opened(watch, request, sender, is_here=is_here)
-        self.push(WatchOpened(takes_progress=True, takes_leave=True), (watch,))
-        self._worlds.opened(watch, request, sender)
+        self.push(WatchOpened(), (watch,))
+        self._worlds.opened(watch, sender)
         self._waits.opened(watch, sender)
 
     def ended(self, watch: int) -> bool:
@@ -39,7 +39,7 @@ class Watchers:
         return sender is not None
 
     def push(self, message: ToRank, watches: Iterable[int]) -> None:
-        body = watch_response_to_wire(message).SerializeToString()
+        body = WATCH_RESPONSES.write(message).SerializeToString()
         for watch in watches:
             if (sender := self._senders.get(watch)) is not None:
                 sender.send(body)

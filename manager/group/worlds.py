@@ -4,8 +4,7 @@ are told; which of the group's own are missing goes to the log."""
 import logging
 
 from lighthouse_protocol.messages.membership import World
-from lighthouse_protocol.messages.session import WatchRequest
-from lighthouse_protocol.wire.watch_wire import watch_response_to_wire
+from lighthouse_protocol.wire.streams import WATCH_RESPONSES
 from lighthouse_runtime.server.streams import Sender
 from lighthouse_runtime.timing.sustained import Sustained
 
@@ -23,11 +22,10 @@ class Worlds:
         self._takers: dict[int, Sender] = {}
         self._incomplete = Sustained(_log_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
 
-    def opened(self, watch: int, request: WatchRequest, sender: Sender) -> None:
-        if request.takes_world:
-            self._takers[watch] = sender
-            if self.world is not None:
-                sender.send(watch_response_to_wire(self.world))
+    def opened(self, watch: int, sender: Sender) -> None:
+        self._takers[watch] = sender
+        if self.world is not None:
+            sender.send(WATCH_RESPONSES.write(self.world))
 
     def ended(self, watch: int) -> None:
         self._takers.pop(watch, None)
@@ -36,7 +34,7 @@ class Worlds:
         if world.pending and (self.world is None or world.pending != self.world.pending):
             log.info("ask to come in: %s", ", ".join(world.pending))
         self.world = world
-        message = watch_response_to_wire(world)
+        message = WATCH_RESPONSES.write(world)
         for sender in self._takers.values():
             sender.send(message)
 

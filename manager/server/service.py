@@ -11,13 +11,14 @@ from lighthouse_protocol.limits import answer_margin_s, cut_reason
 from lighthouse_protocol.messages.evidence import SelfReport
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Quorum, Tag, Vote
 from lighthouse_protocol.messages.progress import Sample
-from lighthouse_protocol.messages.session import Ballot, Counted, Leaving
+from lighthouse_protocol.messages.session import Ballot, Counted, Leaving, WatchRequest
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_protocol.refusals import LighthouseError, Unrecoverable, WrongState
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Unrecoverable, WrongState
 from lighthouse_protocol.wire import documented as wire
-from lighthouse_protocol.wire import status_wire, watch_wire
+from lighthouse_protocol.wire.codecs import MANAGER_STATUS
+from lighthouse_protocol.wire.streams import WATCH_REQUESTS, WATCH_RESPONSES
 from lighthouse_runtime.process.children import ended_process, host_id
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
@@ -157,7 +158,7 @@ class ManagerService:
         return torchft_pb2.KillResponse()
 
     async def status(self, _: manager_pb2.ManagerStatusRequest, __: Call) -> manager_pb2.ManagerStatusResponse:
-        return status_wire.manager_status_to_wire(self._status())
+        return MANAGER_STATUS.write(self._status())
 
     async def report(self, request: manager_pb2.ReportRequest, _: Call) -> manager_pb2.ReportResponse:
         reason = cut_reason(request.reason)
@@ -167,9 +168,11 @@ class ManagerService:
 
     async def watch(self, requests: Requests[manager_pb2.WatchRequest], call: Call, sender: Sender) -> None:
         """One rank's watch and votes, until its stream or its process ends."""
-        asked = await requests.first(watch_wire.watch_request_from_wire, "watch", self._watch_within_s)
+        asked = await requests.first(WATCH_REQUESTS.read, "hello", self._watch_within_s)
         if asked is None:
             return
+        if not isinstance(asked, WatchRequest):
+            raise InvalidRequest("must be a watch's first message", field="hello")
         is_here = call.is_local and asked.host == host_id()
         number = self._driver.open_watch(asked, sender, is_here=is_here)
         votes: set[int] = set()
@@ -177,7 +180,7 @@ class ManagerService:
             try:
                 async for request in requests:
                     self._driver.evidence.heard(number, asked.group_rank)
-                    match watch_wire.word_from_wire(request):
+                    match WATCH_REQUESTS.read(request):
                         case Ballot() as ballot:
                             self._cast(asked.group_rank, ballot, sender, votes)
                         case Leaving(step):
@@ -186,6 +189,8 @@ class ManagerService:
                             self._driver.places.take(number, sample)
                         case SelfReport() as own:
                             self._driver.evidence.answered(number, own)
+                        case WatchRequest():
+                            raise InvalidRequest("came twice", field="hello")
                         case None:
                             pass
             finally:
@@ -234,7 +239,7 @@ def _outcome(decided: "asyncio.Future[Vote]") -> Vote | LighthouseError:
 
 
 def _answer(sender: Sender, ballot: Ballot, outcome: Vote | LighthouseError) -> None:
-    sender.send(watch_wire.watch_response_to_wire(Counted(ballot.number, outcome)))
+    sender.send(WATCH_RESPONSES.write(Counted(ballot.number, outcome)))
 
 
 def _answer_time_s(call: Call) -> float:

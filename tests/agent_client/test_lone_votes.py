@@ -10,7 +10,16 @@ import pytest
 
 from agent_client.manager_client.client import ManagerConnection
 from lighthouse_protocol.messages.membership import Assignment, Vote
-from lighthouse_protocol.messages.session import Ballot, Counted, FromRank, Revoked, ToRank, WatchOpened
+from lighthouse_protocol.messages.session import (
+    Ballot,
+    Counted,
+    FromRank,
+    Leaving,
+    Released,
+    Revoked,
+    ToRank,
+    WatchOpened,
+)
 from lighthouse_protocol.refusals import LighthouseError, Unreachable, WrongState
 from lighthouse_runtime.client.manager import ManagerClient
 from tests.agent_client.jobs import Job
@@ -42,8 +51,14 @@ class FakeWatch:
         self.is_cancelled = threading.Event()
 
     def send(self, message: FromRank) -> None:
-        assert isinstance(message, Ballot)
-        self.heard.put(message)
+        if isinstance(message, Leaving):
+            self.says.put(Released())
+        else:
+            assert isinstance(message, Ballot)
+            self.heard.put(message)
+
+    def end(self) -> None:
+        self.cancel()
 
     def ballot(self) -> Ballot:
         return self.heard.get(timeout=PATIENCE_S)

@@ -28,7 +28,7 @@ from lighthouse_protocol.messages.session import (
 )
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_protocol.wire import session_wire
+from lighthouse_protocol.wire.streams import SESSION_RESPONSES
 from tests.lighthouse.sessions import native
 from tests.virtual_loop import VirtualLoop
 
@@ -127,7 +127,7 @@ class Manager:
     # -- a Sender
 
     def send(self, message: bytes) -> None:
-        told = session_wire.session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(message))
+        told = SESSION_RESPONSES.read(lighthouse_pb2.SessionResponse.FromString(message))
         if self.life is None or told is None:
             return
         if isinstance(told, JoinAccepted):

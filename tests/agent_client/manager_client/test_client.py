@@ -11,23 +11,27 @@ from agent_client.manager_client.watch import SAMPLED_EVERY_S, RankWatch
 from agent_client.progress.progress import Progress
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import STEP, Sample
-from lighthouse_protocol.messages.session import FromRank, ToRank, WatchOpened
+from lighthouse_protocol.messages.session import FromRank, Leaving, ToRank, WatchOpened
 from lighthouse_protocol.refusals import Drained, LighthouseError, Unreachable
 from lighthouse_runtime.client.manager import ManagerClient
 from tests.processes import PATIENCE_S, eventually
 
 
 class FakeWatch:
-    """Opens, and ends when it is cancelled. `repeated` has what is to be sent, and how often."""
+    """Opens, and ends when the rank leaves or it is cancelled. `repeated` has what is to be sent, and how often."""
 
-    def __init__(self, opened: WatchOpened) -> None:
-        self._opened = opened
+    def __init__(self) -> None:
         self._cancelled: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.sent: list[FromRank] = []
         self.repeated: list[tuple[Callable[[], Sample | None], float]] = []
 
     def send(self, message: FromRank) -> None:
         self.sent.append(message)
+        if isinstance(message, Leaving):
+            self.cancel()
+
+    def end(self) -> None:
+        pass
 
     def repeat(self, say: Callable[[], Sample | None], every_s: float) -> None:
         self.repeated.append((say, every_s))
@@ -36,14 +40,14 @@ class FakeWatch:
         self._cancelled.put(None)
 
     def __iter__(self) -> Iterator[ToRank]:
-        yield self._opened
+        yield WatchOpened()
         self._cancelled.get(timeout=PATIENCE_S)
         raise Unreachable("cancelled")
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, opened: WatchOpened, progress: Progress | None) -> FakeWatch:
+def watched(monkeypatch: pytest.MonkeyPatch, progress: Progress | None) -> FakeWatch:
     """After a first request for a quorum."""
-    watch = FakeWatch(opened)
+    watch = FakeWatch()
 
     def refuse(*_: object, **__: object) -> Assignment:
         raise Unreachable("no quorum here")
@@ -71,7 +75,7 @@ def test_the_end_of_a_manager_that_has_left_with_its_group_is_no_loss(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    watch = FakeWatch(WatchOpened())
+    watch = FakeWatch()
 
     def refuse(*_: object, **__: object) -> Assignment:
         raise refusal
@@ -89,9 +93,9 @@ def test_the_end_of_a_manager_that_has_left_with_its_group_is_no_loss(
     link.close()
 
 
-def test_a_manager_that_takes_it_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch):
+def test_a_manager_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch):
     progress = Progress()
-    [(say, every_s)] = watched(monkeypatch, WatchOpened(takes_progress=True), progress).repeated
+    [(say, every_s)] = watched(monkeypatch, progress).repeated
     assert every_s == SAMPLED_EVERY_S
     progress.step(7)
     with progress.phase("validation", total=3):
@@ -100,17 +104,14 @@ def test_a_manager_that_takes_it_is_told_again_and_again(monkeypatch: pytest.Mon
     assert (told.step, [phase.name for phase in told.phases]) == (7, [STEP, "validation"])
 
 
-@pytest.mark.parametrize("progress", [Progress(), None])
-def test_an_older_manager_and_a_rank_without_it_are_as_before(
-    monkeypatch: pytest.MonkeyPatch, progress: Progress | None
-):
-    watch = watched(monkeypatch, WatchOpened(takes_progress=progress is None), progress)
-    assert (watch.repeated, watch.sent) == ([], [])
+def test_a_rank_without_progress_tells_none(monkeypatch: pytest.MonkeyPatch):
+    watch = watched(monkeypatch, None)
+    assert (watch.repeated, watch.sent) == ([], [Leaving(None)])
 
 
 def test_a_defect_here_is_logged_and_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     progress = Progress()
-    [(say, _)] = watched(monkeypatch, WatchOpened(takes_progress=True), progress).repeated
+    [(say, _)] = watched(monkeypatch, progress).repeated
     monkeypatch.setattr(progress, "sample", lambda: 1 / 0)
     assert say() is None
     assert "where this rank is cannot be told" in caplog.text

@@ -25,11 +25,11 @@ class TellingWatch(FakeWatch):
     """It tells, once it is open."""
 
     def __init__(self, told: ToRank) -> None:
-        super().__init__(WatchOpened())
+        super().__init__()
         self._told = told
 
     def __iter__(self) -> Iterator[ToRank]:
-        yield self._opened
+        yield WatchOpened()
         yield self._told
         yield from itertools.islice(super().__iter__(), 1, None)
 
@@ -60,7 +60,7 @@ class TestSays:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ):
         line = f"rank 3, step 7: no quorum for 0 s: waiting for the manager at {LOCALHOST}:1 to answer"
-        asking(monkeypatch, FakeWatch(WatchOpened()), caplog, line)
+        asking(monkeypatch, FakeWatch(), caplog, line)
 
     def test_that_the_manager_does_not_answer(self, caplog: pytest.LogCaptureFixture):
         """Nobody listens there: the request waits for somebody to come."""

@@ -30,7 +30,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_protocol.wire import session_wire
+from lighthouse_protocol.wire.streams import SESSION_RESPONSES
 from tests.lighthouse.evidence import rank as evidence_of
 from tests.lighthouse.sessions import held, native
 from tests.lighthouse_protocol.views import after, all_reduce, rank
@@ -55,18 +55,17 @@ class Manager:
 
     job: "Job"
     name: str
-    gives_evidence: bool = True
     answers: bool = True
     heard: list[ToManager] = field(default_factory=list)
     session: int = 0
     joins: int = 0
 
     def connect(self) -> None:
-        hello = Hello(native(self.name), gives_evidence=self.gives_evidence)
+        hello = Hello(native(self.name))
         self.session = self.job.driver.open_session(hello, self)  # pyright: ignore[reportArgumentType]
 
     def send(self, message: bytes) -> None:
-        told = session_wire.session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(message))
+        told = SESSION_RESPONSES.read(lighthouse_pb2.SessionResponse.FromString(message))
         assert told is not None
         self.heard.append(told)
         if isinstance(told, EvidenceRequest) and self.answers:
@@ -192,18 +191,14 @@ class TestAStall:
     def test_who_gives_none_in_time_is_named_and_the_policy_acts_then(self, make: Make):
         job = make(OnStall.RESTART_BEHIND)
         job.managers["a"].answers = False
-        job.managers["c"].gives_evidence = False
+        job.managers["c"].answers = False
         job.start()
         job.stall()
         killed = job.managers["b"]
         assert (killed.told(EvidenceRequest) != [], killed.told(KillRequest)) == (True, [])
-        assert job.managers["c"].told(EvidenceRequest) == [], "an older manager would not understand"
         job.loop.go(9)
         assert [one.name for one in job.newest.evidence] == ["b/1", "b/0"]
-        assert job.newest.missing == (
-            "c: its manager is of an older version, and gives none",
-            "a: not all came within 10 s",
-        )
+        assert job.newest.missing == ("a: not all came within 10 s", "c: not all came within 10 s")
         [kill] = killed.told(KillRequest)
         assert kill == KillRequest(f"incident {job.newest.id}: killed b, whose ranks are behind")
         assert not [m for m in job.managers.values() if m is not killed and m.told(KillRequest)]
@@ -335,7 +330,6 @@ class TestALoss:
 def test_stacks_are_given_when_asked_for():
     async def ask() -> tuple[list[str], tuple[str, ...]]:
         job = Job(VirtualLoop(), IncidentRegistry())
-        job.managers["c"].gives_evidence = False
         job.loop = asyncio.get_running_loop()  # pyright: ignore[reportAttributeAccessIssue]
         for manager in job.managers.values():
             manager.give = lambda number, m=manager: (  # pyright: ignore[reportAttributeAccessIssue]
@@ -353,5 +347,5 @@ def test_stacks_are_given_when_asked_for():
         return [one.name for one in gathered.evidence], gathered.missing
 
     names, missing = asyncio.run(ask())
-    assert names == ["a/1", "b/1"]
-    assert missing == ("c: its manager is of an older version, and gives none",)
+    assert names == ["a/1", "b/1", "c/1"]
+    assert missing == ()

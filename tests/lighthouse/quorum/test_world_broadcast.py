@@ -10,9 +10,9 @@ from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.sessions import SessionTable
 from lighthouse.quorum.world_broadcast import HELD_BACK_LOGGED_AFTER_S, WorldBroadcast
 from lighthouse_protocol.messages.membership import World
-from lighthouse_protocol.messages.session import STARTING, GroupReport, Hello
+from lighthouse_protocol.messages.session import STARTING
 from lighthouse_protocol.pb.documented import lighthouse_pb2
-from lighthouse_protocol.wire.session_wire import session_response_from_wire
+from lighthouse_protocol.wire.streams import SESSION_RESPONSES
 from tests.lighthouse.sessions import asks, ended, native, opened, pulse
 from tests.virtual_loop import VirtualLoop
 
@@ -22,7 +22,7 @@ class Heard:
         self.messages: list[object] = []
 
     def send(self, message: bytes) -> None:
-        self.messages.append(session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(message)))
+        self.messages.append(SESSION_RESPONSES.read(lighthouse_pb2.SessionResponse.FromString(message)))
 
 
 class Job:
@@ -35,12 +35,10 @@ class Job:
     def feed(self, event: object) -> None:
         self.worlds.read(self.machine.handle(event, self.loop.now))  # type: ignore[arg-type]
 
-    def come(
-        self, session: int, name: str, *, takes: bool = True, size: int = 1, missing: tuple[int, ...] = ()
-    ) -> Heard:
+    def come(self, session: int, name: str, *, size: int = 1, missing: tuple[int, ...] = ()) -> Heard:
         heard, who = Heard(), native(name, group_world_size=size)
         self.sessions.add(session, heard)  # type: ignore[arg-type]
-        self.worlds.opened(session, Hello(who, GroupReport(), takes_world=takes))
+        self.worlds.opened(session)
         self.feed(opened(session, who, down=STARTING if missing else "", missing=frozenset(missing)))
         return heard
 
@@ -53,10 +51,10 @@ def job(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Jo
     return Job(loop)
 
 
-def test_a_burst_is_told_once_and_only_to_who_takes_it(job: Job):
-    heard = [job.come(number, f"g{number}", takes=number != 2) for number in range(1, 4)]
+def test_a_burst_is_told_once(job: Job):
+    heard = [job.come(number, f"g{number}") for number in range(1, 4)]
     job.loop.go(1.0)
-    assert [one.messages for one in heard] == [[World(3, 3)], [], [World(3, 3)]]
+    assert [one.messages for one in heard] == [[World(3, 3)]] * 3
 
 
 def test_a_beat_costs_nothing_and_a_round_of_the_same_members_no_message(job: Job):

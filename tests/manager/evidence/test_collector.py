@@ -19,7 +19,7 @@ from lighthouse_protocol.messages.session import (
     WatchRequest,
 )
 from lighthouse_protocol.pb.documented import manager_pb2
-from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
+from lighthouse_protocol.wire.streams import WATCH_RESPONSES
 from lighthouse_runtime.server.streams import Sender
 from manager.evidence import collector
 from manager.evidence.collector import EvidenceCollector
@@ -43,7 +43,7 @@ class Watch:
         desk.opened(number, request, cast("Sender", self), is_here=is_here)
 
     def send(self, message: manager_pb2.WatchResponse) -> None:
-        said: ToRank | None = watch_response_from_wire(message)
+        said: ToRank | None = WATCH_RESPONSES.read(message)
         assert isinstance(said, EvidenceAsked)
         self.asked.put_nowait(said.number)
 

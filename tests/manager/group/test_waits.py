@@ -7,7 +7,7 @@ import pytest
 
 from lighthouse_protocol.messages.session import Waiting
 from lighthouse_protocol.pb.documented import manager_pb2
-from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
+from lighthouse_protocol.wire.streams import WATCH_RESPONSES
 from manager.group.waits import Waits
 from tests.virtual_loop import VirtualLoop
 
@@ -17,7 +17,7 @@ class Heard:
         self.messages: list[object] = []
 
     def send(self, message: manager_pb2.WatchResponse) -> None:
-        self.messages.append(watch_response_from_wire(message))
+        self.messages.append(WATCH_RESPONSES.read(message))
 
 
 class Manager:

@@ -6,9 +6,8 @@ import logging
 import pytest
 
 from lighthouse_protocol.messages.membership import World
-from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.pb.documented import manager_pb2
-from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
+from lighthouse_protocol.wire.streams import WATCH_RESPONSES
 from manager.group import worlds
 from manager.group.worlds import Worlds
 
@@ -20,23 +19,18 @@ class Heard:
         self.messages: list[object] = []
 
     def send(self, message: manager_pb2.WatchResponse) -> None:
-        self.messages.append(watch_response_from_wire(message))
+        self.messages.append(WATCH_RESPONSES.read(message))
 
 
-def request(rank: int, *, takes: bool = True) -> WatchRequest:
-    return WatchRequest(rank, f"w{rank}", takes_world=takes)
-
-
-async def test_who_takes_it_is_told_and_nobody_else():
-    told, ranks = Worlds(), [Heard(), Heard(), Heard()]
-    told.opened(1, request(0), ranks[0])  # type: ignore[arg-type]
-    told.opened(2, request(1, takes=False), ranks[1])  # type: ignore[arg-type]
+async def test_every_watch_is_told_as_long_as_it_is_open():
+    told, ranks = Worlds(), [Heard(), Heard()]
+    told.opened(1, ranks[0])  # type: ignore[arg-type]
     told.tell(WORLD)
-    told.opened(3, request(2), ranks[2])  # type: ignore[arg-type]
-    assert [rank.messages for rank in ranks] == [[WORLD], [], [WORLD]], "who comes later is told what is known"
+    told.opened(2, ranks[1])  # type: ignore[arg-type]
+    assert [rank.messages for rank in ranks] == [[WORLD], [WORLD]], "a later watch is told what is known"
     told.ended(1)
     told.tell(World(9, 1))
-    assert [len(rank.messages) for rank in ranks] == [1, 0, 2]
+    assert [len(rank.messages) for rank in ranks] == [1, 2]
 
 
 async def test_the_log_says_who_asks_to_come_in_once(caplog: pytest.LogCaptureFixture):
