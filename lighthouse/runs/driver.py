@@ -102,7 +102,7 @@ class RunDriver:
             case Finish(generation):
                 self._feed(events.RankFinished(rank, generation))
             case RankHello():
-                raise InvalidRequest("a rank's stream has one", field="entry")
+                raise InvalidRequest("a rank's stream has one", field="hello")
 
     def end_rank(self, session: int) -> None:
         self._ranks.remove(session)
@@ -131,7 +131,7 @@ class RunDriver:
             case HostExcluded(reason):
                 self._feed(events.HostExcluded(entry.host or entry.name, reason))
             case SupervisorHello():
-                raise InvalidRequest("a supervisor's stream has one", field="entry")
+                raise InvalidRequest("a supervisor's stream has one", field="hello")
 
     def end_supervisor(self, session: int) -> None:
         self._supervisors.remove(session)

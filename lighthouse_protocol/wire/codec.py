@@ -22,11 +22,15 @@ P = TypeVar("P", bound=Message)
 
 
 class Codec(NamedTuple, Generic[M, P]):
-    """`read` raises InvalidRequest that names the field; `write` does not check."""
+    """`read` raises InvalidRequest that names the field; `write` does not check.
+
+    `fields` gives the message as a value of a field of another: a dict is written faster than a message is copied.
+    """
 
     schema: type[P]
     write: Callable[[M], P]
     read: Callable[[P], M]
+    fields: Callable[[M], Any]
 
 
 CODECS: dict[type[Any], Codec[Any, Any]] = {}
@@ -35,7 +39,7 @@ CODECS: dict[type[Any], Codec[Any, Any]] = {}
 
 def by_hand(cls: type[M], schema: type[P], write: Callable[[M], P], read: Callable[[P], M]) -> Codec[M, P]:
     """The codec of a message whose fields are not ours: compiled messages hold it, too."""
-    CODECS[cls] = Codec(schema, write, read)
+    CODECS[cls] = Codec(schema, write, read, write)
     return CODECS[cls]
 
 
@@ -53,7 +57,7 @@ def compiled(cls: type[M], schema: type[P]) -> Codec[M, P]:
     sources = {field.name: field for field in descriptor.fields if _oneof_name(field) not in oneofs} | oneofs
     if differing := hints.keys() ^ sources.keys():
         raise TypeError(f"{cls.__name__} and {descriptor.full_name} differ in {', '.join(sorted(differing))}")
-    scope: dict[str, Any] = {"cls": cls, "schema": schema, "missing": _missing}
+    scope: dict[str, Any] = {"cls": cls, "schema": schema, "missing": _missing, "checked": _checked}
     written: list[str] = []
     read: list[str] = []
     for name, hint in hints.items():
@@ -61,19 +65,22 @@ def compiled(cls: type[M], schema: type[P]) -> Codec[M, P]:
         one_written, one_read = compile_one(hint, sources[name], scope)
         written.append(one_written)
         read.append(one_read)
-    fitted = hasattr(cls, "fitted")
+    fitted = ".fitted()" if hasattr(cls, "fitted") else ""
+    checked = ("checked(", ")") if hasattr(cls, "check") else ("", "")
     source = f"""
-def write(value):
+def fields(value):
     {"value = value.fitted()" if fitted else ""}
-    return schema({", ".join(written)})
+    return {{{", ".join(written)}}}
+
+def write(value):
+    return schema(**fields(value))
 
 def read(message):
-    value = cls({", ".join(read)}){".fitted()" if fitted else ""}
-    {"value.check()" if hasattr(cls, "check") else ""}
-    return value
+    return {checked[0]}cls({", ".join(read)}){fitted}{checked[1]}
 """
     exec(source, scope)
-    return by_hand(cls, schema, scope["write"], scope["read"])
+    CODECS[cls] = Codec(schema, scope["write"], scope["read"], scope["fields"])
+    return CODECS[cls]
 
 
 class Oneof:
@@ -86,14 +93,14 @@ class Oneof:
         if differing := classes.keys() ^ fields.keys():
             raise TypeError(f"{oneof.full_name} and its classes differ in {', '.join(sorted(differing))}")
         self._name = oneof.name
-        self._writers: dict[type[Any], tuple[str, Callable[[Any], Message]]] = {}
+        self._writers: dict[type[Any], tuple[str, Callable[[Any], Any]]] = {}
         self._readers: dict[str, Callable[[Any], Any]] = {}
         for name, cls in classes.items():
             codec = compiled(cls, GetMessageClass(fields[name].message_type))
-            self._writers[cls] = fields[name].name, codec.write
+            self._writers[cls] = fields[name].name, codec.fields
             self._readers[fields[name].name] = _or_none(codec.read) if cls in advisory else codec.read
 
-    def write(self, value: Any) -> dict[str, Message]:
+    def write(self, value: Any) -> dict[str, Any]:
         """As keyword arguments of the message that has it."""
         field, write = self._writers.get(type(value)) or self._writer_of_base(type(value))
         return {field: write(value)}
@@ -107,7 +114,7 @@ class Oneof:
         value = self.read(message)
         return value if value is not None else _missing(self._name)
 
-    def _writer_of_base(self, cls: type[Any]) -> tuple[str, Callable[[Any], Message]]:
+    def _writer_of_base(self, cls: type[Any]) -> tuple[str, Callable[[Any], Any]]:
         return next(self._writers[base] for base in cls.__mro__ if base in self._writers)
 
 
@@ -118,7 +125,7 @@ def _oneof(hint: Any, oneof: Any, scope: dict[str, Any]) -> tuple[str, str]:
 
 
 def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
-    """The keyword argument that writes it, and the expression that reads it."""
+    """The item of a dict that writes it, and the expression that reads it."""
     name = field.name
     hint, constraints = _unwrapped(hint)
     is_optional = get_origin(hint) in (Union, UnionType)
@@ -130,7 +137,7 @@ def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
         if write_each != "{}":
             write = f"[{write_each.format('each')} for each in {write}]"
         read = f"tuple({read})" if read_each == "{}" else f"tuple([{read_each.format('each')} for each in {read}])"
-        return f"{name}={write.format(f'value.{name}')}", read.format(f"message.{name}")
+        return f"{name!r}: {write.format(f'value.{name}')}", read.format(f"message.{name}")
     write_one, read_one = _value(hint, field, scope)
     write, read = write.format(write_one.format(f"value.{name}")), read_one.format(read.format(f"message.{name}"))
     if any(isinstance(constraint, Dropped) for constraint in constraints):
@@ -140,7 +147,7 @@ def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
         read = f"{read} if message.HasField({name!r}) else None"
     elif field.message_type is not None:
         read = f"{read} if message.HasField({name!r}) else missing({name!r})"
-    return f"{name}={write}", read
+    return f"{name!r}: {write}", read
 
 
 def _value(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
@@ -150,7 +157,8 @@ def _value(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
     if field.message_type is not None:
         if _schema_name(hint) != field.message_type.name:
             raise TypeError(f"{field.full_name} is {field.message_type.name}, not {_schema_name(hint)}")
-        _, scope[f"write_{name}"], scope[f"read_{name}"] = compiled(hint, GetMessageClass(field.message_type))
+        codec = compiled(hint, GetMessageClass(field.message_type))
+        scope[f"write_{name}"], scope[f"read_{name}"] = codec.fields, codec.read
         return f"write_{name}({{}})", f"read_{name}({{}})"
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         numbers = {member: member.value for member in hint}
@@ -225,6 +233,11 @@ def _or_none(read: Callable[[Any], M]) -> Callable[[Any], M | None]:
         return None
 
     return read_or_none
+
+
+def _checked(value: Any) -> Any:
+    value.check()
+    return value
 
 
 def _missing(field: str) -> Any:

@@ -3,7 +3,7 @@
 A kind of message that this version does not know is read as None, and is to be skipped.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -42,13 +42,11 @@ class Stream(Generic[M]):
         [oneof] = schema.DESCRIPTOR.oneofs
         self.schema = schema
         self._oneof = Oneof(union, oneof, advisory)
+        self.read: Callable[[Message], M | None] = self._oneof.read
+        """Raises InvalidRequest that names the field."""
 
     def write(self, message: M) -> Message:
         return self.schema(**self._oneof.write(message))
-
-    def read(self, message: Message) -> M | None:
-        """Raises InvalidRequest that names the field."""
-        return self._oneof.read(message)
 
 
 # -- of a session

@@ -61,7 +61,7 @@ async def opened(service: LighthouseService | ManagerService, path: str) -> Asyn
 
 
 @pytest.mark.parametrize(
-    ("service", "path", "what"), [(lighthouse, SESSION, "hello"), (manager, WATCH, "watch")], ids=["session", "watch"]
+    ("service", "path", "what"), [(lighthouse, SESSION, "hello"), (manager, WATCH, "hello")], ids=["session", "watch"]
 )
 async def test_it_is_ended_with_what_is_missing(service: Any, path: str, what: str):
     async with opened(service(SOON_S), path) as stream:
