@@ -89,7 +89,7 @@ class RankWatch:
         self._has_opened.clear()
         pid = os.getpid()
         where = (host_id(), started_at(pid), socket.gethostname())
-        request = WatchRequest(self._group_rank, self._worker, pid, *where, self_report.offer(), takes_world=True)
+        request = WatchRequest(self._group_rank, self._worker, pid, *where, self_report.offer())
         self._stream = self._client.watch(request, wait_for_ready=wait_for_ready)
         self._votes.open(self._stream)
         threading.Thread(target=self._follow, args=(self._stream,), name="lighthouse watch", daemon=True).start()

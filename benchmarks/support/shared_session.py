@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from lighthouse_protocol.messages.session import JoinAccepted, ToLighthouse, ToManager
 from lighthouse_protocol.pb.documented import lighthouse_pb2
-from lighthouse_protocol.wire.session_wire import handed_for, session_response_from_wire
+from lighthouse_protocol.wire.streams import SESSION_RESPONSES, accepted_for
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.client.rpcs import SESSION, StreamKind
 from lighthouse_runtime.client.streams import Session
@@ -15,15 +15,15 @@ class SharedReader:
 
     def __init__(self) -> None:
         self._shared = b""
-        self._handed: JoinAccepted | None = None
+        self._accepted: JoinAccepted | None = None
 
     def read(self, body: bytes) -> ToManager | None:
-        if self._handed is not None and body.startswith(self._shared):
+        if self._accepted is not None and body.startswith(self._shared):
             own = lighthouse_pb2.SessionResponse.FromString(body[len(self._shared) :])
-            return replace(self._handed, join=own.handed.join)
-        message = session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(body))
+            return replace(self._accepted, join=own.join_accepted.join)
+        message = SESSION_RESPONSES.read(lighthouse_pb2.SessionResponse.FromString(body))
         if isinstance(message, JoinAccepted):
-            self._handed, self._shared = message, body[: -len(handed_for(b"", message.join))]
+            self._accepted, self._shared = message, body[: -len(accepted_for(b"", message.join))]
         return message
 
 
@@ -38,7 +38,7 @@ class _SharedKind(StreamKind[ToLighthouse, ToManager]):
 class SharingClient(AsyncLighthouseClient):
     def __init__(self, address: str, job: str, reader: SharedReader) -> None:
         super().__init__(address, job=job)
-        self._kind = _SharedKind(SESSION.path, SESSION.to_wire, SESSION.answer, SESSION.from_wire, reader)
+        self._kind = _SharedKind(SESSION.path, SESSION.requests, SESSION.responses, reader)
 
     def session(self, *, wait_for_ready: bool = False) -> Session:
         return self.open(self._kind, wait_for_ready)

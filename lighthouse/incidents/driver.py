@@ -42,8 +42,7 @@ class _Round:
 
 class IncidentDriver:
     """`tell` says something to a member, and whether it could; `note` writes a line of the timeline; `is_asked`:
-    whether any group waits for a quorum; `gives_evidence`: whether the manager of that session answers for its ranks;
-    `wall`: seconds since the epoch."""
+    whether any group waits for a quorum; `wall`: seconds since the epoch."""
 
     def __init__(
         self,
@@ -53,7 +52,6 @@ class IncidentDriver:
         tell: Callable[[Member, ToManager], bool],
         note: Callable[[TimelineKind, Sequence[str], str], None],
         is_asked: Callable[[], bool],
-        gives_evidence: Callable[[int], bool],
         timers: Timers,
         wall: Callable[[], float],
     ) -> None:
@@ -64,7 +62,6 @@ class IncidentDriver:
         self._note = note
         self._is_asked = is_asked
         self._incidents = IncidentMachine(job, desk.policy, desk.book.make_id)
-        self._gives_evidence = gives_evidence
         self._timers = timers
         self._clock = timers.time
         self._wall = wall
@@ -144,7 +141,7 @@ class IncidentDriver:
 
     def _witness(self, member: Member) -> EvidenceTarget:
         session = member.session if member.is_connected else None
-        return EvidenceTarget(member.replica_id, session, session is not None and self._gives_evidence(session))
+        return EvidenceTarget(member.replica_id, session)
 
     def _begin(self, gathering: EvidenceRound, told: Callable[[Gathered], None]) -> None:
         number = next(self._numbers)

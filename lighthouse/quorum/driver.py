@@ -104,7 +104,6 @@ class JobDriver:
             self.tell,
             self.note,
             lambda: len(machine.joins) > 0,
-            self._gives_evidence,
             timers,
             wall,
         )
@@ -149,9 +148,9 @@ class JobDriver:
     def open_session(self, hello: Hello, peer: Peer[ToManager]) -> int:
         """The number of the session."""
         number = next(self._numbers)
-        session = Session(peer, hello.participant.replica_id, hello.takes_world, hello.gives_evidence)
+        session = Session(peer, hello.participant.replica_id)
         self._sessions.add(number, session)
-        self._worlds.opened(session)
+        self._worlds.opened()
         self._feed(SessionOpened(number, hello))
         return number
 
@@ -185,10 +184,6 @@ class JobDriver:
         if session is not None:
             self._waiting.drop(session.join)
             self._feed(SessionEnded(number))
-
-    def _gives_evidence(self, number: int) -> bool:
-        session = self._sessions.get(number)
-        return session is not None and session.gives_evidence
 
     def tell(self, member: Member, message: ToManager) -> bool:
         """Whether `member` has a session to be told by."""

@@ -16,8 +16,6 @@ class Session:
 
     peer: Peer[ToManager]
     replica_id: str
-    takes_world: bool
-    gives_evidence: bool
     join: int | None = None
     reply: SessionReply | None = None
     knows_world: bool = False
@@ -42,9 +40,8 @@ class SessionTable:
     def remove(self, number: int) -> Session | None:
         return self._sessions.pop(number, None)
 
-    def takers(self) -> Iterator[Session]:
-        """Those that are told of the world."""
-        return (session for session in self._sessions.values() if session.takes_world)
+    def all(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
 
     def send(self, number: int, message: ToManager) -> None:
         if (session := self._sessions.get(number)) is not None:

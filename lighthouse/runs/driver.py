@@ -93,7 +93,7 @@ class RunDriver:
         if rank is None:
             return
         if isinstance(message, RankHello):
-            raise InvalidRequest("a rank's stream has one", field="entry")
+            raise InvalidRequest("a rank's stream has one", field="hello")
         self._feed(events.RankSaid(rank, message))
 
     def end_rank(self, session: int) -> None:
@@ -123,7 +123,7 @@ class RunDriver:
             case HostExcluded(reason):
                 self._feed(events.HostExcluded(entry.host or entry.name, reason))
             case SupervisorHello():
-                raise InvalidRequest("a supervisor's stream has one", field="entry")
+                raise InvalidRequest("a supervisor's stream has one", field="hello")
 
     def end_supervisor(self, session: int) -> None:
         self._supervisors.remove(session)

@@ -4,7 +4,8 @@ import time
 
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import JoinAccepted, ToManager
-from lighthouse_protocol.wire import documented, session_wire
+from lighthouse_protocol.wire import documented
+from lighthouse_protocol.wire.streams import SESSION_RESPONSES, accepted_for, accepted_shared
 from lighthouse_runtime.server.stream_peer import Frames
 
 
@@ -12,7 +13,7 @@ class SessionFrames(Frames[ToManager]):
     """Sessions are told one quorum each under a number of its own: all but that number is made once."""
 
     def __init__(self) -> None:
-        super().__init__(session_wire.session_response_to_wire)
+        super().__init__(SESSION_RESPONSES.write)
         self._quorum: Quorum | None = None
         self._shared = b""
 
@@ -21,8 +22,8 @@ class SessionFrames(Frames[ToManager]):
             return super().of(message)
         if message.quorum is not self._quorum:
             self._quorum = message.quorum
-            self._shared = session_wire.handed_shared(message.quorum, message.stands, time.time())
-        return session_wire.handed_for(self._shared, message.join)
+            self._shared = accepted_shared(message.quorum, message.stands, time.time())
+        return accepted_for(self._shared, message.join)
 
 
 class QuorumFrames:

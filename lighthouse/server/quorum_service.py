@@ -28,7 +28,8 @@ from lighthouse_protocol.refusals import (
     WrongState,
 )
 from lighthouse_protocol.wire import documented as wire
-from lighthouse_protocol.wire import session_wire, status_wire
+from lighthouse_protocol.wire.codecs import LIGHTHOUSE_STATUS
+from lighthouse_protocol.wire.streams import SESSION_REQUESTS
 from lighthouse_runtime.client.manager import AsyncManagerClient
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.future_reply import FutureReply
@@ -95,7 +96,7 @@ class LighthouseService:
     async def status_rpc(
         self, request: lighthouse_pb2.LighthouseStatusRequest, _: Call
     ) -> lighthouse_pb2.LighthouseStatusResponse:
-        return status_wire.lighthouse_status_to_wire(self.status(request.job, has_ranks=request.ranks))
+        return LIGHTHOUSE_STATUS.write(self.status(request.job, has_ranks=request.ranks))
 
     async def kill(
         self, request: lighthouse_pb2.LighthouseKillRequest, call: Call
@@ -131,7 +132,7 @@ class LighthouseService:
 
     async def session(self, requests: Requests[lighthouse_pb2.SessionRequest], call: Call, sender: Sender) -> None:
         """A manager's session, until it ends."""
-        read = session_wire.session_request_from_wire
+        read = SESSION_REQUESTS.read
         hello = await requests.first(read, "hello", self._hello_within_s)
         if hello is None:
             return

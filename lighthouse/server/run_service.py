@@ -4,18 +4,19 @@ from collections.abc import Mapping
 
 from lighthouse.runs.registry import RunRegistry
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, cut_reason
-from lighthouse_protocol.messages.run import RankHello as RankEntry
+from lighthouse_protocol.messages.run import Key, Keys, RankHello, check_kind
 from lighthouse_protocol.messages.supervisor import SupervisorHello
-from lighthouse_protocol.pb.extensions import generation_pb2 as pb
+from lighthouse_protocol.pb.extensions import run_pb2 as pb
 from lighthouse_protocol.refusals import InvalidRequest, WrongState
-from lighthouse_protocol.wire import generation_wire, run_status_wire, supervisor_wire
+from lighthouse_protocol.wire.codecs import KEYS, RUN_STATUS
+from lighthouse_protocol.wire.streams import RANK_REQUESTS, RANK_RESPONSES, SUPERVISOR_REQUESTS, SUPERVISOR_RESPONSES
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
 from lighthouse_runtime.server.stream_peer import Frames, StreamPeer
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 
-TO_RANKS = Frames(generation_wire.rank_response_to_wire)
-TO_SUPERVISORS = Frames(supervisor_wire.supervisor_response_to_wire)
+TO_RANKS = Frames(RANK_RESPONSES.write)
+TO_SUPERVISORS = Frames(SUPERVISOR_RESPONSES.write)
 
 
 class RunService:
@@ -38,12 +39,12 @@ class RunService:
     # -- streams, until they end
 
     async def rank(self, requests: Requests[pb.RankRequest], call: Call, sender: Sender) -> None:
-        read = generation_wire.rank_request_from_wire
-        entry = await requests.first(read, "entry", self._entry_within_s)
+        read = RANK_REQUESTS.read
+        entry = await requests.first(read, "hello", self._entry_within_s)
         if entry is None:
             return
-        if not isinstance(entry, RankEntry):
-            raise InvalidRequest("must be the first message of a rank's stream", field="entry")
+        if not isinstance(entry, RankHello):
+            raise InvalidRequest("must be the first message of a rank's stream", field="hello")
         driver = self._runs.get(*_named(call))
         session = driver.open_rank(entry, StreamPeer(sender, TO_RANKS))
         try:
@@ -54,12 +55,12 @@ class RunService:
             driver.end_rank(session)
 
     async def supervise(self, requests: Requests[pb.SupervisorRequest], call: Call, sender: Sender) -> None:
-        read = supervisor_wire.supervisor_request_from_wire
-        entry = await requests.first(read, "entry", self._entry_within_s)
+        read = SUPERVISOR_REQUESTS.read
+        entry = await requests.first(read, "hello", self._entry_within_s)
         if entry is None:
             return
         if not isinstance(entry, SupervisorHello):
-            raise InvalidRequest("must be the first message of a supervisor's stream", field="entry")
+            raise InvalidRequest("must be the first message of a supervisor's stream", field="hello")
         driver = self._runs.get(*_named(call))
         session = driver.open_supervisor(entry, StreamPeer(sender, TO_SUPERVISORS))
         try:
@@ -73,22 +74,21 @@ class RunService:
 
     async def put_key(self, request: pb.PutKeyRequest, call: Call) -> pb.PutKeyResponse:
         driver = self._runs.find(*_named(call))
-        driver.put_key(request.generation, run_status_wire.check_kind(request.kind), request.name, request.value)
+        driver.put_key(request.generation, check_kind(request.kind), request.name, request.value)
         return pb.PutKeyResponse()
 
     async def get_keys(self, request: pb.GetKeysRequest, call: Call) -> pb.GetKeysResponse:
-        kind = run_status_wire.check_kind(request.kind) if request.kind else None
+        kind = check_kind(request.kind) if request.kind else None
         keys = self._runs.find(*_named(call)).machine.keys
         present = keys.present(request.generation if request.HasField("generation") else None)
-        found = {
-            key: value for key, value in present.items() if kind in (None, key[0]) and request.name in ("", key[1])
-        }
-        return run_status_wire.keys_to_wire(keys.number, found)
+        found = (Key(*key, value) for key, value in present.items())
+        wanted = (key for key in found if kind in (None, key.kind) and request.name in ("", key.name))
+        return KEYS.write(Keys(keys.number, tuple(wanted)))
 
     # -- status and control
 
     async def runs(self, request: pb.RunsRequest, call: Call) -> pb.RunsResponse:
-        return run_status_wire.runs_to_wire(self._runs.status(_named(call)[0], request.run))
+        return pb.RunsResponse(runs=map(RUN_STATUS.write, self._runs.status(_named(call)[0], request.run)))
 
     async def stop_run(self, request: pb.StopRunRequest, call: Call) -> pb.StopRunResponse:
         self._policy.check(call)

@@ -5,8 +5,9 @@ Nothing here is certain to be had, of a rank that hangs least of all: what could
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from lighthouse_protocol.constraints import Age, Count, GroupRank, Text
+from lighthouse_protocol.constraints import Age, Count, Cut, GroupRank, Output, Text
 from lighthouse_protocol.limits import MAX_OUTPUT_CHARS, MAX_OUTPUT_LINES
 
 # All of a rank takes at most 64 KiB, and of a replica group 8 MiB.
@@ -23,6 +24,26 @@ STACKS_FILE = "lighthouse stacks"
 
 GATHERED_WITHIN_S = 8.0
 """All ranks of a group have given theirs, or are named with what is missing."""
+
+
+def cut_missing(reasons: Iterable[str]) -> tuple[str, ...]:
+    return tuple(cut_middle(reason, MAX_MISSING_BYTES) for reason in tuple(reasons)[:MAX_MISSING])
+
+
+def cut_middle(text: str, max_bytes: int) -> str:
+    """Text is UTF-8 of at most `max_bytes`; the beginning and the end of what is longer."""
+    body = text.encode(errors="replace")
+    if len(body) <= max_bytes:
+        return body.decode()
+    gap = f"\n... {len(body) - max_bytes} bytes and more are left out ...\n"
+    kept = max(0, max_bytes - len(gap))
+    head, tail = body[: kept // 2], body[len(body) - (kept - kept // 2) :]
+    return head.decode(errors="ignore") + gap + tail.decode(errors="ignore")
+
+
+Stacks = Annotated[str, Cut(lambda text: cut_middle(text, MAX_STACKS_BYTES))]
+ProcessText = Annotated[str, Cut(lambda text: cut_middle(text, MAX_PROCESS_BYTES))]
+Missing = Annotated[tuple[str, ...], Cut(cut_missing)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +72,10 @@ class ProcessSnapshot:
     """What can be seen of a rank's process from outside, on its host. `is_stopped`: by a signal, so that it says
     nothing itself."""
 
-    stacks: str = ""
-    process: str = ""
-    output: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    stacks: Stacks = ""
+    process: ProcessText = ""
+    output: Output = ()
+    missing: Missing = ()
     is_stopped: bool = False
 
 
@@ -62,10 +83,10 @@ class ProcessSnapshot:
 class SelfReport:
     """What a rank gives of itself, the answer to the request of that number."""
 
-    number: int
-    stacks: str = ""
+    number: Count
+    stacks: Stacks = ""
     flight_recorder: str = ""
-    missing: tuple[str, ...] = ()
+    missing: Missing = ()
 
 
 def fitting(evidence: RankEvidence, ranks: int = 1) -> RankEvidence:
@@ -84,21 +105,6 @@ def fitting(evidence: RankEvidence, ranks: int = 1) -> RankEvidence:
         output=_last_lines(evidence.output, int(share * MAX_OUTPUT_BYTES)),
         missing=cut_missing(missing),
     )
-
-
-def cut_missing(reasons: Iterable[str]) -> tuple[str, ...]:
-    return tuple(cut_middle(reason, MAX_MISSING_BYTES) for reason in tuple(reasons)[:MAX_MISSING])
-
-
-def cut_middle(text: str, max_bytes: int) -> str:
-    """Text is UTF-8 of at most `max_bytes`; the beginning and the end of what is longer."""
-    body = text.encode(errors="replace")
-    if len(body) <= max_bytes:
-        return body.decode()
-    gap = f"\n... {len(body) - max_bytes} bytes and more are left out ...\n"
-    kept = max(0, max_bytes - len(gap))
-    head, tail = body[: kept // 2], body[len(body) - (kept - kept // 2) :]
-    return head.decode(errors="ignore") + gap + tail.decode(errors="ignore")
 
 
 def _last_lines(lines: tuple[str, ...], left: int) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class Distrust:
     """Why a group holds no state of its own and heals: one of its ranks says so. `text` names the rank and the step."""
 
     kind: DistrustKind
-    text: str
+    text: Reason
 
 
 @dataclass(frozen=True, slots=True)

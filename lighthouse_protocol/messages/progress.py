@@ -4,7 +4,11 @@ Nobody shares a clock: all times are ages in seconds, as of the moment at which 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from lighthouse_protocol.constraints import Age, Chars, Count, Entries, GroupRank, Name, QuorumId, Text
+from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
+from lighthouse_protocol.refusals import InvalidRequest
 
 STEP = "step"
 """The phase that a rank is in outside of every phase that its script names."""
@@ -13,19 +17,23 @@ MAX_NAMES = 64
 MAX_DEPTH = 16
 MAX_NAME_CHARS = 64
 MAX_LABEL_CHARS = 128
+MAX_TIMES = MAX_NAMES + 2  # with what stands for all waits, and for all further names
+MAX_SUMS = 4 * MAX_TIMES
 
 OTHER = "(other)"
 """Stands for every phase beyond those that are counted by their names."""
+
+PhaseName = Annotated[str, Chars(MAX_NAME_CHARS)]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPhase:
     """`done` counts its ticks, `total` is how many there will be; None: not told."""
 
-    name: str
-    done: int = 0
-    total: int | None = None
-    open_s: float = 0.0
+    name: PhaseName
+    done: Count = 0
+    total: Count | None = None
+    open_s: Age = 0.0
 
     def __str__(self) -> str:
         if self.total is not None:
@@ -38,13 +46,13 @@ class Collective:
     """The newest one that the rank has entered. `number` counts those under `quorum_id`, from 1; between two of them
     `inner` counts those that only the ranks of the group have: how many these are, is each group's own affair."""
 
-    quorum_id: int
-    number: int
-    operation: str
-    shape: str = ""
+    quorum_id: QuorumId
+    number: Count
+    operation: PhaseName
+    shape: Annotated[str, Chars(MAX_LABEL_CHARS)] = ""
     is_inside: bool = True
     within_group: bool = False
-    inner: int = 0
+    inner: Count = 0
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -56,28 +64,42 @@ class PhaseTime:
     """All visits of a phase that are over: `seconds` of its own, without the phases and waits inside it. `longest_s`:
     the longest time without a mark that has ended."""
 
-    name: str
-    visits: int
-    seconds: float
-    longest_s: float
+    name: PhaseName
+    visits: Count
+    seconds: Age
+    longest_s: Age
+
+
+class PhaseCount(NamedTuple):
+    """How often a phase was entered in this step."""
+
+    name: PhaseName
+    entered: Count
+
+
+class PhaseSeconds(NamedTuple):
+    """Own time of a phase, over all ranks that the manager has seen."""
+
+    name: PhaseName
+    seconds: Age
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Where a rank is. `phases` are the open ones, the innermost last.
 
-    `entered`: how often each phase was entered in this step. `waits_for`: what its script has declared to wait for.
-    `still_s`: since the last mark. `is_first`: this process has not done a step yet.
+    `waits_for`: what its script has declared to wait for. `still_s`: since the last mark. `is_first`: this process has
+    not done a step yet.
     """
 
-    step: int = 0
-    phases: tuple[OpenPhase, ...] = (OpenPhase(STEP),)
-    entered: tuple[tuple[str, int], ...] = ()
+    step: Count = 0
+    phases: Annotated[tuple[OpenPhase, ...], Entries(MAX_DEPTH, least=1)] = (OpenPhase(STEP),)
+    entered: Annotated[tuple[PhaseCount, ...], Entries(MAX_NAMES)] = ()
     collective: Collective | None = None
-    waits_for: str = ""
-    still_s: float = 0.0
+    waits_for: PhaseName = ""
+    still_s: Age = 0.0
     is_first: bool = False
-    times: tuple[PhaseTime, ...] = ()
+    times: Annotated[tuple[PhaseTime, ...], Entries(MAX_TIMES)] = ()
 
     @property
     def innermost(self) -> OpenPhase:
@@ -92,8 +114,8 @@ class Sample:
 class RankName(NamedTuple):
     """`replica_id` is empty where only one group is spoken of."""
 
-    replica_id: str
-    group_rank: int
+    replica_id: Text
+    group_rank: GroupRank
 
     def __str__(self) -> str:
         return f"{self.replica_id}/{self.group_rank}" if self.replica_id else str(self.group_rank)
@@ -105,11 +127,11 @@ class RankView:
 
     name: RankName
     sample: Sample
-    limit_s: float
-    beat_age_s: float = 0.0
-    worker: str = ""
-    host: str = ""
-    pid: int = 0
+    limit_s: Age
+    beat_age_s: Age = 0.0
+    worker: Text = ""
+    host: Text = ""
+    pid: Count = 0
 
     @property
     def progress_age_s(self) -> float:
@@ -130,7 +152,14 @@ class RankView:
 class GroupView:
     """The ranks of one replica group, as its manager sees them; `seconds`: own time per phase, over all its ranks."""
 
-    replica_id: str
-    incarnation: str
-    ranks: tuple[RankView, ...]
-    seconds: tuple[tuple[str, float], ...] = ()
+    replica_id: Name
+    incarnation: Text
+    ranks: Annotated[tuple[RankView, ...], Entries(MAX_GROUP_WORLD_SIZE)]
+    seconds: Annotated[tuple[PhaseSeconds, ...], Entries(MAX_SUMS)] = ()
+
+    def check(self) -> None:
+        names = {rank.name for rank in self.ranks}
+        if len(names) < len(self.ranks):
+            raise InvalidRequest("names a rank twice", field="ranks")
+        if any(name.replica_id != self.replica_id for name in names):
+            raise InvalidRequest(f"names a rank of another group than {self.replica_id}", field="ranks")

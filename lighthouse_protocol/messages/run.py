@@ -5,8 +5,10 @@ A generation is one attempt to run a job's function: a number that is never give
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.constraints import Count, LastGeneration, Name, Reason, Seconds, Slot, Text, WorldSize
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -16,8 +18,8 @@ class RankId:
     It begins with that of the supervisor that started the process, and a dot; without one, with nobody's.
     """
 
-    slot: int
-    incarnation: str
+    slot: Slot
+    incarnation: Name
 
     @property
     def supervisor(self) -> str:
@@ -36,15 +38,23 @@ class Terms:
     multiple of it; 1 without a supervisor. `max_iterations`: so many generations, then the run is stopped.
     """
 
-    world_size: int = 1
-    active: int | None = None
-    min_active: int = 1
-    divisible_by: int = 1
+    world_size: WorldSize = 1
+    active: WorldSize | None = None
+    min_active: WorldSize = 1
+    divisible_by: WorldSize = 1
     hosts_together: bool = False
-    stride: int = 1
-    join_timeout_s: float = 60.0
-    return_timeout_s: float = 60.0
+    stride: WorldSize = 1
+    join_timeout_s: Seconds = 60.0
+    return_timeout_s: Seconds = 60.0
     max_iterations: int | None = None
+
+    def check(self) -> None:
+        most = self.target // self.divisible_by * self.divisible_by
+        if most < self.min_active:
+            raise InvalidRequest(
+                f"is {self.min_active}; at most {most} ranks can be active (world_size, active, divisible_by)",
+                field="min_active",
+            )
 
     @property
     def target(self) -> int:
@@ -60,10 +70,10 @@ class Counters:
     incidents, `ranks_restarts` those that were recovered in the process since.
     """
 
-    number: int = -1
-    global_iteration: int = 0
-    job_restarts: int = 0
-    ranks_restarts: int = 0
+    number: LastGeneration = -1
+    global_iteration: Count = 0
+    job_restarts: Count = 0
+    ranks_restarts: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +103,12 @@ class RankHello:
     rank: RankId
     terms: Terms
     attempt: int = 0
-    host: str = ""
-    pid: int = 0
-    generation: int | None = None
+    host: Text = ""
+    pid: Count = 0
+    generation: Count | None = None
     is_ready: bool = False
-    seen: int | None = None
-    step: int = 0
+    seen: Count | None = None
+    step: Count = 0
 
     @property
     def is_first(self) -> bool:
@@ -110,9 +120,9 @@ class RankHello:
 class Stop:
     """The run is over and restarts nothing. `generation`: the number at that time, -1 before the first."""
 
-    reason: str
-    who: str
-    generation: int
+    reason: Reason
+    who: Reason
+    generation: LastGeneration
 
 
 class KeyKind(StrEnum):
@@ -123,33 +133,53 @@ class KeyKind(StrEnum):
     RANKS_RESTART = "ranks_restart"
 
 
-# -- on a rank's stream, after its entry
+class Key(NamedTuple):
+    kind: KeyKind
+    name: str
+    value: bytes
+
+
+class Keys(NamedTuple):
+    """Of a run, in its generation."""
+
+    generation: LastGeneration
+    keys: tuple[Key, ...]
+
+
+def check_kind(kind: str) -> KeyKind:
+    try:
+        return KeyKind(kind)
+    except ValueError:
+        raise InvalidRequest(f"is {kind!r}; {', '.join(KeyKind)} are known", field="kind") from None
+
+
+# -- on a rank's stream, after its hello
 
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
     """A sign of life. `phase` is for people."""
 
-    step: int = 0
-    phase: str = ""
+    step: Count = 0
+    phase: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
     """It runs nothing, and waits. `generation`: the one that it leaves, the last in which it was active."""
 
-    generation: int | None = None
+    generation: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    generation: int
-    reason: str
+    generation: Count
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    generation: int
+    generation: Count
 
 
 FromRunRank = RankHello | RankHeartbeat | Ready | Failure | Finish
@@ -167,15 +197,15 @@ class Told:
 class Over:
     """Generation `number` is over: stop what runs, and say ready."""
 
-    number: int
-    reason: str = ""
+    number: Count
+    reason: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
     """All have finished generation `number`."""
 
-    number: int
+    number: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +215,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The entry was taken; who runs is told nothing else for long. All else may come before it."""
+    """The hello was taken; who runs is told nothing else for long. All else may come before it."""
 
 
 ToRunRank = Welcome | Told | Over | Stop | Done | Refusal

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from lighthouse_protocol.constraints import Count, Offset
 from lighthouse_protocol.messages.run import Counters, Stop, Terms
 
 
@@ -23,13 +24,13 @@ class RankStatus:
     incarnation: str
     state: str
     rank: int | None
-    generation: int | None
-    step: int
+    generation: Count | None
+    step: Count
     phase: str
-    beat_age_s: float
+    beat_age_s: Offset
     attempt: int
     host: str
-    pid: int
+    pid: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class SupervisorStatus:
 class ExcludedHost:
     host: str
     reason: str
-    at: float
+    at: Offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,21 @@ connection costs nothing.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+from lighthouse_protocol.constraints import (
+    Advisory,
+    Count,
+    Entries,
+    FilledText,
+    GroupRank,
+    QuorumId,
+    RankSet,
+    Reason,
+    Seconds,
+    Text,
+)
+from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.evidence import RankEvidence, SelfReport
 from lighthouse_protocol.messages.membership import Participant, Quorum, Vote, World
 from lighthouse_protocol.messages.progress import GroupView, Sample
@@ -32,9 +46,9 @@ class HeldQuorum:
     `wants_next`: the group catches up under it, and has got there, or cannot: it is to be followed by another one.
     """
 
-    quorum_id: int
+    quorum_id: QuorumId
     mode: HoldState
-    granted: int
+    granted: Count
     wants_next: bool = False
 
 
@@ -51,11 +65,13 @@ class QuorumPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QuorumOrder:
-    quorum_id: int
+    """`upto`: of RESUMED. `lost`: the group that the quorum has lost, where it is revoked; empty: none is known."""
+
+    quorum_id: QuorumId
     phase: QuorumPhase
-    upto: int = 0
-    reason: str = ""
-    lost: str = ""
+    upto: Count = 0
+    reason: Reason = ""
+    lost: Reason = ""
 
 
 # -- manager to lighthouse
@@ -72,23 +88,20 @@ LEFT = "its ranks have ended"
 @dataclass(frozen=True, slots=True)
 class GroupReport:
     """`down` says why the group cannot take part though its manager lives; empty: all its ranks are there. `missing`:
-    which of them are not; empty while `down` says something: all of them, or an older manager's."""
+    which of them are not; empty while `down` says something: all of them."""
 
     held: HeldQuorum | None = None
     drains: bool = False
-    down: str = ""
-    missing: frozenset[int] = frozenset()
+    down: Reason = ""
+    missing: RankSet = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a session. `participant` is as in the last join. `gives_evidence`: it may be asked what its
-    ranks are doing; an older manager would not answer. `takes_world`: it is told when the World changes."""
+    """The first message of a session. `participant` is as in the last join."""
 
     participant: Participant
     levels: GroupReport = GroupReport()
-    gives_evidence: bool = False
-    takes_world: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,37 +109,37 @@ class Heartbeat:
     """Sent at every heartbeat_interval, and at once when a level changes. `number` grows. `progress`: where the ranks
     are; None: as was told before."""
 
-    number: int
+    number: Count
     levels: GroupReport = GroupReport()
-    progress: GroupView | None = None
+    progress: Advisory[GroupView] = None
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
     """`number` grows; a newer one takes the place of an older."""
 
-    number: int
+    number: Count
     participant: Participant
-    time_left_s: float
+    time_left_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class WithdrawRequest:
-    number: int
+    number: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
     """The group has gone in good order. A session that ends without it is a crash."""
 
-    reason: str = ""
+    reason: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Of one rank, an answer to the request of that number."""
 
-    number: int
+    number: Count
     rank: RankEvidence
 
 
@@ -134,7 +147,7 @@ class Evidence:
 class EvidenceDone:
     """No more comes to the request of that number."""
 
-    number: int
+    number: Count
 
 
 ToLighthouse = Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone
@@ -145,8 +158,8 @@ ToLighthouse = Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evide
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    heartbeat_interval_s: float
-    lease_s: float
+    heartbeat_interval_s: Seconds
+    lease_s: Seconds
     order: QuorumOrder | None = None
 
 
@@ -154,8 +167,8 @@ class Welcome:
 class HeartbeatAck:
     """The answer to beat `number`. `order` is about the quorum that the beat said it holds."""
 
-    number: int
-    heartbeat_interval_s: float
+    number: Count
+    heartbeat_interval_s: Seconds
     order: QuorumOrder | None = None
 
 
@@ -163,7 +176,7 @@ class HeartbeatAck:
 class JoinAccepted:
     """The answer to join `join`."""
 
-    join: int
+    join: Count
     quorum: Quorum
     stands: bool
 
@@ -172,7 +185,7 @@ class JoinAccepted:
 class JoinRejected:
     """`join` was refused; 0: the hello was, and the session ends."""
 
-    join: int
+    join: Count
     error: LighthouseError
 
 
@@ -180,19 +193,19 @@ class JoinRejected:
 class DrainRequest:
     """Leave after the step that the others know of."""
 
-    reason: str = ""
+    reason: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
 class KillRequest:
-    reason: str = ""
+    reason: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
     """The lighthouse ends this session: it stops, or a newer session has taken its place, or the leave is done."""
 
-    reason: str = ""
+    reason: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +213,8 @@ class EvidenceRequest:
     """What are these ranks doing? Empty: all. Answered by an Evidence for each of them, then EvidenceDone, within
     GATHERED_WITHIN_S."""
 
-    number: int
-    group_ranks: tuple[int, ...] = ()
+    number: Count
+    group_ranks: Annotated[tuple[GroupRank, ...], Entries(MAX_GROUP_WORLD_SIZE)] = ()
 
 
 ToManager = (
@@ -226,35 +239,31 @@ class EvidenceOffer:
     """A rank can be asked what it is doing. `signal` has its stacks written to its file `descriptor`, also while it
     runs no Python; 0: there is no such signal."""
 
-    signal: int = 0
-    descriptor: int = 0
+    signal: Count = 0
+    descriptor: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """What a rank says of its process. `host` names the machine and its pid namespace; `started` the process's start.
+    """The first message of a watch: what a rank says of its process. `host` names the machine and its pid namespace;
+    `started` the process's start.
 
     Where `host` is the manager's own, the manager watches the process too, by its pid. `hostname` is for a person.
-    `offer`: None for an older rank, which is never asked.
+    `worker` is new at every start of the process. `offer`: None for a rank that cannot be asked.
     """
 
-    group_rank: int
-    worker: str
-    pid: int = 0
-    host: str = ""
-    started: int = 0
-    hostname: str = ""
+    group_rank: GroupRank
+    worker: FilledText
+    pid: Count = 0
+    host: Text = ""
+    started: Count = 0
+    hostname: Text = ""
     offer: EvidenceOffer | None = None
-    takes_world: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WatchOpened:
-    """The first answer: the rank is watched. `takes_progress`: it may say where it is, `takes_leave`: that it leaves;
-    an older manager would end the watch by that."""
-
-    takes_progress: bool = False
-    takes_leave: bool = False
+    """The first answer: the rank is watched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +271,7 @@ class Leaving:
     """The rank closes its Agent in good order: the end of its watch is no failure of its process. It stays until it is
     told that it is released. `step`: which it would have asked for next; None: it is in the middle of one."""
 
-    step: int | None = None
+    step: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +284,8 @@ class RankGone:
     """A rank of the same group was lost and is not back: what its mates wait for inside the group never comes, and the
     group has to be started again."""
 
-    group_rank: int
-    reason: str
+    group_rank: GroupRank
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,23 +293,23 @@ class Revoked:
     """Abort the collectives of that quorum that have not completed, vote, and ask again. `lost`: the group that it has
     lost; empty: none is known. It may be told after the rest."""
 
-    quorum_id: int
-    reason: str
-    lost: str = ""
+    quorum_id: QuorumId
+    reason: Reason
+    lost: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """What the group's requests for a quorum wait for, in words; empty: for nothing, or not for long."""
 
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
     """End the process with status 1."""
 
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +321,7 @@ class Ballot:
     vote: bool
     quorum_id: int | None
     wants_next: bool
-    time_left_s: float
+    time_left_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,9 +334,9 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceAsked:
-    """Say what you are doing: answered by an OwnEvidence of the same number, by a rank that can."""
+    """Say what you are doing: answered by a SelfReport of the same number, by a rank that can."""
 
-    number: int
+    number: Count
 
 
 FromRank = WatchRequest | Ballot | Sample | SelfReport | Leaving

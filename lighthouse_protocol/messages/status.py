@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from lighthouse_protocol.constraints import Offset
 from lighthouse_protocol.messages.incident import IncidentSummary
 
 
@@ -25,7 +26,7 @@ class MemberStatus:
     is_participant: bool
     step: int
     world_size: int
-    heartbeat_age_s: float
+    heartbeat_age_s: Offset
     commit_failures: int
     address: str
     store_address: str
@@ -52,13 +53,13 @@ class RankPlace:
     phase: str
     done: int
     total: int | None
-    phase_s: float
+    phase_s: Offset
     collective: str
     is_inside: bool
     waits_for: str
-    beat_age_s: float
-    progress_age_s: float
-    limit_s: float
+    beat_age_s: Offset
+    progress_age_s: Offset
+    limit_s: Offset
     host: str
     pid: int
 
@@ -81,7 +82,7 @@ class TimelineKind(StrEnum):
 class TimelineEntry:
     """What happened to `replica_ids` and `more` others."""
 
-    at_unix_s: float
+    at_unix_s: Offset
     kind: TimelineKind
     replica_ids: tuple[str, ...]
     more: int
@@ -92,7 +93,7 @@ class TimelineEntry:
 class JobStatus:
     job: str
     quorum_id: int
-    quorum_age_s: float
+    quorum_age_s: Offset
     verdict: str
     explanation: str
     quorums_formed: int
@@ -104,7 +105,7 @@ class JobStatus:
     revokes: int = 0
     ranks: tuple[RankPlace, ...] = ()
     stall: str = ""
-    stall_s: float = 0.0
+    stall_s: Offset = 0.0
     timeline: tuple[TimelineEntry, ...] = ()
     incidents: tuple[IncidentSummary, ...] = ()
 
@@ -112,14 +113,14 @@ class JobStatus:
 @dataclass(frozen=True, slots=True)
 class LighthouseStatus:
     version: str
-    uptime_s: float
+    uptime_s: Offset
     jobs: tuple[JobStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerStatus:
     version: str
-    uptime_s: float
+    uptime_s: Offset
     replica_id: str
     incarnation: str
     job: str

@@ -4,7 +4,10 @@ Not only runs of wrapped functions have supervisors: the stop of a run holds for
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from lighthouse_protocol.constraints import Entries, Name, Output, Reason, Seconds, Slot, Text
+from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.run import Done, RankId, Refusal, Stop
 
 
@@ -12,10 +15,10 @@ from lighthouse_protocol.messages.run import Done, RankId, Refusal, Stop
 class SupervisorHello:
     """`name`: in its run: the replica group's id, with /K for host K of several. `slots`: of the ranks it starts."""
 
-    name: str
-    incarnation: str
-    host: str = ""
-    slots: tuple[int, ...] = ()
+    name: Name
+    incarnation: Name
+    host: Text = ""
+    slots: Annotated[tuple[Slot, ...], Entries(MAX_GROUP_WORLD_SIZE)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +31,22 @@ class ProcessLost:
     """A rank's process has ended. `output`: the last lines that it wrote."""
 
     rank: RankId
-    reason: str
-    output: tuple[str, ...] = ()
+    reason: Reason
+    output: Output = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
     """The run shall stop for all: an exit by 130, an exhausted budget."""
 
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class HostExcluded:
     """This host's hardware has failed its check, or its ranks too often in a row: none of it comes back."""
 
-    reason: str
+    reason: Reason
 
 
 FromSupervisor = SupervisorHello | SupervisorHeartbeat | ProcessLost | StopAsked | HostExcluded
@@ -53,7 +56,7 @@ FromSupervisor = SupervisorHello | SupervisorHeartbeat | ProcessLost | StopAsked
 class SupervisorWelcome:
     """The run is not stopped, and this host is not excluded: start."""
 
-    beat_interval_s: float
+    beat_interval_s: Seconds
 
 
 ToSupervisor = SupervisorWelcome | Stop | Done | Refusal

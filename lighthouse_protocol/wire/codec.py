@@ -1,11 +1,12 @@
 """Compiles the writer and the reader of a message, from its dataclass and its protobuf descriptor.
 
-Both have the same field names; the constraints are in the field types (constraints.py). Done once per message, at
-import, as generated source code: as fast as code written by hand.
+Both have the same name and the same field names; the constraints are in the field types (constraints.py). Done once per
+message, at import, as generated source code: as fast as code written by hand.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar, Union, get_args
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from lighthouse_protocol.constraints import Cut
+from lighthouse_protocol.constraints import Cut, Dropped, Form
 from lighthouse_protocol.refusals import InvalidRequest
 
 M = TypeVar("M")
@@ -21,98 +22,223 @@ P = TypeVar("P", bound=Message)
 
 
 class Codec(NamedTuple, Generic[M, P]):
-    """`read` raises InvalidRequest that names the field; `write` does not check."""
+    """`read` raises InvalidRequest that names the field; `write` does not check.
 
+    `fields` gives the message as a value of a field of another: a dict is written faster than a message is copied.
+    """
+
+    schema: type[P]
     write: Callable[[M], P]
     read: Callable[[P], M]
+    fields: Callable[[M], Any]
+
+
+CODECS: dict[type[Any], Codec[Any, Any]] = {}
+"""Of each message there is, by its class."""
+
+
+def by_hand(cls: type[M], schema: type[P], write: Callable[[M], P], read: Callable[[P], M]) -> Codec[M, P]:
+    """The codec of a message whose fields are not ours: compiled messages hold it, too."""
+    CODECS[cls] = Codec(schema, write, read, write)
+    return CODECS[cls]
 
 
 def compiled(cls: type[M], schema: type[P]) -> Codec[M, P]:
-    """Raises TypeError if the field names of `cls` and `schema` differ.
+    """The codec of `cls`, compiled once. Raises TypeError if the field names of `cls` and `schema` differ.
 
-    A method `fitted` of `cls` returns the message as it fits: it is applied on both ways.
+    A class, a dataclass or a NamedTuple, may have two methods: `fitted` returns the message as it fits, and is applied
+    on both ways; `check` raises InvalidRequest if fields do not fit each other.
     """
-    names = {field.name for field in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
-    differing = names ^ {field.name for field in schema.DESCRIPTOR.fields}
-    if differing:
-        raise TypeError(f"{cls.__name__} and {schema.DESCRIPTOR.full_name} differ in {', '.join(sorted(differing))}")
-    scope: dict[str, Any] = {"cls": cls, "schema": schema}
+    if cls in CODECS:
+        return CODECS[cls]
+    descriptor = schema.DESCRIPTOR
     hints = get_type_hints(cls, include_extras=True)
-    fields = [_field(hints[field.name], field, scope) for field in schema.DESCRIPTOR.fields]
-    written = ", ".join(f"{name}={value}" for name, value, _ in fields)
-    read = ", ".join(f"{name}={value}" for name, _, value in fields)
-    fitted = hasattr(cls, "fitted")
+    oneofs = {oneof.name: oneof for oneof in descriptor.oneofs if oneof.name in hints}
+    sources = {field.name: field for field in descriptor.fields if _oneof_name(field) not in oneofs} | oneofs
+    if differing := hints.keys() ^ sources.keys():
+        raise TypeError(f"{cls.__name__} and {descriptor.full_name} differ in {', '.join(sorted(differing))}")
+    scope: dict[str, Any] = {"cls": cls, "schema": schema, "missing": _missing, "checked": _checked}
+    written: list[str] = []
+    read: list[str] = []
+    for name, hint in hints.items():
+        compile_one = _oneof if name in oneofs else _field
+        one_written, one_read = compile_one(hint, sources[name], scope)
+        written.append(one_written)
+        read.append(one_read)
+    fitted = ".fitted()" if hasattr(cls, "fitted") else ""
+    checked = ("checked(", ")") if hasattr(cls, "check") else ("", "")
     source = f"""
-def write(value):
+def fields(value):
     {"value = value.fitted()" if fitted else ""}
-    return schema({written})
+    return {{{", ".join(written)}}}
+
+def write(value):
+    return schema(**fields(value))
 
 def read(message):
-    return cls({read}){".fitted()" if fitted else ""}
+    return {checked[0]}cls({", ".join(read)}){fitted}{checked[1]}
 """
     exec(source, scope)
-    return Codec(scope["write"], scope["read"])
+    CODECS[cls] = Codec(schema, scope["write"], scope["read"], scope["fields"])
+    return CODECS[cls]
 
 
-def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str, str]:
-    """Its name, and the expressions that write and read it."""
+class Oneof:
+    """One of several messages: which, is told by the class, and on the wire by the field that is set."""
+
+    def __init__(self, union: Any, oneof: Any, advisory: Iterable[type[Any]] = ()) -> None:
+        """Raises TypeError if the classes of `union` are not the messages of `oneof`."""
+        classes = {_schema_name(cls): cls for cls in get_args(union)}
+        fields = {field.message_type.name: field for field in oneof.fields}
+        if differing := classes.keys() ^ fields.keys():
+            raise TypeError(f"{oneof.full_name} and its classes differ in {', '.join(sorted(differing))}")
+        self._name = oneof.name
+        self._writers: dict[type[Any], tuple[str, Callable[[Any], Any]]] = {}
+        self._readers: dict[str, Callable[[Any], Any]] = {}
+        for name, cls in classes.items():
+            codec = compiled(cls, GetMessageClass(fields[name].message_type))
+            self._writers[cls] = fields[name].name, codec.fields
+            self._readers[fields[name].name] = _or_none(codec.read) if cls in advisory else codec.read
+
+    def write(self, value: Any) -> dict[str, Any]:
+        """As keyword arguments of the message that has it."""
+        field, write = self._writers.get(type(value)) or self._writer_of_base(type(value))
+        return {field: write(value)}
+
+    def read(self, message: Any) -> Any:
+        """None: it is not there, or of a kind that this version does not know."""
+        field = message.WhichOneof(self._name)
+        return None if field is None else self._readers[field](getattr(message, field))
+
+    def read_required(self, message: Any) -> Any:
+        value = self.read(message)
+        return value if value is not None else _missing(self._name)
+
+    def _writer_of_base(self, cls: type[Any]) -> tuple[str, Callable[[Any], Any]]:
+        return next(self._writers[base] for base in cls.__mro__ if base in self._writers)
+
+
+def _oneof(hint: Any, oneof: Any, scope: dict[str, Any]) -> tuple[str, str]:
+    one = Oneof(hint, oneof)
+    scope[f"write_{oneof.name}"], scope[f"read_{oneof.name}"] = one.write, one.read_required
+    return f"**write_{oneof.name}(value.{oneof.name})", f"read_{oneof.name}(message)"
+
+
+def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
+    """The item of a dict that writes it, and the expression that reads it."""
     name = field.name
-    written, read = f"value.{name}", f"message.{name}"
+    hint, constraints = _unwrapped(hint)
     is_optional = get_origin(hint) in (Union, UnionType)
     if is_optional:
         [hint] = [each for each in get_args(hint) if each is not NoneType]
-    if get_origin(get_args(hint)[0] if get_origin(hint) is Annotated else hint) is tuple:
-        written, read, hint = _cut_list(hint, name, written, read, scope)
-        write_one, read_one = _value(hint, field, scope)
-        many_written = written if write_one == "{}" else f"[{write_one.format('each')} for each in {written}]"
-        many_read = f"tuple({read})" if read_one == "{}" else f"tuple([{read_one.format('each')} for each in {read}])"
-        return name, many_written, many_read
+    write, read = _constrained(constraints, name, "{}", "{}", scope)
+    if get_origin(hint) is tuple and field.is_repeated:
+        write_each, read_each = _value(get_args(hint)[0], field, scope)
+        if write_each != "{}":
+            write = f"[{write_each.format('each')} for each in {write}]"
+        read = f"tuple({read})" if read_each == "{}" else f"tuple([{read_each.format('each')} for each in {read}])"
+        return f"{name!r}: {write.format(f'value.{name}')}", read.format(f"message.{name}")
     write_one, read_one = _value(hint, field, scope)
-    one_written, one_read = write_one.format(written), read_one.format(read)
+    write, read = write.format(write_one.format(f"value.{name}")), read_one.format(read.format(f"message.{name}"))
+    if any(isinstance(constraint, Dropped) for constraint in constraints):
+        scope[f"read_{name}"] = _or_none(scope[f"read_{name}"])
     if is_optional:
-        one_written = f"None if {written} is None else {one_written}"
-        one_read = f"{one_read} if message.HasField({name!r}) else None"
-    return name, one_written, one_read
-
-
-def _cut_list(hint: Any, name: str, written: str, read: str, scope: dict[str, Any]) -> tuple[str, str, Any]:
-    if get_origin(hint) is Annotated:
-        hint, cut = get_args(hint)
-        scope[f"cut_{name}"] = cut.shorten
-        written, read = f"cut_{name}({written})", f"cut_{name}({read})"
-    return written, read, get_args(hint)[0]
+        write = write if write == f"value.{name}" else f"None if value.{name} is None else {write}"
+        read = f"{read} if message.HasField({name!r}) else None"
+    elif field.message_type is not None:
+        read = f"{read} if message.HasField({name!r}) else missing({name!r})"
+    return f"{name!r}: {write}", read
 
 
 def _value(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
     """How one value is written and read; {} stands for it."""
-    name, write, read = field.name, "{}", "{}"
-    constraints: tuple[Any, ...] = ()
-    if get_origin(hint) is Annotated:
-        hint, *constraints_ = get_args(hint)
-        constraints = tuple(constraints_)
-    for at, constraint in enumerate(constraints):
-        key = f"constraint_{name}_{at}"
-        if isinstance(constraint, Cut):
-            scope[key] = constraint.shorten
-            write, read = f"{key}({write})", f"{key}({read})"
-        else:
-            scope[key] = constraint
-            read = f"{key}({read}, {name!r})"
+    name = field.name
+    hint, constraints = _unwrapped(hint)
     if field.message_type is not None:
+        if _schema_name(hint) != field.message_type.name:
+            raise TypeError(f"{field.full_name} is {field.message_type.name}, not {_schema_name(hint)}")
         codec = compiled(hint, GetMessageClass(field.message_type))
-        scope[f"write_{name}"], scope[f"read_{name}"] = codec
-        write, read = f"write_{name}({write})", f"read_{name}({read})"
-    elif issubclass(hint, StrEnum):
-        scope[f"read_{name}"] = _member_of({member.value: member for member in hint}, name)
-        read = f"read_{name}({read})"
+        scope[f"write_{name}"], scope[f"read_{name}"] = codec.fields, codec.read
+        return f"write_{name}({{}})", f"read_{name}({{}})"
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        numbers = {member: member.value for member in hint}
+        if field.enum_type is not None:
+            numbers = _numbers(hint, field.enum_type)
+            scope[f"number_{name}"] = numbers
+        scope[f"member_{name}"] = _Members(name, {number: member for member, number in numbers.items()})
+        return "{}" if field.enum_type is None else f"number_{name}[{{}}]", f"member_{name}[{{}}]"
+    return _constrained(constraints, name, "{}", "{}", scope, "each_")
+
+
+def _constrained(
+    constraints: Iterable[Any], name: str, write: str, read: str, scope: dict[str, Any], prefix: str = ""
+) -> tuple[str, str]:
+    for at, constraint in enumerate(constraints):
+        key = f"{prefix}constraint_{name}_{at}"
+        match constraint:
+            case Dropped():
+                pass
+            case Cut(shorten):
+                scope[key] = shorten
+                write, read = f"{key}({write})", f"{key}({read})"
+            case Form(to_wire, from_wire):
+                scope[f"write_{key}"], scope[key] = to_wire, from_wire
+                write, read = f"write_{key}({write})", f"{key}({read}, {name!r})"
+            case check:
+                scope[key] = check
+                read = f"{key}({read}, {name!r})"
     return write, read
 
 
-def _member_of(known: Mapping[str, StrEnum], field: str) -> Callable[[str], StrEnum]:
-    def read(value: str) -> StrEnum:
-        try:
-            return known[value]
-        except KeyError:
-            raise InvalidRequest(f"is {value!r}; this version knows {', '.join(known)}", field=field) from None
+def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Without its constraints; and these."""
+    if get_origin(hint) is Annotated:
+        return get_args(hint)[0], hint.__metadata__
+    return hint, ()
 
-    return read
+
+def _oneof_name(field: Any) -> str:
+    return field.containing_oneof.name if field.containing_oneof is not None else ""
+
+
+def _schema_name(cls: type[Any]) -> str:
+    return CODECS[cls].schema.DESCRIPTOR.name if cls in CODECS else cls.__name__
+
+
+class _Members(dict[Any, StrEnum]):
+    """The members of an enum, by what stands for them on the wire."""
+
+    def __init__(self, field: str, members: Mapping[Any, StrEnum]) -> None:
+        super().__init__(members)
+        self._field = field
+
+    def __missing__(self, value: Any) -> StrEnum:
+        raise InvalidRequest(f"is {value!r}; this version knows {', '.join(map(str, self))}", field=self._field)
+
+
+def _numbers(enum: type[StrEnum], descriptor: Any) -> dict[StrEnum, Any]:
+    prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", descriptor.name).upper() + "_"
+    numbers = {name.removeprefix(prefix): value.number for name, value in descriptor.values_by_name.items()}
+    if differing := numbers.keys() ^ {"UNSPECIFIED", *enum.__members__}:
+        raise TypeError(f"{enum.__name__} and {descriptor.full_name} differ in {', '.join(sorted(differing))}")
+    return {member: numbers[member.name] for member in enum}
+
+
+def _or_none(read: Callable[[Any], M]) -> Callable[[Any], M | None]:
+    """What is for a person to see is no reason to refuse the rest."""
+
+    def read_or_none(message: Any) -> M | None:
+        with suppress(InvalidRequest):
+            return read(message)
+        return None
+
+    return read_or_none
+
+
+def _checked(value: Any) -> Any:
+    value.check()
+    return value
+
+
+def _missing(field: str) -> Any:
+    raise InvalidRequest("is missing", field=field)

@@ -1,4 +1,4 @@
-"""to_wire / from_wire between membership.py and the messages.
+"""Between membership.py and the documented messages, whose fields are not ours.
 
 A member is relayed to native and torchft callers alike: what either form has and the other lacks travels on as an
 unknown field, and what both mean under other numbers is written in both.
@@ -11,12 +11,13 @@ from google.protobuf.message import DecodeError
 
 from lighthouse_protocol.constraints import check_count, check_quorum_id
 from lighthouse_protocol.identity import parse_address, read_identity
-from lighthouse_protocol.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_MEMBER_BYTES, cut_reason
-from lighthouse_protocol.messages.membership import Assignment, Distrust, DistrustKind, Participant, Quorum, Vote
+from lighthouse_protocol.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_MEMBER_BYTES
+from lighthouse_protocol.messages.membership import Assignment, Distrust, Participant, Quorum, Vote
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_protocol.wire.codecs import WORLD
+from lighthouse_protocol.wire.codec import by_hand
+from lighthouse_protocol.wire.codecs import DISTRUST, WORLD
 
 
 class _Member(Protocol):
@@ -36,18 +37,11 @@ class _Member(Protocol):
 
 def distrust_from_native(message: lighthouse_pb2.QuorumMember | manager_pb2.ManagerQuorumRequest) -> Distrust | None:
     """Raises InvalidRequest naming the field."""
-    if not message.HasField("distrust"):
-        return None
-    try:
-        kind = DistrustKind(message.distrust.kind)
-    except ValueError:
-        known = ", ".join(DistrustKind)
-        raise InvalidRequest(f"is {message.distrust.kind!r}; this version knows {known}", field="distrust") from None
-    return Distrust(kind, cut_reason(message.distrust.text))
+    return DISTRUST.read(message.distrust) if message.HasField("distrust") else None
 
 
 def distrust_to_native(distrust: Distrust | None) -> lighthouse_pb2.Distrust | None:
-    return None if distrust is None else lighthouse_pb2.Distrust(kind=distrust.kind.value, text=distrust.text)
+    return None if distrust is None else DISTRUST.write(distrust)
 
 
 def participant_from_native(member: lighthouse_pb2.QuorumMember, *, min_world_size: int = 1) -> Participant:
@@ -204,7 +198,7 @@ def quorum_from_native(message: lighthouse_pb2.Quorum) -> Quorum:
 
     Raises InvalidRequest that names the field.
     """
-    return Quorum(message.quorum_id, tuple(map(_told, message.participants)))
+    return Quorum(check_quorum_id(message.quorum_id), tuple(map(_told, message.participants)))
 
 
 def _told(member: lighthouse_pb2.QuorumMember) -> Participant:
@@ -293,3 +287,13 @@ def assignment_to_torchft(answer: Assignment, handles: Iterable[str]) -> torchft
         replica_ids=answer.replica_ids,
         reconfigure_handles=handles,
     )
+
+
+by_hand(Participant, lighthouse_pb2.QuorumMember, participant_to_native, participant_from_native)
+by_hand(Quorum, lighthouse_pb2.Quorum, lambda quorum: quorum_to_native(quorum, 0.0).quorum, quorum_from_native)
+by_hand(
+    Vote,
+    manager_pb2.ShouldCommitResponse,
+    lambda vote: vote_to_native(vote.commit, vote.next),
+    vote_from_native,
+)

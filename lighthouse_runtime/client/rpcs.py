@@ -10,25 +10,38 @@ from typing import Any, Generic, Literal, TypeVar
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from lighthouse_protocol.messages.hosts import FromHost, ToHost
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, Participant, Quorum, Vote
-from lighthouse_protocol.messages.run import FromRunRank, KeyKind, ToRunRank
+from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.messages.run_status import RunStatus
-from lighthouse_protocol.messages.session import FromRank, ToLighthouse, ToManager, ToRank
 from lighthouse_protocol.messages.status import LighthouseStatus, ManagerStatus
-from lighthouse_protocol.messages.supervisor import FromSupervisor, ToSupervisor
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
-from lighthouse_protocol.pb.extensions import generation_pb2, incident_pb2, node_pb2
+from lighthouse_protocol.pb.extensions import incident_pb2, run_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import InternalError
-from lighthouse_protocol.wire import documented, run_status_wire, status_wire
-from lighthouse_protocol.wire.codecs import GATHERED, INCIDENT, INCIDENT_SUMMARY
-from lighthouse_protocol.wire.generation_wire import rank_request_to_wire, rank_response_from_wire
-from lighthouse_protocol.wire.node_wire import node_request_to_wire, node_response_from_wire
-from lighthouse_protocol.wire.session_wire import session_request_to_wire, session_response_from_wire
-from lighthouse_protocol.wire.supervisor_wire import supervisor_request_to_wire, supervisor_response_from_wire
-from lighthouse_protocol.wire.watch_wire import watch_request_to_wire, watch_response_from_wire
+from lighthouse_protocol.wire import documented
+from lighthouse_protocol.wire.codecs import (
+    GATHERED,
+    INCIDENT,
+    INCIDENT_SUMMARY,
+    KEYS,
+    LIGHTHOUSE_STATUS,
+    MANAGER_STATUS,
+    RUN_STATUS,
+)
+from lighthouse_protocol.wire.streams import (
+    NODE_REQUESTS,
+    NODE_RESPONSES,
+    RANK_REQUESTS,
+    RANK_RESPONSES,
+    SESSION_REQUESTS,
+    SESSION_RESPONSES,
+    SUPERVISOR_REQUESTS,
+    SUPERVISOR_RESPONSES,
+    WATCH_REQUESTS,
+    WATCH_RESPONSES,
+    Stream,
+)
 
 T = TypeVar("T")
 Sent = TypeVar("Sent")
@@ -52,46 +65,41 @@ class Rpc(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class StreamKind(Generic[Sent, Received]):
-    """`from_wire` gives None for a message of a newer peer, which is skipped."""
-
     path: str
-    to_wire: Callable[[Sent], Message]
-    answer: type[Message]
-    from_wire: Callable[[Any], Received | None]
+    requests: Stream[Sent]
+    responses: Stream[Received]
 
     def write(self, message: Sent) -> bytes:
-        return self.to_wire(message).SerializeToString()
+        return self.requests.write(message).SerializeToString()
 
     def read(self, body: bytes) -> Received | None:
+        """None for a message of a newer peer, which is skipped."""
+        schema = self.responses.schema
         try:
-            parsed = self.answer.FromString(body)
+            parsed = schema.FromString(body)
         except DecodeError as e:
-            raise InternalError(f"was sent {len(body)} bytes that are no {self.answer.DESCRIPTOR.full_name}") from e
-        return self.from_wire(parsed)
+            raise InternalError(f"was sent {len(body)} bytes that are no {schema.DESCRIPTOR.full_name}") from e
+        return self.responses.read(parsed)
 
 
-SESSION: StreamKind[ToLighthouse, ToManager] = StreamKind(
-    LIGHTHOUSE + "Session", session_request_to_wire, lighthouse_pb2.SessionResponse, session_response_from_wire
-)
-RANK: StreamKind[FromRunRank, ToRunRank] = StreamKind(
-    LIGHTHOUSE + "Rank", rank_request_to_wire, generation_pb2.RankResponse, rank_response_from_wire
-)
-SUPERVISE: StreamKind[FromSupervisor, ToSupervisor] = StreamKind(
-    LIGHTHOUSE + "Supervise",
-    supervisor_request_to_wire,
-    generation_pb2.SupervisorResponse,
-    supervisor_response_from_wire,
-)
-WATCH: StreamKind[FromRank, ToRank] = StreamKind(
-    MANAGER + "Watch", watch_request_to_wire, manager_pb2.WatchResponse, watch_response_from_wire
-)
-NODE: StreamKind[FromHost, ToHost] = StreamKind(
-    MANAGER + "Node", node_request_to_wire, node_pb2.NodeResponse, node_response_from_wire
-)
+SESSION = StreamKind(LIGHTHOUSE + "Session", SESSION_REQUESTS, SESSION_RESPONSES)
+RANK = StreamKind(LIGHTHOUSE + "Rank", RANK_REQUESTS, RANK_RESPONSES)
+SUPERVISE = StreamKind(LIGHTHOUSE + "Supervise", SUPERVISOR_REQUESTS, SUPERVISOR_RESPONSES)
+WATCH = StreamKind(MANAGER + "Watch", WATCH_REQUESTS, WATCH_RESPONSES)
+NODE = StreamKind(MANAGER + "Node", NODE_REQUESTS, NODE_RESPONSES)
 
 
 def _nothing(_: Message) -> None:
     return None
+
+
+def _runs(answer: run_pb2.RunsResponse) -> tuple[RunStatus, ...]:
+    return tuple(map(RUN_STATUS.read, answer.runs))
+
+
+def _keys(answer: run_pb2.GetKeysResponse) -> tuple[int, dict[tuple[KeyKind, str], bytes]]:
+    generation, keys = KEYS.read(answer)
+    return generation, {(key.kind, key.name): key.value for key in keys}
 
 
 def health(*, timeout_s: float) -> Rpc[None]:
@@ -123,7 +131,7 @@ def lighthouse_status(job: str = "", *, ranks: bool = False, timeout_s: float = 
         LIGHTHOUSE + "Status",
         lighthouse_pb2.LighthouseStatusRequest(job=job, ranks=ranks),
         lighthouse_pb2.LighthouseStatusResponse,
-        status_wire.lighthouse_status_from_wire,
+        LIGHTHOUSE_STATUS.read,
         timeout_s,
     )
 
@@ -142,8 +150,8 @@ def lighthouse_drain(replica_id: str, msg: str = "", *, timeout_s: float = 10.0)
 
 def put_key(generation: int, kind: KeyKind, name: str, value: bytes, *, timeout_s: float = 5.0) -> Rpc[None]:
     """Raises WrongState if `generation` is not the present one."""
-    request = generation_pb2.PutKeyRequest(generation=generation, kind=kind, name=name, value=value)
-    return Rpc(LIGHTHOUSE + "PutKey", request, generation_pb2.PutKeyResponse, _nothing, timeout_s, wait_for_ready=True)
+    request = run_pb2.PutKeyRequest(generation=generation, kind=kind, name=name, value=value)
+    return Rpc(LIGHTHOUSE + "PutKey", request, run_pb2.PutKeyResponse, _nothing, timeout_s, wait_for_ready=True)
 
 
 def get_keys(
@@ -152,9 +160,9 @@ def get_keys(
     """The present generation and its keys. Raises WrongState if `generation` is another one."""
     return Rpc(
         LIGHTHOUSE + "GetKeys",
-        generation_pb2.GetKeysRequest(generation=generation, kind=kind, name=name),
-        generation_pb2.GetKeysResponse,
-        run_status_wire.keys_from_wire,
+        run_pb2.GetKeysRequest(generation=generation, kind=kind, name=name),
+        run_pb2.GetKeysResponse,
+        _keys,
         timeout_s,
         wait_for_ready=True,
     )
@@ -162,20 +170,26 @@ def get_keys(
 
 def runs(run: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[RunStatus, ...]]:
     """Of `run`, or of every run of the job."""
-    request = generation_pb2.RunsRequest(run=run)
-    return Rpc(LIGHTHOUSE + "Runs", request, generation_pb2.RunsResponse, run_status_wire.runs_from_wire, timeout_s)
+    request = run_pb2.RunsRequest(run=run)
+    return Rpc(
+        LIGHTHOUSE + "Runs",
+        request,
+        run_pb2.RunsResponse,
+        _runs,
+        timeout_s,
+    )
 
 
 def stop_run(reason: str, *, timeout_s: float = 10.0) -> Rpc[None]:
     """End the run for all of it, until it is resumed."""
-    request = generation_pb2.StopRunRequest(reason=reason)
-    return Rpc(LIGHTHOUSE + "StopRun", request, generation_pb2.StopRunResponse, _nothing, timeout_s)
+    request = run_pb2.StopRunRequest(reason=reason)
+    return Rpc(LIGHTHOUSE + "StopRun", request, run_pb2.StopRunResponse, _nothing, timeout_s)
 
 
 def resume_run(*, timeout_s: float = 10.0) -> Rpc[None]:
     """Lift a stop, and let excluded hosts in again."""
-    request = generation_pb2.ResumeRunRequest()
-    return Rpc(LIGHTHOUSE + "ResumeRun", request, generation_pb2.ResumeRunResponse, _nothing, timeout_s)
+    request = run_pb2.ResumeRunRequest()
+    return Rpc(LIGHTHOUSE + "ResumeRun", request, run_pb2.ResumeRunResponse, _nothing, timeout_s)
 
 
 def incidents(job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[IncidentSummary, ...]]:
@@ -326,6 +340,6 @@ def manager_status(*, timeout_s: float = 5.0) -> Rpc[ManagerStatus]:
         MANAGER + "Status",
         manager_pb2.ManagerStatusRequest(),
         manager_pb2.ManagerStatusResponse,
-        status_wire.manager_status_from_wire,
+        MANAGER_STATUS.read,
         timeout_s,
     )

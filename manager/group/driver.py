@@ -25,7 +25,7 @@ from lighthouse_protocol.messages.session import (
     WatchRequest,
 )
 from lighthouse_protocol.messages.session import Killed as KilledMessage
-from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable, Unrecoverable
+from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, LighthouseError, Unreachable, Unrecoverable
 from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
@@ -195,7 +195,7 @@ class GroupDriver:
         self._watches.add(number, watch)
         self.places.opened(number, request)
         self._evidence.opened(number, watch)
-        peer.send(WatchOpened(takes_progress=True, takes_leave=True))
+        peer.send(WatchOpened())
         self.worlds.opened(watch)
         self._waits.opened(watch)
         self._feed(RankWatched(number, request.group_rank, request.worker))
@@ -216,7 +216,9 @@ class GroupDriver:
                 self.places.take(number, message)
             case SelfReport():
                 self._evidence.answered(number, message)
-            case WatchRequest() | None:
+            case WatchRequest():
+                raise InvalidRequest("came twice", field="hello")
+            case None:
                 pass
 
     def _cast(self, watch: Watch, ballot: Ballot) -> None:

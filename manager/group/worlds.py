@@ -23,7 +23,7 @@ class Worlds:
         self._incomplete = Sustained(timers, _log_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
 
     def opened(self, watch: Watch) -> None:
-        if watch.request.takes_world and self.world is not None:
+        if self.world is not None:
             watch.peer.send(self.world)
 
     def tell(self, world: World) -> None:

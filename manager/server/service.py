@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 from lighthouse_protocol.constraints import check_count, check_quorum_id, check_short
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Quorum, Tag, Vote
+from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_protocol.refusals import Unrecoverable, WrongState
+from lighthouse_protocol.refusals import InvalidRequest, Unrecoverable, WrongState
 from lighthouse_protocol.wire import documented as wire
-from lighthouse_protocol.wire import status_wire, watch_wire
+from lighthouse_protocol.wire.codecs import MANAGER_STATUS
+from lighthouse_protocol.wire.streams import WATCH_REQUESTS, WATCH_RESPONSES
 from lighthouse_runtime.ports import Reply
 from lighthouse_runtime.process.children import ended_process, host_id
 from lighthouse_runtime.server.control_policy import ControlPolicy
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 
 REFLECTED = ("manager.v1.ManagerService", "torchft.ManagerService")
 MAX_CHECKPOINT_ADDRESS_CHARS = 4096
-TO_RANKS = Frames(watch_wire.watch_response_to_wire)
+TO_RANKS = Frames(WATCH_RESPONSES.write)
 
 T = TypeVar("T")
 
@@ -169,7 +171,7 @@ class ManagerService:
         return torchft_pb2.KillResponse()
 
     async def status(self, _: manager_pb2.ManagerStatusRequest, __: Call) -> manager_pb2.ManagerStatusResponse:
-        return status_wire.manager_status_to_wire(self._status())
+        return MANAGER_STATUS.write(self._status())
 
     async def report(self, request: manager_pb2.ReportRequest, _: Call) -> manager_pb2.ReportResponse:
         reason = cut_reason(request.reason)
@@ -179,16 +181,18 @@ class ManagerService:
 
     async def watch(self, requests: Requests[manager_pb2.WatchRequest], call: Call, sender: Sender) -> None:
         """One rank's watch and votes, until its stream or its process ends."""
-        asked = await requests.first(watch_wire.watch_request_from_wire, "watch", self._watch_within_s)
+        asked = await requests.first(WATCH_REQUESTS.read, "hello", self._watch_within_s)
         if asked is None:
             return
+        if not isinstance(asked, WatchRequest):
+            raise InvalidRequest("must be a watch's first message", field="hello")
         is_here = call.is_local and asked.host == host_id()
         driver = self._driver
         number = driver.open_watch(asked, StreamPeer(sender, TO_RANKS), is_here=is_here)
         with ended_process(asked.pid if is_here else 0, asked.started, lambda: driver.end_watch(number)):
             try:
                 async for request in requests:
-                    driver.receive(number, watch_wire.word_from_wire(request))
+                    driver.receive(number, WATCH_REQUESTS.read(request))
             finally:
                 driver.end_watch(number)
 

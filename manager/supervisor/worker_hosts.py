@@ -20,9 +20,9 @@ from lighthouse_protocol.messages.hosts import (
     ToHost,
 )
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
-from lighthouse_protocol.pb.extensions import node_pb2
+from lighthouse_protocol.pb.extensions import hosts_pb2
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
-from lighthouse_protocol.wire.node_wire import node_request_from_wire, node_response_to_wire
+from lighthouse_protocol.wire.streams import NODE_REQUESTS, NODE_RESPONSES
 from lighthouse_runtime.process.loop import STOP_SIGNALS
 from lighthouse_runtime.server.rpc_handler import Call, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
@@ -57,12 +57,12 @@ class WorkerHosts:
 
     def entry(self) -> Stream:
         """What the manager's server serves."""
-        return Stream(node_pb2.NodeRequest, self.serve)
+        return Stream(hosts_pb2.NodeRequest, self.serve)
 
     def send(self, host: int, message: ToHost) -> None:
         """To one that is not there, nothing: its loss is known."""
         if (sender := self._senders.get(host)) is not None:
-            sender.send(node_response_to_wire(message))
+            sender.send(NODE_RESPONSES.write(message))
 
     async def look(self, request: WatchRequest) -> ProcessSnapshot:
         """At a rank's process on its own host, by the supervisor there, whichever that is."""
@@ -87,8 +87,8 @@ class WorkerHosts:
         for host in self._senders:
             self.send(host, GroupEnded(over.status, over.why, excluded.get(host, "")))
 
-    async def serve(self, requests: Requests[node_pb2.NodeRequest], _: Call, sender: Sender) -> None:
-        entry = await requests.first(_read_entry, "entry", FIRST_WITHIN_S)
+    async def serve(self, requests: Requests[hosts_pb2.NodeRequest], _: Call, sender: Sender) -> None:
+        entry = await requests.first(_read_hello, "hello", FIRST_WITHIN_S)
         if entry is None:
             return
         self._check(entry)
@@ -98,7 +98,7 @@ class WorkerHosts:
         try:
             async for request in requests:
                 self._heard_at[host] = asyncio.get_running_loop().time()
-                if (message := node_request_from_wire(request)) is not None:
+                if (message := NODE_REQUESTS.read(request)) is not None:
                     self.receive(host, message)
         finally:
             watch.cancel()
@@ -135,7 +135,7 @@ class WorkerHosts:
 
     async def _keep(self, host: int, sender: Sender) -> None:
         while asyncio.get_running_loop().time() < self._heard_at[host] + SILENCE_S:
-            sender.send(node_response_to_wire(HostHeartbeat()))
+            sender.send(NODE_RESPONSES.write(HostHeartbeat()))
             await asyncio.sleep(BEAT_S)
         sender.end(Unreachable(f"host {host} was silent for {SILENCE_S:g} s"))  # it may come back
 
@@ -157,11 +157,11 @@ class WorkerHosts:
             case HostHeartbeat():
                 pass
             case HostHello():
-                raise InvalidRequest("came twice", field="entry")
+                raise InvalidRequest("came twice", field="hello")
 
 
-def _read_entry(message: node_pb2.NodeRequest) -> HostHello | None:
-    read = node_request_from_wire(message)
+def _read_hello(message: hosts_pb2.NodeRequest) -> HostHello | None:
+    read = NODE_REQUESTS.read(message)
     if read is not None and not isinstance(read, HostHello):
-        raise InvalidRequest("is missing: it is the first message", field="entry")
+        raise InvalidRequest("is missing: it is the first message", field="hello")
     return read

@@ -17,7 +17,7 @@ from lighthouse.server.quorum_service import LighthouseService
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
-from lighthouse_protocol.wire.session_wire import session_request_to_wire
+from lighthouse_protocol.wire.streams import SESSION_REQUESTS
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.client.rpcs import SESSION, WATCH
 from lighthouse_runtime.server.control_policy import ControlPolicy
@@ -67,7 +67,7 @@ async def opened(service: LighthouseService | ManagerService, path: str) -> Asyn
 
 @pytest.mark.parametrize(
     ("service", "path", "what"),
-    [(lighthouse, SESSION.path, "hello"), (manager, WATCH.path, "watch")],
+    [(lighthouse, SESSION.path, "hello"), (manager, WATCH.path, "hello")],
     ids=["session", "watch"],
 )
 async def test_it_is_ended_with_what_is_missing(service: Any, path: str, what: str):
@@ -95,14 +95,14 @@ async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it(
     async with opened(service, SESSION.path) as stream:
         await asyncio.sleep(4 * SOON_S)  # it is open, and has said nothing
         assert service.status().jobs == ()
-        await stream.write(session_request_to_wire(Hello(Participant("a", "1"))).SerializeToString())
+        await stream.write(SESSION_REQUESTS.write(Hello(Participant("a", "1"))).SerializeToString())
         assert lighthouse_pb2.SessionResponse.FromString(await stream.read()).HasField("welcome")
         assert [member.replica_id for job in service.status().jobs for member in job.members] == ["a"]
 
 
 async def test_once_it_has_spoken_it_may_be_silent():
     async with opened(manager(SOON_S), WATCH.path) as stream:
-        await stream.write(manager_pb2.WatchRequest(rank=0, worker="w").SerializeToString())
+        await stream.write(manager_pb2.WatchRequest(hello={"worker": "w"}).SerializeToString())
         assert manager_pb2.WatchResponse.FromString(await stream.read()).HasField("opened")
         await asyncio.sleep(3 * SOON_S)
         assert not stream.done()

@@ -190,19 +190,19 @@ async def test_an_excluded_host(lighthouse: Lighthouse):
 
 
 @pytest.mark.parametrize("path", [RANK.path, SUPERVISE.path])
-async def test_a_stream_begins_with_an_entry(lighthouse: Lighthouse, path: str):
+async def test_a_stream_begins_with_a_hello(lighthouse: Lighthouse, path: str):
     async with grpc.aio.insecure_channel(lighthouse.address) as channel:
         stream = channel.stream_stream(path)()
-        await stream.write(b"\x2a\x00" if path == SUPERVISE.path else b"\x12\x00")  # a beat
+        await stream.write(b"\x12\x00")  # a heartbeat
         assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "entry: must be the first message" in str(await stream.details())
+        assert "hello: must be the first message" in str(await stream.details())
 
 
 async def test_a_second_entry_ends_the_stream(lighthouse: Lighthouse):
     async with client(lighthouse, "twice") as at:
         stream = await entered(at, 0)
         stream.send(RankHello(rank_id(0), TERMS))
-        with pytest.raises(InvalidRequest, match=r"^entry: a rank's stream has one$"):
+        with pytest.raises(InvalidRequest, match=r"^hello: a rank's stream has one$"):
             await said(stream)
 
 

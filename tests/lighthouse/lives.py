@@ -27,7 +27,7 @@ from lighthouse_protocol.messages.session import (
     ToManager,
 )
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_protocol.wire import session_wire
+from lighthouse_protocol.wire.streams import SESSION_RESPONSES
 from tests.lighthouse.sessions import native
 from tests.virtual_loop import VirtualLoop
 
@@ -127,7 +127,7 @@ class Manager:
     # -- a Peer
 
     def send(self, message: ToManager) -> None:
-        told = session_wire.session_response_from_wire(session_wire.session_response_to_wire(message))
+        told = SESSION_RESPONSES.read(SESSION_RESPONSES.write(message))
         if self.life is None or told is None:
             return
         if isinstance(told, JoinAccepted):

@@ -1,6 +1,6 @@
 """Ranks at places, in short words."""
 
-from lighthouse_protocol.messages.progress import STEP, Collective, OpenPhase, RankName, RankView, Sample
+from lighthouse_protocol.messages.progress import STEP, Collective, OpenPhase, PhaseCount, RankName, RankView, Sample
 
 
 def rank(
@@ -22,7 +22,7 @@ def rank(
     sample = Sample(
         step=step,
         phases=(OpenPhase(STEP), *named),
-        entered=tuple(counts.items()),
+        entered=tuple(map(PhaseCount._make, counts.items())),
         collective=inside or left,
         waits_for=waits_for,
         still_s=still_s,

@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 
 from lighthouse_protocol.limits import JOB_METADATA_KEY, RUN_METADATA_KEY
-from lighthouse_protocol.messages.run import Counters, Done, KeyKind, Stop, Terms
+from lighthouse_protocol.messages.run import Counters, Done, Key, KeyKind, Keys, Stop, Terms
 from lighthouse_protocol.messages.run import RankHello as RankEntry
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.supervisor import SupervisorHello, SupervisorWelcome
-from lighthouse_protocol.pb.extensions import generation_pb2 as pb
+from lighthouse_protocol.pb.extensions import run_pb2 as pb
 from lighthouse_protocol.refusals import Superseded, WrongState
-from lighthouse_protocol.wire.generation_wire import rank_request_from_wire, rank_response_to_wire
-from lighthouse_protocol.wire.run_status_wire import keys_to_wire, runs_to_wire
-from lighthouse_protocol.wire.supervisor_wire import supervisor_request_from_wire, supervisor_response_to_wire
+from lighthouse_protocol.wire.codecs import KEYS, RUN_STATUS
+from lighthouse_protocol.wire.streams import RANK_REQUESTS, RANK_RESPONSES, SUPERVISOR_REQUESTS, SUPERVISOR_RESPONSES
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
 from lighthouse_runtime.server.streams import Requests, Sender
@@ -39,22 +38,22 @@ class RunServer:
 
     async def rank(self, requests: Requests[pb.RankRequest], call: Call, sender: Sender) -> None:
         async for request in requests:
-            message = rank_request_from_wire(request)
+            message = RANK_REQUESTS.read(request)
             self.heard.append(message)
             sender.send(pb.RankResponse())  # of a kind that only a newer lighthouse knows
             if isinstance(message, RankEntry):
-                sender.send(rank_response_to_wire(Stop(_named(call), "", 0)))
+                sender.send(RANK_RESPONSES.write(Stop(_named(call), "", 0)))
             else:
-                sender.send(rank_response_to_wire(Done(0)))
+                sender.send(RANK_RESPONSES.write(Done(0)))
                 raise Superseded("the end")
 
     async def supervise(self, requests: Requests[pb.SupervisorRequest], call: Call, sender: Sender) -> None:
         async for request in requests:
-            message = supervisor_request_from_wire(request)
+            message = SUPERVISOR_REQUESTS.read(request)
             self.heard.append(message)
             if isinstance(message, SupervisorHello):
-                sender.send(supervisor_response_to_wire(SupervisorWelcome(2.5)))
-                sender.send(supervisor_response_to_wire(Stop(_named(call), "", 0)))
+                sender.send(SUPERVISOR_RESPONSES.write(SupervisorWelcome(2.5)))
+                sender.send(SUPERVISOR_RESPONSES.write(Stop(_named(call), "", 0)))
             else:
                 return
 
@@ -66,10 +65,10 @@ class RunServer:
 
     async def get_keys(self, request: pb.GetKeysRequest, _: Call) -> pb.GetKeysResponse:
         self.heard.append((request.HasField("generation"), request.kind, request.name))
-        return keys_to_wire(3, {(KeyKind.ITERATION, "a"): b"1"})
+        return KEYS.write(Keys(3, (Key(KeyKind.ITERATION, "a", b"1"),)))
 
     async def runs(self, request: pb.RunsRequest, _: Call) -> pb.RunsResponse:
-        return runs_to_wire([] if request.run else [RUN])
+        return pb.RunsResponse(runs=[] if request.run else [RUN_STATUS.write(RUN)])
 
     async def stop_run(self, request: pb.StopRunRequest, call: Call) -> pb.StopRunResponse:
         self.heard.append(("stop", _named(call), request.reason))

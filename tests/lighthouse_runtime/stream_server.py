@@ -23,8 +23,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.refusals import Drained, Superseded, UnknownName, WrongState
 from lighthouse_protocol.wire import documented
-from lighthouse_protocol.wire.session_wire import session_request_from_wire, session_response_to_wire
-from lighthouse_protocol.wire.watch_wire import ballot_from_wire, watch_request_from_wire, watch_response_to_wire
+from lighthouse_protocol.wire.streams import SESSION_REQUESTS, SESSION_RESPONSES, WATCH_REQUESTS, WATCH_RESPONSES
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Call, Method, Stream
 from lighthouse_runtime.server.streams import Ending, Sender
@@ -65,9 +64,9 @@ class StreamServer:
         self.senders.append(sender)
         try:
             async for request in requests:
-                if (message := session_request_from_wire(request)) is not None:
+                if (message := SESSION_REQUESTS.read(request)) is not None:
                     self.heard.append(message)
-                    await self._answer(message, lambda answer: sender.send(session_response_to_wire(answer)))
+                    await self._answer(message, lambda answer: sender.send(SESSION_RESPONSES.write(answer)))
         finally:
             self.endings.put_nowait(sender.ending)
 
@@ -90,16 +89,16 @@ class StreamServer:
     async def watch(self, requests: AsyncIterator[manager_pb2.WatchRequest], _: Call, sender: Sender) -> None:
         self.senders.append(sender)
         try:
-            rank = watch_request_from_wire(await anext(requests)).group_rank
+            rank = WATCH_REQUESTS.read(await anext(requests)).group_rank
             if rank == 9:
                 raise WrongState("rank: 9 is not of this group")
-            sender.send(watch_response_to_wire(WatchOpened()))
+            sender.send(WATCH_RESPONSES.write(WatchOpened()))
             sender.send(manager_pb2.WatchResponse())  # of a kind that only a newer manager knows
-            sender.send(watch_response_to_wire(Revoked(7, f"of rank {rank}")))
+            sender.send(WATCH_RESPONSES.write(Revoked(7, f"of rank {rank}")))
             async for request in requests:
-                ballot = ballot_from_wire(request)
+                ballot = WATCH_REQUESTS.read(request)
                 outcome = Vote(ballot.vote, NEXT if ballot.wants_next else None) if ballot.step else Drained("over")
-                sender.send(watch_response_to_wire(Counted(ballot.number, outcome)))
+                sender.send(WATCH_RESPONSES.write(Counted(ballot.number, outcome)))
         finally:
             self.endings.put_nowait(sender.ending)
 

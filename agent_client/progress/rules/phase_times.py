@@ -13,6 +13,7 @@ from lighthouse_protocol.messages.progress import (
     STEP,
     Collective,
     OpenPhase,
+    PhaseCount,
     PhaseTime,
     Sample,
 )
@@ -146,14 +147,14 @@ class PhaseTimes(Generic[N]):
             times=self._times(),
         )
 
-    def _entered(self, open_visits: Counter[N]) -> tuple[tuple[str, int], ...]:
+    def _entered(self, open_visits: Counter[N]) -> tuple[PhaseCount, ...]:
         """A visit that began in an earlier step counts in this one, too."""
         counts = (
             (of.name, record.ended - record.ended_before + open_visits[of])
             for of, record in self._records.items()
             if not of.is_wait and of.name != STEP
         )
-        return tuple((name, times) for name, times in counts if times)
+        return tuple(PhaseCount(name, times) for name, times in counts if times)
 
     def _times(self) -> tuple[PhaseTime, ...]:
         """With what the open visits have taken up to their last mark."""

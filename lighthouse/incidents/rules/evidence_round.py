@@ -23,7 +23,6 @@ class EvidenceTarget:
 
     replica_id: str
     session: int | None
-    gives_evidence: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +85,8 @@ class EvidenceRound:
     def _is_able(self, name: str, witness: EvidenceTarget | None) -> bool:
         if witness is None or witness.session is None:
             self._missing.append(f"{name}: it holds no session with the lighthouse")
-        elif not witness.gives_evidence:
-            self._missing.append(f"{name}: its manager is of an older version, and gives none")
-        else:
-            return True
-        return False
+            return False
+        return True
 
     def _leave_out(self, names: Sequence[str]) -> None:
         if names:

@@ -15,6 +15,7 @@ import google.protobuf.timestamp_pb2
 import lighthouse_protocol.pb.extensions.evidence_pb2
 import lighthouse_protocol.pb.extensions.incident_pb2
 import lighthouse_protocol.pb.extensions.progress_pb2
+import lighthouse_protocol.pb.extensions.refusal_pb2
 import sys
 import typing
 
@@ -25,77 +26,77 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
-class _HoldMode:
+class _HoldState:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
 
-class _HoldModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_HoldMode.ValueType], builtins.type):
+class _HoldStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_HoldState.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
-    HOLD_MODE_UNSPECIFIED: _HoldMode.ValueType  # 0
-    HOLD_MODE_STANDING: _HoldMode.ValueType  # 1
+    HOLD_STATE_UNSPECIFIED: _HoldState.ValueType  # 0
+    HOLD_STATE_STANDING: _HoldState.ValueType  # 1
     """grants the next step by itself"""
-    HOLD_MODE_FROZEN: _HoldMode.ValueType  # 2
+    HOLD_STATE_FROZEN: _HoldState.ValueType  # 2
     """recalled: grants nothing beyond its highest grant"""
-    HOLD_MODE_RESUMED: _HoldMode.ValueType  # 3
+    HOLD_STATE_RESUMED: _HoldState.ValueType  # 3
     """grants up to a step, then joins"""
-    HOLD_MODE_JOINING: _HoldMode.ValueType  # 4
+    HOLD_STATE_JOINING: _HoldState.ValueType  # 4
     """has done the last step that it may, and never grants under it again"""
-    HOLD_MODE_REVOKED: _HoldMode.ValueType  # 5
+    HOLD_STATE_REVOKED: _HoldState.ValueType  # 5
     """revoked, or a step failed; never grants under it again"""
-    HOLD_MODE_LEAVING: _HoldMode.ValueType  # 6
+    HOLD_STATE_LEAVING: _HoldState.ValueType  # 6
     """its ranks have ended in good order; `granted` is what they have committed"""
 
-class HoldMode(_HoldMode, metaclass=_HoldModeEnumTypeWrapper): ...
+class HoldState(_HoldState, metaclass=_HoldStateEnumTypeWrapper): ...
 
-HOLD_MODE_UNSPECIFIED: HoldMode.ValueType  # 0
-HOLD_MODE_STANDING: HoldMode.ValueType  # 1
+HOLD_STATE_UNSPECIFIED: HoldState.ValueType  # 0
+HOLD_STATE_STANDING: HoldState.ValueType  # 1
 """grants the next step by itself"""
-HOLD_MODE_FROZEN: HoldMode.ValueType  # 2
+HOLD_STATE_FROZEN: HoldState.ValueType  # 2
 """recalled: grants nothing beyond its highest grant"""
-HOLD_MODE_RESUMED: HoldMode.ValueType  # 3
+HOLD_STATE_RESUMED: HoldState.ValueType  # 3
 """grants up to a step, then joins"""
-HOLD_MODE_JOINING: HoldMode.ValueType  # 4
+HOLD_STATE_JOINING: HoldState.ValueType  # 4
 """has done the last step that it may, and never grants under it again"""
-HOLD_MODE_REVOKED: HoldMode.ValueType  # 5
+HOLD_STATE_REVOKED: HoldState.ValueType  # 5
 """revoked, or a step failed; never grants under it again"""
-HOLD_MODE_LEAVING: HoldMode.ValueType  # 6
+HOLD_STATE_LEAVING: HoldState.ValueType  # 6
 """its ranks have ended in good order; `granted` is what they have committed"""
-global___HoldMode = HoldMode
+global___HoldState = HoldState
 
-class _Phase:
+class _QuorumPhase:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
 
-class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType], builtins.type):
+class _QuorumPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_QuorumPhase.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
-    PHASE_UNSPECIFIED: _Phase.ValueType  # 0
-    PHASE_NONE: _Phase.ValueType  # 1
+    QUORUM_PHASE_UNSPECIFIED: _QuorumPhase.ValueType  # 0
+    QUORUM_PHASE_NONE: _QuorumPhase.ValueType  # 1
     """no quorum stands: every step asks the lighthouse"""
-    PHASE_RETURNING: _Phase.ValueType  # 2
-    """the lighthouse has restarted: who holds it may go on, and is to come back"""
-    PHASE_STANDING: _Phase.ValueType  # 3
-    PHASE_RECALLED: _Phase.ValueType  # 4
+    QUORUM_PHASE_RETURNING: _QuorumPhase.ValueType  # 2
+    """the lighthouse has restarted: a holder may go on, and is to come back"""
+    QUORUM_PHASE_STANDING: _QuorumPhase.ValueType  # 3
+    QUORUM_PHASE_RECALLED: _QuorumPhase.ValueType  # 4
     """grant nothing new, and say what was granted"""
-    PHASE_RESUMED: _Phase.ValueType  # 5
+    QUORUM_PHASE_RESUMED: _QuorumPhase.ValueType  # 5
     """grant up to `upto`, then join"""
-    PHASE_REVOKED: _Phase.ValueType  # 6
+    QUORUM_PHASE_REVOKED: _QuorumPhase.ValueType  # 6
     """stop, and abort what has not completed"""
 
-class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper): ...
+class QuorumPhase(_QuorumPhase, metaclass=_QuorumPhaseEnumTypeWrapper): ...
 
-PHASE_UNSPECIFIED: Phase.ValueType  # 0
-PHASE_NONE: Phase.ValueType  # 1
+QUORUM_PHASE_UNSPECIFIED: QuorumPhase.ValueType  # 0
+QUORUM_PHASE_NONE: QuorumPhase.ValueType  # 1
 """no quorum stands: every step asks the lighthouse"""
-PHASE_RETURNING: Phase.ValueType  # 2
-"""the lighthouse has restarted: who holds it may go on, and is to come back"""
-PHASE_STANDING: Phase.ValueType  # 3
-PHASE_RECALLED: Phase.ValueType  # 4
+QUORUM_PHASE_RETURNING: QuorumPhase.ValueType  # 2
+"""the lighthouse has restarted: a holder may go on, and is to come back"""
+QUORUM_PHASE_STANDING: QuorumPhase.ValueType  # 3
+QUORUM_PHASE_RECALLED: QuorumPhase.ValueType  # 4
 """grant nothing new, and say what was granted"""
-PHASE_RESUMED: Phase.ValueType  # 5
+QUORUM_PHASE_RESUMED: QuorumPhase.ValueType  # 5
 """grant up to `upto`, then join"""
-PHASE_REVOKED: Phase.ValueType  # 6
+QUORUM_PHASE_REVOKED: QuorumPhase.ValueType  # 6
 """stop, and abort what has not completed"""
-global___Phase = Phase
+global___QuorumPhase = QuorumPhase
 
 @typing.final
 class QuorumMember(google.protobuf.message.Message):
@@ -658,7 +659,7 @@ class SessionRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: builtins.int
-    BEAT_FIELD_NUMBER: builtins.int
+    HEARTBEAT_FIELD_NUMBER: builtins.int
     JOIN_FIELD_NUMBER: builtins.int
     WITHDRAW_FIELD_NUMBER: builtins.int
     LEAVE_FIELD_NUMBER: builtins.int
@@ -669,11 +670,11 @@ class SessionRequest(google.protobuf.message.Message):
         """first, and once"""
 
     @property
-    def beat(self) -> global___Beat: ...
+    def heartbeat(self) -> global___Heartbeat: ...
     @property
-    def join(self) -> global___Join: ...
+    def join(self) -> global___JoinRequest: ...
     @property
-    def withdraw(self) -> global___Withdraw: ...
+    def withdraw(self) -> global___WithdrawRequest: ...
     @property
     def leave(self) -> global___Leave:
         """a session that ends without it is a crash"""
@@ -688,16 +689,16 @@ class SessionRequest(google.protobuf.message.Message):
         self,
         *,
         hello: global___Hello | None = ...,
-        beat: global___Beat | None = ...,
-        join: global___Join | None = ...,
-        withdraw: global___Withdraw | None = ...,
+        heartbeat: global___Heartbeat | None = ...,
+        join: global___JoinRequest | None = ...,
+        withdraw: global___WithdrawRequest | None = ...,
         leave: global___Leave | None = ...,
         evidence: global___Evidence | None = ...,
         evidence_done: global___EvidenceDone | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beat", b"beat", "evidence", b"evidence", "evidence_done", b"evidence_done", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beat", b"beat", "evidence", b"evidence", "evidence_done", b"evidence_done", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "beat", "join", "withdraw", "leave", "evidence", "evidence_done"] | None: ...
+    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "join", "withdraw", "leave", "evidence", "evidence_done"] | None: ...
 
 global___SessionRequest = SessionRequest
 
@@ -706,63 +707,59 @@ class SessionResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WELCOME_FIELD_NUMBER: builtins.int
-    ECHO_FIELD_NUMBER: builtins.int
-    HANDED_FIELD_NUMBER: builtins.int
-    REFUSED_FIELD_NUMBER: builtins.int
+    HEARTBEAT_ACK_FIELD_NUMBER: builtins.int
+    JOIN_ACCEPTED_FIELD_NUMBER: builtins.int
+    JOIN_REJECTED_FIELD_NUMBER: builtins.int
     ORDER_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
     KILL_FIELD_NUMBER: builtins.int
     GOODBYE_FIELD_NUMBER: builtins.int
-    WORLD_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
+    WORLD_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
-        """first, unless the hello is refused"""
+        """first, unless the hello is rejected"""
 
     @property
-    def echo(self) -> global___Echo: ...
+    def heartbeat_ack(self) -> global___HeartbeatAck: ...
     @property
-    def handed(self) -> global___Handed: ...
+    def join_accepted(self) -> global___JoinAccepted: ...
     @property
-    def refused(self) -> global___Refused: ...
+    def join_rejected(self) -> global___JoinRejected: ...
     @property
-    def order(self) -> global___Order: ...
+    def order(self) -> global___QuorumOrder: ...
     @property
-    def drain(self) -> global___Drain: ...
+    def drain(self) -> global___DrainRequest: ...
     @property
-    def kill(self) -> global___Kill: ...
+    def kill(self) -> global___KillRequest: ...
     @property
     def goodbye(self) -> global___Goodbye: ...
     @property
-    def world(self) -> global___World:
-        """only to a manager that takes_world"""
-
+    def evidence(self) -> global___EvidenceRequest: ...
     @property
-    def evidence(self) -> global___EvidenceRequest:
-        """only to a manager that gives_evidence"""
-
+    def world(self) -> global___World: ...
     def __init__(
         self,
         *,
         welcome: global___Welcome | None = ...,
-        echo: global___Echo | None = ...,
-        handed: global___Handed | None = ...,
-        refused: global___Refused | None = ...,
-        order: global___Order | None = ...,
-        drain: global___Drain | None = ...,
-        kill: global___Kill | None = ...,
+        heartbeat_ack: global___HeartbeatAck | None = ...,
+        join_accepted: global___JoinAccepted | None = ...,
+        join_rejected: global___JoinRejected | None = ...,
+        order: global___QuorumOrder | None = ...,
+        drain: global___DrainRequest | None = ...,
+        kill: global___KillRequest | None = ...,
         goodbye: global___Goodbye | None = ...,
-        world: global___World | None = ...,
         evidence: global___EvidenceRequest | None = ...,
+        world: global___World | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drain", b"drain", "echo", b"echo", "evidence", b"evidence", "goodbye", b"goodbye", "handed", b"handed", "kill", b"kill", "message", b"message", "order", b"order", "refused", b"refused", "welcome", b"welcome", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drain", b"drain", "echo", b"echo", "evidence", b"evidence", "goodbye", b"goodbye", "handed", b"handed", "kill", b"kill", "message", b"message", "order", b"order", "refused", b"refused", "welcome", b"welcome", "world", b"world"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "echo", "handed", "refused", "order", "drain", "kill", "goodbye", "world", "evidence"] | None: ...
+    def HasField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "welcome", b"welcome", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "welcome", b"welcome", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "heartbeat_ack", "join_accepted", "join_rejected", "order", "drain", "kill", "goodbye", "evidence", "world"] | None: ...
 
 global___SessionResponse = SessionResponse
 
 @typing.final
-class Held(google.protobuf.message.Message):
+class HeldQuorum(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     QUORUM_ID_FIELD_NUMBER: builtins.int
@@ -770,7 +767,7 @@ class Held(google.protobuf.message.Message):
     GRANTED_FIELD_NUMBER: builtins.int
     WANTS_NEXT_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
-    mode: global___HoldMode.ValueType
+    mode: global___HoldState.ValueType
     granted: builtins.int
     """the highest step that the group's ranks were let into under it"""
     wants_next: builtins.bool
@@ -779,16 +776,16 @@ class Held(google.protobuf.message.Message):
         self,
         *,
         quorum_id: builtins.int = ...,
-        mode: global___HoldMode.ValueType = ...,
+        mode: global___HoldState.ValueType = ...,
         granted: builtins.int = ...,
         wants_next: builtins.bool = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["granted", b"granted", "mode", b"mode", "quorum_id", b"quorum_id", "wants_next", b"wants_next"]) -> None: ...
 
-global___Held = Held
+global___HeldQuorum = HeldQuorum
 
 @typing.final
-class Levels(google.protobuf.message.Message):
+class GroupReport(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HELD_FIELD_NUMBER: builtins.int
@@ -800,16 +797,16 @@ class Levels(google.protobuf.message.Message):
     """why the group cannot take part though its manager lives; empty: it can"""
     missing: builtins.bytes
     """Which of its ranks are not here, a bit each, that of rank 0 the lowest of the first byte. Empty while `down` says
-    that it is: none is here, or the manager is an older one.
+    that it is: none is here.
     """
     @property
-    def held(self) -> global___Held:
+    def held(self) -> global___HeldQuorum:
         """absent: no quorum"""
 
     def __init__(
         self,
         *,
-        held: global___Held | None = ...,
+        held: global___HeldQuorum | None = ...,
         drains: builtins.bool = ...,
         down: builtins.str = ...,
         missing: builtins.bytes = ...,
@@ -817,7 +814,7 @@ class Levels(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["held", b"held"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["down", b"down", "drains", b"drains", "held", b"held", "missing", b"missing"]) -> None: ...
 
-global___Levels = Levels
+global___GroupReport = GroupReport
 
 @typing.final
 class Hello(google.protobuf.message.Message):
@@ -825,33 +822,25 @@ class Hello(google.protobuf.message.Message):
 
     PARTICIPANT_FIELD_NUMBER: builtins.int
     LEVELS_FIELD_NUMBER: builtins.int
-    TAKES_WORLD_FIELD_NUMBER: builtins.int
-    GIVES_EVIDENCE_FIELD_NUMBER: builtins.int
-    takes_world: builtins.bool
-    """absent, an older manager: it is not to be told"""
-    gives_evidence: builtins.bool
-    """absent, an older manager: it is not to be asked"""
     @property
     def participant(self) -> global___QuorumMember:
         """as in the last join"""
 
     @property
-    def levels(self) -> global___Levels: ...
+    def levels(self) -> global___GroupReport: ...
     def __init__(
         self,
         *,
         participant: global___QuorumMember | None = ...,
-        levels: global___Levels | None = ...,
-        takes_world: builtins.bool = ...,
-        gives_evidence: builtins.bool = ...,
+        levels: global___GroupReport | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["levels", b"levels", "participant", b"participant"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["gives_evidence", b"gives_evidence", "levels", b"levels", "participant", b"participant", "takes_world", b"takes_world"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["levels", b"levels", "participant", b"participant"]) -> None: ...
 
 global___Hello = Hello
 
 @typing.final
-class Beat(google.protobuf.message.Message):
+class Heartbeat(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
@@ -860,25 +849,25 @@ class Beat(google.protobuf.message.Message):
     number: builtins.int
     """grows"""
     @property
-    def levels(self) -> global___Levels: ...
+    def levels(self) -> global___GroupReport: ...
     @property
-    def progress(self) -> lighthouse_protocol.pb.extensions.progress_pb2.GroupProgress:
+    def progress(self) -> lighthouse_protocol.pb.extensions.progress_pb2.GroupView:
         """where the group's ranks are; absent: as told before"""
 
     def __init__(
         self,
         *,
         number: builtins.int = ...,
-        levels: global___Levels | None = ...,
-        progress: lighthouse_protocol.pb.extensions.progress_pb2.GroupProgress | None = ...,
+        levels: global___GroupReport | None = ...,
+        progress: lighthouse_protocol.pb.extensions.progress_pb2.GroupView | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["levels", b"levels", "progress", b"progress"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["levels", b"levels", "number", b"number", "progress", b"progress"]) -> None: ...
 
-global___Beat = Beat
+global___Heartbeat = Heartbeat
 
 @typing.final
-class Join(google.protobuf.message.Message):
+class JoinRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
@@ -899,10 +888,10 @@ class Join(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["participant", b"participant"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["number", b"number", "participant", b"participant", "time_left_s", b"time_left_s"]) -> None: ...
 
-global___Join = Join
+global___JoinRequest = JoinRequest
 
 @typing.final
-class Withdraw(google.protobuf.message.Message):
+class WithdrawRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
@@ -915,7 +904,7 @@ class Withdraw(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
 
-global___Withdraw = Withdraw
+global___WithdrawRequest = WithdrawRequest
 
 @typing.final
 class Leave(google.protobuf.message.Message):
@@ -942,13 +931,13 @@ class Welcome(google.protobuf.message.Message):
     heartbeat_interval_s: builtins.float
     lease_s: builtins.float
     @property
-    def order(self) -> global___Order: ...
+    def order(self) -> global___QuorumOrder: ...
     def __init__(
         self,
         *,
         heartbeat_interval_s: builtins.float = ...,
         lease_s: builtins.float = ...,
-        order: global___Order | None = ...,
+        order: global___QuorumOrder | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["order", b"order"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "lease_s", b"lease_s", "order", b"order"]) -> None: ...
@@ -956,33 +945,33 @@ class Welcome(google.protobuf.message.Message):
 global___Welcome = Welcome
 
 @typing.final
-class Echo(google.protobuf.message.Message):
+class HeartbeatAck(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: builtins.int
     ORDER_FIELD_NUMBER: builtins.int
     number: builtins.int
-    """of the beat"""
+    """of the heartbeat"""
     heartbeat_interval_s: builtins.float
     @property
-    def order(self) -> global___Order:
-        """about the quorum that the beat said is held"""
+    def order(self) -> global___QuorumOrder:
+        """about the quorum that the heartbeat said is held"""
 
     def __init__(
         self,
         *,
         number: builtins.int = ...,
         heartbeat_interval_s: builtins.float = ...,
-        order: global___Order | None = ...,
+        order: global___QuorumOrder | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["order", b"order"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "number", b"number", "order", b"order"]) -> None: ...
 
-global___Echo = Echo
+global___HeartbeatAck = HeartbeatAck
 
 @typing.final
-class Handed(google.protobuf.message.Message):
+class JoinAccepted(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOIN_FIELD_NUMBER: builtins.int
@@ -1003,33 +992,31 @@ class Handed(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["quorum", b"quorum"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["join", b"join", "quorum", b"quorum", "stands", b"stands"]) -> None: ...
 
-global___Handed = Handed
+global___JoinAccepted = JoinAccepted
 
 @typing.final
-class Refused(google.protobuf.message.Message):
+class JoinRejected(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOIN_FIELD_NUMBER: builtins.int
-    KIND_FIELD_NUMBER: builtins.int
-    TEXT_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
     join: builtins.int
-    """0: the hello was refused, and the session ends"""
-    kind: builtins.str
-    """name of a class of lighthouse_protocol/refusals.py"""
-    text: builtins.str
+    """0: the hello was rejected, and the session ends"""
+    @property
+    def error(self) -> lighthouse_protocol.pb.extensions.refusal_pb2.Refusal: ...
     def __init__(
         self,
         *,
         join: builtins.int = ...,
-        kind: builtins.str = ...,
-        text: builtins.str = ...,
+        error: lighthouse_protocol.pb.extensions.refusal_pb2.Refusal | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["join", b"join", "kind", b"kind", "text", b"text"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "join", b"join"]) -> None: ...
 
-global___Refused = Refused
+global___JoinRejected = JoinRejected
 
 @typing.final
-class Order(google.protobuf.message.Message):
+class QuorumOrder(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     QUORUM_ID_FIELD_NUMBER: builtins.int
@@ -1038,7 +1025,7 @@ class Order(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     LOST_FIELD_NUMBER: builtins.int
     quorum_id: builtins.int
-    phase: global___Phase.ValueType
+    phase: global___QuorumPhase.ValueType
     upto: builtins.int
     reason: builtins.str
     lost: builtins.str
@@ -1047,17 +1034,17 @@ class Order(google.protobuf.message.Message):
         self,
         *,
         quorum_id: builtins.int = ...,
-        phase: global___Phase.ValueType = ...,
+        phase: global___QuorumPhase.ValueType = ...,
         upto: builtins.int = ...,
         reason: builtins.str = ...,
         lost: builtins.str = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["lost", b"lost", "phase", b"phase", "quorum_id", b"quorum_id", "reason", b"reason", "upto", b"upto"]) -> None: ...
 
-global___Order = Order
+global___QuorumOrder = QuorumOrder
 
 @typing.final
-class Drain(google.protobuf.message.Message):
+class DrainRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
@@ -1069,10 +1056,10 @@ class Drain(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
 
-global___Drain = Drain
+global___DrainRequest = DrainRequest
 
 @typing.final
-class Kill(google.protobuf.message.Message):
+class KillRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
@@ -1084,7 +1071,7 @@ class Kill(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
 
-global___Kill = Kill
+global___KillRequest = KillRequest
 
 @typing.final
 class Goodbye(google.protobuf.message.Message):
@@ -1103,7 +1090,7 @@ global___Goodbye = Goodbye
 
 @typing.final
 class World(google.protobuf.message.Message):
-    """The ranks of a job, admitted to a quorum or not (lighthouse/grid.py). Told when it has changed."""
+    """The ranks of a job, admitted to a quorum or not (lighthouse/members/rules/rank_grid.py). Told when it has changed."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -4,8 +4,8 @@ import grpc
 import warnings
 
 from lighthouse_protocol.pb.documented import lighthouse_pb2 as lighthouse__protocol_dot_pb_dot_documented_dot_lighthouse__pb2
-from lighthouse_protocol.pb.extensions import generation_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2
 from lighthouse_protocol.pb.extensions import incident_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2
+from lighthouse_protocol.pb.extensions import run_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
@@ -68,38 +68,38 @@ class LighthouseServiceStub(object):
                 _registered_method=True)
         self.Rank = channel.stream_stream(
                 '/lighthouse.v1.LighthouseService/Rank',
-                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.RankRequest.SerializeToString,
-                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.RankResponse.FromString,
+                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.RankRequest.SerializeToString,
+                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.RankResponse.FromString,
                 _registered_method=True)
         self.Supervise = channel.stream_stream(
                 '/lighthouse.v1.LighthouseService/Supervise',
-                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.SupervisorRequest.SerializeToString,
-                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.SupervisorResponse.FromString,
+                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.SupervisorRequest.SerializeToString,
+                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.SupervisorResponse.FromString,
                 _registered_method=True)
         self.PutKey = channel.unary_unary(
                 '/lighthouse.v1.LighthouseService/PutKey',
-                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.PutKeyRequest.SerializeToString,
-                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.PutKeyResponse.FromString,
+                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.PutKeyRequest.SerializeToString,
+                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.PutKeyResponse.FromString,
                 _registered_method=True)
         self.GetKeys = channel.unary_unary(
                 '/lighthouse.v1.LighthouseService/GetKeys',
-                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.GetKeysRequest.SerializeToString,
-                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.GetKeysResponse.FromString,
+                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.GetKeysRequest.SerializeToString,
+                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.GetKeysResponse.FromString,
                 _registered_method=True)
         self.Runs = channel.unary_unary(
                 '/lighthouse.v1.LighthouseService/Runs',
-                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.RunsRequest.SerializeToString,
-                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.RunsResponse.FromString,
+                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.RunsRequest.SerializeToString,
+                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.RunsResponse.FromString,
                 _registered_method=True)
         self.StopRun = channel.unary_unary(
                 '/lighthouse.v1.LighthouseService/StopRun',
-                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.StopRunRequest.SerializeToString,
-                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.StopRunResponse.FromString,
+                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.StopRunRequest.SerializeToString,
+                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.StopRunResponse.FromString,
                 _registered_method=True)
         self.ResumeRun = channel.unary_unary(
                 '/lighthouse.v1.LighthouseService/ResumeRun',
-                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.ResumeRunRequest.SerializeToString,
-                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.ResumeRunResponse.FromString,
+                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.ResumeRunRequest.SerializeToString,
+                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.ResumeRunResponse.FromString,
                 _registered_method=True)
         self.Incidents = channel.unary_unary(
                 '/lighthouse.v1.LighthouseService/Incidents',
@@ -161,7 +161,7 @@ class LighthouseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Rank(self, request_iterator, context):
-        """A rank of a run, and a supervisor of ranks: generations (generation.proto). The run is named by metadata.
+        """A rank of a run, and a supervisor of ranks: generations (run.proto). The run is named by metadata.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -259,38 +259,38 @@ def add_LighthouseServiceServicer_to_server(servicer, server):
             ),
             'Rank': grpc.stream_stream_rpc_method_handler(
                     servicer.Rank,
-                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.RankRequest.FromString,
-                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.RankResponse.SerializeToString,
+                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.RankRequest.FromString,
+                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.RankResponse.SerializeToString,
             ),
             'Supervise': grpc.stream_stream_rpc_method_handler(
                     servicer.Supervise,
-                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.SupervisorRequest.FromString,
-                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.SupervisorResponse.SerializeToString,
+                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.SupervisorRequest.FromString,
+                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.SupervisorResponse.SerializeToString,
             ),
             'PutKey': grpc.unary_unary_rpc_method_handler(
                     servicer.PutKey,
-                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.PutKeyRequest.FromString,
-                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.PutKeyResponse.SerializeToString,
+                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.PutKeyRequest.FromString,
+                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.PutKeyResponse.SerializeToString,
             ),
             'GetKeys': grpc.unary_unary_rpc_method_handler(
                     servicer.GetKeys,
-                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.GetKeysRequest.FromString,
-                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.GetKeysResponse.SerializeToString,
+                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.GetKeysRequest.FromString,
+                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.GetKeysResponse.SerializeToString,
             ),
             'Runs': grpc.unary_unary_rpc_method_handler(
                     servicer.Runs,
-                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.RunsRequest.FromString,
-                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.RunsResponse.SerializeToString,
+                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.RunsRequest.FromString,
+                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.RunsResponse.SerializeToString,
             ),
             'StopRun': grpc.unary_unary_rpc_method_handler(
                     servicer.StopRun,
-                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.StopRunRequest.FromString,
-                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.StopRunResponse.SerializeToString,
+                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.StopRunRequest.FromString,
+                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.StopRunResponse.SerializeToString,
             ),
             'ResumeRun': grpc.unary_unary_rpc_method_handler(
                     servicer.ResumeRun,
-                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.ResumeRunRequest.FromString,
-                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.ResumeRunResponse.SerializeToString,
+                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.ResumeRunRequest.FromString,
+                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.ResumeRunResponse.SerializeToString,
             ),
             'Incidents': grpc.unary_unary_rpc_method_handler(
                     servicer.Incidents,
@@ -495,8 +495,8 @@ class LighthouseService(object):
             request_iterator,
             target,
             '/lighthouse.v1.LighthouseService/Rank',
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.RankRequest.SerializeToString,
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.RankResponse.FromString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.RankRequest.SerializeToString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.RankResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -522,8 +522,8 @@ class LighthouseService(object):
             request_iterator,
             target,
             '/lighthouse.v1.LighthouseService/Supervise',
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.SupervisorRequest.SerializeToString,
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.SupervisorResponse.FromString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.SupervisorRequest.SerializeToString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.SupervisorResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -549,8 +549,8 @@ class LighthouseService(object):
             request,
             target,
             '/lighthouse.v1.LighthouseService/PutKey',
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.PutKeyRequest.SerializeToString,
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.PutKeyResponse.FromString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.PutKeyRequest.SerializeToString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.PutKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -576,8 +576,8 @@ class LighthouseService(object):
             request,
             target,
             '/lighthouse.v1.LighthouseService/GetKeys',
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.GetKeysRequest.SerializeToString,
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.GetKeysResponse.FromString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.GetKeysRequest.SerializeToString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.GetKeysResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -603,8 +603,8 @@ class LighthouseService(object):
             request,
             target,
             '/lighthouse.v1.LighthouseService/Runs',
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.RunsRequest.SerializeToString,
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.RunsResponse.FromString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.RunsRequest.SerializeToString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.RunsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -630,8 +630,8 @@ class LighthouseService(object):
             request,
             target,
             '/lighthouse.v1.LighthouseService/StopRun',
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.StopRunRequest.SerializeToString,
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.StopRunResponse.FromString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.StopRunRequest.SerializeToString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.StopRunResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -657,8 +657,8 @@ class LighthouseService(object):
             request,
             target,
             '/lighthouse.v1.LighthouseService/ResumeRun',
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.ResumeRunRequest.SerializeToString,
-            lighthouse__protocol_dot_pb_dot_extensions_dot_generation__pb2.ResumeRunResponse.FromString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.ResumeRunRequest.SerializeToString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2.ResumeRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,8 +10,8 @@ import collections.abc
 import grpc
 import grpc.aio
 import lighthouse_protocol.pb.documented.lighthouse_pb2
-import lighthouse_protocol.pb.extensions.generation_pb2
 import lighthouse_protocol.pb.extensions.incident_pb2
+import lighthouse_protocol.pb.extensions.run_pb2
 import typing
 
 _T = typing.TypeVar("_T")
@@ -57,40 +57,40 @@ class LighthouseServiceStub:
     """A manager's own connection: what it holds and asks for, and what the lighthouse answers and wants."""
 
     Rank: grpc.StreamStreamMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.RankRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.RankResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.RankRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.RankResponse,
     ]
-    """A rank of a run, and a supervisor of ranks: generations (generation.proto). The run is named by metadata."""
+    """A rank of a run, and a supervisor of ranks: generations (run.proto). The run is named by metadata."""
 
     Supervise: grpc.StreamStreamMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.SupervisorRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.SupervisorResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.SupervisorRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.SupervisorResponse,
     ]
 
     PutKey: grpc.UnaryUnaryMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.PutKeyRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.PutKeyResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.PutKeyRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.PutKeyResponse,
     ]
 
     GetKeys: grpc.UnaryUnaryMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.GetKeysRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.GetKeysResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.GetKeysRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.GetKeysResponse,
     ]
 
     Runs: grpc.UnaryUnaryMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.RunsRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.RunsResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.RunsRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.RunsResponse,
     ]
 
     StopRun: grpc.UnaryUnaryMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.StopRunRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.StopRunResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.StopRunRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.StopRunResponse,
     ]
     """Ends a run for good, and lifts that. Who may is as for Kill."""
 
     ResumeRun: grpc.UnaryUnaryMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.ResumeRunRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.ResumeRunResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.ResumeRunRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.ResumeRunResponse,
     ]
 
     Incidents: grpc.UnaryUnaryMultiCallable[
@@ -145,40 +145,40 @@ class LighthouseServiceAsyncStub:
     """A manager's own connection: what it holds and asks for, and what the lighthouse answers and wants."""
 
     Rank: grpc.aio.StreamStreamMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.RankRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.RankResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.RankRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.RankResponse,
     ]
-    """A rank of a run, and a supervisor of ranks: generations (generation.proto). The run is named by metadata."""
+    """A rank of a run, and a supervisor of ranks: generations (run.proto). The run is named by metadata."""
 
     Supervise: grpc.aio.StreamStreamMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.SupervisorRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.SupervisorResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.SupervisorRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.SupervisorResponse,
     ]
 
     PutKey: grpc.aio.UnaryUnaryMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.PutKeyRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.PutKeyResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.PutKeyRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.PutKeyResponse,
     ]
 
     GetKeys: grpc.aio.UnaryUnaryMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.GetKeysRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.GetKeysResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.GetKeysRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.GetKeysResponse,
     ]
 
     Runs: grpc.aio.UnaryUnaryMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.RunsRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.RunsResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.RunsRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.RunsResponse,
     ]
 
     StopRun: grpc.aio.UnaryUnaryMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.StopRunRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.StopRunResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.StopRunRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.StopRunResponse,
     ]
     """Ends a run for good, and lifts that. Who may is as for Kill."""
 
     ResumeRun: grpc.aio.UnaryUnaryMultiCallable[
-        lighthouse_protocol.pb.extensions.generation_pb2.ResumeRunRequest,
-        lighthouse_protocol.pb.extensions.generation_pb2.ResumeRunResponse,
+        lighthouse_protocol.pb.extensions.run_pb2.ResumeRunRequest,
+        lighthouse_protocol.pb.extensions.run_pb2.ResumeRunResponse,
     ]
 
     Incidents: grpc.aio.UnaryUnaryMultiCallable[
@@ -247,53 +247,53 @@ class LighthouseServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Rank(
         self,
-        request_iterator: _MaybeAsyncIterator[lighthouse_protocol.pb.extensions.generation_pb2.RankRequest],
+        request_iterator: _MaybeAsyncIterator[lighthouse_protocol.pb.extensions.run_pb2.RankRequest],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[lighthouse_protocol.pb.extensions.generation_pb2.RankResponse], collections.abc.AsyncIterator[lighthouse_protocol.pb.extensions.generation_pb2.RankResponse]]:
-        """A rank of a run, and a supervisor of ranks: generations (generation.proto). The run is named by metadata."""
+    ) -> typing.Union[collections.abc.Iterator[lighthouse_protocol.pb.extensions.run_pb2.RankResponse], collections.abc.AsyncIterator[lighthouse_protocol.pb.extensions.run_pb2.RankResponse]]:
+        """A rank of a run, and a supervisor of ranks: generations (run.proto). The run is named by metadata."""
 
     @abc.abstractmethod
     def Supervise(
         self,
-        request_iterator: _MaybeAsyncIterator[lighthouse_protocol.pb.extensions.generation_pb2.SupervisorRequest],
+        request_iterator: _MaybeAsyncIterator[lighthouse_protocol.pb.extensions.run_pb2.SupervisorRequest],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[lighthouse_protocol.pb.extensions.generation_pb2.SupervisorResponse], collections.abc.AsyncIterator[lighthouse_protocol.pb.extensions.generation_pb2.SupervisorResponse]]: ...
+    ) -> typing.Union[collections.abc.Iterator[lighthouse_protocol.pb.extensions.run_pb2.SupervisorResponse], collections.abc.AsyncIterator[lighthouse_protocol.pb.extensions.run_pb2.SupervisorResponse]]: ...
 
     @abc.abstractmethod
     def PutKey(
         self,
-        request: lighthouse_protocol.pb.extensions.generation_pb2.PutKeyRequest,
+        request: lighthouse_protocol.pb.extensions.run_pb2.PutKeyRequest,
         context: _ServicerContext,
-    ) -> typing.Union[lighthouse_protocol.pb.extensions.generation_pb2.PutKeyResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.generation_pb2.PutKeyResponse]]: ...
+    ) -> typing.Union[lighthouse_protocol.pb.extensions.run_pb2.PutKeyResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.run_pb2.PutKeyResponse]]: ...
 
     @abc.abstractmethod
     def GetKeys(
         self,
-        request: lighthouse_protocol.pb.extensions.generation_pb2.GetKeysRequest,
+        request: lighthouse_protocol.pb.extensions.run_pb2.GetKeysRequest,
         context: _ServicerContext,
-    ) -> typing.Union[lighthouse_protocol.pb.extensions.generation_pb2.GetKeysResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.generation_pb2.GetKeysResponse]]: ...
+    ) -> typing.Union[lighthouse_protocol.pb.extensions.run_pb2.GetKeysResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.run_pb2.GetKeysResponse]]: ...
 
     @abc.abstractmethod
     def Runs(
         self,
-        request: lighthouse_protocol.pb.extensions.generation_pb2.RunsRequest,
+        request: lighthouse_protocol.pb.extensions.run_pb2.RunsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[lighthouse_protocol.pb.extensions.generation_pb2.RunsResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.generation_pb2.RunsResponse]]: ...
+    ) -> typing.Union[lighthouse_protocol.pb.extensions.run_pb2.RunsResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.run_pb2.RunsResponse]]: ...
 
     @abc.abstractmethod
     def StopRun(
         self,
-        request: lighthouse_protocol.pb.extensions.generation_pb2.StopRunRequest,
+        request: lighthouse_protocol.pb.extensions.run_pb2.StopRunRequest,
         context: _ServicerContext,
-    ) -> typing.Union[lighthouse_protocol.pb.extensions.generation_pb2.StopRunResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.generation_pb2.StopRunResponse]]:
+    ) -> typing.Union[lighthouse_protocol.pb.extensions.run_pb2.StopRunResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.run_pb2.StopRunResponse]]:
         """Ends a run for good, and lifts that. Who may is as for Kill."""
 
     @abc.abstractmethod
     def ResumeRun(
         self,
-        request: lighthouse_protocol.pb.extensions.generation_pb2.ResumeRunRequest,
+        request: lighthouse_protocol.pb.extensions.run_pb2.ResumeRunRequest,
         context: _ServicerContext,
-    ) -> typing.Union[lighthouse_protocol.pb.extensions.generation_pb2.ResumeRunResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.generation_pb2.ResumeRunResponse]]: ...
+    ) -> typing.Union[lighthouse_protocol.pb.extensions.run_pb2.ResumeRunResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.run_pb2.ResumeRunResponse]]: ...
 
     @abc.abstractmethod
     def Incidents(

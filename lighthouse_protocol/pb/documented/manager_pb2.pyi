@@ -9,7 +9,9 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import lighthouse_protocol.pb.documented.lighthouse_pb2
+import lighthouse_protocol.pb.extensions.evidence_pb2
 import lighthouse_protocol.pb.extensions.progress_pb2
+import lighthouse_protocol.pb.extensions.refusal_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -30,9 +32,9 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
     HELD_STEP_FIELD_NUMBER: builtins.int
     HELD_QUORUM_ID_FIELD_NUMBER: builtins.int
     HAS_SOURCE_FIELD_NUMBER: builtins.int
+    HEALS_FIRST_FIELD_NUMBER: builtins.int
     COMPARES_FIELD_NUMBER: builtins.int
     DISTRUST_FIELD_NUMBER: builtins.int
-    HEALS_FIRST_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """the caller's rank inside its replica group"""
     step: builtins.int
@@ -53,10 +55,10 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
     held_quorum_id: builtins.int
     has_source: builtins.bool
     """what it heals from is on its way already"""
-    compares: builtins.bool
-    """in the first step under a quorum: its collectives with its peers'"""
     heals_first: builtins.bool
     """Where it is behind, it takes over a peer's state before it computes anything. Absent: it does not say."""
+    compares: builtins.bool
+    """in the first step under a quorum: its collectives with its peers'"""
     @property
     def distrust(self) -> lighthouse_protocol.pb.documented.lighthouse_pb2.Distrust:
         """this rank holds no complete state, and has no tag; absent: it does"""
@@ -76,9 +78,9 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
         held_step: builtins.int | None = ...,
         held_quorum_id: builtins.int | None = ...,
         has_source: builtins.bool = ...,
+        heals_first: builtins.bool | None = ...,
         compares: builtins.bool = ...,
         distrust: lighthouse_protocol.pb.documented.lighthouse_pb2.Distrust | None = ...,
-        heals_first: builtins.bool | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_heals_first", b"_heals_first", "_held_quorum_id", b"_held_quorum_id", "_held_step", b"_held_step", "_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "distrust", b"distrust", "heals_first", b"heals_first", "held_quorum_id", b"held_quorum_id", "held_step", b"held_step", "init_sync", b"init_sync", "tag_quorum_id", b"tag_quorum_id"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["_heals_first", b"_heals_first", "_held_quorum_id", b"_held_quorum_id", "_held_step", b"_held_step", "_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "catch_up", b"catch_up", "checkpoint_server_addr", b"checkpoint_server_addr", "commit_failures", b"commit_failures", "compares", b"compares", "distrust", b"distrust", "has_source", b"has_source", "heals_first", b"heals_first", "held_quorum_id", b"held_quorum_id", "held_step", b"held_step", "init_sync", b"init_sync", "rank", b"rank", "shrink_only", b"shrink_only", "step", b"step", "tag_quorum_id", b"tag_quorum_id", "worker", b"worker"]) -> None: ...
@@ -412,23 +414,114 @@ global___ManagerStatusResponse = ManagerStatusResponse
 
 @typing.final
 class WatchRequest(google.protobuf.message.Message):
-    """The first message of a watch names the rank; each further one is a vote, or says where the rank is."""
+    """A watch: one process of a rank, for as long as both live. What a reader does not know, it skips."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    RANK_FIELD_NUMBER: builtins.int
+    HELLO_FIELD_NUMBER: builtins.int
+    BALLOT_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    LEAVING_FIELD_NUMBER: builtins.int
+    EVIDENCE_FIELD_NUMBER: builtins.int
+    @property
+    def hello(self) -> global___WatchHello:
+        """first, and once"""
+
+    @property
+    def ballot(self) -> global___Ballot: ...
+    @property
+    def progress(self) -> lighthouse_protocol.pb.extensions.progress_pb2.Sample: ...
+    @property
+    def leaving(self) -> global___Leaving:
+        """last: the Agent closes, the process may go on"""
+
+    @property
+    def evidence(self) -> lighthouse_protocol.pb.extensions.evidence_pb2.SelfReport:
+        """only where it was asked for"""
+
+    def __init__(
+        self,
+        *,
+        hello: global___WatchHello | None = ...,
+        ballot: global___Ballot | None = ...,
+        progress: lighthouse_protocol.pb.extensions.progress_pb2.Sample | None = ...,
+        leaving: global___Leaving | None = ...,
+        evidence: lighthouse_protocol.pb.extensions.evidence_pb2.SelfReport | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "hello", b"hello", "leaving", b"leaving", "message", b"message", "progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "hello", b"hello", "leaving", b"leaving", "message", b"message", "progress", b"progress"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ballot", "progress", "leaving", "evidence"] | None: ...
+
+global___WatchRequest = WatchRequest
+
+@typing.final
+class WatchResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPENED_FIELD_NUMBER: builtins.int
+    REVOKED_FIELD_NUMBER: builtins.int
+    KILLED_FIELD_NUMBER: builtins.int
+    COUNTED_FIELD_NUMBER: builtins.int
+    EVIDENCE_FIELD_NUMBER: builtins.int
+    WORLD_FIELD_NUMBER: builtins.int
+    GONE_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    RELEASED_FIELD_NUMBER: builtins.int
+    @property
+    def opened(self) -> global___WatchOpened:
+        """first: the rank is watched"""
+
+    @property
+    def revoked(self) -> global___Revoked: ...
+    @property
+    def killed(self) -> global___Killed: ...
+    @property
+    def counted(self) -> global___Counted: ...
+    @property
+    def evidence(self) -> global___EvidenceAsked:
+        """only to a rank that offers it"""
+
+    @property
+    def world(self) -> lighthouse_protocol.pb.documented.lighthouse_pb2.World: ...
+    @property
+    def gone(self) -> global___RankGone: ...
+    @property
+    def waiting(self) -> global___Waiting: ...
+    @property
+    def released(self) -> global___Released:
+        """the answer to leaving"""
+
+    def __init__(
+        self,
+        *,
+        opened: global___WatchOpened | None = ...,
+        revoked: global___Revoked | None = ...,
+        killed: global___Killed | None = ...,
+        counted: global___Counted | None = ...,
+        evidence: global___EvidenceAsked | None = ...,
+        world: lighthouse_protocol.pb.documented.lighthouse_pb2.World | None = ...,
+        gone: global___RankGone | None = ...,
+        waiting: global___Waiting | None = ...,
+        released: global___Released | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "waiting", b"waiting", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "waiting", b"waiting", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted", "evidence", "world", "gone", "waiting", "released"] | None: ...
+
+global___WatchResponse = WatchResponse
+
+@typing.final
+class WatchHello(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_RANK_FIELD_NUMBER: builtins.int
     WORKER_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     STARTED_FIELD_NUMBER: builtins.int
-    BALLOT_FIELD_NUMBER: builtins.int
-    PROGRESS_FIELD_NUMBER: builtins.int
     HOSTNAME_FIELD_NUMBER: builtins.int
-    LEAVING_FIELD_NUMBER: builtins.int
     OFFER_FIELD_NUMBER: builtins.int
-    TAKES_WORLD_FIELD_NUMBER: builtins.int
-    EVIDENCE_FIELD_NUMBER: builtins.int
-    rank: builtins.int
+    group_rank: builtins.int
     worker: builtins.str
     """new at every start of the rank's process"""
     pid: builtins.int
@@ -439,46 +532,60 @@ class WatchRequest(google.protobuf.message.Message):
     """when the process started, as its host counts"""
     hostname: builtins.str
     """for a person to read"""
-    takes_world: builtins.bool
-    """absent, an older rank: it is not to be told"""
     @property
-    def ballot(self) -> global___Ballot: ...
-    @property
-    def progress(self) -> lighthouse_protocol.pb.extensions.progress_pb2.ProgressSample:
-        """only to a manager that takes_progress"""
-
-    @property
-    def leaving(self) -> global___Leaving:
-        """last, only to a manager that takes_leave: the Agent closes, the process may go on"""
-
-    @property
-    def offer(self) -> global___EvidenceOffer:
-        """absent, an older rank: it is not to be asked"""
-
-    @property
-    def evidence(self) -> global___OwnEvidence:
-        """only where it was asked for"""
+    def offer(self) -> lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceOffer:
+        """absent: it cannot be asked"""
 
     def __init__(
         self,
         *,
-        rank: builtins.int = ...,
+        group_rank: builtins.int = ...,
         worker: builtins.str = ...,
         pid: builtins.int = ...,
         host: builtins.str = ...,
         started: builtins.int = ...,
-        ballot: global___Ballot | None = ...,
-        progress: lighthouse_protocol.pb.extensions.progress_pb2.ProgressSample | None = ...,
         hostname: builtins.str = ...,
-        leaving: global___Leaving | None = ...,
-        offer: global___EvidenceOffer | None = ...,
-        takes_world: builtins.bool = ...,
-        evidence: global___OwnEvidence | None = ...,
+        offer: lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceOffer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "leaving", b"leaving", "offer", b"offer", "progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "host", b"host", "hostname", b"hostname", "leaving", b"leaving", "offer", b"offer", "pid", b"pid", "progress", b"progress", "rank", b"rank", "started", b"started", "takes_world", b"takes_world", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["offer", b"offer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["group_rank", b"group_rank", "host", b"host", "hostname", b"hostname", "offer", b"offer", "pid", b"pid", "started", b"started", "worker", b"worker"]) -> None: ...
 
-global___WatchRequest = WatchRequest
+global___WatchHello = WatchHello
+
+@typing.final
+class Ballot(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    VOTE_FIELD_NUMBER: builtins.int
+    QUORUM_ID_FIELD_NUMBER: builtins.int
+    WANTS_NEXT_FIELD_NUMBER: builtins.int
+    TIME_LEFT_S_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """the answer carries it"""
+    step: builtins.int
+    vote: builtins.bool
+    quorum_id: builtins.int
+    """as in ShouldCommitRequest"""
+    wants_next: builtins.bool
+    time_left_s: builtins.float
+    """answered within that"""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        step: builtins.int = ...,
+        vote: builtins.bool = ...,
+        quorum_id: builtins.int | None = ...,
+        wants_next: builtins.bool = ...,
+        time_left_s: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_quorum_id", b"_quorum_id", "quorum_id", b"quorum_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_quorum_id", b"_quorum_id", "number", b"number", "quorum_id", b"quorum_id", "step", b"step", "time_left_s", b"time_left_s", "vote", b"vote", "wants_next", b"wants_next"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_quorum_id", b"_quorum_id"]) -> typing.Literal["quorum_id"] | None: ...
+
+global___Ballot = Ballot
 
 @typing.final
 class Leaving(google.protobuf.message.Message):
@@ -499,262 +606,14 @@ class Leaving(google.protobuf.message.Message):
 global___Leaving = Leaving
 
 @typing.final
-class EvidenceOffer(google.protobuf.message.Message):
-    """In a rank's first message: it can be asked what it is doing."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SIGNAL_FIELD_NUMBER: builtins.int
-    DESCRIPTOR_FIELD_NUMBER: builtins.int
-    signal: builtins.int
-    """writes its stacks; 0: none does"""
-    descriptor: builtins.int
-    """of the rank, where they are written to"""
-    def __init__(
-        self,
-        *,
-        signal: builtins.int = ...,
-        descriptor: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["descriptor", b"descriptor", "signal", b"signal"]) -> None: ...
-
-global___EvidenceOffer = EvidenceOffer
-
-@typing.final
-class OwnEvidence(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: builtins.int
-    STACKS_FIELD_NUMBER: builtins.int
-    FLIGHT_RECORDER_FIELD_NUMBER: builtins.int
-    MISSING_FIELD_NUMBER: builtins.int
-    number: builtins.int
-    """of the request"""
-    stacks: builtins.str
-    flight_recorder: builtins.str
-    """JSON"""
-    @property
-    def missing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """what could not be had, and why"""
-
-    def __init__(
-        self,
-        *,
-        number: builtins.int = ...,
-        stacks: builtins.str = ...,
-        flight_recorder: builtins.str = ...,
-        missing: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["flight_recorder", b"flight_recorder", "missing", b"missing", "number", b"number", "stacks", b"stacks"]) -> None: ...
-
-global___OwnEvidence = OwnEvidence
-
-@typing.final
-class Ballot(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    SHOULD_COMMIT_FIELD_NUMBER: builtins.int
-    QUORUM_ID_FIELD_NUMBER: builtins.int
-    WANTS_NEXT_FIELD_NUMBER: builtins.int
-    TIME_LEFT_S_FIELD_NUMBER: builtins.int
-    number: builtins.int
-    """the answer carries it"""
-    step: builtins.int
-    should_commit: builtins.bool
-    quorum_id: builtins.int
-    """as in ShouldCommitRequest"""
-    wants_next: builtins.bool
-    time_left_s: builtins.float
-    """answered within that"""
-    def __init__(
-        self,
-        *,
-        number: builtins.int = ...,
-        step: builtins.int = ...,
-        should_commit: builtins.bool = ...,
-        quorum_id: builtins.int | None = ...,
-        wants_next: builtins.bool = ...,
-        time_left_s: builtins.float = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_quorum_id", b"_quorum_id", "quorum_id", b"quorum_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_quorum_id", b"_quorum_id", "number", b"number", "quorum_id", b"quorum_id", "should_commit", b"should_commit", "step", b"step", "time_left_s", b"time_left_s", "wants_next", b"wants_next"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_quorum_id", b"_quorum_id"]) -> typing.Literal["quorum_id"] | None: ...
-
-global___Ballot = Ballot
-
-@typing.final
-class WatchResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    OPENED_FIELD_NUMBER: builtins.int
-    REVOKED_FIELD_NUMBER: builtins.int
-    KILLED_FIELD_NUMBER: builtins.int
-    COUNTED_FIELD_NUMBER: builtins.int
-    WORLD_FIELD_NUMBER: builtins.int
-    EVIDENCE_FIELD_NUMBER: builtins.int
-    GONE_FIELD_NUMBER: builtins.int
-    WAITING_FIELD_NUMBER: builtins.int
-    RELEASED_FIELD_NUMBER: builtins.int
-    @property
-    def opened(self) -> global___WatchOpened:
-        """first: the rank is watched"""
-
-    @property
-    def revoked(self) -> global___Revoked: ...
-    @property
-    def killed(self) -> global___Killed: ...
-    @property
-    def counted(self) -> global___Counted: ...
-    @property
-    def world(self) -> lighthouse_protocol.pb.documented.lighthouse_pb2.World:
-        """only to a rank that takes_world"""
-
-    @property
-    def evidence(self) -> global___EvidenceAsked:
-        """only to a rank that offers it"""
-
-    @property
-    def gone(self) -> global___RankGone:
-        """an older rank skips it"""
-
-    @property
-    def waiting(self) -> global___Waiting:
-        """an older rank skips it"""
-
-    @property
-    def released(self) -> global___Released:
-        """the answer to leaving"""
-
-    def __init__(
-        self,
-        *,
-        opened: global___WatchOpened | None = ...,
-        revoked: global___Revoked | None = ...,
-        killed: global___Killed | None = ...,
-        counted: global___Counted | None = ...,
-        world: lighthouse_protocol.pb.documented.lighthouse_pb2.World | None = ...,
-        evidence: global___EvidenceAsked | None = ...,
-        gone: global___RankGone | None = ...,
-        waiting: global___Waiting | None = ...,
-        released: global___Released | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "waiting", b"waiting", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "waiting", b"waiting", "world", b"world"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted", "world", "evidence", "gone", "waiting", "released"] | None: ...
-
-global___WatchResponse = WatchResponse
-
-@typing.final
-class Counted(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: builtins.int
-    ANSWER_FIELD_NUMBER: builtins.int
-    KIND_FIELD_NUMBER: builtins.int
-    TEXT_FIELD_NUMBER: builtins.int
-    number: builtins.int
-    """the ballot that is answered"""
-    kind: builtins.str
-    """the refusal's kind and words, as in a session's Refused"""
-    text: builtins.str
-    @property
-    def answer(self) -> global___ShouldCommitResponse:
-        """absent: it was refused"""
-
-    def __init__(
-        self,
-        *,
-        number: builtins.int = ...,
-        answer: global___ShouldCommitResponse | None = ...,
-        kind: builtins.str = ...,
-        text: builtins.str = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["answer", b"answer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["answer", b"answer", "kind", b"kind", "number", b"number", "text", b"text"]) -> None: ...
-
-global___Counted = Counted
-
-@typing.final
 class WatchOpened(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    TAKES_PROGRESS_FIELD_NUMBER: builtins.int
-    TAKES_LEAVE_FIELD_NUMBER: builtins.int
-    takes_progress: builtins.bool
-    """absent, an older manager: it takes votes only"""
-    takes_leave: builtins.bool
     def __init__(
         self,
-        *,
-        takes_progress: builtins.bool = ...,
-        takes_leave: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["takes_leave", b"takes_leave", "takes_progress", b"takes_progress"]) -> None: ...
 
 global___WatchOpened = WatchOpened
-
-@typing.final
-class RankGone(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RANK_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    rank: builtins.int
-    """of this group: it was lost and is not back; the group is to be started again"""
-    reason: builtins.str
-    def __init__(
-        self,
-        *,
-        rank: builtins.int = ...,
-        reason: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["rank", b"rank", "reason", b"reason"]) -> None: ...
-
-global___RankGone = RankGone
-
-@typing.final
-class Waiting(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    REASON_FIELD_NUMBER: builtins.int
-    reason: builtins.str
-    """what this group's requests for a quorum wait for; empty: nothing, or not for long"""
-    def __init__(
-        self,
-        *,
-        reason: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
-
-global___Waiting = Waiting
-
-@typing.final
-class Released(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___Released = Released
-
-@typing.final
-class EvidenceAsked(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: builtins.int
-    number: builtins.int
-    """the answer carries it"""
-    def __init__(
-        self,
-        *,
-        number: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
-
-global___EvidenceAsked = EvidenceAsked
 
 @typing.final
 class Revoked(google.protobuf.message.Message):
@@ -796,6 +655,93 @@ class Killed(google.protobuf.message.Message):
 global___Killed = Killed
 
 @typing.final
+class Counted(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    VOTE_FIELD_NUMBER: builtins.int
+    REFUSAL_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """of the ballot that is answered"""
+    @property
+    def vote(self) -> global___ShouldCommitResponse: ...
+    @property
+    def refusal(self) -> lighthouse_protocol.pb.extensions.refusal_pb2.Refusal: ...
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        vote: global___ShouldCommitResponse | None = ...,
+        refusal: lighthouse_protocol.pb.extensions.refusal_pb2.Refusal | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["outcome", b"outcome", "refusal", b"refusal", "vote", b"vote"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "outcome", b"outcome", "refusal", b"refusal", "vote", b"vote"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["vote", "refusal"] | None: ...
+
+global___Counted = Counted
+
+@typing.final
+class EvidenceAsked(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """the answer carries it"""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
+
+global___EvidenceAsked = EvidenceAsked
+
+@typing.final
+class RankGone(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_RANK_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    group_rank: builtins.int
+    """of this group: it was lost and is not back; the group is to be started again"""
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        group_rank: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_rank", b"group_rank", "reason", b"reason"]) -> None: ...
+
+global___RankGone = RankGone
+
+@typing.final
+class Waiting(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """what this group's requests for a quorum wait for; empty: nothing, or not for long"""
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+global___Waiting = Waiting
+
+@typing.final
+class Released(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___Released = Released
+
+@typing.final
 class ReportRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -805,7 +751,7 @@ class ReportRequest(google.protobuf.message.Message):
     ENDS_GROUP_FIELD_NUMBER: builtins.int
     rank: builtins.int
     worker: builtins.str
-    """as in WatchRequest"""
+    """as in WatchHello"""
     reason: builtins.str
     ends_group: builtins.bool
     """no rank of the group can go on: its mates need not wait for it"""

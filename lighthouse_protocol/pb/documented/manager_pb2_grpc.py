@@ -4,7 +4,7 @@ import grpc
 import warnings
 
 from lighthouse_protocol.pb.documented import manager_pb2 as lighthouse__protocol_dot_pb_dot_documented_dot_manager__pb2
-from lighthouse_protocol.pb.extensions import node_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_node__pb2
+from lighthouse_protocol.pb.extensions import hosts_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_hosts__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
@@ -72,8 +72,8 @@ class ManagerServiceStub(object):
                 _registered_method=True)
         self.Node = channel.stream_stream(
                 '/manager.v1.ManagerService/Node',
-                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_node__pb2.NodeRequest.SerializeToString,
-                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_node__pb2.NodeResponse.FromString,
+                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_hosts__pb2.NodeRequest.SerializeToString,
+                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_hosts__pb2.NodeResponse.FromString,
                 _registered_method=True)
 
 
@@ -171,8 +171,8 @@ def add_ManagerServiceServicer_to_server(servicer, server):
             ),
             'Node': grpc.stream_stream_rpc_method_handler(
                     servicer.Node,
-                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_node__pb2.NodeRequest.FromString,
-                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_node__pb2.NodeResponse.SerializeToString,
+                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_hosts__pb2.NodeRequest.FromString,
+                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_hosts__pb2.NodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -389,8 +389,8 @@ class ManagerService(object):
             request_iterator,
             target,
             '/manager.v1.ManagerService/Node',
-            lighthouse__protocol_dot_pb_dot_extensions_dot_node__pb2.NodeRequest.SerializeToString,
-            lighthouse__protocol_dot_pb_dot_extensions_dot_node__pb2.NodeResponse.FromString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_hosts__pb2.NodeRequest.SerializeToString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_hosts__pb2.NodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

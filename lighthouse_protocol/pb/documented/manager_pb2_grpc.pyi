@@ -8,7 +8,7 @@ import collections.abc
 import grpc
 import grpc.aio
 import lighthouse_protocol.pb.documented.manager_pb2
-import lighthouse_protocol.pb.extensions.node_pb2
+import lighthouse_protocol.pb.extensions.hosts_pb2
 import typing
 
 _T = typing.TypeVar("_T")
@@ -58,8 +58,8 @@ class ManagerServiceStub:
     """A rank that is about to end says why."""
 
     Node: grpc.StreamStreamMultiCallable[
-        lighthouse_protocol.pb.extensions.node_pb2.NodeRequest,
-        lighthouse_protocol.pb.extensions.node_pb2.NodeResponse,
+        lighthouse_protocol.pb.extensions.hosts_pb2.NodeRequest,
+        lighthouse_protocol.pb.extensions.hosts_pb2.NodeResponse,
     ]
     """Held open by the supervisor of each further host of the group; the first one's orders come by it."""
 
@@ -102,8 +102,8 @@ class ManagerServiceAsyncStub:
     """A rank that is about to end says why."""
 
     Node: grpc.aio.StreamStreamMultiCallable[
-        lighthouse_protocol.pb.extensions.node_pb2.NodeRequest,
-        lighthouse_protocol.pb.extensions.node_pb2.NodeResponse,
+        lighthouse_protocol.pb.extensions.hosts_pb2.NodeRequest,
+        lighthouse_protocol.pb.extensions.hosts_pb2.NodeResponse,
     ]
     """Held open by the supervisor of each further host of the group; the first one's orders come by it."""
 
@@ -162,9 +162,9 @@ class ManagerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Node(
         self,
-        request_iterator: _MaybeAsyncIterator[lighthouse_protocol.pb.extensions.node_pb2.NodeRequest],
+        request_iterator: _MaybeAsyncIterator[lighthouse_protocol.pb.extensions.hosts_pb2.NodeRequest],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[lighthouse_protocol.pb.extensions.node_pb2.NodeResponse], collections.abc.AsyncIterator[lighthouse_protocol.pb.extensions.node_pb2.NodeResponse]]:
+    ) -> typing.Union[collections.abc.Iterator[lighthouse_protocol.pb.extensions.hosts_pb2.NodeResponse], collections.abc.AsyncIterator[lighthouse_protocol.pb.extensions.hosts_pb2.NodeResponse]]:
         """Held open by the supervisor of each further host of the group; the first one's orders come by it."""
 
 def add_ManagerServiceServicer_to_server(servicer: ManagerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -63,3 +63,93 @@ class RankEvidence(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["flight_recorder", b"flight_recorder", "group_rank", b"group_rank", "host", b"host", "missing", b"missing", "output", b"output", "pid", b"pid", "process", b"process", "stacks", b"stacks", "took_s", b"took_s", "worker", b"worker"]) -> None: ...
 
 global___RankEvidence = RankEvidence
+
+@typing.final
+class SelfReport(google.protobuf.message.Message):
+    """What a rank gives of itself."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    STACKS_FIELD_NUMBER: builtins.int
+    FLIGHT_RECORDER_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """of the request"""
+    stacks: builtins.str
+    flight_recorder: builtins.str
+    """JSON"""
+    @property
+    def missing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """what could not be had, and why"""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        stacks: builtins.str = ...,
+        flight_recorder: builtins.str = ...,
+        missing: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["flight_recorder", b"flight_recorder", "missing", b"missing", "number", b"number", "stacks", b"stacks"]) -> None: ...
+
+global___SelfReport = SelfReport
+
+@typing.final
+class ProcessSnapshot(google.protobuf.message.Message):
+    """What can be seen of a rank's process from outside, on its host."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STACKS_FIELD_NUMBER: builtins.int
+    PROCESS_FIELD_NUMBER: builtins.int
+    OUTPUT_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    IS_STOPPED_FIELD_NUMBER: builtins.int
+    stacks: builtins.str
+    process: builtins.str
+    """what /proc says, in lines"""
+    is_stopped: builtins.bool
+    """by a signal"""
+    @property
+    def output(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """the last lines that it has written"""
+
+    @property
+    def missing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """what could not be had, and why"""
+
+    def __init__(
+        self,
+        *,
+        stacks: builtins.str = ...,
+        process: builtins.str = ...,
+        output: collections.abc.Iterable[builtins.str] | None = ...,
+        missing: collections.abc.Iterable[builtins.str] | None = ...,
+        is_stopped: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_stopped", b"is_stopped", "missing", b"missing", "output", b"output", "process", b"process", "stacks", b"stacks"]) -> None: ...
+
+global___ProcessSnapshot = ProcessSnapshot
+
+@typing.final
+class EvidenceOffer(google.protobuf.message.Message):
+    """A rank can be asked what it is doing."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SIGNAL_FIELD_NUMBER: builtins.int
+    DESCRIPTOR_FIELD_NUMBER: builtins.int
+    signal: builtins.int
+    """writes its stacks; 0: none does"""
+    descriptor: builtins.int
+    """of the rank, where they are written to"""
+    def __init__(
+        self,
+        *,
+        signal: builtins.int = ...,
+        descriptor: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["descriptor", b"descriptor", "signal", b"signal"]) -> None: ...
+
+global___EvidenceOffer = EvidenceOffer

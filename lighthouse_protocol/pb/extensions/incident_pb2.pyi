@@ -37,7 +37,7 @@ class IncidentSummary(google.protobuf.message.Message):
     """as a person types it"""
     job: builtins.str
     kind: builtins.str
-    """stall, loss, not_applied or divergence"""
+    """stall, loss, not_applied, divergence, restart or exit"""
     text: builtins.str
     opened_unix_s: builtins.float
     """by the lighthouse's clock, when it was noticed"""

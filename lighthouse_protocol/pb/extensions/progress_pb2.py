@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0lighthouse_protocol/pb/extensions/progress.proto\x12\rlighthouse.v1\"U\n\tOpenPhase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x03\x12\x12\n\x05total\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06open_s\x18\x04 \x01(\x01\x42\x08\n\x06_total\"+\n\nPhaseCount\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x65ntered\x18\x02 \x01(\x03\"\x8d\x01\n\x0e\x43ollectiveMark\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x11\n\toperation\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x01(\t\x12\x11\n\tis_inside\x18\x05 \x01(\x08\x12\x14\n\x0cwithin_group\x18\x06 \x01(\x08\x12\r\n\x05inner\x18\x07 \x01(\x03\"M\n\tPhaseTime\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06visits\x18\x02 \x01(\x03\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x11\n\tlongest_s\x18\x04 \x01(\x01\"\x86\x02\n\x0eProgressSample\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12(\n\x06phases\x18\x02 \x03(\x0b\x32\x18.lighthouse.v1.OpenPhase\x12*\n\x07\x65ntered\x18\x03 \x03(\x0b\x32\x19.lighthouse.v1.PhaseCount\x12\x31\n\ncollective\x18\x04 \x01(\x0b\x32\x1d.lighthouse.v1.CollectiveMark\x12\x11\n\twaits_for\x18\x05 \x01(\t\x12\x0f\n\x07still_s\x18\x06 \x01(\x01\x12\x10\n\x08is_first\x18\x07 \x01(\x08\x12\'\n\x05times\x18\x08 \x03(\x0b\x32\x18.lighthouse.v1.PhaseTime\"\xa1\x01\n\x0cRankProgress\x12\x12\n\ngroup_rank\x18\x01 \x01(\x03\x12-\n\x06sample\x18\x02 \x01(\x0b\x32\x1d.lighthouse.v1.ProgressSample\x12\x0f\n\x07limit_s\x18\x03 \x01(\x01\x12\x12\n\nbeat_age_s\x18\x04 \x01(\x01\x12\x0e\n\x06worker\x18\x05 \x01(\t\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x03\"-\n\x0cPhaseSeconds\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x92\x01\n\rGroupProgress\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12*\n\x05ranks\x18\x03 \x03(\x0b\x32\x1b.lighthouse.v1.RankProgress\x12,\n\x07seconds\x18\x04 \x03(\x0b\x32\x1b.lighthouse.v1.PhaseSecondsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0lighthouse_protocol/pb/extensions/progress.proto\x12\rlighthouse.v1\"U\n\tOpenPhase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x03\x12\x12\n\x05total\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06open_s\x18\x04 \x01(\x01\x42\x08\n\x06_total\"+\n\nPhaseCount\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x65ntered\x18\x02 \x01(\x03\"\x89\x01\n\nCollective\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12\x11\n\toperation\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x01(\t\x12\x11\n\tis_inside\x18\x05 \x01(\x08\x12\x14\n\x0cwithin_group\x18\x06 \x01(\x08\x12\r\n\x05inner\x18\x07 \x01(\x03\"M\n\tPhaseTime\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06visits\x18\x02 \x01(\x03\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x11\n\tlongest_s\x18\x04 \x01(\x01\"\xfa\x01\n\x06Sample\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12(\n\x06phases\x18\x02 \x03(\x0b\x32\x18.lighthouse.v1.OpenPhase\x12*\n\x07\x65ntered\x18\x03 \x03(\x0b\x32\x19.lighthouse.v1.PhaseCount\x12-\n\ncollective\x18\x04 \x01(\x0b\x32\x19.lighthouse.v1.Collective\x12\x11\n\twaits_for\x18\x05 \x01(\t\x12\x0f\n\x07still_s\x18\x06 \x01(\x01\x12\x10\n\x08is_first\x18\x07 \x01(\x08\x12\'\n\x05times\x18\x08 \x03(\x0b\x32\x18.lighthouse.v1.PhaseTime\"2\n\x08RankName\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x12\n\ngroup_rank\x18\x02 \x01(\x03\"\xa8\x01\n\x08RankView\x12%\n\x04name\x18\x01 \x01(\x0b\x32\x17.lighthouse.v1.RankName\x12%\n\x06sample\x18\x02 \x01(\x0b\x32\x15.lighthouse.v1.Sample\x12\x0f\n\x07limit_s\x18\x03 \x01(\x01\x12\x12\n\nbeat_age_s\x18\x04 \x01(\x01\x12\x0e\n\x06worker\x18\x05 \x01(\t\x12\x0c\n\x04host\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\x03\"-\n\x0cPhaseSeconds\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x8a\x01\n\tGroupView\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12&\n\x05ranks\x18\x03 \x03(\x0b\x32\x17.lighthouse.v1.RankView\x12,\n\x07seconds\x18\x04 \x03(\x0b\x32\x1b.lighthouse.v1.PhaseSecondsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,16 +35,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENPHASE']._serialized_end=152
   _globals['_PHASECOUNT']._serialized_start=154
   _globals['_PHASECOUNT']._serialized_end=197
-  _globals['_COLLECTIVEMARK']._serialized_start=200
-  _globals['_COLLECTIVEMARK']._serialized_end=341
-  _globals['_PHASETIME']._serialized_start=343
-  _globals['_PHASETIME']._serialized_end=420
-  _globals['_PROGRESSSAMPLE']._serialized_start=423
-  _globals['_PROGRESSSAMPLE']._serialized_end=685
-  _globals['_RANKPROGRESS']._serialized_start=688
-  _globals['_RANKPROGRESS']._serialized_end=849
-  _globals['_PHASESECONDS']._serialized_start=851
-  _globals['_PHASESECONDS']._serialized_end=896
-  _globals['_GROUPPROGRESS']._serialized_start=899
-  _globals['_GROUPPROGRESS']._serialized_end=1045
+  _globals['_COLLECTIVE']._serialized_start=200
+  _globals['_COLLECTIVE']._serialized_end=337
+  _globals['_PHASETIME']._serialized_start=339
+  _globals['_PHASETIME']._serialized_end=416
+  _globals['_SAMPLE']._serialized_start=419
+  _globals['_SAMPLE']._serialized_end=669
+  _globals['_RANKNAME']._serialized_start=671
+  _globals['_RANKNAME']._serialized_end=721
+  _globals['_RANKVIEW']._serialized_start=724
+  _globals['_RANKVIEW']._serialized_end=892
+  _globals['_PHASESECONDS']._serialized_start=894
+  _globals['_PHASESECONDS']._serialized_end=939
+  _globals['_GROUPVIEW']._serialized_start=942
+  _globals['_GROUPVIEW']._serialized_end=1080
 # @@protoc_insertion_point(module_scope)

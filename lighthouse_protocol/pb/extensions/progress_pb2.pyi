@@ -60,7 +60,7 @@ class PhaseCount(google.protobuf.message.Message):
 global___PhaseCount = PhaseCount
 
 @typing.final
-class CollectiveMark(google.protobuf.message.Message):
+class Collective(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     QUORUM_ID_FIELD_NUMBER: builtins.int
@@ -94,7 +94,7 @@ class CollectiveMark(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["inner", b"inner", "is_inside", b"is_inside", "number", b"number", "operation", b"operation", "quorum_id", b"quorum_id", "shape", b"shape", "within_group", b"within_group"]) -> None: ...
 
-global___CollectiveMark = CollectiveMark
+global___Collective = Collective
 
 @typing.final
 class PhaseTime(google.protobuf.message.Message):
@@ -124,7 +124,7 @@ class PhaseTime(google.protobuf.message.Message):
 global___PhaseTime = PhaseTime
 
 @typing.final
-class ProgressSample(google.protobuf.message.Message):
+class Sample(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STEP_FIELD_NUMBER: builtins.int
@@ -149,7 +149,7 @@ class ProgressSample(google.protobuf.message.Message):
     @property
     def entered(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PhaseCount]: ...
     @property
-    def collective(self) -> global___CollectiveMark:
+    def collective(self) -> global___Collective:
         """absent: none yet"""
 
     @property
@@ -160,7 +160,7 @@ class ProgressSample(google.protobuf.message.Message):
         step: builtins.int = ...,
         phases: collections.abc.Iterable[global___OpenPhase] | None = ...,
         entered: collections.abc.Iterable[global___PhaseCount] | None = ...,
-        collective: global___CollectiveMark | None = ...,
+        collective: global___Collective | None = ...,
         waits_for: builtins.str = ...,
         still_s: builtins.float = ...,
         is_first: builtins.bool = ...,
@@ -169,20 +169,37 @@ class ProgressSample(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["collective", b"collective"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["collective", b"collective", "entered", b"entered", "is_first", b"is_first", "phases", b"phases", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
 
-global___ProgressSample = ProgressSample
+global___Sample = Sample
 
 @typing.final
-class RankProgress(google.protobuf.message.Message):
+class RankName(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    REPLICA_ID_FIELD_NUMBER: builtins.int
     GROUP_RANK_FIELD_NUMBER: builtins.int
+    replica_id: builtins.str
+    group_rank: builtins.int
+    def __init__(
+        self,
+        *,
+        replica_id: builtins.str = ...,
+        group_rank: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_rank", b"group_rank", "replica_id", b"replica_id"]) -> None: ...
+
+global___RankName = RankName
+
+@typing.final
+class RankView(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
     SAMPLE_FIELD_NUMBER: builtins.int
     LIMIT_S_FIELD_NUMBER: builtins.int
     BEAT_AGE_S_FIELD_NUMBER: builtins.int
     WORKER_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
-    group_rank: builtins.int
     limit_s: builtins.float
     """how long it may be without a mark where it is"""
     beat_age_s: builtins.float
@@ -192,22 +209,24 @@ class RankProgress(google.protobuf.message.Message):
     host: builtins.str
     pid: builtins.int
     @property
-    def sample(self) -> global___ProgressSample: ...
+    def name(self) -> global___RankName: ...
+    @property
+    def sample(self) -> global___Sample: ...
     def __init__(
         self,
         *,
-        group_rank: builtins.int = ...,
-        sample: global___ProgressSample | None = ...,
+        name: global___RankName | None = ...,
+        sample: global___Sample | None = ...,
         limit_s: builtins.float = ...,
         beat_age_s: builtins.float = ...,
         worker: builtins.str = ...,
         host: builtins.str = ...,
         pid: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["sample", b"sample"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beat_age_s", b"beat_age_s", "group_rank", b"group_rank", "host", b"host", "limit_s", b"limit_s", "pid", b"pid", "sample", b"sample", "worker", b"worker"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["name", b"name", "sample", b"sample"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beat_age_s", b"beat_age_s", "host", b"host", "limit_s", b"limit_s", "name", b"name", "pid", b"pid", "sample", b"sample", "worker", b"worker"]) -> None: ...
 
-global___RankProgress = RankProgress
+global___RankView = RankView
 
 @typing.final
 class PhaseSeconds(google.protobuf.message.Message):
@@ -229,7 +248,7 @@ class PhaseSeconds(google.protobuf.message.Message):
 global___PhaseSeconds = PhaseSeconds
 
 @typing.final
-class GroupProgress(google.protobuf.message.Message):
+class GroupView(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REPLICA_ID_FIELD_NUMBER: builtins.int
@@ -239,7 +258,7 @@ class GroupProgress(google.protobuf.message.Message):
     replica_id: builtins.str
     incarnation: builtins.str
     @property
-    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankProgress]: ...
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankView]: ...
     @property
     def seconds(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PhaseSeconds]: ...
     def __init__(
@@ -247,9 +266,9 @@ class GroupProgress(google.protobuf.message.Message):
         *,
         replica_id: builtins.str = ...,
         incarnation: builtins.str = ...,
-        ranks: collections.abc.Iterable[global___RankProgress] | None = ...,
+        ranks: collections.abc.Iterable[global___RankView] | None = ...,
         seconds: collections.abc.Iterable[global___PhaseSeconds] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "ranks", b"ranks", "replica_id", b"replica_id", "seconds", b"seconds"]) -> None: ...
 
-global___GroupProgress = GroupProgress
+global___GroupView = GroupView

@@ -72,7 +72,7 @@ class SessionMachine:
         if self._telling is not None:
             self._telling.begin()
         messages: list[ToLighthouse] = [
-            Hello(me, self._levels(), gives_evidence=True, takes_world=True),
+            Hello(me, self._levels()),
             self._beat(now),
         ]
         if self._join is not None:

@@ -8,7 +8,16 @@ neither does a time that was over its limit. A rank that is lost is dropped with
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from lighthouse_protocol.messages.progress import MAX_NAMES, OTHER, GroupView, PhaseTime, RankName, RankView, Sample
+from lighthouse_protocol.messages.progress import (
+    MAX_NAMES,
+    OTHER,
+    GroupView,
+    PhaseSeconds,
+    PhaseTime,
+    RankName,
+    RankView,
+    Sample,
+)
 from lighthouse_protocol.rules.stall import Limits, StallVerdict, judge, time_left_s
 
 MAX_KNOWN = 4 * MAX_NAMES
@@ -67,7 +76,9 @@ class GroupProgress:
     def view(self, incarnation: str, now: float) -> GroupView:
         """For the lighthouse; of the times it wants their sums."""
         ranks = tuple(replace(rank, sample=replace(rank.sample, times=())) for rank in self.ranks(now))
-        return GroupView(self._replica_id, incarnation, ranks, tuple(sorted(self.seconds.items())))
+        return GroupView(
+            self._replica_id, incarnation, ranks, tuple(map(PhaseSeconds._make, sorted(self.seconds.items())))
+        )
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -44,8 +44,7 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongState,
 )
-from lighthouse_protocol.wire.session_wire import session_response_to_wire
-from lighthouse_protocol.wire.watch_wire import watch_request_from_wire, word_from_wire
+from lighthouse_protocol.wire.streams import SESSION_RESPONSES, WATCH_REQUESTS
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
 from lighthouse_runtime.client.manager import AsyncManagerClient, ManagerClient
 from lighthouse_runtime.client.rpcs import SESSION, WATCH
@@ -105,7 +104,7 @@ class TestSession:
         async with client.session() as session:
             sender = await greeted(session, server)
             sender.send(lighthouse_pb2.SessionResponse())
-            sender.send(session_response_to_wire(Goodbye("known")).SerializeToString())
+            sender.send(SESSION_RESPONSES.write(Goodbye("known")).SerializeToString())
             assert await anext(session) == Goodbye("known")
 
     async def test_what_is_no_message_is_a_defect_of_the_other_side(
@@ -143,11 +142,11 @@ class TestSession:
         async with client.session() as session:
             sender = await greeted(session, server)
             for number in range(50):
-                sender.send(session_response_to_wire(HeartbeatAck(number, 1.0)))
+                sender.send(SESSION_RESPONSES.write(HeartbeatAck(number, 1.0)))
             sender.end()
             assert sender.ending is Ending.OURS
             assert not sender.is_open
-            sender.send(session_response_to_wire(Goodbye("too late")))
+            sender.send(SESSION_RESPONSES.write(Goodbye("too late")))
             sender.end(Superseded("too late"))
             assert [message async for message in session] == [HeartbeatAck(number, 1.0) for number in range(50)]
         assert await ending(server) is Ending.OURS
@@ -158,7 +157,7 @@ class TestSession:
     ):
         async with client.session() as session:
             sender = await greeted(session, server)
-            sender.send(session_response_to_wire(Goodbye("first")))
+            sender.send(SESSION_RESPONSES.write(Goodbye("first")))
             sender.end(Superseded("a newer one"))
             assert await anext(session) == Goodbye("first")
             with pytest.raises(Superseded, match=r"^a newer one$"):
@@ -209,7 +208,7 @@ class TestSession:
             sender = await greeted(one, server)
             async with client.session() as other:
                 await greeted(other, server)
-                sender.send(session_response_to_wire(Goodbye("bye")))
+                sender.send(SESSION_RESPONSES.write(Goodbye("bye")))
                 began_at = time.monotonic()
                 await server.server.stop(PATIENCE_S)
                 assert time.monotonic() - began_at < PATIENCE_S / 2
@@ -222,7 +221,7 @@ class TestSession:
 
 class TestLimits:
     async def test_a_peer_that_does_not_read_is_sent_away(self, server: StreamServer, client: AsyncLighthouseClient):
-        message = session_response_to_wire(Goodbye("x" * 900)).SerializeToString() * 1000
+        message = SESSION_RESPONSES.write(Goodbye("x" * 900)).SerializeToString() * 1000
         async with client.session() as session:
             sender = await greeted(session, server)
             sent_bytes = 0
@@ -243,7 +242,7 @@ class TestLimits:
         async with client.session() as session:
             sender = await greeted(session, server)
             for number in range(10_002):
-                sender.send(session_response_to_wire(HeartbeatAck(number, 1.0)))
+                sender.send(SESSION_RESPONSES.write(HeartbeatAck(number, 1.0)))
             assert sender.ending is Ending.SLOW
             with pytest.raises(LimitReached, match=r"more than 10000 messages"):
                 async for _ in session:
@@ -476,8 +475,8 @@ class TestWatch:
         steps = itertools.count()
         watch = Watch(lambda messages: taken.append(messages) or mock.Mock(), "m", WATCH)
         watch.send(WatchRequest(0, "w"))
-        words = (word_from_wire(manager_pb2.WatchRequest.FromString(body)) for body in taken[0])
-        assert watch_request_from_wire(manager_pb2.WatchRequest.FromString(next(taken[0]))).worker == "w"
+        words = (WATCH_REQUESTS.read(manager_pb2.WatchRequest.FromString(body)) for body in taken[0])
+        assert WATCH_REQUESTS.read(manager_pb2.WatchRequest.FromString(next(taken[0]))) == WatchRequest(0, "w")
         watch.repeat(lambda: None if (step := next(steps)) == 1 else Sample(step), 0.01)
         assert [next(words) for _ in range(3)] == [Sample(0), Sample(2), Sample(3)]
         ballot = Ballot(5, 3, True, 7, False, 1.0)

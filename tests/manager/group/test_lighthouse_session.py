@@ -36,7 +36,7 @@ def made() -> Fixture:
 def opened(now: float = 0.0) -> Fixture:
     made = Fixture()
     assert made.session.opened(ME, now) == [
-        Hello(ME, GroupReport(), gives_evidence=True, takes_world=True),
+        Hello(ME, GroupReport()),
         Heartbeat(1, GroupReport()),
     ]
     made.session.welcomed(Welcome(1.0, 5.0), now)
@@ -47,7 +47,7 @@ class TestBeats:
     def test_the_hello_comes_first_then_a_beat(self, made: Fixture):
         made.levels = GroupReport(drains=True, down="x")
         assert made.session.opened(ME, 0) == [
-            Hello(ME, made.levels, gives_evidence=True, takes_world=True),
+            Hello(ME, made.levels),
             Heartbeat(1, made.levels),
         ]
         assert made.session.is_open
@@ -256,7 +256,7 @@ class TestJoins:
         m.closed()
         hello, beat, again = m.opened(ME, 4)
         assert (hello, beat, again) == (
-            Hello(ME, gives_evidence=True, takes_world=True),
+            Hello(ME),
             Heartbeat(2),
             JoinRequest(1, ME, 26),
         )

@@ -61,9 +61,7 @@ class TestStarting:
         me = Participant("a", address="a:1", group_world_size=2)
         m = GroupMachine(me, "life")
         levels = GroupReport(down=STARTING, missing=frozenset({0, 1}))
-        hello = Hello(
-            Participant("a", "life.0", address="a:1", group_world_size=2), levels, gives_evidence=True, takes_world=True
-        )
+        hello = Hello(Participant("a", "life.0", address="a:1", group_world_size=2), levels)
         assert m.handle(SessionOpened(), 0) == [Sent(hello), Sent(Heartbeat(1, levels))]
 
     def test_the_hello_names_no_state_that_it_has_been_told_to_leave(self):

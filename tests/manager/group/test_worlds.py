@@ -25,23 +25,22 @@ class Heard:
         raise AssertionError(error)
 
 
-async def test_who_takes_it_is_told_and_nobody_else():
-    watches, ranks = WatchTable(), [Heard(), Heard(), Heard()]
+async def test_every_watch_is_told_as_long_as_it_is_open():
+    watches, ranks = WatchTable(), [Heard(), Heard()]
     told = Worlds(watches, asyncio.get_running_loop())
 
-    def open_watch(rank: int, *, takes: bool = True) -> None:
-        watch = Watch(ranks[rank], WatchRequest(rank, f"w{rank}", takes_world=takes), is_here=False)
+    def open_watch(rank: int) -> None:
+        watch = Watch(ranks[rank], WatchRequest(rank, f"w{rank}"), is_here=False)
         watches.add(rank, watch)
         told.opened(watch)
 
     open_watch(0)
-    open_watch(1, takes=False)
     told.tell(WORLD)
-    open_watch(2)
-    assert [rank.messages for rank in ranks] == [[WORLD], [], [WORLD]], "who comes later is told what is known"
+    open_watch(1)
+    assert [rank.messages for rank in ranks] == [[WORLD], [WORLD]], "a later watch is told what is known"
     watches.remove(0)
     told.tell(World(9, 1))
-    assert [len(rank.messages) for rank in ranks] == [1, 0, 2]
+    assert [len(rank.messages) for rank in ranks] == [1, 2]
 
 
 async def test_the_log_says_who_asks_to_come_in_once(caplog: pytest.LogCaptureFixture):

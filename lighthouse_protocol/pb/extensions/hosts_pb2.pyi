@@ -8,6 +8,7 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
+import lighthouse_protocol.pb.extensions.evidence_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -16,41 +17,41 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 class NodeRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    ENTRY_FIELD_NUMBER: builtins.int
-    BEAT_FIELD_NUMBER: builtins.int
+    HELLO_FIELD_NUMBER: builtins.int
+    HEARTBEAT_FIELD_NUMBER: builtins.int
     ENDED_FIELD_NUMBER: builtins.int
     CHECK_FAILED_FIELD_NUMBER: builtins.int
     END_FIELD_NUMBER: builtins.int
-    SEEN_FIELD_NUMBER: builtins.int
+    PROBED_FIELD_NUMBER: builtins.int
     @property
-    def entry(self) -> global___NodeEntry:
+    def hello(self) -> global___HostHello:
         """first, and once"""
 
     @property
-    def beat(self) -> global___NodeBeat: ...
+    def heartbeat(self) -> global___HostHeartbeat: ...
     @property
-    def ended(self) -> global___RankEnded: ...
+    def ended(self) -> global___HostRankEnded: ...
     @property
-    def check_failed(self) -> global___NodeCheckFailed: ...
+    def check_failed(self) -> global___HostCheckFailed: ...
     @property
-    def end(self) -> global___NodeEndAsked: ...
+    def end(self) -> global___HostEndAsked: ...
     @property
-    def seen(self) -> global___NodeSeen:
+    def probed(self) -> global___ProbeResult:
         """only where it was asked for"""
 
     def __init__(
         self,
         *,
-        entry: global___NodeEntry | None = ...,
-        beat: global___NodeBeat | None = ...,
-        ended: global___RankEnded | None = ...,
-        check_failed: global___NodeCheckFailed | None = ...,
-        end: global___NodeEndAsked | None = ...,
-        seen: global___NodeSeen | None = ...,
+        hello: global___HostHello | None = ...,
+        heartbeat: global___HostHeartbeat | None = ...,
+        ended: global___HostRankEnded | None = ...,
+        check_failed: global___HostCheckFailed | None = ...,
+        end: global___HostEndAsked | None = ...,
+        probed: global___ProbeResult | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beat", b"beat", "check_failed", b"check_failed", "end", b"end", "ended", b"ended", "entry", b"entry", "message", b"message", "seen", b"seen"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beat", b"beat", "check_failed", b"check_failed", "end", b"end", "ended", b"ended", "entry", b"entry", "message", b"message", "seen", b"seen"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["entry", "beat", "ended", "check_failed", "end", "seen"] | None: ...
+    def HasField(self, field_name: typing.Literal["check_failed", b"check_failed", "end", b"end", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "probed", b"probed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["check_failed", b"check_failed", "end", b"end", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "probed", b"probed"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "ended", "check_failed", "end", "probed"] | None: ...
 
 global___NodeRequest = NodeRequest
 
@@ -61,43 +62,43 @@ class NodeResponse(google.protobuf.message.Message):
     WELCOME_FIELD_NUMBER: builtins.int
     START_FIELD_NUMBER: builtins.int
     HALT_FIELD_NUMBER: builtins.int
-    OVER_FIELD_NUMBER: builtins.int
-    BEAT_FIELD_NUMBER: builtins.int
-    LOOK_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
+    HEARTBEAT_FIELD_NUMBER: builtins.int
+    PROBE_FIELD_NUMBER: builtins.int
     @property
-    def welcome(self) -> global___NodeWelcome:
+    def welcome(self) -> global___HostWelcome:
         """first"""
 
     @property
-    def start(self) -> global___NodeStart: ...
+    def start(self) -> global___StartRanks: ...
     @property
-    def halt(self) -> global___NodeHalt: ...
+    def halt(self) -> global___HaltRanks: ...
     @property
-    def over(self) -> global___NodeOver:
+    def ended(self) -> global___GroupEnded:
         """last: end"""
 
     @property
-    def beat(self) -> global___NodeBeat: ...
+    def heartbeat(self) -> global___HostHeartbeat: ...
     @property
-    def look(self) -> global___NodeLook: ...
+    def probe(self) -> global___ProbeRequest: ...
     def __init__(
         self,
         *,
-        welcome: global___NodeWelcome | None = ...,
-        start: global___NodeStart | None = ...,
-        halt: global___NodeHalt | None = ...,
-        over: global___NodeOver | None = ...,
-        beat: global___NodeBeat | None = ...,
-        look: global___NodeLook | None = ...,
+        welcome: global___HostWelcome | None = ...,
+        start: global___StartRanks | None = ...,
+        halt: global___HaltRanks | None = ...,
+        ended: global___GroupEnded | None = ...,
+        heartbeat: global___HostHeartbeat | None = ...,
+        probe: global___ProbeRequest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beat", b"beat", "halt", b"halt", "look", b"look", "message", b"message", "over", b"over", "start", b"start", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beat", b"beat", "halt", b"halt", "look", b"look", "message", b"message", "over", b"over", "start", b"start", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "start", "halt", "over", "beat", "look"] | None: ...
+    def HasField(self, field_name: typing.Literal["ended", b"ended", "halt", b"halt", "heartbeat", b"heartbeat", "message", b"message", "probe", b"probe", "start", b"start", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ended", b"ended", "halt", b"halt", "heartbeat", b"heartbeat", "message", b"message", "probe", b"probe", "start", b"start", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "start", "halt", "ended", "heartbeat", "probe"] | None: ...
 
 global___NodeResponse = NodeResponse
 
 @typing.final
-class NodeEntry(google.protobuf.message.Message):
+class HostHello(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REPLICA_ID_FIELD_NUMBER: builtins.int
@@ -126,20 +127,20 @@ class NodeEntry(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "nnodes", b"nnodes", "node_rank", b"node_rank", "nproc", b"nproc", "replica_id", b"replica_id", "run", b"run"]) -> None: ...
 
-global___NodeEntry = NodeEntry
+global___HostHello = HostHello
 
 @typing.final
-class NodeBeat(google.protobuf.message.Message):
+class HostHeartbeat(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
 
-global___NodeBeat = NodeBeat
+global___HostHeartbeat = HostHeartbeat
 
 @typing.final
-class RankEnded(google.protobuf.message.Message):
+class HostRankEnded(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RANK_FIELD_NUMBER: builtins.int
@@ -162,10 +163,10 @@ class RankEnded(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "cause", b"cause", "rank", b"rank", "status", b"status"]) -> None: ...
 
-global___RankEnded = RankEnded
+global___HostRankEnded = HostRankEnded
 
 @typing.final
-class NodeCheckFailed(google.protobuf.message.Message):
+class HostCheckFailed(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
@@ -177,10 +178,10 @@ class NodeCheckFailed(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
 
-global___NodeCheckFailed = NodeCheckFailed
+global___HostCheckFailed = HostCheckFailed
 
 @typing.final
-class NodeEndAsked(google.protobuf.message.Message):
+class HostEndAsked(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STATUS_FIELD_NUMBER: builtins.int
@@ -193,10 +194,10 @@ class NodeEndAsked(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["status", b"status"]) -> None: ...
 
-global___NodeEndAsked = NodeEndAsked
+global___HostEndAsked = HostEndAsked
 
 @typing.final
-class NodeWelcome(google.protobuf.message.Message):
+class HostWelcome(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MASTER_ADDRESS_FIELD_NUMBER: builtins.int
@@ -211,10 +212,10 @@ class NodeWelcome(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["master_address", b"master_address", "master_port", b"master_port"]) -> None: ...
 
-global___NodeWelcome = NodeWelcome
+global___HostWelcome = HostWelcome
 
 @typing.final
-class NodeStart(google.protobuf.message.Message):
+class StartRanks(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RANKS_FIELD_NUMBER: builtins.int
@@ -230,10 +231,10 @@ class NodeStart(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "ranks", b"ranks"]) -> None: ...
 
-global___NodeStart = NodeStart
+global___StartRanks = StartRanks
 
 @typing.final
-class NodeHalt(google.protobuf.message.Message):
+class HaltRanks(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RANKS_FIELD_NUMBER: builtins.int
@@ -249,10 +250,10 @@ class NodeHalt(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["grace_s", b"grace_s", "ranks", b"ranks"]) -> None: ...
 
-global___NodeHalt = NodeHalt
+global___HaltRanks = HaltRanks
 
 @typing.final
-class NodeOver(google.protobuf.message.Message):
+class GroupEnded(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STATUS_FIELD_NUMBER: builtins.int
@@ -272,10 +273,10 @@ class NodeOver(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["excluded", b"excluded", "status", b"status", "why", b"why"]) -> None: ...
 
-global___NodeOver = NodeOver
+global___GroupEnded = GroupEnded
 
 @typing.final
-class NodeLook(google.protobuf.message.Message):
+class ProbeRequest(google.protobuf.message.Message):
     """What does that process do? Answered by the supervisor whose host it is."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -285,17 +286,16 @@ class NodeLook(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     STARTED_FIELD_NUMBER: builtins.int
-    SIGNAL_FIELD_NUMBER: builtins.int
-    DESCRIPTOR_FIELD_NUMBER: builtins.int
+    OFFER_FIELD_NUMBER: builtins.int
     number: builtins.int
     """the answer carries it"""
     rank: builtins.int
     pid: builtins.int
-    """this and what follows: as in the rank's WatchRequest"""
+    """this and what follows: as in the rank's WatchHello"""
     host: builtins.str
     started: builtins.int
-    signal: builtins.int
-    descriptor: builtins.int
+    @property
+    def offer(self) -> lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceOffer: ...
     def __init__(
         self,
         *,
@@ -304,41 +304,29 @@ class NodeLook(google.protobuf.message.Message):
         pid: builtins.int = ...,
         host: builtins.str = ...,
         started: builtins.int = ...,
-        signal: builtins.int = ...,
-        descriptor: builtins.int = ...,
+        offer: lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceOffer | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["descriptor", b"descriptor", "host", b"host", "number", b"number", "pid", b"pid", "rank", b"rank", "signal", b"signal", "started", b"started"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["offer", b"offer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "number", b"number", "offer", b"offer", "pid", b"pid", "rank", b"rank", "started", b"started"]) -> None: ...
 
-global___NodeLook = NodeLook
+global___ProbeRequest = ProbeRequest
 
 @typing.final
-class NodeSeen(google.protobuf.message.Message):
+class ProbeResult(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
-    STACKS_FIELD_NUMBER: builtins.int
-    PROCESS_FIELD_NUMBER: builtins.int
-    OUTPUT_FIELD_NUMBER: builtins.int
-    MISSING_FIELD_NUMBER: builtins.int
-    IS_STOPPED_FIELD_NUMBER: builtins.int
+    OUTSIDE_FIELD_NUMBER: builtins.int
     number: builtins.int
-    stacks: builtins.str
-    process: builtins.str
-    is_stopped: builtins.bool
     @property
-    def output(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
-    @property
-    def missing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def outside(self) -> lighthouse_protocol.pb.extensions.evidence_pb2.ProcessSnapshot: ...
     def __init__(
         self,
         *,
         number: builtins.int = ...,
-        stacks: builtins.str = ...,
-        process: builtins.str = ...,
-        output: collections.abc.Iterable[builtins.str] | None = ...,
-        missing: collections.abc.Iterable[builtins.str] | None = ...,
-        is_stopped: builtins.bool = ...,
+        outside: lighthouse_protocol.pb.extensions.evidence_pb2.ProcessSnapshot | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["is_stopped", b"is_stopped", "missing", b"missing", "number", b"number", "output", b"output", "process", b"process", "stacks", b"stacks"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["outside", b"outside"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "outside", b"outside"]) -> None: ...
 
-global___NodeSeen = NodeSeen
+global___ProbeResult = ProbeResult

@@ -1,0 +1,216 @@
+"""What it takes to write and to read a message, beside the wires that were written by hand, in turn, in one process.
+
+The hand-written wires are those of commit 3a05025:
+
+    git archive 3a05025 protos | tar -x -C FOLDER
+    python -m benchmarks.codec --base FOLDER
+"""
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from google.protobuf import descriptor_pool, timestamp_pb2
+
+from benchmarks.support.bars import Bar, check_option, conclude
+from benchmarks.support.figures import Spread, json_option, ratios, show_machine, spread, table, write_json
+from lighthouse_protocol.messages import membership, progress, session
+from lighthouse_protocol.wire import streams
+
+CALLS = 500
+LIMIT = 1.05
+
+Act = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """`ratio` of ours to the base's; None: there is no base."""
+
+    what: str
+    us: Spread
+    base_us: Spread | None = None
+    ratio: Spread | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Where the classes of messages are, and those that were renamed."""
+
+    membership: Any
+    progress: Any
+    session: Any
+    phase_count: Callable[[str, int], Any]
+    group_report: type[Any]
+    held_quorum: type[Any]
+    standing: Any
+    heartbeat: type[Any]
+    heartbeat_ack: type[Any]
+    join_accepted: type[Any]
+
+
+def messages(of: Names) -> dict[str, tuple[str, Any]]:
+    """By what they are called here: the stream, and a message as it is in training."""
+    phases = (of.progress.OpenPhase("step", 0, None, 0.01), of.progress.OpenPhase("validation", 3, 25, 0.5))
+    sample = of.progress.Sample(
+        step=812,
+        phases=phases,
+        entered=(of.phase_count("step", 1), of.phase_count("validation", 1)),
+        collective=of.progress.Collective(17, 24, "all_reduce", "4096x1024"),
+        still_s=0.1,
+        times=(of.progress.PhaseTime("step", 800, 40.0, 0.1),) * 4,
+    )
+    name = of.progress.RankName
+    ranks = tuple(of.progress.RankView(name("group-1", n), sample, 60.0, 0.2, "worker", "host", 77) for n in range(8))
+    view = of.progress.GroupView("group-1", "0f3a", ranks)
+    participant = of.membership.Participant(
+        "group-1", "0f3a", address="10.0.0.7:29512", store_address="10.0.0.7:29600", step=812, group_world_size=8
+    )
+    assignment = of.membership.Assignment(
+        17, 1, 3, ("group-0", "group-1", "group-2"), "10.0.0.7:29600", 812, 1, 3, 3, "10.0.0.6:29512", place=1
+    )
+    report = of.group_report(of.held_quorum(17, of.standing, 812))
+    quorum = of.membership.Quorum(17, (participant,) * 3)
+    return {
+        "vote": ("to manager", of.session.Ballot(7, 812, True, 17, True, 59.5)),
+        "its answer, with the next grant": ("to rank", of.session.Counted(7, of.membership.Vote(True, assignment))),
+        "rank sample": ("to manager", sample),
+        "revoked": ("to rank", of.session.Revoked(17, "lost group-2", "group-2")),
+        "heartbeat": ("to lighthouse", of.heartbeat(5, report)),
+        "heartbeat with 8 ranks": ("to lighthouse", of.heartbeat(5, report, view)),
+        "its answer": ("from lighthouse", of.heartbeat_ack(5, 1.0)),
+        "join": ("to lighthouse", of.session.JoinRequest(3, participant, 59.5)),
+        "its answer, 3 groups": ("from lighthouse", of.join_accepted(3, quorum, True)),
+        "world": ("from lighthouse", of.membership.World(24, 3)),
+    }
+
+
+def ours() -> dict[str, tuple[Act, Act]]:
+    """How each message is written, and read."""
+    names = Names(
+        membership,
+        progress,
+        session,
+        progress.PhaseCount,
+        session.GroupReport,
+        session.HeldQuorum,
+        session.HoldState.STANDING,
+        session.Heartbeat,
+        session.HeartbeatAck,
+        session.JoinAccepted,
+    )
+    of_stream = {
+        "to manager": streams.WATCH_REQUESTS,
+        "to rank": streams.WATCH_RESPONSES,
+        "to lighthouse": streams.SESSION_REQUESTS,
+        "from lighthouse": streams.SESSION_RESPONSES,
+    }
+    wires = {name: (stream.write, stream.read) for name, stream in of_stream.items()}
+    return {what: acts(message, *wires[stream]) for what, (stream, message) in messages(names).items()}
+
+
+def theirs(folder: Path) -> dict[str, tuple[Act, Act]]:
+    """Of the commit in `folder`. Its descriptors have the names of ours, and get a pool of their own."""
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    default, descriptor_pool.Default = descriptor_pool.Default, lambda: pool
+    sys.path.insert(0, str(folder))
+    try:
+        told, where, held, watch, join = (
+            importlib.import_module(f"protos.{name}")
+            for name in ("session", "progress", "membership", "watch_wire", "session_wire")
+        )
+    finally:
+        sys.path.remove(str(folder))
+        descriptor_pool.Default = default
+    names = Names(
+        held,
+        where,
+        told,
+        lambda name, entered: (name, entered),
+        told.Levels,
+        told.Held,
+        told.HoldMode.STANDING,
+        told.Beat,
+        told.Echo,
+        told.Handed,
+    )
+    wires = {
+        "to manager": (watch.watch_request_to_wire, watch.word_from_wire),
+        "to rank": (watch.watch_response_to_wire, watch.watch_response_from_wire),
+        "to lighthouse": (join.session_request_to_wire, join.session_request_from_wire),
+        "from lighthouse": (join.session_response_to_wire, join.session_response_from_wire),
+    }
+    return {what: acts(message, *wires[stream]) for what, (stream, message) in messages(names).items()}
+
+
+def acts(message: Any, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> tuple[Act, Act]:
+    """From the message to its bytes, and back."""
+    schema, body = type(write(message)), write(message).SerializeToString()
+    assert read(schema.FromString(body)) == message
+    return lambda: write(message).SerializeToString(), lambda: read(schema.FromString(body))
+
+
+def measure(base: Path | None, blocks: int) -> list[Cost]:
+    """Each message in turn, ours and the base's, `blocks` times, after one turn that is not counted."""
+    mine, other = ours(), theirs(base) if base is not None else {}
+    costs: list[Cost] = []
+    for what, both in mine.items():
+        for at, way in enumerate(("written", "read")):
+            times: tuple[list[float], list[float]] = [], []
+            sides = [both[at], *([other[what][at]] if other else [])]
+            for turn in range(blocks + 1):
+                for found, act in zip(times, sides, strict=False):
+                    cost_us = _block(act) * 1e6
+                    if turn > 0:
+                        found.append(cost_us)
+            costs.append(_cost(f"{what}, {way}", *times))
+    return costs
+
+
+def _block(act: Act) -> float:
+    began_at = time.thread_time()
+    for _ in range(CALLS):
+        act()
+    return (time.thread_time() - began_at) / CALLS
+
+
+def _cost(what: str, mine: Sequence[float], other: Sequence[float]) -> Cost:
+    if not other:
+        return Cost(what, spread(mine))
+    return Cost(what, spread(mine), spread(other), ratios(mine, other))
+
+
+def render(costs: Sequence[Cost]) -> str:
+    rows = [
+        [cost.what, *(each.text() if each else "" for each in (cost.us, cost.base_us, cost.ratio))] for cost in costs
+    ]
+    return table(["message", "µs, median (least to most)", "by hand", "ratio"], rows)
+
+
+def bars(costs: Sequence[Cost]) -> list[Bar]:
+    return [Bar(cost.what, cost.ratio.median, LIMIT, "of by hand") for cost in costs if cost.ratio is not None]
+
+
+@click.command()
+@click.option("--base", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of commit 3a05025.")
+@click.option("--blocks", type=click.IntRange(1), default=60, show_default=True, help="Blocks of 500 calls each.")
+@click.option("--quick", is_flag=True, help="Seconds instead of half a minute: 5 blocks.")
+@check_option
+@json_option
+def main(base: Path | None, blocks: int, quick: bool, check: bool, path: Path | None) -> None:
+    """What it takes to write and to read the messages that training sends most."""
+    found = show_machine()
+    costs = measure(base, 5 if quick else blocks)
+    click.echo(render(costs))
+    write_json(path, {"benchmark": "codec", "machine": found, "calls": CALLS, "costs": costs})
+    conclude(bars(costs), is_checked=check)
+
+
+if __name__ == "__main__":
+    main()

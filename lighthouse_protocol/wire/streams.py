@@ -1,0 +1,98 @@
+"""Which messages go on which stream, and the frames that many streams share.
+
+A kind of message that this version does not know is read as None, and is to be skipped.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from lighthouse_protocol.limits import MAX_REQUEST_BYTES
+from lighthouse_protocol.messages.evidence import SelfReport
+from lighthouse_protocol.messages.hosts import FromHost, ToHost
+from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.run import FromRunRank, Refusal, ToRunRank, Welcome
+from lighthouse_protocol.messages.session import (
+    Evidence,
+    FromRank,
+    Heartbeat,
+    ToLighthouse,
+    ToManager,
+    ToRank,
+    WatchRequest,
+)
+from lighthouse_protocol.messages.supervisor import FromSupervisor, ToSupervisor
+from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
+from lighthouse_protocol.pb.extensions import hosts_pb2, run_pb2
+from lighthouse_protocol.wire import documented
+from lighthouse_protocol.wire.codec import Oneof, by_hand, compiled
+
+M = TypeVar("M")
+
+MAX_PROGRESS_BYTES = MAX_REQUEST_BYTES // 2
+
+
+class Stream(Generic[M]):
+    """One direction of a stream: each message is one of a union."""
+
+    def __init__(self, union: Any, schema: type[Message], advisory: Iterable[type[Any]] = ()) -> None:
+        """A message of an `advisory` kind that cannot be read is skipped, too."""
+        [oneof] = schema.DESCRIPTOR.oneofs
+        self.schema = schema
+        self._oneof = Oneof(union, oneof, advisory)
+        self.read: Callable[[Message], M | None] = self._oneof.read
+        """Raises InvalidRequest that names the field."""
+
+    def write(self, message: M) -> Message:
+        return self.schema(**self._oneof.write(message))
+
+
+# -- of a session
+
+
+def _write_heartbeat(heartbeat: Heartbeat) -> lighthouse_pb2.Heartbeat:
+    """Without progress that is too big, or at least what is seldom read of it: above some thousand ranks."""
+    message = _HEARTBEAT.write(heartbeat)
+    if heartbeat.progress is not None and message.progress.ByteSize() > MAX_PROGRESS_BYTES:
+        for rank in message.progress.ranks:
+            del rank.sample.entered[:], rank.sample.times[:]
+        if message.progress.ByteSize() > MAX_PROGRESS_BYTES:
+            message.ClearField("progress")
+    return message
+
+
+compiled(WatchRequest, manager_pb2.WatchHello)
+compiled(Welcome, run_pb2.RankWelcome)
+compiled(Refusal, run_pb2.HelloRejected)
+_HEARTBEAT = compiled(Heartbeat, lighthouse_pb2.Heartbeat)
+by_hand(Heartbeat, lighthouse_pb2.Heartbeat, _write_heartbeat, _HEARTBEAT.read)
+
+SESSION_REQUESTS: Stream[ToLighthouse] = Stream(ToLighthouse, lighthouse_pb2.SessionRequest, advisory=(Evidence,))
+SESSION_RESPONSES: Stream[ToManager] = Stream(ToManager, lighthouse_pb2.SessionResponse)
+
+
+def accepted_shared(quorum: Quorum, stands: bool, created_at: float) -> bytes:
+    """What the answer to a join is for every session, serialised once. `created_at` in seconds since the epoch."""
+    native = documented.quorum_to_native(quorum, created_at).quorum
+    accepted = lighthouse_pb2.JoinAccepted(quorum=native, stands=stands)
+    return lighthouse_pb2.SessionResponse(join_accepted=accepted).SerializeToString()
+
+
+def accepted_for(shared: bytes, join: int) -> bytes:
+    """The answer to join `join`. A reader merges serialisations of one embedded message that stand in a row."""
+    own = lighthouse_pb2.SessionResponse(join_accepted=lighthouse_pb2.JoinAccepted(join=join))
+    return shared + own.SerializeToString()
+
+
+# -- of a watch, a rank of a run, a supervisor, a further host
+
+WATCH_REQUESTS: Stream[FromRank] = Stream(FromRank, manager_pb2.WatchRequest, advisory=(Sample, SelfReport))
+WATCH_RESPONSES: Stream[ToRank] = Stream(ToRank, manager_pb2.WatchResponse)
+RANK_REQUESTS: Stream[FromRunRank] = Stream(FromRunRank, run_pb2.RankRequest)
+RANK_RESPONSES: Stream[ToRunRank] = Stream(ToRunRank, run_pb2.RankResponse)
+SUPERVISOR_REQUESTS: Stream[FromSupervisor] = Stream(FromSupervisor, run_pb2.SupervisorRequest)
+SUPERVISOR_RESPONSES: Stream[ToSupervisor] = Stream(ToSupervisor, run_pb2.SupervisorResponse)
+NODE_REQUESTS: Stream[FromHost] = Stream(FromHost, hosts_pb2.NodeRequest)
+NODE_RESPONSES: Stream[ToHost] = Stream(ToHost, hosts_pb2.NodeResponse)
