@@ -15,7 +15,7 @@ from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
 from lighthouse_runtime.server.streams import Requests, Sender
 
-RUN = RunStatus("j", "r", "stands", Counters(3), Terms(8), (0,), False, None, (), (), (), ())
+RUN = RunStatus("j", "r", "stands", Counters(3), Terms(8), (0,), False, None, (), (), ())
 
 
 class RunServer:

@@ -132,6 +132,8 @@ class LighthouseChecks:
             raise Violation(f"S1 {where} answers those who asked, {sorted(asked)}")
         if not is_allowed(len(members), config):
             raise Violation(f"S5 {where} has a size that the configuration forbids")
+        if effect.stands and not effect.is_new:
+            raise Violation(f"S1 {where} stands, and is formed once more")
         if effect.is_new and quorum.quorum_id in self._ledger.ids:
             raise Violation(f"S1 {where} has an id that was given out before")
         self._check_record(effect, where)

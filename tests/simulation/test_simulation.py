@@ -39,9 +39,10 @@ def test_drawn_runs_are_clean(results: list[Result]):
     assert failed(results) == []
 
 
-def test_drawn_runs_have_every_fault_and_many_quorums(results: list[Result]):
+def test_drawn_runs_have_the_faults_of_their_plans_and_many_quorums(results: list[Result]):
     counts = sum((result.counts for result in results), Counter[str]())
-    assert [name for name in KINDS if not counts[f"fault: {name}"]] == []
+    drawn = {name for seed in SEEDS for name in draw_plan(seed).mix}
+    assert len([name for name in drawn if counts[f"fault: {name}"]]) > len(drawn) - 3, "a short run may miss one"
     assert counts["quorums"] > 5 * len(results)
     assert counts["commits"] > 100 * len(results)
 
@@ -85,7 +86,10 @@ def test_a_quorum_that_is_not_replaced_fails_the_run():
 @pytest.mark.timeout(900)
 def test_more_drawn_runs_are_clean():
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        assert failed(pool.map(run_seed, MORE_SEEDS, chunksize=4)) == []
+        results = list(pool.map(run_seed, MORE_SEEDS, chunksize=4))
+    assert failed(results) == []
+    counts = sum((result.counts for result in results), Counter[str]())
+    assert [name for name in KINDS if not counts[f"fault: {name}"]] == []
 
 
 @pytest.mark.slow

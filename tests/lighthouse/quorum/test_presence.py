@@ -145,7 +145,7 @@ class TestDuplicates:
 
     def test_a_hello_beyond_the_limit_is_refused(self):
         m = connected("ab", max_replicas=2)
-        assert m.handle(opened(3, "c"), 0) == [closed(3, LimitReached, "max-replicas")]
+        assert m.handle(opened(3, "c"), 0) == [closed(3, LimitReached, "max-members")]
         assert alive(m) == "ab"
 
     def test_a_hello_that_misfits_is_refused(self):

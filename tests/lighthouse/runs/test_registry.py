@@ -180,10 +180,10 @@ async def test_a_refused_rank_ends_and_is_heard_no_more(runs: RunRegistry):
     assert driver.status().ranks[0].incarnation == "i0"
 
 
-async def test_who_says_a_second_entry_is_at_fault(runs: RunRegistry):
+async def test_who_says_a_second_hello_is_at_fault(runs: RunRegistry):
     driver = runs.get("j", "r")
     session, _ = entered(driver, 0)
-    with pytest.raises(InvalidRequest, match=r"^entry: "):
+    with pytest.raises(InvalidRequest, match=r"^hello: "):
         driver.receive_from_rank(session, RankHello(RankId(0, "i0"), TERMS))
 
 

@@ -27,7 +27,7 @@ from manager.server.config import ManagerConfig
 DAEMONS = [
     (LighthouseConfig, lighthouse_main.commands["serve"], "LIGHTHOUSE"),
     (LighthouseConfig, torchft_main, "LIGHTHOUSE"),
-    (ManagerConfig, manager_main.commands["serve"], "MANAGER"),
+    (ManagerConfig, manager_main.commands["serve"], "LIGHTHOUSE_MANAGER"),
 ]
 
 
