@@ -45,12 +45,12 @@ def _story(summary: IncidentSummary) -> list[tuple[float, str]]:
     """In the order in which it happened."""
     is_stall = summary.kind is IncidentKind.STALL
     happened = [
-        (0.0, "the fault: the last move" if is_stall else "the fault: the last sign of life"),
+        (0.0, "the fault: the last progress" if is_stall else "the fault: the last heartbeat"),
         (summary.noticed_s, f"noticed, at {clock(summary.opened_unix_s)}"),
-        (summary.evidence_s, "the evidence was there"),
+        (summary.evidence_s, "evidence collected"),
         (summary.acted_s, summary.action),
         (summary.quorum_s, f"quorum {summary.quorum_id} formed"),
-        (summary.over_s, "something moves again"),
-        (summary.step_s, "the first step after it is committed"),
+        (summary.over_s, "progress resumed"),
+        (summary.step_s, "first step committed"),
     ]
     return sorted(((at, what) for at, what in happened if at is not None), key=lambda line: line[0])

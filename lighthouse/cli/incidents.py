@@ -17,7 +17,7 @@ from lighthouse_runtime.cli.durations import format_duration
 def incidents(given: ClientOptions) -> None:
     """List the newest incidents, the newest first.
 
-    NOTICED and RECOVERED: how long after the fault, the latter by the first step that was committed.
+    NOTICED and RECOVERED are times since the fault; RECOVERED is that of the first committed step.
     """
     with given.connect() as client:
         found = client.incidents(given.job, timeout_s=given.timeout)

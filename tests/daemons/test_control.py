@@ -102,14 +102,6 @@ def test_a_drain_needs_the_same_right(elsewhere: Elsewhere, tmp_path: Path) -> N
         assert manager.wait() == 0
 
 
-def test_allow_remote_control_lets_anyone(elsewhere: Elsewhere) -> None:
-    anyone = "--allow-remote-control"
-    with Lighthouse(*EVERYWHERE, anyone) as lighthouse, manager_of(lighthouse, elsewhere.here, anyone) as manager:
-        join(manager)
-        assert kill_from(elsewhere, lighthouse)[0] == 0
-        assert manager.wait() == 1
-
-
 def test_a_manager_on_this_host_is_killed_also_by_the_address_it_advertises(elsewhere: Elsewhere) -> None:
     """The first thing that anybody tries: all on one host, and a manager that advertises the host's own address."""
     with Lighthouse(*EVERYWHERE) as lighthouse, manager_of(lighthouse, elsewhere.here) as manager:

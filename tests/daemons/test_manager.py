@@ -17,7 +17,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from prometheus_client.parser import text_string_to_metric_families
 
-from examples.ports import free_port
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_runtime.client.lighthouse import LighthouseClient
@@ -158,30 +157,6 @@ def test_its_status_verb(manager: Manager) -> None:
 # -- its end
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_status_0(number: int) -> None:
-    with Manager(NOWHERE) as process:
-        process.signal(number)
-        assert process.wait() == 0
-        assert process.log().rstrip().endswith("manager stopped")
-        assert "Traceback" not in process.log()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_it_at_once(number: int) -> None:
-    with (
-        Manager(NOWHERE, "a", "--shutdown-timeout", "10m") as process,
-        grpc.insecure_channel(process.address) as channel,
-    ):
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        next(watch)
-        process.signal(signal.SIGTERM)
-        process.wait_for_log("stopping")
-        assert process.is_alive
-        process.signal(number)
-        assert process.wait() == 128 + number
-
-
 def test_while_it_stops_its_health_says_so() -> None:
     with (
         Manager(NOWHERE, "a", "--shutdown-timeout", "10m") as process,
@@ -279,11 +254,6 @@ def test_it_is_set_up_by_environment_variables(
         status = client.status()
         assert (status.job, status.replica_id, status.group_world_size) == (job, name, ranks)
         eventually(lambda: client.status().lighthouse_reachable, "a heartbeat was answered")
-
-
-def test_an_option_is_taken_with_underscores_too(lighthouse: Lighthouse) -> None:
-    with Manager(lighthouse.address, "a", "--drain_timeout", "1s", "--job", "spelt") as process:
-        eventually(lambda: http_get(process.http + "/readyz")[0] == 200, "a heartbeat was answered")
 
 
 # -- the store
@@ -388,12 +358,6 @@ def _is_refused(process: Manager, complaint: str) -> None:
     assert re.search(f"^Error: {complaint}", said, re.MULTILINE), said
     assert "give --store HOST:PORT" in said
     assert "Traceback" not in said
-
-
-def test_a_free_port_is_told_by_its_address() -> None:
-    port = free_port()
-    with Manager(NOWHERE, "a", "--bind", f"{LOCALHOST}:{port}") as process:
-        assert process.address == f"{LOCALHOST}:{port}"
 
 
 def test_on_a_loopback_it_advertises_the_loopback_that_it_listens_on() -> None:

@@ -71,13 +71,13 @@ def test_all_of_one_incident(fake, run):
         "20251122-101501  stall  job default\n"
         "b/1 behind in validation 3/25, a/0, b/0 waiting in all_reduce\n"
         "\n"
-        "     +0.00s the fault: the last move\n"
+        "     +0.00s the fault: the last progress\n"
         f"    +63.20s noticed, at {clock(STALL.summary.opened_unix_s)}\n"
-        "    +63.90s the evidence was there\n"
+        "    +63.90s evidence collected\n"
         "    +63.90s killed b, whose ranks are behind\n"
-        "    +64.50s something moves again\n"
+        "    +64.50s progress resumed\n"
         "    +66.00s quorum 18 formed\n"
-        "    +67.50s the first step after it is committed\n"
+        "    +67.50s first step committed\n"
         "\n"
         "b/1  behind, pid 4711 on node-4, after 0.3 s\n"
         "  stacks, the main thread first\n"
@@ -107,7 +107,7 @@ def test_all_of_one_incident(fake, run):
 
 def test_a_loss_as_it_goes_on(fake, run):
     fake.incidents = [LOSS]
-    assert "+0.00s the fault: the last sign of life\n" in run(incident_command, LOSS.id).output
+    assert "+0.00s the fault: the last heartbeat\n" in run(incident_command, LOSS.id).output
 
 
 def test_json(fake, run):
