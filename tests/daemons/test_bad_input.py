@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
 from grpc import StatusCode
 
@@ -184,40 +183,6 @@ def _varint(number: int) -> bytes:
         out.append(number & 127 | 128)
         number >>= 7
     return bytes([*out, number])
-
-
-def test_the_limit_of_replica_ids_is_named() -> None:
-    with Lighthouse("--max-members", "2", "--min-replicas", "9") as process, LighthouseClient(process.address) as c:
-        for name in ("a", "b", "c"):
-            c.heartbeat(name)
-        before = snapshot(process)
-        assert [m["replica_id"] for m in before["jobs"][0]["members"]] == ["a", "b"]
-        status, details = refused(process.address, QUORUM, member("c"))
-        assert status is StatusCode.RESOURCE_EXHAUSTED
-        assert "c would be replica group number 3; the lighthouse takes 2 (--max-members)" in details
-        assert snapshot(process) == before
-
-
-def test_two_live_callers_of_one_id_are_both_named() -> None:
-    with Lighthouse("--min-replicas", "9") as process, ThreadPoolExecutor() as pool:
-        uuids = [f"{n * 8}-{n * 4}-{n * 4}-{n * 4}-{n * 12}" for n in "12"]
-        path = "/torchft.LighthouseService/Quorum"
-        one, two = (
-            torchft_pb2.LighthouseQuorumRequest(
-                requester=torchft_pb2.QuorumMember(replica_id=f"a:{uuid}", address=f"http://10.0.0.{n}:1")
-            )
-            for n, uuid in enumerate(uuids)
-        )
-        with grpc.insecure_channel(process.address) as channel:
-            waiting = channel.unary_unary(path).future(one.SerializeToString(), timeout=60)
-            eventually(lambda: snapshot(process)["jobs"], "the first one waits")
-            before = snapshot(process)
-            status, details = refused(process.address, path, two)
-            assert status is StatusCode.ALREADY_EXISTS
-            assert "http://10.0.0.0:1 waits for a quorum, http://10.0.0.1:1 asks for one" in details
-            assert snapshot(process) == before
-            assert not waiting.done()
-        pool.shutdown()
 
 
 # -- the manager

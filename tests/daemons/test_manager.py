@@ -138,12 +138,6 @@ def test_the_http_side(manager: Manager) -> None:
     assert samples["lighthouse_manager_commits_total"] == 0
 
 
-def test_the_port_that_http_took_is_told() -> None:
-    """With port 0 nobody could find it otherwise."""
-    with Manager(NOWHERE, "a", "--http", f"{LOCALHOST}:0") as process:
-        process.wait_for_log(r"HTTP on port \d+")
-
-
 def test_its_status_verb(manager: Manager) -> None:
     shown = run_cli(MANAGER_CODE, "status", "--manager", manager.address)
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -366,13 +360,6 @@ def test_on_a_loopback_it_advertises_the_loopback_that_it_listens_on() -> None:
         assert manager.address.startswith("localhost:")
         with ManagerClient(manager.address) as client:
             assert client.status().replica_id == "a"
-
-
-def test_on_a_loopback_it_promises_nothing_to_other_hosts() -> None:
-    words = ("--lighthouse", "127.0.0.1:1", "--replica-id", "a", "--bind", "localhost:0", "--advertise", "10.0.0.5")
-    ended = run_cli(MANAGER_CODE, "serve", *words)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("Error: --advertise: 10.0.0.5 is not served: --bind localhost listens for this host")
 
 
 def test_the_http_port_of_a_lighthouse_ends_it_at_once_with_the_remedy(lighthouse: Lighthouse) -> None:
