@@ -59,7 +59,7 @@ class OurCalls:
         self._quorum_id = 0
 
     def quorum(self, step: int) -> None:
-        self.round_trips += not self._link.has_grant
+        self.round_trips += self._link._granted is None  # pyright: ignore[reportPrivateUsage]
         tag_quorum_id = self._quorum_id
         quorum = self._link.ask(step, "", tag_quorum_id=tag_quorum_id, commit_failures=0, timeout_s=TIMEOUT_S)
         self._quorum_id = quorum.quorum_id

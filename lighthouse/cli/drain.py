@@ -8,9 +8,9 @@ from lighthouse.cli.options import ClientOptions, control_options
 @click.command()
 @control_options
 def drain(given: ClientOptions, replica_id: str, reason: str) -> None:
-    """Ask the replica group REPLICA_ID to leave after the step that the others count on it for.
+    """Ask the replica group REPLICA_ID to leave after its current step.
 
-    Returns when it has been asked; `lighthouse members` shows when it has gone.
+    Returns once the group is asked; `lighthouse members` shows when it is gone.
     """
     with given.connect() as client:
         client.drain(replica_id, reason, timeout_s=given.timeout)

@@ -43,8 +43,8 @@ def lines_of(incident: Incident, width: int) -> Iterator[Text]:
 
 
 _FAULTS = {
-    IncidentKind.STALL: "the fault: the last move",
-    IncidentKind.LOSS: "the fault: the last sign of life",
+    IncidentKind.STALL: "the fault: the last progress",
+    IncidentKind.LOSS: "the fault: the last heartbeat",
 }
 
 
@@ -55,10 +55,10 @@ def _story(summary: IncidentSummary) -> list[tuple[float, str]]:
     happened = [
         (0.0, _FAULTS.get(summary.kind, "the fault")),
         (summary.noticed_s, f"noticed, at {clock(summary.opened_unix_s)}"),
-        (summary.evidence_s, "the evidence was there"),
+        (summary.evidence_s, "evidence collected"),
         (summary.acted_s, summary.action),
         (summary.quorum_s, f"{formed} {summary.quorum_id} formed"),
-        (summary.over_s, "something moves again"),
-        (summary.step_s, "the first step after it is committed"),
+        (summary.over_s, "progress resumed"),
+        (summary.step_s, "first step committed"),
     ]
     return sorted(((at, what) for at, what in happened if at is not None), key=lambda line: line[0])

@@ -18,7 +18,7 @@ from lighthouse_runtime.cli.durations import format_duration
 def incidents(given: ClientOptions, kind: str | None) -> None:
     """List the newest incidents, the newest first.
 
-    NOTICED and RECOVERED: how long after the fault, the latter by the first step that was committed.
+    NOTICED and RECOVERED are times since the fault; RECOVERED is that of the first committed step.
     """
     with given.connect() as client:
         found = [each for each in client.incidents(given.job, timeout_s=given.timeout) if kind in (None, each.kind)]

@@ -10,7 +10,9 @@ from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 
 
 @click.command()
-@click.option("--force", "-f", is_flag=True, help="Do not ask, also where no other replica group of the job is alive.")
+@click.option(
+    "--force", "-f", is_flag=True, help="Kill without a question, even the last live replica group of the job."
+)
 @control_options
 def kill(given: ClientOptions, replica_id: str, reason: str, force: bool) -> None:
     """End the replica group REPLICA_ID through its manager."""

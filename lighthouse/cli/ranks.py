@@ -21,9 +21,9 @@ _STYLES = {RankState.BEHIND: "red", RankState.LOST: "red", RankState.WAITING: "c
 @click.command()
 @client_options(job_help=EVERY_JOB)
 def ranks(given: ClientOptions) -> None:
-    """List where every rank is, those that are behind first; above them the verdict, where nothing moves.
+    """List where every rank is, the ranks behind first. During a stall, the verdict stands above them.
 
-    BEAT: since its process gave a sign of life. STILL: since it moved.
+    BEAT: time since the last heartbeat of its process. STILL: time since its last progress.
     """
     answer = given.status(ranks=True)
     given.show(answer, lambda width: rank_lines(answer, width))

@@ -16,7 +16,7 @@ from lighthouse_protocol.messages.incident import gathered_document
 def stacks(given: ClientOptions, ranks: tuple[str, ...]) -> None:
     """Show the Python stacks, the newest collectives, the process and the last output of every rank of the quorum.
 
-    No rank is disturbed, and a rank that holds the interpreter lock is shown, too. What is missing is named.
+    Ranks are not interrupted. A rank that holds the interpreter lock is shown, too. Missing evidence is named.
     """
     with given.connect() as client:
         gathered = client.stacks(ranks, timeout_s=given.timeout)

@@ -6,9 +6,9 @@ const STATE_TONES = {
 };
 const STATE_HINTS = {
   participant: 'in the quorum, at work on its step', joined: 'asks for the next quorum',
-  straggler: 'alive, has not joined, and is waited for', timed_out: 'alive, but missed a join timeout: not waited for until it joins',
-  starting: 'its manager is alive; its ranks have not all come yet, or are started again',
-  down: 'its manager is alive, it has lost ranks: not waited for until it joins', idle: 'alive, never joined', expired: 'lost, or silent',
+  straggler: 'alive, has not joined, and is waited for', timed_out: 'alive, but missed a join timeout; quorums do not wait for it until it joins',
+  starting: 'its manager is alive; some of its ranks are still starting',
+  down: 'its manager is alive, but it lost ranks; quorums do not wait for it until it joins', idle: 'alive, never joined', expired: 'lost, or no heartbeat',
 };
 const RANK_STATES = ['behind', 'lost', 'waiting', 'running'];
 const RANK_TONES = {behind: 'bad', lost: 'bad', waiting: 'busy', running: 'good'};
@@ -25,9 +25,9 @@ const PHASE_TONES = {
   none: 'idle', returning: 'warn', standing: 'good', recalled: 'busy', resumed: 'busy', revoked: 'warn',
 };
 const PHASE_HINTS = {
-  none: 'no quorum stands: every step asks the lighthouse', returning: 'the lighthouse has restarted: its members are to come back',
-  standing: 'managers grant each next step by themselves', recalled: 'the members say how far they are',
-  resumed: 'the members do the steps that they have promised, then join', revoked: 'it is over: a member was lost, or a step failed',
+  none: 'no quorum stands: every step asks the lighthouse', returning: 'the lighthouse has restarted and waits for the members to reconnect',
+  standing: 'managers grant each step without asking the lighthouse', recalled: 'the members report their steps',
+  resumed: 'the members finish the steps they were granted, then join', revoked: 'ended: a member was lost, or a step failed',
 };
 const KIND_TONES = {
   joined: 'good', left: 'idle', lost: 'bad', killed: 'bad', drained: 'warn', healing: 'busy', healed: 'good',

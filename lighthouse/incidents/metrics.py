@@ -1,4 +1,4 @@
-"""What a scrape shows of incidents: how soon they were noticed, and how soon training went on."""
+"""How soon incidents were detected, and how soon training recovered."""
 
 from collections.abc import Iterator
 
@@ -16,11 +16,11 @@ class IncidentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         times = self._times
         yield _family(
-            "lighthouse_incident_detection_seconds", "From a fault until the lighthouse noticed it", times.detect
+            "lighthouse_incident_detection_seconds", "From a fault until the lighthouse detects it", times.detect
         )
         yield _family(
             "lighthouse_incident_recovery_seconds",
-            "From a fault until the first step committed after it",
+            "From a fault until the first step that is committed after it",
             times.recover,
         )
 

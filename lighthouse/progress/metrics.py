@@ -1,4 +1,4 @@
-"""What a scrape shows of the time that ranks spent: read at scrape time, on the daemon's own loop."""
+"""The time that ranks spent in each phase, read at scrape time on the daemon's own loop."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -15,7 +15,7 @@ class PhaseCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
             "lighthouse_rank_phase_seconds",
-            "Of all ranks, in each phase that scripts name; step: outside of them",
+            "Time of all ranks in each phase that scripts name; step: outside of any phase",
             labels=["job", "phase"],
         )
         for job, phases in self._seconds().items():

@@ -1,6 +1,6 @@
 """What a scrape shows: read from the snapshot at scrape time, on the daemon's own loop.
 
-Labels come from closed sets, the job's name apart; of a job that the snapshot has no more, nothing is kept here.
+Labels come from closed sets, the job's name apart; a job that is gone from the snapshot is forgotten here, too.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ MAX_JOBS = 1000
 
 
 class Counters:
-    """What only the one who does it can count. For one event loop: nothing is locked."""
+    """Counts that no snapshot has. For one event loop: no locks."""
 
     def __init__(self) -> None:
         self._refused: Counter[str] = Counter(dict.fromkeys(sorted(REFUSALS), 0))
@@ -49,7 +49,7 @@ class Counters:
         self._called[method if method in METHODS else OTHER, status.name.lower()] += 1
 
     def waited(self, job: str, seconds: float) -> None:
-        """A join was answered with a quorum after so long."""
+        """A join got its quorum after this time."""
         if job not in self._waits and len(self._waits) >= MAX_JOBS:
             del self._waits[next(iter(self._waits))]
         self._waits.setdefault(job, Histogram(WAIT_BOUNDS_S)).add(seconds)
@@ -59,19 +59,17 @@ class Counters:
         self._waits = {job: waits for job, waits in self._waits.items() if job in jobs}
 
     def collect(self) -> Iterator[Metric]:
-        refused = CounterMetricFamily(
-            "lighthouse_join_refusals", "Joins refused, by the kind of refusal", labels=["reason"]
-        )
+        refused = CounterMetricFamily("lighthouse_join_refusals", "Refused joins, by reason", labels=["reason"])
         for error, count in self._refused.items():
             refused.add_metric([error], count)
         yield refused
-        called = CounterMetricFamily("lighthouse_grpc_calls", "Calls ended, by gRPC status", labels=["method", "code"])
+        called = CounterMetricFamily(
+            "lighthouse_grpc_calls", "Completed gRPC calls, by status code", labels=["method", "code"]
+        )
         for labels, count in self._called.items():
             called.add_metric(labels, count)
         yield called
-        waits = HistogramMetricFamily(
-            "lighthouse_quorum_wait_seconds", "From a join to its answer, of joins that got a quorum", labels=["job"]
-        )
+        waits = HistogramMetricFamily("lighthouse_quorum_wait_seconds", "From a join to its quorum", labels=["job"])
         for job, wait in self._waits.items():
             waits.add_metric([job], wait.buckets(), wait.total)
         yield waits
@@ -89,7 +87,7 @@ class LighthouseCollector(Collector):
         self._counters.keep({job.job for job in status.jobs})
         yield GaugeMetricFamily("lighthouse_up", "1 while the lighthouse serves", 1)
         yield InfoMetricFamily("lighthouse", "The lighthouse's version", {"version": status.version})
-        yield GaugeMetricFamily("lighthouse_uptime_seconds", "Since the lighthouse was started", status.uptime_s)
+        yield GaugeMetricFamily("lighthouse_uptime_seconds", "Time since the lighthouse started", status.uptime_s)
         yield from _quorum_families(status.jobs)
         yield from _standing_families(status.jobs)
         yield from _member_families(status.jobs)
@@ -97,13 +95,15 @@ class LighthouseCollector(Collector):
 
 
 def _quorum_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
-    ids = _gauge("lighthouse_quorum_id", "The current quorum; 0 before the first")
-    ages = _gauge("lighthouse_quorum_age_seconds", "Since the current quorum's membership formed")
-    formed = CounterMetricFamily("lighthouse_quorums_formed", "Changes of quorum_id", labels=["job"])
+    ids = _gauge("lighthouse_quorum_id", "Id of the current quorum; 0 before the first")
+    ages = _gauge("lighthouse_quorum_age_seconds", "Time since the current membership formed")
+    formed = CounterMetricFamily("lighthouse_quorums_formed", "Quorums formed with a new id", labels=["job"])
     rounds = CounterMetricFamily(
-        "lighthouse_quorum_rounds", "Quorums handed out; one a step where none stands", labels=["job"]
+        "lighthouse_quorum_rounds", "Quorums told to members; one per step if no quorum stands", labels=["job"]
     )
-    verdicts = _gauge("lighthouse_quorum_verdict", "1 for why there is or is not a quorum, 0 for the others", "verdict")
+    verdicts = _gauge(
+        "lighthouse_quorum_verdict", "1 for the reason why there is or is not a quorum, 0 for the others", "verdict"
+    )
     for job in jobs:
         ids.add_metric([job.job], job.quorum_id)
         if job.quorum_id:
@@ -117,12 +117,12 @@ def _quorum_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
 
 def _standing_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
     phases = _gauge("lighthouse_quorum_phase", "1 for the phase of the standing quorum, 0 for the others", "phase")
-    sessions = _gauge("lighthouse_sessions", "Managers' sessions that are open")
+    sessions = _gauge("lighthouse_sessions", "Open sessions of managers")
     recalls = CounterMetricFamily(
-        "lighthouse_quorum_recalls", "Standing quorums called back for a newcomer or a leaver", labels=["job"]
+        "lighthouse_quorum_recalls", "Standing quorums recalled because a group joins or leaves", labels=["job"]
     )
     revokes = CounterMetricFamily(
-        "lighthouse_quorum_revocations", "Standing quorums ended by a loss or a failed step", labels=["job"]
+        "lighthouse_quorum_revocations", "Standing quorums revoked by a loss or a failed step", labels=["job"]
     )
     for job in jobs:
         for phase in QuorumPhase:

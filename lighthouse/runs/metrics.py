@@ -18,10 +18,14 @@ class RunCollector(Collector):
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
-        numbers = GaugeMetricFamily("lighthouse_run_generation", "Of the run; -1 before the first", labels=_LABELS)
-        restarts = CounterMetricFamily("lighthouse_run_restarts", "Faults that ended a generation", labels=_LABELS)
+        numbers = GaugeMetricFamily(
+            "lighthouse_run_generation", "Current generation of the run; -1 before the first", labels=_LABELS
+        )
+        restarts = CounterMetricFamily("lighthouse_run_restarts", "Generations that an incident ended", labels=_LABELS)
         ranks = GaugeMetricFamily("lighthouse_run_ranks", "Ranks of the run, by state", labels=[*_LABELS, "state"])
-        supervisors = GaugeMetricFamily("lighthouse_run_supervisors", "That are connected", labels=_LABELS)
+        supervisors = GaugeMetricFamily(
+            "lighthouse_run_supervisors", "Connected supervisors of the run", labels=_LABELS
+        )
         stopped = GaugeMetricFamily("lighthouse_run_stopped", "1 while the run is stopped", labels=_LABELS)
         for run in self._snapshot():
             labels = [run.job, run.run]

@@ -48,32 +48,37 @@ class LighthouseConfig:
     http: str = setting(
         f"[::]:{LIGHTHOUSE_HTTP_PORT}", "Where /metrics, /status and the page are served.", metavar="HOST:PORT"
     )
-    min_replicas: int = setting(1, "No quorum of fewer replica groups.", kind=_COUNT)
+    min_replicas: int = setting(1, "Minimum replica groups in a quorum.", kind=_COUNT)
     join_timeout_s: float = setting(
-        JOIN_TIMEOUT_S, "How long a live group that has not joined is waited for.", kind=Duration(), has_ms_alias=True
+        JOIN_TIMEOUT_S,
+        "How long a quorum waits for a live group that has not joined.",
+        kind=Duration(),
+        has_ms_alias=True,
     )
     heartbeat_timeout_s: float = setting(
-        5.0, "After so long without a sign of life a group counts as dead.", kind=Duration(), has_ms_alias=True
+        5.0, "Time without a heartbeat after which a group counts as lost.", kind=Duration(), has_ms_alias=True
     )
     rank_timeout_s: float = setting(
-        30.0, "A rank of a run whose connection is not open counts as lost after so long.", kind=Duration()
+        30.0, "Time without a connection after which a rank of a run counts as lost.", kind=Duration()
     )
     lease_s: float | None = setting(
         None,
-        "How long a group may go on with a standing quorum without an echo; default: the heartbeat timeout.",
+        "How long a manager may grant steps without an answer from the lighthouse; default: the heartbeat timeout.",
         kind=Duration(),
     )
     standing_quorum: str = setting(
-        "on", "Off: every step asks the lighthouse, as with torchft; for comparison.", kind=click.Choice(["on", "off"])
+        "on",
+        "on: managers grant steps under a lease; off: every step asks the lighthouse, as with torchft.",
+        kind=click.Choice(["on", "off"]),
     )
     journal: str | None = setting(
         None,
-        "Where the quorum is kept for a restart; default: a file for this port under the user's state directory; "
-        "none: nothing is kept, and a restart under training is not safe.",
+        "The file that keeps quorums over a restart; default: one for this port in the user's state directory; "
+        "none: keep nothing, and a restart during training is not safe.",
         metavar="PATH|none",
     )
     allowed_replicas: tuple[int, ...] = setting(
-        (), "Form quorums of these sizes only, for example 2,4,8.", kind=Sizes(), metavar="SIZES"
+        (), "The only sizes of a quorum, for example 2,4,8.", kind=Sizes(), metavar="SIZES"
     )
     active_replicas: int | None = setting(None, "Maximum groups that train; the others wait as spares.", kind=_COUNT)
     spare_promotion_delay_s: float = setting(
@@ -85,29 +90,29 @@ class LighthouseConfig:
     max_members: int = setting(10_000, "Maximum replica groups known per job.", kind=_COUNT)
     stall_timeout_s: float = setting(
         FLOOR_S,
-        "Ranks that wait for each other may do so for so long before the log says who is behind; how long one may work "
-        "without a move is its manager's setting.",
+        "How long ranks may wait for each other before the log names those that are behind. How long a rank may work "
+        "without progress is its manager's setting.",
         kind=Duration(),
     )
     on_stall: str = setting(
         OnStall.NOTIFY.value,
-        "What is done when nothing moves, once the evidence is taken: it is made known, the groups of the ranks behind "
-        "are killed, or the run is stopped.",
+        "What to do about a stall once its evidence is collected: report it, kill the groups of the ranks behind, or "
+        "stop the run.",
         kind=click.Choice([policy.value for policy in OnStall]),
     )
     incident_dir: Path | None = setting(
         None,
-        "Where incidents are filed; default: a folder beside the journal, if there is one.",
+        "The folder for incidents; default: one beside the journal, if there is a journal.",
         kind=click.Path(file_okay=False, path_type=Path),
         metavar="FOLDER",
     )
     control_token_file: Path | None = setting(
-        None, "Who has this file's token may kill, and see what ranks do, from another host.", kind=_PATH
+        None, "Callers on other hosts that present this file's token may kill groups and read evidence.", kind=_PATH
     )
-    allow_remote_control: bool = setting(False, "Anyone who reaches the port may kill, and see what ranks do.")
-    shutdown_timeout_s: float = setting(2.0, "How long calls under way may take to end after SIGTERM.", kind=Duration())
-    log_level: str = setting("info", "What is logged.", kind=click.Choice(LEVELS))
-    log_format: str = setting("text", "How it is logged.", kind=click.Choice(FORMATS))
+    allow_remote_control: bool = setting(False, "Let anyone who reaches the port kill groups and read evidence.")
+    shutdown_timeout_s: float = setting(2.0, "How long open calls may take to end after SIGTERM.", kind=Duration())
+    log_level: str = setting("info", "The least severe level to log.", kind=click.Choice(LEVELS))
+    log_format: str = setting("text", "The format of the log.", kind=click.Choice(FORMATS))
 
     def __post_init__(self) -> None:
         for option, where in (("--bind", self.bind), ("--http", self.http)):

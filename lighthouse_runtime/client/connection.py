@@ -37,6 +37,16 @@ def metadata_of(job: str, token: str | None, run: str = DEFAULT_RUN) -> Metadata
     return tuple(entries)
 
 
+def _start(channel: Any, rpc: Rpc[Any], metadata: Metadata) -> Any:
+    """Call `rpc`: the answer over a synchronous channel, what is to be awaited over an asyncio one."""
+    method = channel.unary_unary(
+        rpc.path,
+        request_serializer=type(rpc.request).SerializeToString,
+        response_deserializer=rpc.answer.FromString,
+    )
+    return method(rpc.request, timeout=rpc.timeout_s, metadata=metadata, wait_for_ready=rpc.wait_for_ready)
+
+
 class SyncClient:
     """A channel that is never used in a forked child: there it is made anew."""
 
@@ -75,15 +85,8 @@ class SyncClient:
         return self._channel
 
     def invoke(self, rpc: Rpc[T]) -> T:
-        call = self._live_channel().unary_unary(
-            rpc.path,
-            request_serializer=type(rpc.request).SerializeToString,
-            response_deserializer=rpc.answer.FromString,
-        )
         try:
-            answer = call(
-                rpc.request, timeout=rpc.timeout_s, metadata=self._metadata, wait_for_ready=rpc.wait_for_ready
-            )
+            answer = _start(self._live_channel(), rpc, self._metadata)
         except grpc.RpcError as e:
             raise refusal(e, self.address, rpc.timeout_s) from None
         return rpc.read(answer)
@@ -125,15 +128,8 @@ class AsyncClient:
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
 
     async def invoke(self, rpc: Rpc[T]) -> T:
-        call = self._channel.unary_unary(
-            rpc.path,
-            request_serializer=type(rpc.request).SerializeToString,
-            response_deserializer=rpc.answer.FromString,
-        )
         try:
-            answer = await call(
-                rpc.request, timeout=rpc.timeout_s, metadata=self._metadata, wait_for_ready=rpc.wait_for_ready
-            )
+            answer = await _start(self._channel, rpc, self._metadata)
         except grpc.RpcError as e:
             raise refusal(e, self.address, rpc.timeout_s) from None
         return rpc.read(answer)

@@ -34,12 +34,7 @@ S = TypeVar("S")
 class AsyncStream(Generic[S, M]):
     """An async context manager, whose end gives the stream up, and an async iterator with one reader."""
 
-    def __init__(
-        self,
-        call: "grpc.aio.StreamStreamCall[Any, Any]",
-        address: str,
-        kind: StreamKind[S, M],
-    ) -> None:
+    def __init__(self, call: "grpc.aio.StreamStreamCall[Any, Any]", address: str, kind: StreamKind[S, M]) -> None:
         self.address = address
         self._call: Any = call
         self._kind = kind
@@ -123,12 +118,7 @@ class SyncStream(Generic[S, M]):
     imported, cures both, and makes each fork take a second.
     """
 
-    def __init__(
-        self,
-        open_: Callable[[Iterator[bytes]], Any],
-        address: str,
-        kind: StreamKind[S, M],
-    ) -> None:
+    def __init__(self, open_: Callable[[Iterator[bytes]], Any], address: str, kind: StreamKind[S, M]) -> None:
         """`open_` opens the stream, given what is sent on it."""
         self.address = address
         self._kind = kind

@@ -32,6 +32,11 @@ from lighthouse_runtime.server.rpc_handler import Call
 
 CSRF_HEADER = "X-CSRF-Token"
 ACTS_WITHIN_S = 10.0
+JSON_HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
 
 _PROXIED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
 _HTTP_STATUS = {
@@ -156,6 +161,4 @@ def _order(body: Mapping[str, object]) -> KillOrder:
 
 
 def _answer(body: Mapping[str, object], status: int = 200) -> web.Response:
-    headers = {"Cache-Control": "no-store", "Cross-Origin-Resource-Policy": "same-origin"}
-    headers |= {"X-Content-Type-Options": "nosniff"}
-    return web.Response(status=status, text=json.dumps(body), content_type="application/json", headers=headers)
+    return web.Response(status=status, text=json.dumps(body), content_type="application/json", headers=JSON_HEADERS)

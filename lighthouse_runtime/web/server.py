@@ -9,20 +9,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, UnknownName
 from lighthouse_runtime.net.bind import listening_socket, split_bind
-from lighthouse_runtime.web.control import HttpControl, refused
+from lighthouse_runtime.web.control import JSON_HEADERS, HttpControl, refused
 from lighthouse_runtime.web.status_feed import StatusFeed, to_json
 
 MAX_BODY_BYTES = 16 * 1024
 COMPRESSED_ABOVE_BYTES = 4 * 1024
-JSON_HEADERS = {
-    "Cache-Control": "no-store",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 class _WellFormedOnly(logging.Filter):
-    """A request that is no HTTP is its sender's fault, and no traceback's worth."""
+    """A request that is no HTTP is its sender's fault, and not worth a traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

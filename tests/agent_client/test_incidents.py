@@ -65,7 +65,7 @@ def test_the_group_of_a_rank_that_hangs_is_restarted_and_training_goes_on(tmp_pa
         filed = eventually(lambda: list(tmp_path.glob("*.json")), "it is filed")
         assert json.loads(filed[0].read_bytes()) == incident
         scraped = http_get(lighthouse.http + "/metrics")[1]
-        for name in ("detect", "recover"):
+        for name in ("incident_detection", "incident_recovery"):
             assert f'lighthouse_{name}_seconds_count{{job="default",kind="stall"}} 1.0' in scraped
     with Lighthouse("--incident-dir", str(tmp_path)) as after:
         assert only_incident(after)["id"] == incident["id"], "a lighthouse that starts again still has it"

@@ -20,16 +20,6 @@ def members(lighthouse: Lighthouse, job: str) -> list[str]:
 
 
 class TestRefused:
-    def test_nobody_of_that_name(self, lighthouse: Lighthouse) -> None:
-        with Manager(lighthouse.address, "b", "--job", "names") as manager:
-            eventually(lambda: manager_is_known(manager), "its session is open")
-            status, out, error = drain(lighthouse, "a", "--job", "names")
-        assert (status, out, error) == (1, "", "Error: replica_id: no live replica group 'a'; alive: b\n")
-
-    def test_no_such_job(self, lighthouse: Lighthouse) -> None:
-        status, _, error = drain(lighthouse, "a", "--job", "unheard-of")
-        assert (status, "nobody has asked for a quorum of 'unheard-of'" in error) == (1, True)
-
     def test_without_a_session_it_says_what_can_be_done_instead(self) -> None:
         """As torchft's managers are: they are known by their calls."""
         said = "replica_id: t holds no session, so it cannot be asked; kill it instead"

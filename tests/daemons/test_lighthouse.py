@@ -176,13 +176,6 @@ def test_metrics_count_calls_and_refusals() -> None:
     assert samples["lighthouse_grpc_calls_total", "Quorum", "invalid_argument"] == 1
 
 
-def test_the_page_is_served_and_asks_nobody_else(lighthouse: Lighthouse) -> None:
-    status, page = http_get(lighthouse.http + "/")
-    assert status == 200
-    assert page.lower().startswith("<!doctype html>")
-    assert re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page) == []
-
-
 # -- signals
 
 
@@ -262,11 +255,6 @@ def test_our_environment_variables() -> None:
             client.quorum(Participant("a"), timeout_s=1.0)
         process.stop()
         assert {json.loads(line)["level"] for line in process.log().splitlines()} == {"info"}
-
-
-def test_an_option_beats_its_variable() -> None:
-    with Lighthouse("--min-replicas", "1", env={"LIGHTHOUSE_MIN_REPLICAS": "2"}) as process:
-        call(process.address, "/LighthouseService/Quorum", member("a"))
 
 
 @pytest.mark.parametrize("code", [LIGHTHOUSE_CODE, TORCHFT_LIGHTHOUSE_CODE])

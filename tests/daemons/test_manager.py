@@ -17,7 +17,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from prometheus_client.parser import text_string_to_metric_families
 
-from examples.ports import free_port
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_runtime.client.lighthouse import LighthouseClient
@@ -139,12 +138,6 @@ def test_the_http_side(manager: Manager) -> None:
     assert samples["lighthouse_manager_commits_total"] == 0
 
 
-def test_the_port_that_http_took_is_told() -> None:
-    """With port 0 nobody could find it otherwise."""
-    with Manager(NOWHERE, "a", "--http", f"{LOCALHOST}:0") as process:
-        process.wait_for_log(r"HTTP on port \d+")
-
-
 def test_its_status_verb(manager: Manager) -> None:
     shown = run_cli(MANAGER_CODE, "status", "--manager", manager.address)
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -156,30 +149,6 @@ def test_its_status_verb(manager: Manager) -> None:
 
 
 # -- its end
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_status_0(number: int) -> None:
-    with Manager(NOWHERE) as process:
-        process.signal(number)
-        assert process.wait() == 0
-        assert process.log().rstrip().endswith("manager stopped")
-        assert "Traceback" not in process.log()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_it_at_once(number: int) -> None:
-    with (
-        Manager(NOWHERE, "a", "--shutdown-timeout", "10m") as process,
-        grpc.insecure_channel(process.address) as channel,
-    ):
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        next(watch)
-        process.signal(signal.SIGTERM)
-        process.wait_for_log("stopping")
-        assert process.is_alive
-        process.signal(number)
-        assert process.wait() == 128 + number
 
 
 def test_while_it_stops_its_health_says_so() -> None:
@@ -279,11 +248,6 @@ def test_it_is_set_up_by_environment_variables(
         status = client.status()
         assert (status.job, status.replica_id, status.group_world_size) == (job, name, ranks)
         eventually(lambda: client.status().lighthouse_reachable, "a heartbeat was answered")
-
-
-def test_an_option_is_taken_with_underscores_too(lighthouse: Lighthouse) -> None:
-    with Manager(lighthouse.address, "a", "--drain_timeout", "1s", "--job", "spelt") as process:
-        eventually(lambda: http_get(process.http + "/readyz")[0] == 200, "a heartbeat was answered")
 
 
 # -- the store
@@ -390,12 +354,6 @@ def _is_refused(process: Manager, complaint: str) -> None:
     assert "Traceback" not in said
 
 
-def test_a_free_port_is_told_by_its_address() -> None:
-    port = free_port()
-    with Manager(NOWHERE, "a", "--bind", f"{LOCALHOST}:{port}") as process:
-        assert process.address == f"{LOCALHOST}:{port}"
-
-
 def test_on_a_loopback_it_advertises_the_loopback_that_it_listens_on() -> None:
     """The default would be an address of this host that nothing listens on."""
     with Manager(
@@ -404,13 +362,6 @@ def test_on_a_loopback_it_advertises_the_loopback_that_it_listens_on() -> None:
         assert manager.address.startswith("localhost:")
         with ManagerClient(manager.address) as client:
             assert client.status().replica_id == "a"
-
-
-def test_on_a_loopback_it_promises_nothing_to_other_hosts() -> None:
-    words = ("--lighthouse", "127.0.0.1:1", "--replica-id", "a", "--bind", "localhost:0", "--advertise", "10.0.0.5")
-    ended = run_cli(MANAGER_CODE, "serve", *words)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("Error: --advertise: 10.0.0.5 is not served: --bind localhost listens for this host")
 
 
 def test_the_http_port_of_a_lighthouse_ends_it_at_once_with_the_remedy(lighthouse: Lighthouse) -> None:

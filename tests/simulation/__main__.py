@@ -1,4 +1,4 @@
-"""python -m tests.simulation --seeds 0:1000 [--jobs 2] [--seconds 75]; --seed N --trace replays one as text."""
+"""python -m tests.simulation --seeds 0:1000 [--jobs 2] [--first]; --seed N --trace replays one as text."""
 
 import argparse
 import logging

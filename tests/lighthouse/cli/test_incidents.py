@@ -75,13 +75,13 @@ def test_all_of_one_incident(fake, run):
         "20251122-101501  stall  job default\n"
         "b/1 behind in validation 3/25, a/0, b/0 waiting in all_reduce\n"
         "\n"
-        "     +0.00s the fault: the last move\n"
+        "     +0.00s the fault: the last progress\n"
         f"    +63.20s noticed, at {clock(STALL.summary.opened_unix_s)}\n"
-        "    +63.90s the evidence was there\n"
+        "    +63.90s evidence collected\n"
         "    +63.90s killed b, whose ranks are behind\n"
-        "    +64.50s something moves again\n"
+        "    +64.50s progress resumed\n"
         "    +66.00s quorum 18 formed\n"
-        "    +67.50s the first step after it is committed\n"
+        "    +67.50s first step committed\n"
         "\n"
         "b/1  behind, pid 4711 on node-4, after 0.3 s\n"
         "  stacks, the main thread first\n"
@@ -111,7 +111,7 @@ def test_all_of_one_incident(fake, run):
 
 def test_a_loss_as_it_goes_on(fake, run):
     fake.incidents = [LOSS]
-    assert "+0.00s the fault: the last sign of life\n" in run(incident_command, LOSS.id).output
+    assert "+0.00s the fault: the last heartbeat\n" in run(incident_command, LOSS.id).output
 
 
 def test_only_those_of_one_kind(fake, run):
@@ -131,8 +131,8 @@ def test_a_restart_of_a_run(fake, run):
         "     +0.00s the fault\n"
         f"     +0.00s noticed, at {clock(1e9)}\n"
         "     +0.25s generation 1 formed\n"
-        "     +0.25s something moves again\n"
-        "     +1.50s the first step after it is committed\n"
+        "     +0.25s progress resumed\n"
+        "     +1.50s first step committed\n"
         "\n"
         "r1/1  no pid, after 0.0 s\n"
         "  process\n"

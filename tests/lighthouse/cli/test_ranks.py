@@ -1,8 +1,6 @@
 import dataclasses
 import json
 
-import pytest
-
 from lighthouse.cli.ranks import ranks as command
 from lighthouse_protocol.messages.status import JobStatus, RankPlace, RankState
 from tests.lighthouse.statuses import job, member, place, status
@@ -52,11 +50,3 @@ def test_json_is_the_status(fake, run):
 def test_nobody_has_said_where_it_is(fake, run):
     fake.answers = [status(job(member("a")))]
     assert run(command).output == "no ranks have reported\n"
-
-
-@pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
-def test_no_line_is_longer_than_the_terminal(fake, run, width):
-    fake.answers = [status(FEW)]
-    lines = run(command, env={"COLUMNS": str(width)}).output.splitlines()
-    assert max(map(len, lines)) <= width
-    assert any("behind" in line and "b/1" in line for line in lines[-5:])

@@ -8,7 +8,6 @@ from lighthouse.cli.runs import runs
 from lighthouse.cli.stop import resume, stop
 from lighthouse_protocol.messages.run import Counters, KeyKind, Stop, Terms
 from lighthouse_protocol.messages.run_status import RunStatus
-from lighthouse_protocol.refusals import UnknownName, WrongState
 
 RUN = RunStatus("default", "r1", "stands", Counters(1, 0, 1, 1), Terms(3), (0, 2), False, None, (), (), ())
 
@@ -56,13 +55,6 @@ def test_what_was_not_stopped_is_not_said_to_be_resumed(fake, run, runs):
 def test_the_reason_goes_to_all(fake, run):
     run(stop, "--reason", "maintenance")
     assert (fake.calls[0]["reason"], fake.calls[0]["run"]) == ("maintenance", "default")
-
-
-@pytest.mark.parametrize("error", [UnknownName("run: job 'j' has no run 'x'"), WrongState("run: is completed")])
-def test_a_refusal_is_one_line_on_stderr(fake, run, error):
-    fake.answers = [error]
-    result = run(stop, "--run", "x")
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"Error: {error}\n")
 
 
 def test_keys_are_named_as_in_the_documents(fake, run):

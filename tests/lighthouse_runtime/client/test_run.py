@@ -7,7 +7,7 @@ import pytest
 
 from lighthouse_protocol.messages.run import Done, KeyKind, RankHeartbeat, RankHello, RankId, Stop, Terms
 from lighthouse_protocol.messages.supervisor import StopAsked, SupervisorHello, SupervisorWelcome
-from lighthouse_protocol.refusals import Superseded, Unreachable, WrongState
+from lighthouse_protocol.refusals import Superseded, WrongState
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
 from tests.lighthouse_runtime.run_server import RUN, RunServer
 from tests.processes import LOCALHOST
@@ -22,18 +22,6 @@ async def server() -> AsyncIterator[tuple[RunServer, str]]:
     port = await running.server.start(f"{LOCALHOST}:0")
     yield running, f"{LOCALHOST}:{port}"
     await running.server.stop(0)
-
-
-async def test_a_rank_says_and_hears(server: tuple[RunServer, str]):
-    running, address = server
-    async with AsyncLighthouseClient(address, job="j", run="r") as client, client.rank() as stream:
-        stream.send(ENTRY)
-        assert await anext(stream) == Stop("j/r", "", 0)
-        stream.send(RankHeartbeat(1))
-        assert await anext(stream) == Done(0)
-        with pytest.raises(Superseded, match=r"^the end$"):
-            await anext(stream)
-    assert running.heard == [ENTRY, RankHeartbeat(1)]
 
 
 async def test_a_rank_of_a_training_process_says_and_hears(server: tuple[RunServer, str]):
@@ -64,13 +52,6 @@ async def test_a_stream_given_up_by_another_thread_ends(server: tuple[RunServer,
     assert await asyncio.to_thread(live) == [Stop("None/None", "", 0)]
 
 
-async def test_nobody_is_there():
-    async with AsyncLighthouseClient(f"{LOCALHOST}:1") as client, client.supervise() as stream:
-        stream.send(SUPERVISOR)
-        with pytest.raises(Unreachable):
-            await anext(stream)
-
-
 async def test_a_supervisor_says_and_hears(server: tuple[RunServer, str]):
     running, address = server
     async with AsyncLighthouseClient(address, run="r") as client, client.supervise() as stream:
@@ -96,23 +77,4 @@ async def test_what_is_asked_and_told(server: tuple[RunServer, str]):
         (False, "", ""),
         ("stop", "j/r", "enough"),
         ("resume", "j/r"),
-    ]
-
-
-async def test_what_is_asked_and_told_by_a_training_process(server: tuple[RunServer, str]):
-    running, address = server
-
-    def ask() -> object:
-        with LighthouseClient(address, run="r") as client:
-            client.put_key(3, KeyKind.RANKS_RESTART, "a", b"1")
-            client.stop_run("enough")
-            client.resume_run()
-            return client.get_keys(0, KeyKind.ITERATION, "a"), client.runs()
-
-    assert await asyncio.to_thread(ask) == ((3, {(KeyKind.ITERATION, "a"): b"1"}), (RUN,))
-    assert running.heard == [
-        ("ranks_restart", "a", b"1"),
-        ("stop", "None/r", "enough"),
-        ("resume", "None/r"),
-        (True, "iteration", "a"),
     ]

@@ -402,23 +402,6 @@ class TestAsyncWatch:
             with pytest.raises(InvalidRequest, match="time_left_s"):
                 await anext(watch)
 
-    async def test_a_manager_that_does_not_read_is_given_up(self, server: StreamServer):
-        """Votes are queued, as what a session says is: none waits for another to be written."""
-        async with AsyncManagerClient(f"{LOCALHOST}:{server.port}") as client, client.watch(REQUEST) as watch:
-            assert [await anext(watch), await anext(watch)] == OPENED
-            for number in range(10_002):
-                watch.send(Ballot(number, 3, True, 7, False, 1.0))
-            with pytest.raises(Unreachable, match="does not read what it is sent"):
-                async for _ in watch:
-                    pass
-
-    async def test_the_managers_death_is_unreachable(self, remote: Server):
-        async with AsyncManagerClient(remote.address) as client, client.watch(REQUEST) as watch:
-            assert [await anext(watch), await anext(watch)] == OPENED
-            remote.popen.kill()
-            with pytest.raises(Unreachable):
-                await asyncio.wait_for(anext(watch), PATIENCE_S)
-
 
 class Listening(threading.Thread):
     """Reads a watch to its end."""
@@ -568,14 +551,3 @@ class TestClients:
             assert client.should_commit(0, 3, True, timeout_s=PATIENCE_S) is True
             with pytest.raises(Drained, match=r"^this was the last step$"):
                 client.vote(9, 3, True, timeout_s=PATIENCE_S)
-
-    async def test_asyncio(self, server: StreamServer):
-        address = f"{LOCALHOST}:{server.port}"
-        async with AsyncLighthouseClient(address, job="j") as client:
-            await client.drain("a", "enough", timeout_s=PATIENCE_S)
-            with pytest.raises(UnknownName, match=r"^j b enough$"):
-                await client.drain("b", "enough", timeout_s=PATIENCE_S)
-        async with AsyncManagerClient(address) as client:
-            assert await client.vote(0, 3, True, timeout_s=PATIENCE_S, wants_next=True) == Vote(True, NEXT)
-            assert await client.vote(0, 3, False, timeout_s=PATIENCE_S) == Vote(False)
-            assert await client.should_commit(0, 3, True, timeout_s=PATIENCE_S) is True

@@ -3,46 +3,47 @@ import sys
 
 import pytest
 
-from lighthouse.cli.kill import kill as command
+from lighthouse.cli.drain import drain
+from lighthouse.cli.kill import kill
 from lighthouse_protocol.messages.status import MemberState
-from lighthouse_protocol.refusals import UnknownName
 from tests.lighthouse.statuses import job, member, status
 
-
-def test_kills_and_says_so(fake, run):
-    result = run(command, "a", "--force", "--reason", "maintenance", "--job", "other")
-    assert result.output == "killed replica group a of job other\n"
-    assert fake.calls == [
-        {
-            "address": "localhost:29510",
-            "job": "other",
-            "token": None,
-            "replica_id": "a",
-            "msg": "maintenance",
-            "timeout_s": 10.0,
-        }
-    ]
+BOTH = pytest.mark.parametrize("command", [kill, drain], ids=["kill", "drain"])
 
 
-def test_json(run):
+@pytest.mark.parametrize(
+    ("command", "asked", "said"),
+    [
+        (kill, {}, "killed replica group a of job other\n"),
+        (drain, {"verb": "drain"}, "replica group a of job other drains\n"),
+    ],
+)
+def test_asks_and_says_so(fake, run, command, asked, said):
+    assert run(command, "a", "--reason", "maintenance", "--job", "other").output == said
+    what = {"job": "other", "token": None, "replica_id": "a", "msg": "maintenance", "timeout_s": 10.0}
+    assert fake.calls[-1] == {"address": "localhost:29510"} | what | asked
+
+
+@pytest.mark.parametrize(("command", "done"), [(kill, "killed"), (drain, "draining")])
+def test_json(run, command, done):
     shown = json.loads(run(command, "a", "--format", "json").output)
-    assert shown == {"job": "default", "replica_id": "a", "reason": "", "killed": True}
+    assert shown == {"job": "default", "replica_id": "a", "reason": "", done: True}
 
 
 @pytest.mark.parametrize("others", [(), (member("b", MemberState.EXPIRED),)])
 def test_the_last_live_group_is_not_killed_without_a_word(fake, run, others):
     fake.answers = [status(job(member("a"), *others))]
-    result = run(command, "a")
+    result = run(kill, "a")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("Error: a is the last live replica group of job default, and training stops with")
     assert "--force" in result.stderr
     assert [call for call in fake.calls if "replica_id" in call] == []
-    assert run(command, "a", "--force").exit_code == 0
+    assert run(kill, "a", "--force").exit_code == 0
 
 
 def test_the_last_one_is_known_by_torchfts_name_of_it_too(fake, run):
     fake.answers = [status(job(member("a")))]
-    result = run(command, "a:5f0c1d1e-8a9b-4c3d-9e2f-001122334455")
+    result = run(kill, "a:5f0c1d1e-8a9b-4c3d-9e2f-001122334455")
     assert (result.exit_code, "is the last live replica group" in result.stderr) == (1, True)
     assert [call for call in fake.calls if "replica_id" in call] == []
 
@@ -51,32 +52,27 @@ def test_the_last_one_is_known_by_torchfts_name_of_it_too(fake, run):
 def test_a_person_is_asked(fake, run, monkeypatch, typed, is_killed):
     fake.answers = [status(job(member("a")))]
     monkeypatch.setattr(sys.modules["lighthouse.cli.kill"], "is_terminal", lambda: True)
-    result = run(command, "a", typed=typed)
+    result = run(kill, "a", typed=typed)
     assert "Kill it? [y/N]" in result.stderr
     assert any("replica_id" in call for call in fake.calls) is is_killed
 
 
 def test_one_of_several_is_killed_at_once(fake, run):
     fake.answers = [status(job(member("a"), member("b", MemberState.DOWN)))]
-    assert run(command, "a").output == "killed replica group a of job default\n"
+    assert run(kill, "a").output == "killed replica group a of job default\n"
 
 
-def test_a_refusal_is_one_line_on_stderr(fake, run):
-    fake.answers = [UnknownName("replica_id: no live replica group 'x'; alive: a, b")]
-    result = run(command, "x")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "Error: replica_id: no live replica group 'x'; alive: a, b\n"
-
-
-def test_sends_the_token_of_the_file(fake, run, tmp_path):
+@BOTH
+def test_sends_the_token_of_the_file(fake, run, tmp_path, command):
     file = tmp_path / "token"
     file.write_text("secret\n")
     run(command, "a", "--control-token-file", str(file))
     assert fake.calls[-1]["token"] == "secret"
 
 
+@BOTH
 @pytest.mark.parametrize("content", [None, b"", b"two\nlines", b"\xff\xfe"])
-def test_a_bad_token_file_names_the_option(fake, run, tmp_path, content):
+def test_a_bad_token_file_names_the_option(fake, run, tmp_path, command, content):
     file = tmp_path / "token"
     if content is not None:
         file.write_bytes(content)
