@@ -27,8 +27,9 @@ class ProgressDriver:
         """`said` hears each verdict that is new, and None when something moves again."""
         self._roster = roster
         self._progress = JobProgress(floor_s)
-        self._clock = asyncio.get_running_loop().time
-        self._watch = StallWatch(log, f"[{job}] ", self._verdict, self._left_s, floor_s, said)
+        timers = asyncio.get_running_loop()
+        self._clock = timers.time
+        self._watch = StallWatch(timers, log, f"[{job}] ", self._verdict, self._left_s, floor_s, said)
 
     def take(self, replica_id: str, view: GroupView) -> None:
         """`replica_id` is that of the session."""

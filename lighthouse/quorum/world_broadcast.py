@@ -39,7 +39,8 @@ class WorldBroadcast:
         self._grid = Grid(())
         self._world: World | None = None
         self._waiting_for = ""
-        self._held_back = Sustained(self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
+        timers = asyncio.get_running_loop()
+        self._held_back = Sustained(timers, self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
         self._timer: asyncio.TimerHandle | None = None
 
     def opened(self, session: int, hello: Hello) -> None:

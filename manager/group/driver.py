@@ -1,24 +1,34 @@
-"""The loop's side of the group's machine: feed an event, perform the effects, re-arm one timer.
+"""One replica group's manager: its machine is fed, its effects are performed in order, one timer is set again.
 
-A waiting RPC is a future.
+Synchronous: time, the ranks' streams and waiting calls, the session with the lighthouse and evidence are ports.
 """
 
-import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
+from lighthouse_protocol.limits import answer_margin_s
+from lighthouse_protocol.messages.evidence import SelfReport
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum, Vote
+from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.session import (
+    Ballot,
+    Counted,
+    FromRank,
+    Leaving,
+    ToManager,
+    ToRank,
+    WatchOpened,
+    WatchRequest,
+)
 from lighthouse_protocol.messages.session import Killed as KilledMessage
-from lighthouse_protocol.messages.session import ToManager, WatchRequest
-from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable, Unrecoverable
+from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, LighthouseError, Unreachable, Unrecoverable
 from lighthouse_protocol.rules.stall import Limits
-from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
-from manager.group.lighthouse_link import LighthouseLink
-from manager.group.ports import EvidenceSource
+from manager.group.ports import EvidenceSource, LighthousePort
 from manager.group.progress import GroupProgressDriver
 from manager.group.rules import commit, gather
 from manager.group.rules.events import (
@@ -55,55 +65,75 @@ from manager.group.rules.machine import GroupMachine
 from manager.group.rules.progress import ProgressReporter
 from manager.group.rules.request import QuorumRequest, check_rank
 from manager.group.waits import Waits
-from manager.group.watches import Watchers
+from manager.group.watches import Watch, WatchTable
 from manager.group.worlds import Worlds
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+Answer = tuple[Assignment, Quorum | None]
+"""To a request for a quorum: what it means for the rank, and the quorum, if it is a new one."""
 
 
-class Waiting(NamedTuple, Generic[T]):
-    """A call of a rank, and what will be its answer."""
+@dataclass(frozen=True, slots=True)
+class BallotReply:
+    """The Reply to a ballot goes by the watch that it came on."""
 
-    call: int
-    answer: "asyncio.Future[T]"
+    peer: Peer[ToRank]
+    number: int
+
+    def answer(self, value: Vote) -> None:
+        self.peer.send(Counted(self.number, value))
+
+    def refuse(self, error: LighthouseError) -> None:
+        self.peer.send(Counted(self.number, error))
+
+
+@dataclass(slots=True)
+class _Call:
+    """`watch`: it ends with that."""
+
+    reply: Reply[Any]
+    watch: Watch | None = None
+    expiry: Timer | None = None
 
 
 class GroupDriver:
-    """`me` is this group's participant but for what changes from join to join; `life` names the manager's start.
-
-    `end` ends the daemon with a status. `rank_timeout_s` as in GroupMachine. `on_given_up` hears of ranks that were
-    lost and are not back, and of a group that does not fit its peers.
-    """
+    """Ranks come by `ask`, `vote` and `open_watch`, the lighthouse by `opened`, `received` and `closed`."""
 
     def __init__(
         self,
         me: Participant,
         life: str,
-        link: LighthouseLink,
+        timers: Timers,
+        link: LighthousePort,
         evidence: EvidenceSource,
         end: Callable[[int], None],
+        *,
+        show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
         on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
     ) -> None:
-        """`limits` say when ranks stall."""
-        self.places = GroupProgressDriver(me, limits or Limits(), self._trains_alone, lambda: self.machine.incarnation)
-        self.machine = GroupMachine(me, life, _handles_on_the_wire, rank_timeout_s, ProgressReporter(self.places.view))
-        self.worlds = Worlds()
-        self.evidence = evidence
+        """`me`, `life`, `show_handles` and `rank_timeout_s` as in GroupMachine. `end` ends the daemon with a status: 0
+        when the group has left, 1 when it was killed. `limits` say when ranks stall. `on_given_up` is called for ranks
+        that were lost and are not back, and for a group that does not fit its peers."""
+        self._timers = timers
+        self._clock = timers.time
         self._link = link
+        self._evidence = evidence
         self._end = end
         self._on_given_up = on_given_up
-        self._clock = asyncio.get_running_loop().time
-        self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._waits = Waits(lambda: self.machine.waiting_for(link.error))
-        self._watchers = Watchers(self.places, self.worlds, self._waits, self.evidence)
+        self._calls: dict[int, _Call] = {}
+        self._watches = WatchTable()
+        self._places = GroupProgressDriver(
+            me, limits or Limits(), timers, self._trains_alone, lambda: self.machine.incarnation
+        )
+        self._worlds = Worlds(timers, self._watches)
+        self._waits = Waits(timers, self._watches, lambda: self.machine.waiting_for(link.error))
+        self.machine = GroupMachine(me, life, show_handles, rank_timeout_s, ProgressReporter(self._places.view))
+        self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
-        self._left = asyncio.Event()
 
     @property
     def gather(self) -> gather.GatherMachine:
@@ -124,56 +154,27 @@ class GroupDriver:
         """The addresses, once they are known."""
         self.machine.me = me
 
-    async def run(self) -> None:
-        """The sessions with the lighthouse, until cancelled."""
-        await self._link.run(self._opened, self._received, lambda: self._feed(SessionClosed()))
+    # -- calls of ranks. Each has a number, by which it is ended.
 
-    # -- ranks
-
-    async def ask(self, time_left_s: float, **fields: Any) -> tuple[Assignment, Quorum | None]:
-        """One rank's request (the fields of Ask). Raises a refusal, at the latest when its time is over."""
-        deadline_at = self._clock() + time_left_s
+    def ask(self, reply: Reply[Answer], time_left_s: float, **fields: Any) -> int:
+        """A rank's request for a quorum (the fields of QuorumRequest)."""
+        answer_within_s = _answer_within_s(time_left_s)
+        deadline_at = self._clock() + answer_within_s
 
         def event(call: int) -> Event:
             return QuorumRequest(call=call, deadline_at=deadline_at, **fields)
 
-        return await self._wait(self._begin(event, time_left_s, self._no_quorum))
+        return self._begin(_Call(reply), event, answer_within_s, self._no_quorum)
 
-    async def vote(self, time_left_s: float, *, wants_next: bool = False, **fields: Any) -> Vote:
-        """One rank's vote (the fields of commit.Voted); the decision. Raises a refusal."""
-        return await self._wait(self.cast(time_left_s, wants_next=wants_next, **fields))
-
-    def cast(self, time_left_s: float, *, wants_next: bool, **fields: Any) -> "Waiting[Vote]":
-        """The same without waiting; often it is decided at once. Raises Unreachable after close()."""
-
-        def event(call: int) -> Event:
-            return VoteCast(commit.Voted(call=call, **fields), wants_next)
-
-        return self._begin(event, time_left_s, _no_decision)
+    def vote(self, reply: Reply[Vote], time_left_s: float, *, wants_next: bool = False, **fields: Any) -> int:
+        """A rank's vote (the fields of commit.Voted)."""
+        return self._cast(_Call(reply), time_left_s, wants_next=wants_next, **fields)
 
     def end_call(self, call: int) -> None:
-        """Nobody waits for its answer any more, if it has none yet."""
-        if (answer := self._waiting.pop(call, None)) is not None:
-            answer.cancel()  # and with it its expiry
+        """Its caller has gone. After the answer this does nothing."""
+        if (ended := self._calls.pop(call, None)) is not None:
+            _stop(ended)
             self._feed(CallEnded(call))
-
-    def open_watch(self, request: WatchRequest, sender: Sender, *, is_here: bool) -> int:
-        """The number of the watch. `is_here`: the rank is on this host, in this pid namespace. Raises InvalidRequest
-        for a rank that the group does not have."""
-        check_rank(request.group_rank, self.machine.me.group_world_size)
-        watch = next(self._numbers)
-        self._watchers.opened(watch, request, sender, is_here=is_here)
-        self._feed(RankWatched(watch, request.group_rank, request.worker))
-        return watch
-
-    def end_watch(self, watch: int) -> None:
-        """The stream or the process of it has ended. More than once does no harm."""
-        if self._watchers.ended(watch):
-            self._feed(WatchEnded(watch))
-
-    def leave_watch(self, watch: int, step: int | None) -> None:
-        """Its rank closes its Agent in good order; `step` as in Leaving."""
-        self._feed(RankLeaves(watch, step))
 
     def report(self, group_rank: int, worker: str, reason: str, *, ends_group: bool) -> None:
         """A rank is about to end, with `ends_group` its whole group.
@@ -190,76 +191,132 @@ class GroupDriver:
         """By a supervisor."""
         self._feed(RanksStarted())
 
+    # -- watches of ranks
+
+    def open_watch(self, hello: WatchRequest, peer: Peer[ToRank], *, is_local: bool) -> int:
+        """The number of the watch. `is_local` as in Watch. Raises InvalidRequest for a rank that the group does not
+        have."""
+        check_rank(hello.group_rank, self.machine.me.group_world_size)
+        number, watch = next(self._numbers), Watch(hello, peer, is_local, self._clock())
+        self._watches.add(number, watch)
+        self._places.opened(watch)
+        self._evidence.opened(watch)
+        peer.send(WatchOpened(takes_progress=True, takes_leave=True))
+        self._worlds.opened(watch)
+        self._waits.opened(watch)
+        self._feed(RankWatched(number, hello.group_rank, hello.worker))
+        return number
+
+    def receive(self, number: int, message: FromRank | None) -> None:
+        """None: a message that this version does not know, which still shows that the rank runs."""
+        watch = self._watches.get(number)
+        if watch is None:
+            return
+        watch.heard_at = self._clock()
+        match message:
+            case Ballot(ballot, step, vote, quorum_id, wants_next, time_left_s):
+                self._cast(
+                    _Call(BallotReply(watch.peer, ballot), watch),
+                    time_left_s,
+                    wants_next=wants_next,
+                    group_rank=watch.hello.group_rank,
+                    step=step,
+                    vote=vote,
+                    quorum_id=quorum_id,
+                )
+            case Leaving(step):
+                self._feed(RankLeaves(number, step))
+            case Sample():
+                self._places.take(watch, message)
+            case SelfReport():
+                self._evidence.answered(watch, message)
+            case WatchRequest():
+                raise InvalidRequest("is only the first message of a watch", field="rank")
+            case None:
+                pass
+
+    def end_watch(self, number: int) -> None:
+        """The stream or the process of it has ended. More than once does no harm."""
+        watch = self._watches.remove(number)
+        if watch is None:
+            return
+        self._places.ended(watch)
+        self._evidence.ended(watch)
+        self._feed(WatchEnded(number))
+        for call in [call for call, waiting in self._calls.items() if waiting.watch is watch]:
+            self.end_call(call)
+
+    # -- the lighthouse
+
+    def opened(self) -> None:
+        self._feed(SessionOpened())
+
+    def received(self, message: ToManager) -> None:
+        self._feed(Received(message))
+
+    def closed(self) -> None:
+        self._feed(SessionClosed())
+
     # -- the end
 
-    async def leave(self, reason: str, timeout_s: float) -> None:
-        """Do the steps that the others count on, and leave; at most for so long."""
+    def drain(self, reason: str) -> None:
+        """Do the steps that the others count on, and leave."""
         self._feed(DrainAsked(reason))
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._left.wait()
-        except TimeoutError:
-            log.warning("the ranks have not finished their step within %g s; leaving all the same", timeout_s)
 
     def close(self, reason: str) -> None:
-        """Every waiting rank gets `reason` at once; so does whoever asks from now on."""
+        """Every call that waits, or comes later, is refused with `reason`."""
         self._closed = Unreachable(reason)
         self._timer.cancel()
-        self._watchers.close()
-        for waiter in self._waiting.values():
-            if not waiter.done():
-                waiter.set_exception(self._closed)
+        self._places.close()
+        self._evidence.close()
+        self._worlds.close()
+        self._waits.close()
+        for call in list(self._calls):
+            self._refuse(call, self._closed)
 
     def kill(self, reason: str) -> None:
         """The ranks' Agents end with status 1, and so does this daemon."""
-        self._watchers.push_all(KilledMessage(reason))
+        self._watches.send_all(KilledMessage(reason))
         self._end(1)
 
     # -- waiting
 
+    def _cast(self, call: _Call, time_left_s: float, *, wants_next: bool, **fields: Any) -> int:
+        def event(number: int) -> Event:
+            return VoteCast(commit.Voted(call=number, **fields), wants_next)
+
+        return self._begin(call, event, _answer_within_s(time_left_s), _no_decision)
+
     def _begin(
-        self, event: Callable[[int], Event], time_left_s: float, why: Callable[[float], LighthouseError]
-    ) -> "Waiting[Any]":
+        self, call: _Call, event: Callable[[int], Event], within_s: float, why: Callable[[float], LighthouseError]
+    ) -> int:
         """Answered, or refused with `why`, in that time."""
+        number = next(self._numbers)
         if self._closed is not None:
-            raise self._closed
-        loop = asyncio.get_running_loop()
-        call = next(self._numbers)
-        answer = self._waiting[call] = loop.create_future()
-        self._feed(event(call))
-        if not answer.done():  # a granted step is answered at once
-            expiry = loop.call_later(time_left_s, lambda: self._expire(call, why(time_left_s)))
-            answer.add_done_callback(lambda _: expiry.cancel())
-        return Waiting(call, answer)
+            call.reply.refuse(self._closed)
+            return number
+        self._calls[number] = call
+        self._feed(event(number))
+        if number in self._calls:  # a granted step is answered at once
+            call.expiry = self._timers.call_later(within_s, self._expire, number, why, within_s)
+        return number
 
-    def _expire(self, call: int, error: LighthouseError) -> None:
-        if (answer := self._waiting.pop(call, None)) is not None and not answer.done():
-            answer.set_exception(error)
-            self._feed(CallExpired(call, error))
+    def _expire(self, call: int, why: Callable[[float], LighthouseError], within_s: float) -> None:
+        error = why(within_s)
+        self._refuse(call, error)
+        self._feed(CallExpired(call, error))
 
-    async def _wait(self, waiting: "Waiting[T]") -> T:
-        try:
-            return await waiting.answer
-        finally:
-            self.end_call(waiting.call)
-
-    def _no_quorum(self, time_left_s: float) -> LighthouseError:
+    def _no_quorum(self, within_s: float) -> LighthouseError:
         size, waiting = self.machine.me.group_world_size, self.machine.ranks.waiting
         silent = [rank for rank in range(size) if rank not in waiting]
         if silent and self.gather.waiting:
-            what = f"ranks {silent} of {size} have not asked for a quorum within {time_left_s:.3g} s"
+            what = f"ranks {silent} of {size} have not asked for a quorum within {within_s:.3g} s"
             return DeadlinePassed(f"{what}; {self.machine.incomplete or 'all are here'}")
         if self._link.error:
-            return Unreachable(f"lighthouse: {self._link.error}; tried for {time_left_s:.3g} s")
-        return DeadlinePassed(f"the lighthouse gave no quorum within {time_left_s:.3g} s")
+            return Unreachable(f"lighthouse: {self._link.error}; tried for {within_s:.3g} s")
+        return DeadlinePassed(f"the lighthouse gave no quorum within {within_s:.3g} s")
 
     # -- feed and perform
-
-    def _opened(self) -> None:
-        self._feed(SessionOpened())
-
-    def _received(self, message: ToManager) -> None:
-        self._feed(Received(message))
 
     def _feed(self, event: Event) -> None:
         if self._closed is None:
@@ -274,18 +331,18 @@ class GroupDriver:
                 case QuorumAnswered(call, assignment, quorum):
                     if not assignment.revoked:  # its mates may already wait for the next one
                         self._waits.answered()
-                    self._settle(call, (assignment, quorum))
+                    self._answer(call, (replace(assignment, world=self._worlds.world), quorum))
                 case VoteAnswered(call, decision, following):
-                    self._settle(call, Vote(decision, following))
+                    self._answer(call, Vote(decision, following))
                 case CallRefused(call, error):
                     if isinstance(error, Unrecoverable):
                         log.error("the ranks cannot go on: %s", error)
-                    self._settle(call, error)
+                    self._refuse(call, error)
                 case Sent(message):
                     self._link.send(message)
                 case Pushed(message, watches):
                     log.info("to the ranks: %s", message)
-                    self._watchers.push(message, watches)
+                    self._watches.send(message, watches)
                 case RankGivenUp(rank, reason):
                     log.error("rank %d is given up: %s", rank, reason)
                     self._on_given_up(effect)
@@ -301,33 +358,36 @@ class GroupDriver:
                     log.error("killed by the lighthouse: %s", reason)
                     self.kill(reason)
                 case WorldChanged(world):
-                    self.worlds.tell(world)
+                    self._worlds.tell(world)
                 case EvidenceWanted(request):
-                    self.evidence.give(request)
+                    self._evidence.give(request)
                 case HasLeft(reason):
                     log.info("has left: %s", reason)
-                    self._left.set()
                     self._end(0)
-        self.worlds.look(self.machine.incomplete)
+        self._worlds.look(self.machine.incomplete)
         self._waits.look(is_waiting=bool(self.machine.ranks.waiting))
         self._timer.set(self.machine.deadline())
 
-    def _settle(self, call: int, outcome: object) -> None:
-        waiter = self._waiting.pop(call, None)
-        if waiter is None or waiter.done():
-            return
-        if isinstance(outcome, LighthouseError):
-            waiter.set_exception(outcome)
-        else:
-            waiter.set_result(outcome)
+    def _answer(self, call: int, value: object) -> None:
+        if (answered := self._calls.pop(call, None)) is not None:
+            _stop(answered)
+            answered.reply.answer(value)
+
+    def _refuse(self, call: int, error: LighthouseError) -> None:
+        if (refused := self._calls.pop(call, None)) is not None:
+            _stop(refused)
+            refused.reply.refuse(error)
 
 
-def _no_decision(time_left_s: float) -> LighthouseError:
-    return DeadlinePassed(f"the other ranks of the group have not voted within {time_left_s:.3g} s")
+def _stop(call: _Call) -> None:
+    if call.expiry is not None:
+        call.expiry.cancel()
 
 
-def _handles_on_the_wire(handles: tuple[str, ...]) -> bytes:
-    """torchft's newer managers show their peers a handle per rank; ours relays them in the same field."""
-    if not any(handles):
-        return b""
-    return torchft_pb2.QuorumMember(reconfigure_handles=handles).SerializeToString()
+def _answer_within_s(time_left_s: float) -> float:
+    """How long there is to find an answer, or a reason, that still reaches the caller."""
+    return time_left_s - answer_margin_s(time_left_s) / 2
+
+
+def _no_decision(within_s: float) -> LighthouseError:
+    return DeadlinePassed(f"the other ranks of the group have not voted within {within_s:.3g} s")

@@ -1,54 +1,52 @@
-"""The open watches of the ranks: whoever keeps something by them hears of each; what is for a rank is told by it."""
+"""The open watches of the ranks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from lighthouse_protocol.messages.session import ToRank, WatchOpened, WatchRequest
-from lighthouse_protocol.wire.watch_wire import watch_response_to_wire
-from lighthouse_runtime.server.streams import Sender
-from manager.group.ports import EvidenceSource
-from manager.group.progress import GroupProgressDriver
-from manager.group.waits import Waits
-from manager.group.worlds import Worlds
+from lighthouse_protocol.messages.session import ToRank, WatchRequest
+from lighthouse_runtime.ports import Peer
 
 
-class Watchers:
-    def __init__(self, places: GroupProgressDriver, worlds: Worlds, waits: Waits, evidence: EvidenceSource) -> None:
-        self._places = places
-        self._worlds = worlds
-        self._waits = waits
-        self._evidence = evidence
-        self._senders: dict[int, Sender] = {}
+@dataclass(eq=False, slots=True)
+class Watch:
+    """A rank's stream, and the process that it is of. `is_local`: that process is on this host, in this pid namespace.
+    `heard_at`: when the rank last sent something, whatever that was."""
 
-    def opened(self, watch: int, request: WatchRequest, sender: Sender, *, is_here: bool) -> None:
-        self._senders[watch] = sender
-        self._places.opened(watch, request)
-        self._evidence.opened(watch, request, sender, is_here=is_here)
-        self.push(WatchOpened(takes_progress=True, takes_leave=True), (watch,))
-        self._worlds.opened(watch, request, sender)
-        self._waits.opened(watch, sender)
+    hello: WatchRequest
+    peer: Peer[ToRank]
+    is_local: bool
+    heard_at: float
+    is_open: bool = True
 
-    def ended(self, watch: int) -> bool:
-        """Whether it was open until now."""
-        sender = self._senders.pop(watch, None)
-        if sender is not None:
-            sender.end()
-            self._places.ended(watch)
-            self._evidence.ended(watch)
-            self._worlds.ended(watch)
-            self._waits.ended(watch)
-        return sender is not None
 
-    def push(self, message: ToRank, watches: Iterable[int]) -> None:
-        body = watch_response_to_wire(message).SerializeToString()
-        for watch in watches:
-            if (sender := self._senders.get(watch)) is not None:
-                sender.send(body)
+class WatchTable:
+    """By number. Iterates over the open watches."""
 
-    def push_all(self, message: ToRank) -> None:
-        self.push(message, self._senders)
+    def __init__(self) -> None:
+        self._watches: dict[int, Watch] = {}
 
-    def close(self) -> None:
-        self._places.close()
-        self._evidence.close()
-        self._worlds.close()
-        self._waits.close()
+    def __iter__(self) -> Iterator[Watch]:
+        return iter(self._watches.values())
+
+    def get(self, number: int) -> Watch | None:
+        """None: it has ended."""
+        return self._watches.get(number)
+
+    def add(self, number: int, watch: Watch) -> None:
+        self._watches[number] = watch
+
+    def remove(self, number: int) -> Watch | None:
+        """None: it had ended before."""
+        watch = self._watches.pop(number, None)
+        if watch is not None:
+            watch.is_open = False
+            watch.peer.end()
+        return watch
+
+    def send(self, message: ToRank, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if (watch := self._watches.get(number)) is not None:
+                watch.peer.send(message)
+
+    def send_all(self, message: ToRank) -> None:
+        self.send(message, self._watches)

@@ -1,13 +1,12 @@
-"""The loop's side of who is there: of the world, the ranks of all replica groups, the lighthouse tells, and the ranks
-are told; which of the group's own are missing goes to the log."""
+"""The world, all replica groups with their ranks: the lighthouse tells it to the manager, and the manager to its ranks.
+Which ranks of this group are missing goes to the log."""
 
 import logging
 
 from lighthouse_protocol.messages.membership import World
-from lighthouse_protocol.messages.session import WatchRequest
-from lighthouse_protocol.wire.watch_wire import watch_response_to_wire
-from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.sustained import Sustained
+from manager.group.watches import Watch, WatchTable
 
 log = logging.getLogger(__name__)
 
@@ -16,29 +15,24 @@ INCOMPLETE_LOGGED_AFTER_S = 10.0
 
 
 class Worlds:
-    """`world`: as it was told last; None: never."""
+    """`world` is the newest; None: the lighthouse has told none."""
 
-    def __init__(self) -> None:
+    def __init__(self, timers: Timers, watches: WatchTable) -> None:
         self.world: World | None = None
-        self._takers: dict[int, Sender] = {}
-        self._incomplete = Sustained(_log_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
+        self._watches = watches
+        self._incomplete = Sustained(timers, _log_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
 
-    def opened(self, watch: int, request: WatchRequest, sender: Sender) -> None:
-        if request.takes_world:
-            self._takers[watch] = sender
-            if self.world is not None:
-                sender.send(watch_response_to_wire(self.world))
-
-    def ended(self, watch: int) -> None:
-        self._takers.pop(watch, None)
+    def opened(self, watch: Watch) -> None:
+        if watch.hello.takes_world and self.world is not None:
+            watch.peer.send(self.world)
 
     def tell(self, world: World) -> None:
         if world.pending and (self.world is None or world.pending != self.world.pending):
             log.info("ask to come in: %s", ", ".join(world.pending))
         self.world = world
-        message = watch_response_to_wire(world)
-        for sender in self._takers.values():
-            sender.send(message)
+        for watch in self._watches:
+            if watch.hello.takes_world:
+                watch.peer.send(world)
 
     def look(self, incomplete: str) -> None:
         """Which ranks of the group are missing; empty: none, or all."""

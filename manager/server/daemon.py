@@ -30,7 +30,7 @@ from manager.group.lighthouse_link import LighthouseLink
 from manager.group.rules.events import GroupGivenUp, RankGivenUp
 from manager.server.config import ManagerConfig
 from manager.server.metrics import render
-from manager.server.service import REFLECTED, ManagerService
+from manager.server.service import REFLECTED, ManagerService, show_handles
 from manager.store.process import StoreProcess
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,8 @@ class ManagerDaemon:
         on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
     ) -> None:
         """`end` ends the process with a status: 0 after it has left, 1 when it was killed, MISCONFIGURED. `more`: calls
-        that a supervisor serves beside the manager's. `look` as in EvidenceDesk, `on_given_up` as in ManagerDriver."""
+        that a supervisor serves beside the manager's. `look` as in EvidenceCollector; `on_given_up` as in GroupDriver.
+        """
         self._config = config
         self._policy = ControlPolicy(token, config.allow_remote_control)
         self._end = end
@@ -64,6 +65,7 @@ class ManagerDaemon:
         self._store_address = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._http: HttpServer | None = None
+        self._left = asyncio.Event()
         self._driver: GroupDriver | None = None
         self._link: LighthouseLink | None = None
         self._grpc: GrpcServer | None = None
@@ -76,10 +78,18 @@ class ManagerDaemon:
         # Only now: gRPC and the fork that starts the store do not go together.
         self._link = LighthouseLink(self._client, self._client_address())
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
-        limits = Limits(floor_s=config.stall_after_s)
-        life, timeout_s = secrets.token_hex(6), config.rank_timeout_s
-        evidence = EvidenceCollector(config.group_world_size, self._link.send, self._look)
-        driver = GroupDriver(me, life, self._link, evidence, self._end, timeout_s, limits, self._on_given_up)
+        driver = GroupDriver(
+            me,
+            secrets.token_hex(6),
+            asyncio.get_running_loop(),
+            self._link,
+            EvidenceCollector(config.group_world_size, self._link.send, self._look),
+            self._ended,
+            show_handles=show_handles,
+            rank_timeout_s=config.rank_timeout_s,
+            limits=Limits(floor_s=config.stall_after_s),
+            on_given_up=self._on_given_up,
+        )
         service = ManagerService(driver, self._policy, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED)
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
@@ -94,12 +104,12 @@ class ManagerDaemon:
         self._driver = driver
         if config.http is not None:
             await self._start_http(config.http)
-        self._tasks.append(asyncio.create_task(self._run(driver), name="sessions"))
+        self._tasks.append(asyncio.create_task(self._run(self._link, driver), name="sessions"))
         self._say_hello()
 
-    async def _run(self, driver: GroupDriver) -> None:
+    async def _run(self, link: LighthouseLink, driver: GroupDriver) -> None:
         try:
-            await driver.run()
+            await link.run(driver.opened, driver.received, driver.closed)
         except LighthouseError as e:
             log.error("no lighthouse: %s; mend --lighthouse (LIGHTHOUSE_ADDRESS)", e)
             self._end(MISCONFIGURED)
@@ -122,8 +132,20 @@ class ManagerDaemon:
 
     async def leave(self, reason: str) -> None:
         """In good order: what the others count on is done first."""
-        if self._driver is not None:
-            await self._driver.leave(reason, self._config.leave_timeout_s)
+        if self._driver is None:
+            return
+        self._driver.drain(reason)
+        timeout_s = self._config.leave_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._left.wait()
+        except TimeoutError:
+            log.warning("the ranks have not finished their step within %g s; leaving all the same", timeout_s)
+
+    def _ended(self, status: int) -> None:
+        if status == 0:
+            self._left.set()
+        self._end(status)
 
     async def stop(self) -> None:
         """Tell every waiting rank why, then end every connection, the heartbeats and the store."""

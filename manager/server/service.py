@@ -1,33 +1,33 @@
 """The manager's RPCs: the documented service, under its own package and bare, and torchft's, on one port."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from lighthouse_protocol.constraints import check_count, check_quorum_id, check_short
-from lighthouse_protocol.limits import answer_margin_s, cut_reason
-from lighthouse_protocol.messages.evidence import SelfReport
-from lighthouse_protocol.messages.membership import Assignment, CatchUp, Quorum, Tag, Vote
-from lighthouse_protocol.messages.progress import Sample
-from lighthouse_protocol.messages.session import Ballot, Counted, Leaving
+from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.membership import CatchUp, Quorum, Tag, Vote
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_protocol.refusals import LighthouseError, Unrecoverable, WrongState
+from lighthouse_protocol.refusals import Unrecoverable, WrongState
 from lighthouse_protocol.wire import documented as wire
 from lighthouse_protocol.wire import status_wire, watch_wire
 from lighthouse_runtime.process.children import ended_process, host_id
 from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.future_reply import FutureReply
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
+from lighthouse_runtime.server.stream_peer import Frames, StreamPeer
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
-from manager.group.driver import GroupDriver
+from manager.group.driver import Answer, GroupDriver
 
 log = logging.getLogger(__name__)
 
 REFLECTED = ("manager.v1.ManagerService", "torchft.ManagerService")
 MAX_CHECKPOINT_ADDRESS_CHARS = 4096
+TO_RANKS = Frames(watch_wire.watch_response_to_wire)
+
+T = TypeVar("T")
 
 
 class ManagerService:
@@ -88,7 +88,7 @@ class ManagerService:
             distrust=wire.distrust_from_native(request),
             heals_first=request.heals_first if request.HasField("heals_first") else None,
         )
-        return wire.assignment_to_native(replace(assignment, world=self._driver.worlds.world))
+        return wire.assignment_to_native(assignment)
 
     async def torchft_quorum(
         self, request: torchft_pb2.ManagerQuorumRequest, call: Call
@@ -106,13 +106,24 @@ class ManagerService:
         )
         return wire.assignment_to_torchft(assignment, _handles(quorum, request.group_rank))
 
-    async def _ask(self, call: Call, *, is_agent: bool, **fields: Any) -> tuple[Assignment, Quorum | None]:
-        """What `driver.ask` says. The documented status for ranks that do not go together is FAILED_PRECONDITION; only
-        an Agent is told by a status of its own that it has to end."""
+    async def _ask(self, call: Call, *, is_agent: bool, **fields: Any) -> Answer:
+        """The documented status for ranks that do not go together is FAILED_PRECONDITION; only an Agent is told by a
+        status of its own that it has to end."""
+        reply = FutureReply[Answer]()
         try:
-            return await self._driver.ask(_answer_time_s(call), **fields)
+            return await self._wait(self._driver.ask(reply, call.require_deadline(), **fields), reply)
         except Unrecoverable as e:
             raise e if is_agent else WrongState(str(e)) from None
+
+    async def _vote(self, call: Call, **fields: Any) -> Vote:
+        reply = FutureReply[Vote]()
+        return await self._wait(self._driver.vote(reply, call.require_deadline(), **fields), reply)
+
+    async def _wait(self, number: int, reply: FutureReply[T]) -> T:
+        try:
+            return await reply.value
+        finally:
+            self._driver.end_call(number)
 
     async def checkpoint_address(
         self, request: manager_pb2.CheckpointAddressRequest, _: Call
@@ -130,8 +141,8 @@ class ManagerService:
     async def should_commit(
         self, request: manager_pb2.ShouldCommitRequest, call: Call
     ) -> manager_pb2.ShouldCommitResponse:
-        vote = await self._driver.vote(
-            _answer_time_s(call),
+        vote = await self._vote(
+            call,
             wants_next=request.wants_next,
             group_rank=request.rank,
             step=request.step,
@@ -143,9 +154,7 @@ class ManagerService:
     async def torchft_should_commit(
         self, request: torchft_pb2.ShouldCommitRequest, call: Call
     ) -> torchft_pb2.ShouldCommitResponse:
-        vote = await self._driver.vote(
-            _answer_time_s(call), group_rank=request.group_rank, step=request.step, vote=request.should_commit
-        )
+        vote = await self._vote(call, group_rank=request.group_rank, step=request.step, vote=request.should_commit)
         return torchft_pb2.ShouldCommitResponse(should_commit=vote.commit)
 
     async def kill(self, request: manager_pb2.KillRequest, call: Call) -> manager_pb2.KillResponse:
@@ -167,83 +176,24 @@ class ManagerService:
 
     async def watch(self, requests: Requests[manager_pb2.WatchRequest], call: Call, sender: Sender) -> None:
         """One rank's watch and votes, until its stream or its process ends."""
-        asked = await requests.first(watch_wire.watch_request_from_wire, "watch", self._watch_within_s)
-        if asked is None:
+        hello = await requests.first(watch_wire.watch_request_from_wire, "watch", self._watch_within_s)
+        if hello is None:
             return
-        is_here = call.is_local and asked.host == host_id()
-        number = self._driver.open_watch(asked, sender, is_here=is_here)
-        votes: set[int] = set()
-        with ended_process(asked.pid if is_here else 0, asked.started, lambda: self._driver.end_watch(number)):
+        is_local = call.is_local and hello.host == host_id()
+        driver = self._driver
+        number = driver.open_watch(hello, StreamPeer(sender, TO_RANKS), is_local=is_local)
+        with ended_process(hello.pid if is_local else 0, hello.started, lambda: driver.end_watch(number)):
             try:
                 async for request in requests:
-                    self._driver.evidence.heard(number, asked.group_rank)
-                    match watch_wire.word_from_wire(request):
-                        case Ballot() as ballot:
-                            self._cast(asked.group_rank, ballot, sender, votes)
-                        case Leaving(step):
-                            self._driver.leave_watch(number, step)
-                        case Sample() as sample:
-                            self._driver.places.take(number, sample)
-                        case SelfReport() as own:
-                            self._driver.evidence.answered(number, own)
-                        case None:
-                            pass
+                    driver.receive(number, watch_wire.word_from_wire(request))
             finally:
-                self._driver.end_watch(number)
-                for vote in tuple(votes):
-                    self._driver.end_call(vote)
-
-    def _cast(self, group_rank: int, ballot: Ballot, sender: Sender, votes: set[int]) -> None:
-        """The answer is sent when it is there; until then the call stands in `votes`."""
-        try:
-            vote = self._driver.cast(
-                _with_margin(ballot.time_left_s),
-                wants_next=ballot.wants_next,
-                group_rank=group_rank,
-                step=ballot.step,
-                vote=ballot.vote,
-                quorum_id=ballot.quorum_id,
-            )
-        except LighthouseError as e:
-            _answer(sender, ballot, e)
-            return
-        if vote.answer.done():
-            _answer(sender, ballot, _outcome(vote.answer))
-            return
-
-        def answer(decided: "asyncio.Future[Vote]") -> None:
-            votes.discard(vote.call)
-            if not decided.cancelled():
-                _answer(sender, ballot, _outcome(decided))
-
-        votes.add(vote.call)
-        vote.answer.add_done_callback(answer)
+                driver.end_watch(number)
 
     def _kill(self, msg: str, call: Call) -> None:
         self._policy.check(call)
         reason = cut_reason(msg) or "no reason given"
         log.error("killed by %s: %s", call.peer, reason)
         self._driver.kill(reason)
-
-
-def _outcome(decided: "asyncio.Future[Vote]") -> Vote | LighthouseError:
-    error = decided.exception()
-    if error is not None and not isinstance(error, LighthouseError):
-        raise error
-    return error or decided.result()
-
-
-def _answer(sender: Sender, ballot: Ballot, outcome: Vote | LighthouseError) -> None:
-    sender.send(watch_wire.watch_response_to_wire(Counted(ballot.number, outcome)))
-
-
-def _answer_time_s(call: Call) -> float:
-    """How long there is to find an answer, or a reason, that still reaches the caller."""
-    return _with_margin(call.require_deadline())
-
-
-def _with_margin(left_s: float) -> float:
-    return left_s - answer_margin_s(left_s) / 2
 
 
 def _checked(text: str, field: str) -> str:
@@ -262,6 +212,13 @@ def _catch_up(request: manager_pb2.ManagerQuorumRequest) -> CatchUp:
         quorum_id = check_quorum_id(request.held_quorum_id, "held_quorum_id") if has_tag else None
         held = Tag(check_count(request.held_step, "held_step"), quorum_id)
     return CatchUp(request.catch_up, held, request.has_source)
+
+
+def show_handles(handles: tuple[str, ...]) -> bytes:
+    """torchft's newer managers show their peers a handle per rank; ours relays them in the same field."""
+    if not any(handles):
+        return b""
+    return torchft_pb2.QuorumMember(reconfigure_handles=handles).SerializeToString()
 
 
 def _handles(quorum: Quorum | None, group_rank: int) -> list[str]:

@@ -1,34 +1,27 @@
 """Ranks that wait for a quorum are told what for, once that lasts; so is the log."""
 
-import asyncio
 import logging
 
 import pytest
 
 from lighthouse_protocol.messages.session import Waiting
-from lighthouse_protocol.pb.documented import manager_pb2
-from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
 from manager.group.waits import Waits
+from manager.group.watches import WatchTable
+from tests.manager.recorders import Heard, watch
 from tests.virtual_loop import VirtualLoop
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.messages: list[object] = []
-
-    def send(self, message: manager_pb2.WatchResponse) -> None:
-        self.messages.append(watch_response_from_wire(message))
-
-
 class Manager:
-    def __init__(self, loop: VirtualLoop) -> None:
-        self.loop, self.waiting_for = loop, "b"
-        self.waits = Waits(lambda: self.waiting_for)
-        self.rank = self.watch(1)
+    def __init__(self) -> None:
+        self.loop, self.waiting_for = VirtualLoop(), "b"
+        self.watches = WatchTable()
+        self.waits = Waits(self.loop, self.watches, lambda: self.waiting_for)
+        self.rank = self.open(1)
 
-    def watch(self, number: int) -> Heard:
+    def open(self, number: int) -> Heard:
         heard = Heard()
-        self.waits.opened(number, heard)  # type: ignore[arg-type]
+        self.watches.add(number, watch(peer=heard))
+        self.waits.opened(watch(peer=heard))
         return heard
 
     def look(self, is_waiting: bool) -> None:
@@ -40,11 +33,9 @@ class Manager:
 
 
 @pytest.fixture
-def manager(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Manager:
+def manager(caplog: pytest.LogCaptureFixture) -> Manager:
     caplog.set_level(logging.INFO)
-    loop = VirtualLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-    return Manager(loop)
+    return Manager()
 
 
 def test_rounds_tell_nothing(manager: Manager, caplog: pytest.LogCaptureFixture):
@@ -69,7 +60,7 @@ def test_a_wait_is_told_to_the_ranks_and_then_to_the_log(manager: Manager, caplo
     manager.look(True)
     manager.loop.go(1)
     assert manager.rank.messages == [Waiting("b")]
-    assert manager.watch(2).messages == [Waiting("b")], "who comes later is told, too"
+    assert manager.open(2).messages == [Waiting("b")], "a watch that is opened later is told, too"
     manager.loop.go(4.5)
     manager.waiting_for = "c"
     manager.loop.go(20)
@@ -93,9 +84,9 @@ def test_a_request_that_is_asked_again_goes_on_waiting(manager: Manager, caplog:
     assert caplog.messages == ["no quorum for 6 s: waiting for b"]
 
 
-def test_who_has_gone_is_told_nothing(manager: Manager):
-    manager.waits.ended(1)
+def test_a_watch_that_has_ended_is_told_nothing(manager: Manager):
+    manager.watches.remove(1)
     manager.look(True)
     manager.loop.go(1)
     manager.waits.close()
-    assert (manager.rank.messages, manager.loop.timers) == ([], 0)
+    assert (manager.rank.messages, manager.rank.has_ended, manager.loop.timers) == ([], True, 0)

@@ -1,67 +1,60 @@
 """Ranks that take it hear how the world is; a group that stays incomplete is in the log."""
 
-import asyncio
 import logging
 
 import pytest
 
 from lighthouse_protocol.messages.membership import World
-from lighthouse_protocol.messages.session import WatchRequest
-from lighthouse_protocol.pb.documented import manager_pb2
-from lighthouse_protocol.wire.watch_wire import watch_response_from_wire
-from manager.group import worlds
-from manager.group.worlds import Worlds
+from manager.group.watches import WatchTable
+from manager.group.worlds import INCOMPLETE_LOGGED_AFTER_S, Worlds
+from tests.manager.recorders import Heard, watch
+from tests.virtual_loop import VirtualLoop
 
 WORLD = World(8, 1, 8, 8, 1, ("c",))
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.messages: list[object] = []
+def test_ranks_that_take_it_are_told():
+    watches = WatchTable()
+    worlds = Worlds(VirtualLoop(), watches)
+    ranks = [Heard(), Heard(), Heard()]
 
-    def send(self, message: manager_pb2.WatchResponse) -> None:
-        self.messages.append(watch_response_from_wire(message))
+    def open_watch(rank: int, *, takes_world: bool = True) -> None:
+        opened = watch(rank, ranks[rank], takes_world=takes_world)
+        watches.add(rank, opened)
+        worlds.opened(opened)
 
-
-def request(rank: int, *, takes: bool = True) -> WatchRequest:
-    return WatchRequest(rank, f"w{rank}", takes_world=takes)
-
-
-async def test_who_takes_it_is_told_and_nobody_else():
-    told, ranks = Worlds(), [Heard(), Heard(), Heard()]
-    told.opened(1, request(0), ranks[0])  # type: ignore[arg-type]
-    told.opened(2, request(1, takes=False), ranks[1])  # type: ignore[arg-type]
-    told.tell(WORLD)
-    told.opened(3, request(2), ranks[2])  # type: ignore[arg-type]
-    assert [rank.messages for rank in ranks] == [[WORLD], [], [WORLD]], "who comes later is told what is known"
-    told.ended(1)
-    told.tell(World(9, 1))
+    open_watch(0)
+    open_watch(1, takes_world=False)
+    worlds.tell(WORLD)
+    open_watch(2)
+    assert [rank.messages for rank in ranks] == [[WORLD], [], [WORLD]], "a later one is told what is known"
+    watches.remove(0)
+    worlds.tell(World(9, 1))
     assert [len(rank.messages) for rank in ranks] == [1, 0, 2]
 
 
-async def test_the_log_says_who_asks_to_come_in_once(caplog: pytest.LogCaptureFixture):
-    told = Worlds()
+def test_the_log_says_who_asks_to_come_in_once(caplog: pytest.LogCaptureFixture):
+    worlds = Worlds(VirtualLoop(), WatchTable())
     with caplog.at_level(logging.INFO):
         for world in (WORLD, World(7, 1, peers_pending=1, pending=("c",)), World(16, 2)):
-            told.tell(world)
+            worlds.tell(world)
     assert caplog.messages == ["ask to come in: c"]
 
 
-async def test_what_is_missing_is_logged_once_it_lasts(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(worlds, "INCOMPLETE_LOGGED_AFTER_S", 0.01)
-    told = Worlds()
+def test_what_is_missing_is_logged_once_it_lasts(caplog: pytest.LogCaptureFixture):
+    loop = VirtualLoop()
+    worlds = Worlds(loop, WatchTable())
     with caplog.at_level(logging.INFO):
-        told.look("a has rank 0 of 2; missing: 1")
-        told.look("")
-        await asyncio.sleep(0.05)
+        worlds.look("a has rank 0 of 2; missing: 1")
+        worlds.look("")
+        loop.go(2 * INCOMPLETE_LOGGED_AFTER_S)
         assert caplog.messages == [], "its ranks came one after the other"
-        told.look("a has rank 1 of 2; missing: 0")
-        await asyncio.sleep(0.05)
-        told.look("")
-    told.close()
+        worlds.look("a has rank 1 of 2; missing: 0")
+        loop.go(2 * INCOMPLETE_LOGGED_AFTER_S)
+        worlds.look("")
+    worlds.close()
     assert caplog.messages == [
         "a has rank 1 of 2; missing: 0; a replica group takes part only when all its ranks are there",
         "no rank is waited for any more",
     ]
+    assert loop.timers == 0
