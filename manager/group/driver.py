@@ -30,7 +30,7 @@ from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.group.ports import EvidenceSource, LighthousePort
 from manager.group.progress import GroupProgressDriver
-from manager.group.rules import commit, gather
+from manager.group.rules.commit import Decided, Voted
 from manager.group.rules.events import (
     CallEnded,
     CallExpired,
@@ -39,9 +39,11 @@ from manager.group.rules.events import (
     Effect,
     Event,
     EvidenceWanted,
+    FailureReported,
     GroupGivenUp,
     HasLeft,
     Killed,
+    MissingChanged,
     Pushed,
     QuorumAnswered,
     RankFailed,
@@ -55,8 +57,8 @@ from manager.group.rules.events import (
     SessionHeard,
     SessionOpened,
     SessionSilent,
-    VoteAnswered,
-    VoteCast,
+    WaitBegan,
+    WaitEnded,
     WatchEnded,
     WorldChanged,
 )
@@ -64,6 +66,7 @@ from manager.group.rules.events import WatchOpened as RankWatched
 from manager.group.rules.machine import GroupMachine
 from manager.group.rules.progress import ProgressReporter
 from manager.group.rules.request import QuorumRequest, check_rank
+from manager.group.rules.status import GroupStatus, say_missing
 from manager.group.waits import Waits
 from manager.group.watches import Watch, WatchTable
 from manager.group.worlds import Worlds
@@ -126,33 +129,19 @@ class GroupDriver:
         self._numbers = itertools.count(1)
         self._calls: dict[int, _Call] = {}
         self._watches = WatchTable()
-        self._places = GroupProgressDriver(
-            me, limits or Limits(), timers, self._trains_alone, lambda: self.machine.incarnation
-        )
+        self._places = GroupProgressDriver(me, limits or Limits(), timers, lambda: self.machine.incarnation)
         self._worlds = Worlds(timers, self._watches)
-        self._waits = Waits(timers, self._watches, lambda: self.machine.waiting_for(link.error))
+        self._waits = Waits(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
         self.machine = GroupMachine(me, life, show_handles, rank_timeout_s, ProgressReporter(self._places.view))
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
 
-    @property
-    def gather(self) -> gather.GatherMachine:
-        return self.machine.ranks.gather
-
-    @property
-    def phase(self) -> str:
-        if self.gather.is_joined:
-            return "joined"
-        if self.machine.ranks.waiting:
-            return "gathering"
-        return "voting" if self.machine.ranks.commit.is_voting else "idle"
-
-    def _trains_alone(self) -> bool:
-        return self.machine.ranks.participants == 1
-
     def describe(self, me: Participant) -> None:
         """The addresses, once they are known."""
         self.machine.me = me
+
+    def status(self) -> GroupStatus:
+        return self.machine.status()
 
     # -- calls of ranks. Each has a number, by which it is ended.
 
@@ -167,7 +156,7 @@ class GroupDriver:
         return self._begin(_Call(reply), event, answer_within_s, self._no_quorum)
 
     def vote(self, reply: Reply[Vote], time_left_s: float, *, wants_next: bool = False, **fields: Any) -> int:
-        """A rank's vote (the fields of commit.Voted)."""
+        """A rank's vote (the fields of Voted)."""
         return self._cast(_Call(reply), time_left_s, wants_next=wants_next, **fields)
 
     def end_call(self, call: int) -> None:
@@ -181,11 +170,11 @@ class GroupDriver:
 
         Raises InvalidRequest for one that the group does not have."""
         check_rank(group_rank, self.machine.me.group_world_size)
-        if not self.machine.ranks.watches.is_watched(group_rank, worker):
-            log.info("a process that this manager does not watch says that rank %d has failed: %s", group_rank, reason)
-            return
-        log.error("rank %d has failed: %s", group_rank, reason)
         self._feed(RankFailed(group_rank, worker, reason, ends_group))
+
+    def checkpoint_address(self, group_rank: int, step: int | None) -> str:
+        """Where that rank serves its state. Raises a refusal for one that never asked, or is at another step."""
+        return self.machine.checkpoint_address(group_rank, step)
 
     def ranks_started(self) -> None:
         """By a supervisor."""
@@ -283,7 +272,7 @@ class GroupDriver:
 
     def _cast(self, call: _Call, time_left_s: float, *, wants_next: bool, **fields: Any) -> int:
         def event(number: int) -> Event:
-            return VoteCast(commit.Voted(call=number, **fields), wants_next)
+            return Voted(call=number, wants_next=wants_next, **fields)
 
         return self._begin(call, event, _answer_within_s(time_left_s), _no_decision)
 
@@ -307,11 +296,11 @@ class GroupDriver:
         self._feed(CallExpired(call, error))
 
     def _no_quorum(self, within_s: float) -> LighthouseError:
-        size, waiting = self.machine.me.group_world_size, self.machine.ranks.waiting
-        silent = [rank for rank in range(size) if rank not in waiting]
-        if silent and self.gather.waiting:
-            what = f"ranks {silent} of {size} have not asked for a quorum within {within_s:.3g} s"
-            return DeadlinePassed(f"{what}; {self.machine.incomplete or 'all are here'}")
+        status = self.status()
+        if status.silent and status.is_gathering:
+            size = status.me.group_world_size
+            what = f"ranks {status.silent} of {size} have not asked for a quorum within {within_s:.3g} s"
+            return DeadlinePassed(f"{what}; {say_missing(status.me, status.missing) or 'all are here'}")
         if self._link.error:
             return Unreachable(f"lighthouse: {self._link.error}; tried for {within_s:.3g} s")
         return DeadlinePassed(f"the lighthouse gave no quorum within {within_s:.3g} s")
@@ -331,8 +320,9 @@ class GroupDriver:
                 case QuorumAnswered(call, assignment, quorum):
                     if not assignment.revoked:  # its mates may already wait for the next one
                         self._waits.answered()
+                    self._places.answered(assignment)
                     self._answer(call, (replace(assignment, world=self._worlds.world), quorum))
-                case VoteAnswered(call, decision, following):
+                case Decided(call, decision, _, following):
                     self._answer(call, Vote(decision, following))
                 case CallRefused(call, error):
                     if isinstance(error, Unrecoverable):
@@ -343,6 +333,17 @@ class GroupDriver:
                 case Pushed(message, watches):
                     log.info("to the ranks: %s", message)
                     self._watches.send(message, watches)
+                case MissingChanged(text):
+                    self._worlds.miss(text)
+                case WaitBegan():
+                    self._waits.begin()
+                case WaitEnded():
+                    self._waits.end()
+                case FailureReported(rank, reason, is_known):
+                    if is_known:
+                        log.error("rank %d has failed: %s", rank, reason)
+                    else:
+                        log.info("an unknown process says that rank %d has failed: %s", rank, reason)
                 case RankGivenUp(rank, reason):
                     log.error("rank %d is given up: %s", rank, reason)
                     self._on_given_up(effect)
@@ -364,8 +365,6 @@ class GroupDriver:
                 case HasLeft(reason):
                     log.info("has left: %s", reason)
                     self._end(0)
-        self._worlds.look(self.machine.incomplete)
-        self._waits.look(is_waiting=bool(self.machine.ranks.waiting))
         self._timer.set(self.machine.deadline())
 
     def _answer(self, call: int, value: object) -> None:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.messages.progress import GroupView, Sample
 from lighthouse_protocol.rules.stall import Limits, StallVerdict
 from lighthouse_runtime.ports import Timers
@@ -15,19 +15,12 @@ log = logging.getLogger(__name__)
 
 
 class GroupProgressDriver:
-    """`trains_alone`: whether the group is the only one of its quorum. `incarnation` is the group's present one."""
+    """`incarnation` is the group's present one."""
 
-    def __init__(
-        self,
-        me: Participant,
-        limits: Limits,
-        timers: Timers,
-        trains_alone: Callable[[], bool],
-        incarnation: Callable[[], str],
-    ) -> None:
+    def __init__(self, me: Participant, limits: Limits, timers: Timers, incarnation: Callable[[], str]) -> None:
         self._size = me.group_world_size
         self._progress = GroupProgress(me.replica_id, limits)
-        self._trains_alone = trains_alone
+        self._is_alone = False  # the only group of its quorum
         self._incarnation = incarnation
         self._newest: dict[int, Watch] = {}  # by rank
         self._clock = timers.time
@@ -35,6 +28,10 @@ class GroupProgressDriver:
 
     def opened(self, watch: Watch) -> None:
         self._newest[watch.hello.group_rank] = watch
+
+    def answered(self, assignment: Assignment) -> None:
+        """A rank was let into a step."""
+        self._is_alone = assignment.replica_world_size == 1
 
     def take(self, watch: Watch, sample: Sample) -> None:
         """A sample of an old watch says nothing of the rank's newer one."""
@@ -59,5 +56,5 @@ class GroupProgressDriver:
     def _verdict(self, now: float) -> StallVerdict | None:
         newest = [rank.sample.collective for rank in self._progress.ranks(now)]
         is_among_itself = all(collective is not None and collective.within_group for collective in newest)
-        is_complete = len(newest) == self._size and (is_among_itself or self._trains_alone())
+        is_complete = len(newest) == self._size and (is_among_itself or self._is_alone)
         return self._progress.verdict(now, is_complete=is_complete)

@@ -34,15 +34,17 @@ class Waits:
         if line := self._wait.answered(self._timers.time()):
             log.info("%s", line)
 
-    def look(self, *, is_waiting: bool) -> None:
-        if not is_waiting:
-            self._wait.leave(self._timers.time())
-            self.close()
-            self._tell("")
-        elif self._timer is None or not self._wait.is_under_way:
-            self.close()
-            self._wait.begin(self._timers.time())
-            self._timer = self._timers.call_later(LOOKED_EVERY_S, self._look)
+    def begin(self) -> None:
+        """A request waits, and it is the first, or those before it were answered."""
+        self.close()
+        self._wait.begin(self._timers.time())
+        self._timer = self._timers.call_later(LOOKED_EVERY_S, self._look)
+
+    def end(self) -> None:
+        """No request waits."""
+        self.close()
+        self._wait.leave(self._timers.time())
+        self._tell("")
 
     def close(self) -> None:
         if self._timer is not None:

@@ -34,7 +34,7 @@ class Worlds:
             if watch.hello.takes_world:
                 watch.peer.send(world)
 
-    def look(self, incomplete: str) -> None:
+    def miss(self, incomplete: str) -> None:
         """Which ranks of the group are missing; empty: none, or all."""
         self._incomplete.set(incomplete)
 

@@ -168,12 +168,12 @@ class ManagerDaemon:
         driver, link, config = self._driver, self._link, self._config
         assert driver is not None
         assert link is not None
-        held, ranks = driver.machine.held, driver.machine.ranks
+        group = driver.status()
         return ManagerStatus(
             version=VERSION,
             uptime_s=time.monotonic() - self._started_at,
             replica_id=config.replica_id,
-            incarnation=driver.machine.incarnation,
+            incarnation=group.incarnation,
             job=config.job,
             group_world_size=config.group_world_size,
             address=self.address,
@@ -181,14 +181,14 @@ class ManagerDaemon:
             lighthouse=link.address,
             lighthouse_reachable=link.is_reachable,
             lighthouse_error=link.error,
-            quorum_id=driver.gather.quorum_id,
-            step=max(driver.gather.step, held.granted if held is not None else 0),
-            phase=driver.phase,
-            ranks_waiting=ranks.waiting,
-            commits=ranks.commit.commits,
-            discards=ranks.commit.discards,
-            mode=held.mode.value if held is not None else "none",
-            grants=ranks.grants.given,
+            quorum_id=group.quorum_id,
+            step=group.step,
+            phase=group.phase,
+            ranks_waiting=group.waiting,
+            commits=group.commits,
+            discards=group.discards,
+            mode=group.held.mode.value if group.held is not None else "none",
+            grants=group.grants,
         )
 
     async def _start_store(self) -> str:

@@ -129,13 +129,13 @@ class ManagerService:
         self, request: manager_pb2.CheckpointAddressRequest, _: Call
     ) -> manager_pb2.CheckpointAddressResponse:
         step = request.step if request.HasField("step") else None
-        address = self._driver.gather.checkpoint_address(request.rank, step)
+        address = self._driver.checkpoint_address(request.rank, step)
         return manager_pb2.CheckpointAddressResponse(checkpoint_server_address=address)
 
     async def torchft_checkpoint_metadata(
         self, request: torchft_pb2.CheckpointMetadataRequest, _: Call
     ) -> torchft_pb2.CheckpointMetadataResponse:
-        metadata = self._driver.gather.checkpoint_address(request.rank, None)
+        metadata = self._driver.checkpoint_address(request.rank, None)
         return torchft_pb2.CheckpointMetadataResponse(checkpoint_metadata=metadata)
 
     async def should_commit(

@@ -9,7 +9,7 @@ from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import JoinAccepted, JoinRejected, Released, Revoked, Welcome
 from lighthouse_protocol.refusals import DeadlinePassed
 from manager.group.rules import events
-from manager.group.rules.commit import Voted
+from manager.group.rules.commit import Decided, Voted
 from manager.group.rules.machine import GroupMachine
 from manager.group.rules.request import QuorumRequest
 from tests.simulation.network import LOCAL_DELAY_S, End
@@ -144,7 +144,7 @@ class ManagerProcess(Process):
 
     def on_vote(self, rank: "Rank", token: int, time_left_s: float, wants_next: bool, fields: dict[str, Any]) -> None:
         call = self._new_call(rank, token, time_left_s)
-        self.feed(events.VoteCast(Voted(call=call, **fields), wants_next))
+        self.feed(Voted(call=call, wants_next=wants_next, **fields))
 
     def on_cancel(self, rank: "Rank", token: int) -> None:
         """The rank's call is over: it was cancelled, or its connection broke."""
@@ -218,7 +218,7 @@ class ManagerProcess(Process):
                 case events.QuorumAnswered(call, assignment, quorum):
                     self.site.checkers.answered(self, assignment, is_grant=quorum is None)
                     self._reply(call, "on_quorum", assignment)
-                case events.VoteAnswered(call, commit, granted):
+                case Decided(call, commit, _, granted):
                     if granted is not None:
                         self.site.checkers.answered(self, granted, is_grant=True)
                     self._reply(call, "on_decision", commit, granted)

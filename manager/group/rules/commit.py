@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lighthouse_protocol.constraints import check_count
+from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.refusals import LighthouseError, Superseded, Unrecoverable, WrongState
 from manager.group.rules.request import check_rank
 
@@ -40,13 +41,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Voted:
-    """`quorum_id` None: the one last answered."""
+    """`quorum_id` None: the one last answered. `wants_next`: the rank can use a grant that comes with the decision."""
 
     call: int
     group_rank: int
     step: int
     vote: bool
     quorum_id: int | None = None
+    wants_next: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,18 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
+    """The answer to one vote. `next`: the rank is let into the next step by it."""
+
     call: int
     commit: bool
     group_rank: int = field(default=-1, compare=False)
+    next: Assignment | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class StepDecided:
+    """For all ranks. It comes before their answers."""
+
     quorum_id: int
     step: int
     commit: bool
@@ -102,7 +109,7 @@ class VoteRefused:
 
 
 Event = Opened | Voted | Withdrawn | RankLost | RankMissed | Asked
-Effect = Decided | VoteRefused
+Effect = StepDecided | Decided | VoteRefused
 
 
 @dataclass(slots=True)
@@ -135,12 +142,6 @@ class CommitMachine:
         self._decided: OrderedDict[tuple[int, int], bool] = OrderedDict()
         self.commits = 0
         self.discards = 0
-        self._fresh: Decision | None = None
-
-    def take_fresh(self) -> Decision | None:
-        """The decision that was made since the last call of this."""
-        fresh, self._fresh = self._fresh, None
-        return fresh
 
     @property
     def voters(self) -> tuple[int, ...]:
@@ -286,15 +287,14 @@ class CommitMachine:
     def _decide(self, attempt: _Attempt, commit: bool) -> list[Effect]:
         attempt.decision = commit
         attempt.told = set(attempt.yes)
-        effects: list[Effect] = [Decided(call, commit, rank) for rank, call in attempt.yes.items()]
+        answers = [Decided(call, commit, rank) for rank, call in attempt.yes.items()]
         attempt.yes = {}
-        self._fresh = Decision(attempt.quorum_id, attempt.step, commit)
         self._decided[attempt.key] = commit
         while len(self._decided) > DECISIONS_KEPT:
             self._decided.popitem(last=False)
         self.commits += commit
         self.discards += not commit
-        return effects
+        return [StepDecided(attempt.quorum_id, attempt.step, commit), *answers]
 
     def _withdraw(self, call: int) -> None:
         attempt = self._attempt

@@ -8,11 +8,10 @@ ranks.py and lighthouse_session.py hold the rules of the two sides; here they me
 4. A group that drains does the steps that it has promised, and leaves where it would join.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lighthouse_protocol.messages.membership import Participant, World
-from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.messages.session import (
     DrainRequest,
     EvidenceRequest,
@@ -30,7 +29,6 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
-from lighthouse_protocol.rules.rank_text import here_and_missing, list_names
 from manager.group.rules import gather, ranks
 from manager.group.rules.events import (
     CallRefused,
@@ -40,6 +38,8 @@ from manager.group.rules.events import (
     EvidenceWanted,
     HasLeft,
     Killed,
+    MissingChanged,
+    QuorumAnswered,
     Received,
     Sent,
     SessionClosed,
@@ -47,11 +47,14 @@ from manager.group.rules.events import (
     SessionHeard,
     SessionOpened,
     SessionSilent,
+    WaitBegan,
+    WaitEnded,
     WorldChanged,
 )
 from manager.group.rules.grants import LEASE_SHARE
 from manager.group.rules.lighthouse_session import SessionMachine
 from manager.group.rules.progress import ProgressReporter
+from manager.group.rules.status import GroupStatus, say_missing
 
 
 class GroupMachine:
@@ -80,6 +83,8 @@ class GroupMachine:
         self._has_left = self._has_ended = False
         self._let_go = ""
         self._awaited = ""  # by the lighthouse's words
+        self._missing = self.ranks.watches.missing
+        self._is_waiting = False
 
     @property
     def incarnation(self) -> str:
@@ -90,46 +95,49 @@ class GroupMachine:
         return GroupReport(self.held, self.ranks.drains, self.ranks.down, self.ranks.watches.missing)
 
     @property
-    def incomplete(self) -> str:
-        """Which of its ranks are here and which are missing; empty: all are, or none."""
-        size, missing = self.me.group_world_size, self.ranks.watches.missing
-        return here_and_missing(self.me.replica_id, size, missing) if 0 < len(missing) < size else ""
-
-    @property
     def held(self) -> HeldQuorum | None:
         return self.ranks.grants.held
 
-    def waiting_for(self, lighthouse_error: str) -> str:
-        """What the ranks that have asked for a quorum wait for, in words. `lighthouse_error`: why the lighthouse cannot
-        be asked; empty: it can."""
-        waiting, missing = self.ranks.waiting, self.ranks.watches.missing
-        silent = {rank for rank in range(self.me.group_world_size) if rank not in waiting}
-        has_joined = self.ranks.gather.is_joined or not self.ranks.gather.waiting
-        lighthouse = f"the lighthouse: {lighthouse_error}" if lighthouse_error else ""
-        if has_joined:
-            return lighthouse or self._awaited or "the lighthouse to answer"
-        gone, late = silent & missing, silent - missing
-        parts = (
-            f"{_ranks_of(gone, self.me)}, not here yet" if gone else "",
-            f"{_ranks_of(late, self.me)}, here and not asking" if late else "",
-            lighthouse,
+    def status(self) -> GroupStatus:
+        gathered, commit, held = self.ranks.gather, self.ranks.commit, self.held
+        return GroupStatus(
+            me=self.me,
+            incarnation=self.incarnation,
+            held=held,
+            quorum_id=gathered.quorum_id,
+            step=max(gathered.step, held.granted if held is not None else 0),
+            is_joined=gathered.is_joined,
+            is_gathering=bool(gathered.asks),
+            is_voting=commit.is_voting,
+            waiting=self.ranks.waiting,
+            missing=self.ranks.watches.missing,
+            awaited=self._awaited,
+            commits=commit.commits,
+            discards=commit.discards,
+            grants=self.ranks.grants.given,
         )
-        return "; ".join(filter(None, parts))
+
+    def checkpoint_address(self, group_rank: int, step: int | None) -> str:
+        """As in GatherMachine."""
+        return self.ranks.gather.checkpoint_address(group_rank, step)
 
     def handle(self, event: Event, now: float) -> Sequence[Effect]:
         self.ranks.hear(now)
         effects = self._dispatch(event, now)
         self.ranks.hear(now)
         effects += self._perform(self.ranks.release(), now) + self._leave_if_over(now)
-        return effects + self._send(self.session.tick(now)) + self._listen(now) + self._end()
+        effects += self._send(self.session.tick(now)) + self._listen(now) + self._end()
+        return effects + self._note_changes(effects)
 
     def tick(self, now: float) -> Sequence[Effect]:
         self.ranks.hear(now)
         effects = self._perform(self.ranks.expire(now), now)
         if self.session.is_given_up(now):
             self.session.closed()
-            return [*effects, SessionGivenUp(f"the lighthouse has echoed nothing for {self.session.lease_s:g} s")]
-        return effects + self._send(self.session.tick(now)) + self._listen(now)
+            effects.append(SessionGivenUp(f"the lighthouse has echoed nothing for {self.session.lease_s:g} s"))
+        else:
+            effects += self._send(self.session.tick(now)) + self._listen(now)
+        return effects + self._note_changes(effects)
 
     def deadline(self) -> float | None:
         """When to call tick next."""
@@ -269,6 +277,21 @@ class GroupMachine:
             return []
         return [SessionSilent("it has not answered the last beat")] if is_silent else [SessionHeard()]
 
+    def _note_changes(self, effects: Sequence[Effect]) -> list[Effect]:
+        """Of what people are told of: the missing ranks, and whether requests wait."""
+        changes: list[Effect] = []
+        missing, is_waiting = self.ranks.watches.missing, self.ranks.is_waiting
+        if missing != self._missing:
+            self._missing = missing
+            changes.append(MissingChanged(say_missing(self.me, missing)))
+        was_answered = any(isinstance(e, QuorumAnswered) and not e.assignment.revoked for e in effects)
+        if is_waiting and (was_answered or not self._is_waiting):
+            changes.append(WaitBegan())
+        elif self._is_waiting and not is_waiting:
+            changes.append(WaitEnded())
+        self._is_waiting = is_waiting
+        return changes
+
     # -- leaving
 
     def _drained(self) -> Drained:
@@ -306,8 +329,3 @@ class GroupMachine:
 
     def _send(self, messages: Sequence[ToLighthouse]) -> list[Effect]:
         return [Sent(message) for message in messages]
-
-
-def _ranks_of(ranks: Collection[int], me: Participant) -> str:
-    names = list_names(RankName("", rank) for rank in ranks)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {names} of {me.group_world_size} of {me.replica_id}"

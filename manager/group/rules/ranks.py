@@ -1,6 +1,6 @@
 """The ranks of a group as one machine: what they ask and vote becomes answers to them, and joins of the group. No I/O.
 
-gather.py, grants.py, commit.py and watches.py hold the rules; here they meet:
+gather.py, grants.py, commit.py and rank_presence.py hold the rules; here they meet:
 
 1. A rank's request for a quorum is granted here, waits here, or goes to gather, which joins when all have asked.
 2. A decision of all ranks is what the next grant is built on; where all ranks want it, it carries that grant. A discard
@@ -22,6 +22,7 @@ from manager.group.rules.events import (
     CallEnded,
     CallExpired,
     CallRefused,
+    FailureReported,
     GroupGivenUp,
     Pushed,
     QuorumAnswered,
@@ -30,8 +31,6 @@ from manager.group.rules.events import (
     RankGivenUp,
     RankLeaves,
     RanksStarted,
-    VoteAnswered,
-    VoteCast,
     WatchEnded,
     WatchOpened,
 )
@@ -49,9 +48,10 @@ class EndReached:
 
 Effect = (
     QuorumAnswered
-    | VoteAnswered
+    | commit.Decided
     | CallRefused
     | Pushed
+    | FailureReported
     | RankGivenUp
     | GroupGivenUp
     | gather.GroupJoined
@@ -69,7 +69,6 @@ class Ranks:
         self.commit = commit.CommitMachine(group_world_size)
         self.grants = GrantMachine(wire_id, group_world_size)
         self.watches = RankPresence(group_world_size, rank_timeout_s)
-        self.participants = 0  # of the last quorum
         self.drains = False
         self._dismissed: set[int] = set()
         self._waiting: dict[int, QuorumRequest] = {}
@@ -79,6 +78,10 @@ class Ranks:
     def waiting(self) -> tuple[int, ...]:
         """Those whose requests wait, here or in gather."""
         return tuple(sorted({*self.gather.waiting, *self._waiting}))
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting) or bool(self.gather.asks)
 
     @property
     def down(self) -> str:
@@ -102,11 +105,11 @@ class Ranks:
                 self.watches.asked(event.group_rank)
                 self.watches.heard((event.group_rank,), now)
                 return self._perform_commit(self.commit.handle(self._asked(event)), now) + self._ask(event, now)
-            case VoteCast(voted, wants_next):
-                self.watches.heard((voted.group_rank,), now)
-                self._wants_next[voted.group_rank] = wants_next
-                was_last = self.grants.voted(voted.group_rank, voted.quorum_id, voted.step)
-                effects = self._perform_commit(self.commit.handle(voted), now)
+            case commit.Voted():
+                self.watches.heard((event.group_rank,), now)
+                self._wants_next[event.group_rank] = event.wants_next
+                was_last = self.grants.voted(event.group_rank, event.quorum_id, event.step)
+                effects = self._perform_commit(self.commit.handle(event), now)
                 for ask in self.gather.asks:
                     effects += self._perform_commit(self.commit.handle(self._asked(ask)), now)
                 effects += self._miss(self.watches.missed)
@@ -129,9 +132,11 @@ class Ranks:
                 self.watches.started()
                 return []
             case RankFailed(group_rank, worker, reason, ends_group):
-                if not self.watches.failed(group_rank, worker, reason, now):
-                    return []
-                effects = self._lose(group_rank, now)
+                is_known = self.watches.failed(group_rank, worker, reason, now)
+                reported = FailureReported(group_rank, reason, is_known)
+                if not is_known:
+                    return [reported]
+                effects = [reported, *self._lose(group_rank, now)]
                 mates = self.watches.mates_of(group_rank)
                 if not ends_group:
                     return effects
@@ -161,8 +166,6 @@ class Ranks:
         init_sync = all(ask.init_sync for ask in self.gather.asks)
         answered = self.gather.handle(gather.QuorumReceived(self.gather.round, quorum, stands))
         is_taken = any(isinstance(effect, gather.RoundAnswered) for effect in answered)
-        if is_taken:
-            self.participants = len(quorum.participants)
         if is_taken and stands:
             self.grants.take(quorum, self.gather.max_step, init_sync=init_sync)
         elif is_taken:
@@ -205,7 +208,7 @@ class Ranks:
         """What it still asks for is void: it would stand for a rank that is not there."""
         gone = WrongState(self.watches.why_lost(group_rank))
         effects = self._refuse(group_rank, gone)
-        effects += self._perform_commit(self.commit.handle(commit.RankLost(group_rank)), now)
+        effects += self._perform_commit(self.commit.handle(commit.RankLost(group_rank)), now, str(gone))
         return effects + self.give_up(str(gone), now)
 
     def _refuse(self, group_rank: int, error: LighthouseError) -> list[Effect]:
@@ -274,9 +277,9 @@ class Ranks:
 
     def _expire_call(self, call: int, error: LighthouseError) -> list[Effect]:
         """A join is over for all ranks with the first one's time, and for the same reason."""
-        was_joined = self.gather.is_joined
         effects = self._end_call(call)
-        return effects + (self.refuse_all(error) if was_joined and not self.gather.is_joined else [])
+        is_taken_back = any(isinstance(effect, gather.JoinTakenBack) for effect in effects)
+        return effects + (self.refuse_all(error) if is_taken_back else [])
 
     def _perform_gather(self, effects: Sequence[gather.Effect]) -> list[Effect]:
         performed: list[Effect] = []
@@ -295,26 +298,28 @@ class Ranks:
                     performed.append(CallRefused(call, error))
         return performed
 
-    def _perform_commit(self, effects: Sequence[commit.Effect], now: float) -> list[Effect]:
-        decided = [effect for effect in effects if isinstance(effect, commit.Decided)]
+    def _perform_commit(
+        self, effects: Sequence[commit.Effect], now: float, discarded: str = "a step was discarded"
+    ) -> list[Effect]:
         performed = _refusals(effects)
-        if not decided:
-            return performed
-        fresh = self.commit.take_fresh()
         offers = False
-        if fresh is not None and fresh.commit:
-            offers = self._committed(fresh, now)
-            performed += self._open_step() if offers else []
-        elif fresh is not None and self.grants.ends_by_discard(fresh.quorum_id):
-            performed += self.give_up("a step was discarded", now)
-        for effect in decided:
-            grant = self.grants.assignment(effect.group_rank, True) if offers else None
-            performed.append(VoteAnswered(effect.call, effect.commit, grant))
+        for effect in effects:
+            match effect:
+                case commit.StepDecided(_, _, True):
+                    offers = self._committed(effect, now)
+                    performed += self._open_step() if offers else []
+                case commit.StepDecided(quorum_id) if self.grants.ends_by_discard(quorum_id):
+                    performed += self.give_up(discarded, now)
+                case commit.Decided(_, _, group_rank):
+                    grant = self.grants.assignment(group_rank, True) if offers else None
+                    performed.append(replace(effect, next=grant))
+                case _:
+                    pass
         return performed
 
-    def _committed(self, decision: commit.Decision, now: float) -> bool:
+    def _committed(self, decided: commit.StepDecided, now: float) -> bool:
         """Whether the ranks are let into the next step with the same answer."""
-        self.grants.committed(decision.quorum_id, decision.step)
+        self.grants.committed(decided.quorum_id, decided.step)
         wants = len(self._wants_next) == self._size and all(self._wants_next.values())
         return wants and not self.drains and self.grants.offer(now)
 

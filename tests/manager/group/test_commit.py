@@ -17,6 +17,7 @@ from manager.group.rules.commit import (
     Opened,
     RankLost,
     RankMissed,
+    StepDecided,
     Voted,
     VoteRefused,
     Withdrawn,
@@ -38,26 +39,31 @@ def opened(size: int = 2, quorum_id: int = 1, step: int = 5) -> CommitMachine:
     return machine
 
 
+def answers(machine: CommitMachine, event: Event) -> list[Effect]:
+    """To the calls."""
+    return [effect for effect in machine.handle(event) if not isinstance(effect, StepDecided)]
+
+
 class TestDecision:
     def test_commits_when_every_rank_has_voted_yes(self):
         m = opened(3)
-        assert m.handle(yes(1, 2)) == []
-        assert m.handle(yes(2, 0)) == []
+        assert answers(m, yes(1, 2)) == []
+        assert answers(m, yes(2, 0)) == []
         assert m.is_voting
-        assert m.handle(yes(3, 1)) == [Decided(1, True), Decided(2, True), Decided(3, True)]
+        assert answers(m, yes(3, 1)) == [Decided(1, True), Decided(2, True), Decided(3, True)]
         assert (m.commits, m.discards, m.is_voting) == (1, 0, False)
 
     def test_one_no_discards_at_once(self):
         m = opened(3)
         m.handle(yes(1, 0))
-        assert m.handle(no(2, 1)) == [Decided(1, False), Decided(2, False)]
+        assert answers(m, no(2, 1)) == [Decided(1, False), Decided(2, False)]
         assert (m.commits, m.discards) == (0, 1)
 
     def test_a_late_voter_gets_the_discard_whatever_it_votes(self):
         m = opened(3)
         m.handle(no(1, 0))
-        assert m.handle(yes(2, 1)) == [Decided(2, False)]
-        assert m.handle(no(3, 2)) == [Decided(3, False)]
+        assert answers(m, yes(2, 1)) == [Decided(2, False)]
+        assert answers(m, no(3, 2)) == [Decided(3, False)]
         assert m.discards == 1
 
     def test_a_repeated_voter_gets_the_commit_for_ever(self):
@@ -65,33 +71,33 @@ class TestDecision:
         m.handle(yes(1, 0))
         m.handle(yes(2, 1))
         for call in range(3, 9):
-            assert m.handle(yes(call, call % 2)) == [Decided(call, True)]
+            assert answers(m, yes(call, call % 2)) == [Decided(call, True)]
         assert m.commits == 1
 
     def test_who_says_no_is_never_told_to_commit(self):
         m = opened(2)
         m.handle(yes(1, 0))
         m.handle(yes(2, 1))
-        assert m.handle(no(3, 0)) == [Decided(3, False)]
+        assert answers(m, no(3, 0)) == [Decided(3, False)]
         m.handle(Opened(1, 6))
-        assert m.handle(no(4, 0, step=5)) == [Decided(4, False)]
-        assert m.handle(yes(5, 0, step=5)) == [Decided(5, True)]
+        assert answers(m, no(4, 0, step=5)) == [Decided(4, False)]
+        assert answers(m, yes(5, 0, step=5)) == [Decided(5, True)]
         assert (m.commits, m.discards) == (1, 0)
 
     def test_of_an_earlier_step_is_still_known(self):
         m = opened(1, quorum_id=1, step=5)
         m.handle(yes(1, 0))
         m.handle(Opened(1, 6))
-        assert m.handle(yes(2, 0, step=5)) == [Decided(2, True)]
+        assert answers(m, yes(2, 0, step=5)) == [Decided(2, True)]
         m.handle(Opened(2, 7))
-        assert m.handle(yes(3, 0, step=5, quorum_id=1)) == [Decided(3, True)]
+        assert answers(m, yes(3, 0, step=5, quorum_id=1)) == [Decided(3, True)]
 
     def test_is_kept_for_the_last_sixteen(self):
         m = CommitMachine(1)
         for step in range(DECISIONS_KEPT + 1):
             m.handle(Opened(1, step))
             m.handle(yes(step, 0, step=step))
-        assert m.handle(yes(100, 0, step=1, quorum_id=1)) == [Decided(100, True)]
+        assert answers(m, yes(100, 0, step=1, quorum_id=1)) == [Decided(100, True)]
         assert len(m._decided) == DECISIONS_KEPT
 
 
@@ -101,21 +107,21 @@ class TestCalls:
     def test_who_withdraws_has_not_voted(self):
         m = opened(2)
         m.handle(yes(1, 0))
-        assert m.handle(Withdrawn(1)) == []
-        assert m.handle(yes(2, 1)) == []
-        assert m.handle(yes(3, 0)) == [Decided(2, True), Decided(3, True)]
+        assert answers(m, Withdrawn(1)) == []
+        assert answers(m, yes(2, 1)) == []
+        assert answers(m, yes(3, 0)) == [Decided(2, True), Decided(3, True)]
 
     def test_a_rank_twice_completes_nothing(self):
         m = opened(2)
         m.handle(yes(1, 0))
-        assert m.handle(yes(2, 0)) == [refused(1, Superseded, "rank 0")]
-        assert m.handle(Withdrawn(1)) == []
-        assert m.handle(yes(3, 1)) == [Decided(2, True), Decided(3, True)]
+        assert answers(m, yes(2, 0)) == [refused(1, Superseded, "rank 0")]
+        assert answers(m, Withdrawn(1)) == []
+        assert answers(m, yes(3, 1)) == [Decided(2, True), Decided(3, True)]
 
     def test_a_rank_may_change_its_mind_while_it_waits(self):
         m = opened(2)
         m.handle(yes(1, 0))
-        assert m.handle(no(2, 0)) == [refused(1, Superseded), Decided(2, False)]
+        assert answers(m, no(2, 0)) == [refused(1, Superseded), Decided(2, False)]
 
     def test_an_unknown_call_is_nothing(self):
         assert opened().handle(Withdrawn(99)) == []
@@ -124,9 +130,9 @@ class TestCalls:
     def test_a_rank_out_of_range_is_refused_and_completes_nothing(self, rank: int):
         m = opened(2)
         m.handle(yes(1, 0))
-        assert m.handle(yes(2, rank)) == [refused(2, InvalidRequest, "rank:", str(rank), "0 to 1")]
-        assert m.handle(no(3, rank)) == [refused(3, InvalidRequest, "rank:")]
-        assert m.handle(yes(4, 1)) == [Decided(1, True), Decided(4, True)]
+        assert answers(m, yes(2, rank)) == [refused(2, InvalidRequest, "rank:", str(rank), "0 to 1")]
+        assert answers(m, no(3, rank)) == [refused(3, InvalidRequest, "rank:")]
+        assert answers(m, yes(4, 1)) == [Decided(1, True), Decided(4, True)]
 
 
 class TestBoundVotes:
@@ -135,17 +141,17 @@ class TestBoundVotes:
     def test_counts_after_its_call_has_ended(self):
         m = opened(2)
         m.handle(yes(1, 0, quorum_id=1))
-        assert m.handle(Withdrawn(1)) == []
+        assert answers(m, Withdrawn(1)) == []
         assert m.is_voting
         assert Decided(2, True) in m.handle(yes(2, 1, quorum_id=1))
-        assert m.handle(yes(3, 0, quorum_id=1)) == [Decided(3, True)]
+        assert answers(m, yes(3, 0, quorum_id=1)) == [Decided(3, True)]
 
     def test_repeated_it_counts_once(self):
         m = opened(3)
         m.handle(yes(1, 0, quorum_id=1))
         m.handle(Withdrawn(1))
         m.handle(yes(2, 0, quorum_id=1))
-        assert m.handle(yes(3, 1, quorum_id=1)) == []
+        assert answers(m, yes(3, 1, quorum_id=1)) == []
         assert Decided(4, True) in m.handle(yes(4, 2, quorum_id=1))
 
     def test_only_what_names_its_quorum_is_bound(self):
@@ -162,7 +168,7 @@ class TestBoundVotes:
         m.handle(Withdrawn(1))
         m.handle(Opened(2, 5))
         assert not m.is_voting
-        assert m.handle(yes(2, 1, quorum_id=2)) == []
+        assert answers(m, yes(2, 1, quorum_id=2)) == []
 
     @pytest.mark.parametrize("told", [1, 2])
     def test_a_discard_is_repeated_to_it_whoever_was_told(self, told: int):
@@ -171,8 +177,8 @@ class TestBoundVotes:
         m.handle(yes(1, 0, quorum_id=1))
         m.handle(no(2, 1, quorum_id=1))
         for call in range(3, 3 + told):
-            assert m.handle(yes(call, 0, quorum_id=1)) == [Decided(call, False)]
-        assert m.handle(yes(9, 1, quorum_id=1)) == [Decided(9, False)]
+            assert answers(m, yes(call, 0, quorum_id=1)) == [Decided(call, False)]
+        assert answers(m, yes(9, 1, quorum_id=1)) == [Decided(9, False)]
 
 
 class TestAsks:
@@ -194,58 +200,58 @@ class TestAsks:
         """c06: step 6 of another quorum is not this attempt's commit."""
         m = CommitMachine(2)
         m.handle(yes(1, 0, quorum_id=1))
-        assert m.handle(Asked(1, step, tag, has_failed)) == [Decided(1, commit)]
+        assert answers(m, Asked(1, step, tag, has_failed)) == [Decided(1, commit)]
 
     def test_a_mate_that_asks_at_the_same_step_is_let_into_it_by_the_manager_that_opened_it(self):
         m = opened(2)
         m.handle(yes(1, 0, quorum_id=1))
-        assert m.handle(Asked(1, 5, 0, has_failed=False)) == []
-        assert m.handle(Asked(1, 5, 0, has_failed=True)) == [Decided(1, False)]
+        assert answers(m, Asked(1, 5, 0, has_failed=False)) == []
+        assert answers(m, Asked(1, 5, 0, has_failed=True)) == [Decided(1, False)]
 
     @pytest.mark.parametrize("has_failed", [False, True])
     def test_and_is_not_bound_under_one_that_has_restarted(self, has_failed: bool):
         m = CommitMachine(2)
         m.handle(yes(1, 0, quorum_id=1))
-        assert m.handle(Asked(1, 5, 0, has_failed)) == [Decided(1, False)]
+        assert answers(m, Asked(1, 5, 0, has_failed)) == [Decided(1, False)]
 
     @pytest.mark.parametrize("asked", [Asked(1, 6, 2, False), Asked(1, 6, None, True), Asked(1, 3, 0, False)])
     def test_a_mate_that_holds_nothing_of_it_does_not_speak_for_the_third(self, asked: Asked):
         """It may be a new process; the third may have been told to commit."""
         m = CommitMachine(3)
         m.handle(yes(1, 0, quorum_id=1))
-        assert m.handle(asked) == []
-        assert m.handle(Asked(2, 6, 1, False)) == [Decided(1, True)]
+        assert answers(m, asked) == []
+        assert answers(m, Asked(2, 6, 1, False)) == [Decided(1, True)]
 
     def test_but_with_the_third_that_repeats_its_yes_all_is_said(self):
         m = CommitMachine(3)
         m.handle(yes(1, 0, quorum_id=1))
         m.handle(Asked(1, 3, 0, False))
-        assert m.handle(yes(2, 2, quorum_id=1)) == [Decided(1, False), Decided(2, False)]
+        assert answers(m, yes(2, 2, quorum_id=1)) == [Decided(1, False), Decided(2, False)]
 
     def test_nor_does_a_no_that_names_no_quorum(self):
         m = CommitMachine(3)
         m.handle(yes(1, 0, quorum_id=1))
-        assert m.handle(no(2, 1)) == [Decided(2, False)]
-        assert m.handle(Asked(2, 6, 1, False)) == [Decided(1, True)]
+        assert answers(m, no(2, 1)) == [Decided(2, False)]
+        assert answers(m, Asked(2, 6, 1, False)) == [Decided(1, True)]
 
     def test_a_no_that_names_no_quorum_hinders_no_bound_yes(self):
         m = CommitMachine(2)
         m.handle(no(1, 1))
-        assert m.handle(yes(2, 0, quorum_id=1)) == []
-        assert m.handle(Asked(1, 5, 0, False)) == [Decided(2, False)]
+        assert answers(m, yes(2, 0, quorum_id=1)) == []
+        assert answers(m, Asked(1, 5, 0, False)) == [Decided(2, False)]
 
     @pytest.mark.parametrize("vote", [True, False])
     def test_a_vote_for_the_next_step_of_the_quorum_tells_that_this_one_was_committed(self, vote: bool):
         m = CommitMachine(2)
         m.handle(yes(1, 0, quorum_id=1))
         later = [] if vote else [Decided(2, False)]
-        assert m.handle(Voted(2, 1, 6, vote, 1)) == [Decided(1, True), *later]
+        assert answers(m, Voted(2, 1, 6, vote, 1)) == [Decided(1, True), *later]
 
     def test_in_the_other_order_too(self):
         m = CommitMachine(2)
         m.handle(yes(1, 0, step=6, quorum_id=1))
-        assert m.handle(yes(2, 1, quorum_id=1)) == [Decided(2, True)]
-        assert m.handle(Asked(1, 6, 1, False)) == [Decided(1, False)]
+        assert answers(m, yes(2, 1, quorum_id=1)) == [Decided(2, True)]
+        assert answers(m, Asked(1, 6, 1, False)) == [Decided(1, False)]
 
 
 class TestWitnesses:
@@ -254,8 +260,8 @@ class TestWitnesses:
     def test_its_end_decides_nothing_and_its_mates_are_refused_once_it_is_not_back(self):
         m = CommitMachine(2)
         m.handle(yes(1, 0, quorum_id=1))
-        assert m.handle(RankLost(1)) == []
-        assert m.handle(RankMissed(1, "rank 1 has ended")) == [
+        assert answers(m, RankLost(1)) == []
+        assert answers(m, RankMissed(1, "rank 1 has ended")) == [
             refused(1, Unrecoverable, "step 5 of quorum 1", "has started since", "rank 1 has ended")
         ]
 
@@ -263,39 +269,39 @@ class TestWitnesses:
         m = CommitMachine(3)
         m.handle(yes(1, 0, quorum_id=1))
         m.handle(yes(2, 1, quorum_id=1))
-        assert m.handle(RankMissed(1, "rank 1 has ended")) == []
-        assert m.handle(yes(3, 2, quorum_id=1)) == [Decided(1, True), Decided(2, True), Decided(3, True)]
+        assert answers(m, RankMissed(1, "rank 1 has ended")) == []
+        assert answers(m, yes(3, 2, quorum_id=1)) == [Decided(1, True), Decided(2, True), Decided(3, True)]
 
     def test_what_was_opened_here_was_decided_by_none_before(self):
         m = opened(2)
         m.handle(yes(1, 0, quorum_id=1))
-        assert m.handle(RankLost(1)) == [Decided(1, False)]
+        assert answers(m, RankLost(1)) == [Decided(1, False)]
 
 
 class TestLostRanks:
     def test_what_a_lost_rank_has_not_voted_for_is_discarded(self):
         m = opened(3)
         m.handle(yes(1, 0))
-        assert m.handle(RankLost(2)) == [Decided(1, False)]
-        assert m.handle(yes(2, 1)) == [Decided(2, False)]
+        assert answers(m, RankLost(2)) == [Decided(1, False)]
+        assert answers(m, yes(2, 1)) == [Decided(2, False)]
 
     def test_before_any_vote_too(self):
         m = opened(2)
-        assert m.handle(RankLost(1)) == []
-        assert m.handle(yes(1, 0)) == [Decided(1, False)]
+        assert answers(m, RankLost(1)) == []
+        assert answers(m, yes(1, 0)) == [Decided(1, False)]
 
     def test_a_yes_that_it_gave_counts(self):
         m = opened(2)
         m.handle(yes(1, 0))
-        assert m.handle(RankLost(0)) == []
-        assert m.handle(yes(2, 1)) == [Decided(1, True), Decided(2, True)]
+        assert answers(m, RankLost(0)) == []
+        assert answers(m, yes(2, 1)) == [Decided(1, True), Decided(2, True)]
 
     def test_a_decision_stands(self):
         m = opened(2)
         m.handle(yes(1, 0))
         m.handle(yes(2, 1))
-        assert m.handle(RankLost(1)) == []
-        assert m.handle(yes(3, 0)) == [Decided(3, True)]
+        assert answers(m, RankLost(1)) == []
+        assert answers(m, yes(3, 0)) == [Decided(3, True)]
 
     def test_without_an_attempt_nothing_is_lost(self):
         assert CommitMachine(2).handle(RankLost(1)) == []
@@ -306,13 +312,13 @@ class TestSteps:
     def test_another_step_than_the_one_in_flight_is_refused_with_both_numbers(self, step: int):
         m = opened(2)
         m.handle(yes(1, 0))
-        assert m.handle(yes(2, 1, step=step)) == [refused(2, WrongState, "step:", str(step), "5")]
-        assert m.handle(yes(3, 1)) == [Decided(1, True), Decided(3, True)]
+        assert answers(m, yes(2, 1, step=step)) == [refused(2, WrongState, "step:", str(step), "5")]
+        assert answers(m, yes(3, 1)) == [Decided(1, True), Decided(3, True)]
 
     def test_another_quorum_than_the_one_in_force_is_refused_with_both_ids(self):
         m = opened(2, quorum_id=3)
-        assert m.handle(yes(1, 0, quorum_id=2)) == [refused(1, WrongState, "quorum_id:", "2", "3")]
-        assert m.handle(yes(2, 0, quorum_id=3)) == []
+        assert answers(m, yes(1, 0, quorum_id=2)) == [refused(1, WrongState, "quorum_id:", "2", "3")]
+        assert answers(m, yes(2, 0, quorum_id=3)) == []
 
     def test_a_negative_step_is_refused(self):
         assert opened().handle(yes(1, 0, step=-1)) == [refused(1, InvalidRequest, "step:", "-1")]
@@ -320,63 +326,63 @@ class TestSteps:
     def test_callers_of_the_bare_rpc_open_an_attempt_by_their_first_vote(self):
         m = CommitMachine(2)
         for step in (0, 1, 2):
-            assert m.handle(yes(2 * step, 0, step=step)) == []
-            assert m.handle(yes(2 * step + 1, 1, step=step)) == [Decided(2 * step, True), Decided(2 * step + 1, True)]
+            assert answers(m, yes(2 * step, 0, step=step)) == []
+            assert answers(m, yes(2 * step + 1, 1, step=step)) == [Decided(2 * step, True), Decided(2 * step + 1, True)]
 
     def test_a_vote_that_was_withdrawn_does_not_hold_the_step(self):
         """torchft's defect 1, on the bare RPC: rank 0 votes for step 1 and times out, rank 1 votes for step 2."""
         m = CommitMachine(2)
         m.handle(yes(1, 0, step=1))
         m.handle(Withdrawn(1))
-        assert m.handle(yes(2, 1, step=2)) == []
-        assert m.handle(yes(3, 0, step=2)) == [Decided(2, True), Decided(3, True)]
+        assert answers(m, yes(2, 1, step=2)) == []
+        assert answers(m, yes(3, 0, step=2)) == [Decided(2, True), Decided(3, True)]
 
 
 class TestNextAttempt:
     def test_a_discard_does_not_stick_to_the_retry(self):
         m = opened(2)
         m.handle(no(1, 0))
-        assert m.handle(Opened(1, 5)) == []
-        assert m.handle(yes(2, 0)) == []
-        assert m.handle(yes(3, 1)) == [Decided(2, True), Decided(3, True)]
+        assert answers(m, Opened(1, 5)) == []
+        assert answers(m, yes(2, 0)) == []
+        assert answers(m, yes(3, 1)) == [Decided(2, True), Decided(3, True)]
 
     def test_nor_does_a_commit(self):
         """All ranks came back to step 5, say from a checkpoint: the step is tried again, whoever comes late to it."""
         m = opened(2)
         m.handle(yes(1, 0))
-        assert m.handle(yes(2, 1)) == [Decided(1, True), Decided(2, True)]
+        assert answers(m, yes(2, 1)) == [Decided(1, True), Decided(2, True)]
         m.handle(Opened(1, 5))
         m.handle(yes(3, 0))
-        assert m.handle(Opened(1, 6)) == [refused(3, WrongState, "given up")]
-        assert m.handle(yes(4, 1, step=5)) == [refused(4, WrongState, "5", "6")]
+        assert answers(m, Opened(1, 6)) == [refused(3, WrongState, "given up")]
+        assert answers(m, yes(4, 1, step=5)) == [refused(4, WrongState, "5", "6")]
 
     def test_nor_under_a_new_quorum(self):
         m = opened(2)
         m.handle(no(1, 0))
         m.handle(Opened(2, 5))
-        assert m.handle(yes(2, 0)) == []
-        assert m.handle(yes(3, 1)) == [Decided(2, True), Decided(3, True)]
+        assert answers(m, yes(2, 0)) == []
+        assert answers(m, yes(3, 1)) == [Decided(2, True), Decided(3, True)]
 
     def test_without_a_quorum_between_it_begins_once_all_were_told(self):
         m = opened(2)
         m.handle(yes(1, 0))
         m.handle(no(2, 1))
-        assert m.handle(yes(3, 0)) == []
-        assert m.handle(yes(4, 1)) == [Decided(3, True), Decided(4, True)]
+        assert answers(m, yes(3, 0)) == []
+        assert answers(m, yes(4, 1)) == [Decided(3, True), Decided(4, True)]
 
     def test_and_not_before(self):
         m = opened(3)
         m.handle(yes(1, 0))
         m.handle(no(2, 1))
-        assert m.handle(yes(3, 0)) == [Decided(3, False)]
-        assert m.handle(yes(4, 2)) == [Decided(4, False)]
+        assert answers(m, yes(3, 0)) == [Decided(3, False)]
+        assert answers(m, yes(4, 2)) == [Decided(4, False)]
 
     def test_who_waits_in_an_attempt_that_is_given_up_learns_so(self):
         m = opened(2)
         m.handle(yes(1, 0))
-        assert m.handle(Opened(2, 5)) == [refused(1, WrongState, "5", "given up")]
-        assert m.handle(yes(2, 1)) == []
-        assert m.handle(yes(3, 0)) == [Decided(2, True), Decided(3, True)]
+        assert answers(m, Opened(2, 5)) == [refused(1, WrongState, "5", "given up")]
+        assert answers(m, yes(2, 1)) == []
+        assert answers(m, yes(3, 0)) == [Decided(2, True), Decided(3, True)]
 
 
 # -- drawn events

@@ -169,7 +169,7 @@ class TestWatches:
         group.driver.report(0, "a stranger", "the loss is odd", ends_group=False)
         [record] = caplog.records
         assert record.levelname == "INFO"
-        assert "does not watch says that rank 0 has failed: the loss is odd" in record.getMessage()
+        assert "an unknown process says that rank 0 has failed: the loss is odd" in record.getMessage()
 
     def test_a_kill_reaches_the_ranks(self, group: Group):
         _, heard = group.watch(0)

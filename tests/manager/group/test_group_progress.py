@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.messages.progress import Collective, OpenPhase, PhaseTime, Sample
 from lighthouse_protocol.rules.stall import Limits
 from manager.group.progress import GroupProgressDriver
@@ -22,10 +22,7 @@ class Group:
 
     def __init__(self) -> None:
         self.loop = VirtualLoop()
-        self.is_alone = False
-        self.places = GroupProgressDriver(
-            Participant("a", group_world_size=2), Limits(), self.loop, lambda: self.is_alone, lambda: "i"
-        )
+        self.places = GroupProgressDriver(Participant("a", group_world_size=2), Limits(), self.loop, lambda: "i")
         self.rank_0, self.rank_1 = self.open(0, "w0"), self.open(1, "w1")
 
     def open(self, rank: int, worker: str) -> Watch:
@@ -81,7 +78,7 @@ def test_whoever_waits_for_other_groups_is_not_judged_here(group: Group, caplog:
     group.places.take(group.rank_1, over_groups)
     group.loop.go(300)
     assert caplog.messages == []
-    group.is_alone = True
+    group.places.answered(Assignment(1, 0, 1, ("a",), "", 0, None, 1, 1, ""))
     group.loop.go(60)
     assert "network or collective: a/0-1 in all_reduce, nobody behind" in caplog.messages[0]
 

@@ -24,12 +24,9 @@ class Manager:
         self.waits.opened(watch(peer=heard))
         return heard
 
-    def look(self, is_waiting: bool) -> None:
-        self.waits.look(is_waiting=is_waiting)
-
     def answer(self) -> None:
         self.waits.answered()
-        self.look(False)
+        self.waits.end()
 
 
 @pytest.fixture
@@ -40,7 +37,7 @@ def manager(caplog: pytest.LogCaptureFixture) -> Manager:
 
 def test_rounds_tell_nothing(manager: Manager, caplog: pytest.LogCaptureFixture):
     for _ in range(100):
-        manager.look(True)
+        manager.waits.begin()
         manager.loop.go(0.9)
         manager.answer()
     assert (manager.rank.messages, caplog.messages, manager.loop.timers) == ([], [], 0)
@@ -49,15 +46,15 @@ def test_rounds_tell_nothing(manager: Manager, caplog: pytest.LogCaptureFixture)
 def test_steps_without_a_pause_between_them_are_no_wait(manager: Manager, caplog: pytest.LogCaptureFixture):
     """One rank asks before the other one has its answer: some request always waits."""
     for _ in range(100):
-        manager.look(True)
+        manager.waits.begin()
         manager.loop.go(0.9)
         manager.waits.answered()
-    manager.look(True)
+    manager.waits.begin()
     assert (manager.rank.messages, caplog.messages) == ([], [])
 
 
 def test_a_wait_is_told_to_the_ranks_and_then_to_the_log(manager: Manager, caplog: pytest.LogCaptureFixture):
-    manager.look(True)
+    manager.waits.begin()
     manager.loop.go(1)
     assert manager.rank.messages == [Waiting("b")]
     assert manager.open(2).messages == [Waiting("b")], "a watch that is opened later is told, too"
@@ -75,18 +72,18 @@ def test_a_wait_is_told_to_the_ranks_and_then_to_the_log(manager: Manager, caplo
 
 
 def test_a_request_that_is_asked_again_goes_on_waiting(manager: Manager, caplog: pytest.LogCaptureFixture):
-    manager.look(True)
+    manager.waits.begin()
     manager.loop.go(3)
-    manager.look(False)
+    manager.waits.end()
     manager.loop.go(0.5)
-    manager.look(True)
+    manager.waits.begin()
     manager.loop.go(2)
     assert caplog.messages == ["no quorum for 6 s: waiting for b"]
 
 
 def test_a_watch_that_has_ended_is_told_nothing(manager: Manager):
     manager.watches.remove(1)
-    manager.look(True)
+    manager.waits.begin()
     manager.loop.go(1)
     manager.waits.close()
     assert (manager.rank.messages, manager.rank.has_ended, manager.loop.timers) == ([], True, 0)

@@ -45,13 +45,13 @@ def test_what_is_missing_is_logged_once_it_lasts(caplog: pytest.LogCaptureFixtur
     loop = VirtualLoop()
     worlds = Worlds(loop, WatchTable())
     with caplog.at_level(logging.INFO):
-        worlds.look("a has rank 0 of 2; missing: 1")
-        worlds.look("")
+        worlds.miss("a has rank 0 of 2; missing: 1")
+        worlds.miss("")
         loop.go(2 * INCOMPLETE_LOGGED_AFTER_S)
         assert caplog.messages == [], "its ranks came one after the other"
-        worlds.look("a has rank 1 of 2; missing: 0")
+        worlds.miss("a has rank 1 of 2; missing: 0")
         loop.go(2 * INCOMPLETE_LOGGED_AFTER_S)
-        worlds.look("")
+        worlds.miss("")
     worlds.close()
     assert caplog.messages == [
         "a has rank 1 of 2; missing: 0; a replica group takes part only when all its ranks are there",
