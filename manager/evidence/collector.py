@@ -145,7 +145,7 @@ class EvidenceCollector:
         if not watch.is_open:
             return _silent("its watch has ended")
         if watch.hello.offer is None:
-            return _silent("its agent is of a version that cannot be asked")
+            return _silent("its agent takes no questions")
         key = watch, next(self._numbers)
         answer = self._asked[key] = asyncio.get_running_loop().create_future()
         try:

@@ -129,10 +129,10 @@ class GroupDriver:
         self._numbers = itertools.count(1)
         self._calls: dict[int, _Call] = {}
         self._watches = WatchTable()
-        self._places = GroupProgressDriver(me, limits or Limits(), timers, lambda: self.machine.incarnation)
+        self._progress = GroupProgressDriver(me, limits or Limits(), timers, lambda: self.machine.incarnation)
         self._worlds = Worlds(timers, self._watches)
         self._waits = Waits(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
-        self.machine = GroupMachine(me, life, show_handles, rank_timeout_s, ProgressReporter(self._places.view))
+        self.machine = GroupMachine(me, life, show_handles, rank_timeout_s, ProgressReporter(self._progress.view))
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
 
@@ -188,7 +188,7 @@ class GroupDriver:
         check_rank(hello.group_rank, self.machine.me.group_world_size)
         number, watch = next(self._numbers), Watch(hello, peer, is_local, self._clock())
         self._watches.add(number, watch)
-        self._places.opened(watch)
+        self._progress.opened(watch)
         self._evidence.opened(watch)
         peer.send(WatchOpened(takes_progress=True, takes_leave=True))
         self._worlds.opened(watch)
@@ -216,7 +216,7 @@ class GroupDriver:
             case Leaving(step):
                 self._feed(RankLeaves(number, step))
             case Sample():
-                self._places.take(watch, message)
+                self._progress.take(watch, message)
             case SelfReport():
                 self._evidence.answered(watch, message)
             case WatchRequest():
@@ -229,7 +229,7 @@ class GroupDriver:
         watch = self._watches.remove(number)
         if watch is None:
             return
-        self._places.ended(watch)
+        self._progress.ended(watch)
         self._evidence.ended(watch)
         self._feed(WatchEnded(number))
         for call in [call for call, waiting in self._calls.items() if waiting.watch is watch]:
@@ -256,7 +256,7 @@ class GroupDriver:
         """Every call that waits, or comes later, is refused with `reason`."""
         self._closed = Unreachable(reason)
         self._timer.cancel()
-        self._places.close()
+        self._progress.close()
         self._evidence.close()
         self._worlds.close()
         self._waits.close()
@@ -320,7 +320,7 @@ class GroupDriver:
                 case QuorumAnswered(call, assignment, quorum):
                     if not assignment.revoked:  # its mates may already wait for the next one
                         self._waits.answered()
-                    self._places.answered(assignment)
+                    self._progress.answered(assignment)
                     self._answer(call, (replace(assignment, world=self._worlds.world), quorum))
                 case Decided(call, decision, _, following):
                     self._answer(call, Vote(decision, following))

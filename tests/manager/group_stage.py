@@ -113,7 +113,7 @@ class Stage:
         waiting = tuple(sorted(c.rank.number for n, c in self.calls.items() if c.rank.call == n))
         assert self.machine.ranks.waiting == waiting, "a call waits that nobody will answer"
         if self.is_open and not self.machine._has_left:  # it may have left while it had nobody to tell
-            self.check_told(self.machine.levels)
+            self.check_told(self.machine.report)
 
     def check_told(self, levels: GroupReport) -> None:
         """What the lighthouse waits for is told at once."""

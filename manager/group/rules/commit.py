@@ -2,12 +2,12 @@
 
 An attempt is (quorum_id, step). It commits when every rank of the group has voted yes; one no discards it at once. A
 yes that names its quorum is bound: it counts also when its call is over, and its rank repeats it until it has the
-decision. A yes that names none lives as long as its call: who withdraws has not voted, and may vote again. A late or
-repeated voter gets the decision that was made; but who says no, whatever it means by that, is never told to commit. A
-vote for another step than the one in flight is refused with both numbers. A quorum answered for a step opens a new
-attempt at it, so a discard does not stick to the retry.
+decision. A yes that names none lives as long as its call: a rank that withdraws has not voted, and may vote again. A
+late or repeated voter gets the decision that was made; but a rank that votes no is never told to commit. A vote for
+another step than the one in flight is refused with both numbers. A quorum answered for a step opens a new attempt at
+it, so a discard does not stick to the retry.
 
-Callers of the bare RPC who ask for no quorum open an attempt by their first vote.
+Callers of the bare RPC that ask for no quorum open an attempt by their first vote.
 
 A bound vote for an attempt that was not opened here is of a manager that has ended, and that may have told others what
 it decided. So no rank that lives may be told otherwise:
@@ -209,7 +209,7 @@ class CommitMachine:
         return [VoteRefused(call, error) for call in calls]
 
     def _open(self, attempt: _Attempt) -> list[Effect]:
-        """An attempt that was not decided is over; whoever still waits in it learns so."""
+        """An attempt that was not decided is over; the votes that wait in it are refused."""
         old, self._attempt = self._attempt, attempt
         self._decided.pop(attempt.key, None)
         if old is None or old.decision is not None:

@@ -173,7 +173,7 @@ class SessionGivenUp:
 
 @dataclass(frozen=True, slots=True)
 class SessionSilent:
-    """A beat has no answer: make a second connection beside the first, and move the session there."""
+    """A heartbeat has no answer: make a second connection beside the first, and move the session there."""
 
     reason: str
 
@@ -197,7 +197,7 @@ class EvidenceWanted:
 
 @dataclass(frozen=True, slots=True)
 class HasLeft:
-    """The leave was said, and nobody needs this group any more."""
+    """The lighthouse has let the group go, and no rank needs this manager any more."""
 
     reason: str
 

@@ -69,15 +69,15 @@ class GroupMachine:
         life: str,
         show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
         rank_timeout_s: float | None = None,
-        telling: ProgressReporter | None = None,
+        progress: ProgressReporter | None = None,
     ) -> None:
         """`show_handles`: how torchft's handles of the ranks are relayed to the peers. `rank_timeout_s` bounds how long
-        a rank without a watch may be silent. `telling`: what beats tell of where the ranks are."""
+        a rank without a watch may be silent. `progress`: what heartbeats carry of where the ranks are."""
         self.me = me
         self._life = life
         self._show_handles = show_handles
         self.ranks = ranks.Ranks(me.wire_id, me.group_world_size, rank_timeout_s)
-        self.session = SessionMachine(lambda: self.levels, telling)
+        self.session = SessionMachine(lambda: self.report, progress)
         self._unopened: JoinAccepted | None = None
         self._draining = ""
         self._has_left = self._has_ended = False
@@ -91,7 +91,7 @@ class GroupMachine:
         return f"{self._life}.{self.ranks.gather.incarnation}"
 
     @property
-    def levels(self) -> GroupReport:
+    def report(self) -> GroupReport:
         return GroupReport(self.held, self.ranks.drains, self.ranks.down, self.ranks.watches.missing)
 
     @property
@@ -134,7 +134,7 @@ class GroupMachine:
         effects = self._perform(self.ranks.expire(now), now)
         if self.session.is_given_up(now):
             self.session.closed()
-            effects.append(SessionGivenUp(f"the lighthouse has echoed nothing for {self.session.lease_s:g} s"))
+            effects.append(SessionGivenUp(f"the lighthouse has answered no heartbeat for {self.session.lease_s:g} s"))
         else:
             effects += self._send(self.session.tick(now)) + self._listen(now)
         return effects + self._note_changes(effects)
@@ -221,26 +221,28 @@ class GroupMachine:
         if order is None:
             return []
         effects = self._perform(self.ranks.obey(order, now), now)
-        handed = self._unopened
-        if handed is None or order.phase is not QuorumPhase.REVOKED or order.quorum_id != handed.quorum.quorum_id:
+        accepted = self._unopened
+        if accepted is None or order.phase is not QuorumPhase.REVOKED or order.quorum_id != accepted.quorum.quorum_id:
             return effects
-        return effects + self._drop_unopened(handed, order.reason, now)
+        return effects + self._drop_unopened(accepted, order.reason, now)
 
     def _open(self, now: float) -> list[Effect]:
         """Let the ranks into the step that a quorum was formed for: a grant like any other, under a valid lease."""
-        handed = self._unopened
-        if handed is None or (handed.stands and now >= self.ranks.grants.renewed_until):
+        accepted = self._unopened
+        if accepted is None or (accepted.stands and now >= self.ranks.grants.renewed_until):
             return []
         self._unopened = None
-        if not self.session.answered(handed.join):  # taken back since
+        if not self.session.answered(accepted.join):  # taken back since
             return []
-        return self._perform(self.ranks.receive(handed.quorum, stands=handed.stands), now)
+        return self._perform(self.ranks.receive(accepted.quorum, stands=accepted.stands), now)
 
-    def _drop_unopened(self, handed: JoinAccepted, reason: str, now: float) -> list[Effect]:
+    def _drop_unopened(self, accepted: JoinAccepted, reason: str, now: float) -> list[Effect]:
         self._unopened = None
-        if not self.session.answered(handed.join):
+        if not self.session.answered(accepted.join):
             return []
-        return self._refuse_join(WrongState(f"quorum {handed.quorum.quorum_id} was revoked: {reason}; ask again"), now)
+        return self._refuse_join(
+            WrongState(f"quorum {accepted.quorum.quorum_id} was revoked: {reason}; ask again"), now
+        )
 
     def _refuse_join(self, error: LighthouseError, now: float) -> list[Effect]:
         return self._perform(self.ranks.refuse_join(error), now)
@@ -275,7 +277,7 @@ class GroupMachine:
         is_silent = self.session.news_of_silence(now)
         if is_silent is None:
             return []
-        return [SessionSilent("it has not answered the last beat")] if is_silent else [SessionHeard()]
+        return [SessionSilent("it has not answered the last heartbeat")] if is_silent else [SessionHeard()]
 
     def _note_changes(self, effects: Sequence[Effect]) -> list[Effect]:
         """Of what people are told of: the missing ranks, and whether requests wait."""
@@ -321,7 +323,7 @@ class GroupMachine:
         return effects + self._send(messages)
 
     def _end(self) -> list[Effect]:
-        """Nobody needs this manager: the lighthouse has let it go, and a rank that asks later would find it gone."""
+        """The lighthouse has let this manager go, and every rank knows: one that asks later would find it gone."""
         if self._has_ended or not self._let_go or self.ranks.unaware:
             return []
         self._has_ended = True

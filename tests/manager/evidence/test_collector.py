@@ -193,7 +193,7 @@ async def test_an_older_rank_is_not_asked(group: Group):
     rank_1 = Rank(group.desk, 1, old=True)
     group.desk.give(EvidenceRequest(1, (1,)))
     rank = (await group.given())[1]
-    assert "Flight Recorder: its agent is of a version that cannot be asked" in rank.missing
+    assert "Flight Recorder: its agent takes no questions" in rank.missing
     assert rank_1.asked.empty()
 
 

@@ -182,11 +182,11 @@ class TestSessions:
         group.open_session()
         assert isinstance(group.link.sent[0], Hello)
         group.loop.go(3)
-        assert group.link.done == ["connect beside: it has not answered the last beat"]
+        assert group.link.done == ["connect beside: it has not answered the last heartbeat"]
         group.hear(HeartbeatAck(2, 1.0))
         assert group.link.done[1:] == ["stay"]
         group.loop.go(61)
-        assert group.link.done[-1] == "give up: the lighthouse has echoed nothing for 60 s"
+        assert group.link.done[-1] == "give up: the lighthouse has answered no heartbeat for 60 s"
 
     def test_a_group_that_drains_leaves_when_the_lighthouse_has_let_it_go(self, group: Group):
         group.open_session()

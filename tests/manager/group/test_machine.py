@@ -92,17 +92,17 @@ class TestStarting:
         for rank in range(4, 8):
             m.handle(WatchOpened(rank + 1, rank, f"w{rank}"), 1)
         assert say_missing(m.me, m.ranks.watches.missing) == ""
-        assert m.levels == GroupReport()
+        assert m.report == GroupReport()
 
     def test_ranks_that_its_supervisor_starts_again_are_said_to_start(self):
         m = watched()
         m.handle(RanksStarted(), 0)
-        assert m.levels == GroupReport()
+        assert m.report == GroupReport()
         m.handle(WatchEnded(2), 1)
-        assert m.levels.down == "rank 1 has ended"
+        assert m.report.down == "rank 1 has ended"
         assert done(m, RanksStarted(), 1) == [beat(4, down=RESTARTING, missing={1})]
         m.handle(WatchOpened(3, 1, "w1'"), 3)
-        assert m.levels == GroupReport()
+        assert m.report == GroupReport()
 
     def test_half_of_its_ranks_never_join(self):
         """Also where each of them has asked, and another group's half would fill the count."""
@@ -383,7 +383,7 @@ class TestSession:
         m = unwatched()
         for now in (1, 2, 3, 4):
             m.tick(now)
-        assert m.tick(5) == [SessionGivenUp("the lighthouse has echoed nothing for 5 s")]
+        assert m.tick(5) == [SessionGivenUp("the lighthouse has answered no heartbeat for 5 s")]
         assert m.deadline() is None
 
     def test_the_quorum_is_held_through_it(self):
