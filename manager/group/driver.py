@@ -30,39 +30,8 @@ from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.group.ports import EvidenceSource, LighthousePort
 from manager.group.progress import GroupProgressDriver
+from manager.group.rules import events
 from manager.group.rules.commit import Decided, Voted
-from manager.group.rules.events import (
-    CallEnded,
-    CallExpired,
-    CallRefused,
-    DrainAsked,
-    Effect,
-    Event,
-    EvidenceWanted,
-    FailureReported,
-    GroupGivenUp,
-    HasLeft,
-    Killed,
-    MissingChanged,
-    Pushed,
-    QuorumAnswered,
-    RankFailed,
-    RankGivenUp,
-    RankLeaves,
-    RanksStarted,
-    Received,
-    Sent,
-    SessionClosed,
-    SessionGivenUp,
-    SessionHeard,
-    SessionOpened,
-    SessionSilent,
-    WaitBegan,
-    WaitEnded,
-    WatchEnded,
-    WorldChanged,
-)
-from manager.group.rules.events import WatchOpened as RankWatched
 from manager.group.rules.machine import GroupMachine
 from manager.group.rules.progress import ProgressReporter
 from manager.group.rules.request import QuorumRequest, check_rank
@@ -115,7 +84,7 @@ class GroupDriver:
         show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
-        on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
+        on_given_up: Callable[[events.RankGivenUp | events.GroupGivenUp], None] = lambda _: None,
     ) -> None:
         """`me`, `life`, `show_handles` and `rank_timeout_s` as in GroupMachine. `end` ends the daemon with a status: 0
         when the group has left, 1 when it was killed. `limits` say when ranks stall. `on_given_up` is called for ranks
@@ -150,7 +119,7 @@ class GroupDriver:
         answer_within_s = _answer_within_s(time_left_s)
         deadline_at = self._clock() + answer_within_s
 
-        def event(call: int) -> Event:
+        def event(call: int) -> events.Event:
             return QuorumRequest(call=call, deadline_at=deadline_at, **fields)
 
         return self._begin(_Call(reply), event, answer_within_s, self._no_quorum)
@@ -163,14 +132,14 @@ class GroupDriver:
         """Its caller has gone. After the answer this does nothing."""
         if (ended := self._calls.pop(call, None)) is not None:
             _stop(ended)
-            self._feed(CallEnded(call))
+            self._feed(events.CallEnded(call))
 
     def report(self, group_rank: int, worker: str, reason: str, *, ends_group: bool) -> None:
         """A rank is about to end, with `ends_group` its whole group.
 
         Raises InvalidRequest for one that the group does not have."""
         check_rank(group_rank, self.machine.me.group_world_size)
-        self._feed(RankFailed(group_rank, worker, reason, ends_group))
+        self._feed(events.RankFailed(group_rank, worker, reason, ends_group))
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
         """Where that rank serves its state. Raises a refusal for one that never asked, or is at another step."""
@@ -178,7 +147,7 @@ class GroupDriver:
 
     def ranks_started(self) -> None:
         """By a supervisor."""
-        self._feed(RanksStarted())
+        self._feed(events.RanksStarted())
 
     # -- watches of ranks
 
@@ -193,7 +162,7 @@ class GroupDriver:
         peer.send(WatchOpened(takes_progress=True, takes_leave=True))
         self._worlds.opened(watch)
         self._waits.opened(watch)
-        self._feed(RankWatched(number, hello.group_rank, hello.worker))
+        self._feed(events.WatchOpened(number, hello.group_rank, hello.worker))
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
@@ -214,7 +183,7 @@ class GroupDriver:
                     quorum_id=quorum_id,
                 )
             case Leaving(step):
-                self._feed(RankLeaves(number, step))
+                self._feed(events.RankLeaves(number, step))
             case Sample():
                 self._progress.take(watch, message)
             case SelfReport():
@@ -231,26 +200,26 @@ class GroupDriver:
             return
         self._progress.ended(watch)
         self._evidence.ended(watch)
-        self._feed(WatchEnded(number))
+        self._feed(events.WatchEnded(number))
         for call in [call for call, waiting in self._calls.items() if waiting.watch is watch]:
             self.end_call(call)
 
     # -- the lighthouse
 
     def opened(self) -> None:
-        self._feed(SessionOpened())
+        self._feed(events.SessionOpened())
 
     def received(self, message: ToManager) -> None:
-        self._feed(Received(message))
+        self._feed(events.Received(message))
 
     def closed(self) -> None:
-        self._feed(SessionClosed())
+        self._feed(events.SessionClosed())
 
     # -- the end
 
     def drain(self, reason: str) -> None:
         """Do the steps that the others count on, and leave."""
-        self._feed(DrainAsked(reason))
+        self._feed(events.DrainAsked(reason))
 
     def close(self, reason: str) -> None:
         """Every call that waits, or comes later, is refused with `reason`."""
@@ -271,13 +240,17 @@ class GroupDriver:
     # -- waiting
 
     def _cast(self, call: _Call, time_left_s: float, *, wants_next: bool, **fields: Any) -> int:
-        def event(number: int) -> Event:
+        def event(number: int) -> events.Event:
             return Voted(call=number, wants_next=wants_next, **fields)
 
         return self._begin(call, event, _answer_within_s(time_left_s), _no_decision)
 
     def _begin(
-        self, call: _Call, event: Callable[[int], Event], within_s: float, why: Callable[[float], LighthouseError]
+        self,
+        call: _Call,
+        event: Callable[[int], events.Event],
+        within_s: float,
+        why: Callable[[float], LighthouseError],
     ) -> int:
         """Answered, or refused with `why`, in that time."""
         number = next(self._numbers)
@@ -293,7 +266,7 @@ class GroupDriver:
     def _expire(self, call: int, why: Callable[[float], LighthouseError], within_s: float) -> None:
         error = why(within_s)
         self._refuse(call, error)
-        self._feed(CallExpired(call, error))
+        self._feed(events.CallExpired(call, error))
 
     def _no_quorum(self, within_s: float) -> LighthouseError:
         status = self.status()
@@ -307,62 +280,62 @@ class GroupDriver:
 
     # -- feed and perform
 
-    def _feed(self, event: Event) -> None:
+    def _feed(self, event: events.Event) -> None:
         if self._closed is None:
             self._perform(self.machine.handle(event, self._clock()))
 
     def _tick(self) -> None:
         self._perform(self.machine.tick(self._clock()))
 
-    def _perform(self, effects: Sequence[Effect]) -> None:
+    def _perform(self, effects: Sequence[events.Effect]) -> None:
         for effect in effects:
             match effect:
-                case QuorumAnswered(call, assignment, quorum):
+                case events.QuorumAnswered(call, assignment, quorum):
                     if not assignment.revoked:  # its mates may already wait for the next one
                         self._waits.answered()
                     self._progress.answered(assignment)
                     self._answer(call, (replace(assignment, world=self._worlds.world), quorum))
                 case Decided(call, decision, _, following):
                     self._answer(call, Vote(decision, following))
-                case CallRefused(call, error):
+                case events.CallRefused(call, error):
                     if isinstance(error, Unrecoverable):
                         log.error("the ranks cannot go on: %s", error)
                     self._refuse(call, error)
-                case Sent(message):
+                case events.Sent(message):
                     self._link.send(message)
-                case Pushed(message, watches):
+                case events.Pushed(message, watches):
                     log.info("to the ranks: %s", message)
                     self._watches.send(message, watches)
-                case MissingChanged(text):
+                case events.MissingChanged(text):
                     self._worlds.miss(text)
-                case WaitBegan():
+                case events.WaitBegan():
                     self._waits.begin()
-                case WaitEnded():
+                case events.WaitEnded():
                     self._waits.end()
-                case FailureReported(rank, reason, is_known):
+                case events.FailureReported(rank, reason, is_known):
                     if is_known:
                         log.error("rank %d has failed: %s", rank, reason)
                     else:
                         log.info("an unknown process says that rank %d has failed: %s", rank, reason)
-                case RankGivenUp(rank, reason):
+                case events.RankGivenUp(rank, reason):
                     log.error("rank %d is given up: %s", rank, reason)
                     self._on_given_up(effect)
-                case GroupGivenUp():
+                case events.GroupGivenUp():
                     self._on_given_up(effect)
-                case SessionGivenUp(reason):
+                case events.SessionGivenUp(reason):
                     self._link.give_up(reason)
-                case SessionSilent(reason):
+                case events.SessionSilent(reason):
                     self._link.connect_beside(reason)
-                case SessionHeard():
+                case events.SessionHeard():
                     self._link.stay()
-                case Killed(reason):
+                case events.Killed(reason):
                     log.error("killed by the lighthouse: %s", reason)
                     self.kill(reason)
-                case WorldChanged(world):
+                case events.WorldChanged(world):
                     self._worlds.tell(world)
-                case EvidenceWanted(request):
+                case events.EvidenceWanted(request):
                     self._evidence.give(request)
-                case HasLeft(reason):
+                case events.HasLeft(reason):
                     log.info("has left: %s", reason)
                     self._end(0)
         self._timer.set(self.machine.deadline())

@@ -29,28 +29,7 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
-from manager.group.rules import gather, ranks
-from manager.group.rules.events import (
-    CallRefused,
-    DrainAsked,
-    Effect,
-    Event,
-    EvidenceWanted,
-    HasLeft,
-    Killed,
-    MissingChanged,
-    QuorumAnswered,
-    Received,
-    Sent,
-    SessionClosed,
-    SessionGivenUp,
-    SessionHeard,
-    SessionOpened,
-    SessionSilent,
-    WaitBegan,
-    WaitEnded,
-    WorldChanged,
-)
+from manager.group.rules import events, gather, ranks
 from manager.group.rules.grants import LEASE_SHARE
 from manager.group.rules.lighthouse_session import SessionMachine
 from manager.group.rules.progress import ProgressReporter
@@ -121,7 +100,7 @@ class GroupMachine:
         """As in GatherMachine."""
         return self.ranks.gather.checkpoint_address(group_rank, step)
 
-    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+    def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
         self.ranks.hear(now)
         effects = self._dispatch(event, now)
         self.ranks.hear(now)
@@ -129,12 +108,14 @@ class GroupMachine:
         effects += self._send(self.session.tick(now)) + self._listen(now) + self._end()
         return effects + self._note_changes(effects)
 
-    def tick(self, now: float) -> Sequence[Effect]:
+    def tick(self, now: float) -> Sequence[events.Effect]:
         self.ranks.hear(now)
         effects = self._perform(self.ranks.expire(now), now)
         if self.session.is_given_up(now):
             self.session.closed()
-            effects.append(SessionGivenUp(f"the lighthouse has answered no heartbeat for {self.session.lease_s:g} s"))
+            effects.append(
+                events.SessionGivenUp(f"the lighthouse has answered no heartbeat for {self.session.lease_s:g} s")
+            )
         else:
             effects += self._send(self.session.tick(now)) + self._listen(now)
         return effects + self._note_changes(effects)
@@ -144,28 +125,28 @@ class GroupMachine:
         deadlines = (self.session.deadline(), self.ranks.watches.deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def _dispatch(self, event: Event, now: float) -> list[Effect]:
+    def _dispatch(self, event: events.Event, now: float) -> list[events.Effect]:
         match event:
-            case SessionOpened():
+            case events.SessionOpened():
                 return [] if self._has_left else self._send(self.session.opened(self._participant(), now))
-            case SessionClosed():
+            case events.SessionClosed():
                 self.session.closed()
                 self._awaited = ""
                 self._unopened = None  # asked for again on the next session
                 if self._has_left:
                     self._let_go = self._let_go or "its session has ended"
                 return self._leave_if_idle(now) if self.ranks.drains else []
-            case Received(message):
+            case events.Received(message):
                 return self._receive(message, now)
-            case DrainAsked(reason):
+            case events.DrainAsked(reason):
                 self._draining, self.ranks.drains = self._draining or reason, True
                 return self._leave_if_idle(now)
             case _:
                 return self._perform(self.ranks.handle(event, now), now)
 
-    def _perform(self, effects: Sequence[ranks.Effect], now: float) -> list[Effect]:
+    def _perform(self, effects: Sequence[ranks.Effect], now: float) -> list[events.Effect]:
         """What the ranks' side does to the group's join is said to the lighthouse; the rest is for the driver."""
-        performed: list[Effect] = []
+        performed: list[events.Effect] = []
         for effect in effects:
             match effect:
                 case gather.GroupJoined():
@@ -173,14 +154,14 @@ class GroupMachine:
                 case gather.JoinTakenBack():
                     performed += self._send(self.session.withdraw())
                 case ranks.EndReached(call):
-                    performed += [CallRefused(call, self._drained()), *self._leave(now)]
+                    performed += [events.CallRefused(call, self._drained()), *self._leave(now)]
                 case _:
                     performed.append(effect)
         return performed
 
     # -- the lighthouse
 
-    def _receive(self, message: ToManager, now: float) -> list[Effect]:
+    def _receive(self, message: ToManager, now: float) -> list[events.Effect]:
         match message:
             case Welcome(_, _, order):
                 self.session.welcomed(message, now)
@@ -205,19 +186,19 @@ class GroupMachine:
             case QuorumOrder():
                 return self._obey(message, now)
             case DrainRequest(reason):
-                return self._dispatch(DrainAsked(reason or "the lighthouse was asked to drain it"), now)
+                return self._dispatch(events.DrainAsked(reason or "the lighthouse was asked to drain it"), now)
             case KillRequest(reason):
-                return [Killed(reason)]
+                return [events.Killed(reason)]
             case World():
                 self._awaited = message.waiting_for
-                return [WorldChanged(replace(message, group_world_size=self.me.group_world_size))]
+                return [events.WorldChanged(replace(message, group_world_size=self.me.group_world_size))]
             case EvidenceRequest():
-                return [EvidenceWanted(message)]
+                return [events.EvidenceWanted(message)]
             case Goodbye(reason):
                 self._let_go = reason if self._has_left else ""
                 return []
 
-    def _obey(self, order: QuorumOrder | None, now: float) -> list[Effect]:
+    def _obey(self, order: QuorumOrder | None, now: float) -> list[events.Effect]:
         if order is None:
             return []
         effects = self._perform(self.ranks.obey(order, now), now)
@@ -226,7 +207,7 @@ class GroupMachine:
             return effects
         return effects + self._drop_unopened(accepted, order.reason, now)
 
-    def _open(self, now: float) -> list[Effect]:
+    def _open(self, now: float) -> list[events.Effect]:
         """Let the ranks into the step that a quorum was formed for: a grant like any other, under a valid lease."""
         accepted = self._unopened
         if accepted is None or (accepted.stands and now >= self.ranks.grants.renewed_until):
@@ -236,7 +217,7 @@ class GroupMachine:
             return []
         return self._perform(self.ranks.receive(accepted.quorum, stands=accepted.stands), now)
 
-    def _drop_unopened(self, accepted: JoinAccepted, reason: str, now: float) -> list[Effect]:
+    def _drop_unopened(self, accepted: JoinAccepted, reason: str, now: float) -> list[events.Effect]:
         self._unopened = None
         if not self.session.answered(accepted.join):
             return []
@@ -244,7 +225,7 @@ class GroupMachine:
             WrongState(f"quorum {accepted.quorum.quorum_id} was revoked: {reason}; ask again"), now
         )
 
-    def _refuse_join(self, error: LighthouseError, now: float) -> list[Effect]:
+    def _refuse_join(self, error: LighthouseError, now: float) -> list[events.Effect]:
         return self._perform(self.ranks.refuse_join(error), now)
 
     def _participant(self, joined: gather.GroupJoined | None = None) -> Participant:
@@ -273,24 +254,25 @@ class GroupMachine:
             wire=self._show_handles(joined.handles),
         )
 
-    def _listen(self, now: float) -> list[Effect]:
+    def _listen(self, now: float) -> list[events.Effect]:
         is_silent = self.session.news_of_silence(now)
         if is_silent is None:
             return []
-        return [SessionSilent("it has not answered the last heartbeat")] if is_silent else [SessionHeard()]
+        silent = events.SessionSilent("it has not answered the last heartbeat")
+        return [silent if is_silent else events.SessionHeard()]
 
-    def _note_changes(self, effects: Sequence[Effect]) -> list[Effect]:
+    def _note_changes(self, effects: Sequence[events.Effect]) -> list[events.Effect]:
         """Of what people are told of: the missing ranks, and whether requests wait."""
-        changes: list[Effect] = []
+        changes: list[events.Effect] = []
         missing, is_waiting = self.ranks.watches.missing, self.ranks.is_waiting
         if missing != self._missing:
             self._missing = missing
-            changes.append(MissingChanged(say_missing(self.me, missing)))
-        was_answered = any(isinstance(e, QuorumAnswered) and not e.assignment.revoked for e in effects)
+            changes.append(events.MissingChanged(say_missing(self.me, missing)))
+        was_answered = any(isinstance(e, events.QuorumAnswered) and not e.assignment.revoked for e in effects)
         if is_waiting and (was_answered or not self._is_waiting):
-            changes.append(WaitBegan())
+            changes.append(events.WaitBegan())
         elif self._is_waiting and not is_waiting:
-            changes.append(WaitEnded())
+            changes.append(events.WaitEnded())
         self._is_waiting = is_waiting
         return changes
 
@@ -299,18 +281,18 @@ class GroupMachine:
     def _drained(self) -> Drained:
         return Drained(f"{self.me.replica_id} leaves: {self._draining}")
 
-    def _leave_if_idle(self, now: float) -> list[Effect]:
+    def _leave_if_idle(self, now: float) -> list[events.Effect]:
         """A group without ranks, or one that waits for a quorum, has nothing to finish. Where the quorum may be on its
         way already, the lighthouse says which was first: the drain is refused the join, or the group does its steps."""
         if self.ranks.gather.is_joined and self.session.is_open:
             return []
         return self._leave(now) if self.ranks.gather.waiting or not self.ranks.watches.has_ranks else []
 
-    def _leave_if_over(self, now: float) -> list[Effect]:
+    def _leave_if_over(self, now: float) -> list[events.Effect]:
         """While it drained its ranks have ended, and ask for nothing more."""
         return self._leave(now) if self.ranks.drains and not self.ranks.watches.has_ranks else []
 
-    def _leave(self, now: float) -> list[Effect]:
+    def _leave(self, now: float) -> list[events.Effect]:
         if self._has_left:
             return []
         self._has_left = True
@@ -322,12 +304,12 @@ class GroupMachine:
         self.session.closed()
         return effects + self._send(messages)
 
-    def _end(self) -> list[Effect]:
+    def _end(self) -> list[events.Effect]:
         """The lighthouse has let this manager go, and every rank knows: one that asks later would find it gone."""
         if self._has_ended or not self._let_go or self.ranks.unaware:
             return []
         self._has_ended = True
-        return [HasLeft(self._let_go)]
+        return [events.HasLeft(self._let_go)]
 
-    def _send(self, messages: Sequence[ToLighthouse]) -> list[Effect]:
-        return [Sent(message) for message in messages]
+    def _send(self, messages: Sequence[ToLighthouse]) -> list[events.Effect]:
+        return [events.Sent(message) for message in messages]

@@ -17,23 +17,7 @@ from dataclasses import dataclass, replace
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, QuorumOrder, RankGone, Released, Revoked
 from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
-from manager.group.rules import commit, gather
-from manager.group.rules.events import (
-    CallEnded,
-    CallExpired,
-    CallRefused,
-    FailureReported,
-    GroupGivenUp,
-    Pushed,
-    QuorumAnswered,
-    RankEvent,
-    RankFailed,
-    RankGivenUp,
-    RankLeaves,
-    RanksStarted,
-    WatchEnded,
-    WatchOpened,
-)
+from manager.group.rules import commit, events, gather
 from manager.group.rules.grants import GrantMachine, Join, Wait
 from manager.group.rules.rank_presence import LostRank, RankPresence
 from manager.group.rules.request import QuorumRequest, superseded
@@ -47,13 +31,13 @@ class EndReached:
 
 
 Effect = (
-    QuorumAnswered
+    events.QuorumAnswered
     | commit.Decided
-    | CallRefused
-    | Pushed
-    | FailureReported
-    | RankGivenUp
-    | GroupGivenUp
+    | events.CallRefused
+    | events.Pushed
+    | events.FailureReported
+    | events.RankGivenUp
+    | events.GroupGivenUp
     | gather.GroupJoined
     | gather.JoinTakenBack
     | EndReached
@@ -99,7 +83,7 @@ class Ranks:
         """The ranks that go on, and have not been told yet that the group leaves. A rank that leaves asks no more."""
         return self.watches.staying_ranks - self._dismissed
 
-    def handle(self, event: RankEvent, now: float) -> list[Effect]:
+    def handle(self, event: events.RankEvent, now: float) -> list[Effect]:
         match event:
             case QuorumRequest():
                 self.watches.asked(event.group_rank)
@@ -114,38 +98,38 @@ class Ranks:
                     effects += self._perform_commit(self.commit.handle(self._asked(ask)), now)
                 effects += self._miss(self.watches.missed)
                 return effects + (self.decide_again(now) if was_last else [])
-            case CallEnded(call):
+            case events.CallEnded(call):
                 return self._end_call(call)
-            case CallExpired(call, error):
+            case events.CallExpired(call, error):
                 return self._expire_call(call, error)
-            case WatchOpened(watch, group_rank, worker):
+            case events.WatchOpened(watch, group_rank, worker):
                 is_other = self.watches.opened(watch, group_rank, worker)
                 return self.give_up(f"rank {group_rank} has restarted", now) if is_other else []
-            case WatchEnded(watch):
+            case events.WatchEnded(watch):
                 rank = self.watches.ended(watch, now)
                 return [] if rank is None else self._lose(rank, now)
-            case RankLeaves(watch, step):
+            case events.RankLeaves(watch, step):
                 if self.watches.leaves(watch):
                     self.grants.leave(step)
                 return []
-            case RanksStarted():
+            case events.RanksStarted():
                 self.watches.started()
                 return []
-            case RankFailed(group_rank, worker, reason, ends_group):
+            case events.RankFailed(group_rank, worker, reason, ends_group):
                 is_known = self.watches.failed(group_rank, worker, reason, now)
-                reported = FailureReported(group_rank, reason, is_known)
+                reported = events.FailureReported(group_rank, reason, is_known)
                 if not is_known:
                     return [reported]
                 effects = [reported, *self._lose(group_rank, now)]
                 mates = self.watches.mates_of(group_rank)
                 if not ends_group:
                     return effects
-                return [*effects, *self._end_mates(group_rank, mates, reason), GroupGivenUp(reason)]
+                return [*effects, *self._end_mates(group_rank, mates, reason), events.GroupGivenUp(reason)]
 
     def release(self) -> list[Effect]:
         """Rule 4."""
         leaving = () if self.grants.is_leaving else self.watches.release()
-        return [Pushed(Released(), leaving)] if leaving else []
+        return [events.Pushed(Released(), leaving)] if leaving else []
 
     # -- what the lighthouse says
 
@@ -215,10 +199,10 @@ class Ranks:
         """What the rank asks for, if it does."""
         effects: list[Effect] = []
         if (ask := self._waiting.pop(group_rank, None)) is not None:
-            effects.append(CallRefused(ask.call, error))
+            effects.append(events.CallRefused(ask.call, error))
         if (call := self.gather.call_of(group_rank)) is not None:
             effects += self._perform_gather(self.gather.handle(gather.Withdrawn(call)))
-            effects.append(CallRefused(call, error))
+            effects.append(events.CallRefused(call, error))
         return effects
 
     def _give_up_rank(self, absence: LostRank) -> list[Effect]:
@@ -226,13 +210,13 @@ class Ranks:
         reason = f"{self.watches.why_lost(rank)}, and is not back"
         return [
             *self._end_mates(rank, absence.mates, reason),
-            RankGivenUp(rank, reason, absence.lost_at, absence.has_left),
+            events.RankGivenUp(rank, reason, absence.lost_at, absence.has_left),
         ]
 
     def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str) -> list[Effect]:
         """The processes that the lost rank has left behind are told, and wait for nothing here."""
         effects: list[Effect] = [
-            Pushed(RankGone(group_rank, reason), self.watches.of(mates)),
+            events.Pushed(RankGone(group_rank, reason), self.watches.of(mates)),
             *self._miss([group_rank]),
         ]
         for ask in (*self._waiting.values(), *self.gather.asks):
@@ -250,7 +234,7 @@ class Ranks:
         if isinstance(decision, Wait):
             older = self._waiting.get(ask.group_rank)
             self._waiting[ask.group_rank] = ask
-            return [] if older is None else [CallRefused(older.call, superseded(ask.group_rank))]
+            return [] if older is None else [events.CallRefused(older.call, superseded(ask.group_rank))]
         if isinstance(decision, Join):
             if self.drains:
                 self._dismissed.add(ask.group_rank)
@@ -258,7 +242,7 @@ class Ranks:
             effects = self._push_revoked(f"rank {ask.group_rank} cannot go on with it") if decision.gives_up else []
             return effects + self._perform_gather(self.gather.handle(ask))
         effects = self._open_step() if decision.is_first else []
-        return [*effects, QuorumAnswered(ask.call, decision.assignment, None)]
+        return [*effects, events.QuorumAnswered(ask.call, decision.assignment, None)]
 
     def _open_step(self) -> list[Effect]:
         held = self.grants.held
@@ -293,9 +277,9 @@ class Ranks:
                 case gather.RoundAnswered(quorum_id, step):
                     performed += self._open_attempt(commit.Opened(quorum_id, step))
                 case gather.RankAnswered(call, assignment, quorum):
-                    performed.append(QuorumAnswered(call, assignment, quorum))
+                    performed.append(events.QuorumAnswered(call, assignment, quorum))
                 case gather.RankRefused(call, error):
-                    performed.append(CallRefused(call, error))
+                    performed.append(events.CallRefused(call, error))
         return performed
 
     def _perform_commit(
@@ -335,8 +319,8 @@ class Ranks:
 
     def _push_revoked(self, reason: str, lost: str = "") -> list[Effect]:
         held = self.grants.held
-        return [] if held is None else [Pushed(Revoked(held.quorum_id, reason, lost), self.watches.staying())]
+        return [] if held is None else [events.Pushed(Revoked(held.quorum_id, reason, lost), self.watches.staying())]
 
 
 def _refusals(effects: Sequence[commit.Effect]) -> list[Effect]:
-    return [CallRefused(e.call, e.error) for e in effects if isinstance(e, commit.VoteRefused)]
+    return [events.CallRefused(e.call, e.error) for e in effects if isinstance(e, commit.VoteRefused)]
