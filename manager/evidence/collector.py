@@ -10,9 +10,8 @@ process is looked at all the same.
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lighthouse_protocol.messages.evidence import GATHERED_WITHIN_S, ProcessSnapshot, RankEvidence, SelfReport, fitting
 from lighthouse_protocol.messages.session import (
@@ -21,10 +20,7 @@ from lighthouse_protocol.messages.session import (
     EvidenceDone,
     EvidenceRequest,
     ToLighthouse,
-    ToRank,
-    WatchRequest,
 )
-from lighthouse_runtime.ports import Peer
 from manager.evidence.process_probe import ProbeProcess, look_alone
 from manager.group.watches import Watch
 
@@ -36,18 +32,6 @@ UNDER_WAY_S = 1.0
 UNREAD_S = 0.1  # for what has come, and was not read since this process was busy
 
 
-@dataclass(slots=True)
-class _Rank:
-    """Its newest process. `is_here`: on this host, where its pid means the same. `peer`: None once its watch has
-    ended. `heard_at`: its newest word, whatever that was."""
-
-    watch: int
-    request: WatchRequest
-    is_here: bool
-    peer: Peer[ToRank] | None
-    heard_at: float = 0.0
-
-
 class EvidenceCollector:
     """`send` takes what is for the lighthouse; `look` looks at a rank's process from outside, wherever that is."""
 
@@ -57,34 +41,24 @@ class EvidenceCollector:
         self._size = group_world_size
         self._send = send
         self._look_at = look
-        self._ranks: dict[int, _Rank] = {}
+        self._clock = asyncio.get_running_loop().time
+        self._newest: dict[int, Watch] = {}  # by rank; its process may still be there when it has ended
         self._numbers = itertools.count(1)
-        self._asked: dict[tuple[int, int], asyncio.Future[SelfReport]] = {}  # by watch and number
+        self._asked: dict[tuple[Watch, int], asyncio.Future[SelfReport]] = {}  # by watch and number
         self._under_way: dict[int, asyncio.Task[RankEvidence]] = {}
         self._answers: set[asyncio.Task[None]] = set()
 
     # -- watches
 
-    def opened(self, number: int, watch: Watch) -> None:
-        request = watch.request
-        is_here = watch.is_here and request.pid > 0
-        self._ranks[request.group_rank] = _Rank(number, request, is_here, watch.peer)
+    def opened(self, watch: Watch) -> None:
+        self._newest[watch.hello.group_rank] = watch
 
-    def ended(self, watch: int) -> None:
-        for rank in self._ranks.values():
-            if rank.watch == watch:
-                rank.peer = None
+    def ended(self, watch: Watch) -> None:
         for (asked, _), answer in self._asked.items():
-            if asked == watch and not answer.done():
+            if asked is watch and not answer.done():
                 answer.set_exception(ConnectionError("its watch has ended"))
 
-    def heard(self, watch: int, group_rank: int) -> None:
-        """The rank has said something: it runs Python."""
-        rank = self._ranks.get(group_rank)
-        if rank is not None and rank.watch == watch:
-            rank.heard_at = time.monotonic()
-
-    def answered(self, watch: int, own: SelfReport) -> None:
+    def answered(self, watch: Watch, own: SelfReport) -> None:
         answer = self._asked.get((watch, own.number))
         if answer is not None and not answer.done():
             answer.set_result(own)
@@ -128,54 +102,54 @@ class EvidenceCollector:
         return RankEvidence(group_rank, missing=(why,))
 
     async def _gather(self, group_rank: int) -> RankEvidence:
-        began_at = time.monotonic()
-        rank = self._ranks.get(group_rank)
-        if rank is None:
+        began_at = self._clock()
+        watch = self._newest.get(group_rank)
+        if watch is None:
             why = "all of it: it has opened no watch" if group_rank < self._size else "all of it: the group is smaller"
             return RankEvidence(group_rank, missing=(why,))
         async with asyncio.TaskGroup() as looks:
-            outside = looks.create_task(self._look_at(replace(rank.request, offer=None), rank.is_here))
-            own = looks.create_task(self._own(rank, outside))
+            outside = looks.create_task(self._look_at(replace(watch.hello, offer=None), _is_in_reach(watch)))
+            own = looks.create_task(self._own(watch, outside))
         found, said = outside.result(), own.result()
-        by_signal = await self._by_signal(rank, found, began_at) if not said.stacks else ProcessSnapshot()
+        by_signal = await self._by_signal(watch, found, began_at) if not said.stacks else ProcessSnapshot()
         stacks = said.stacks or by_signal.stacks
         seen = tuple(why for why in found.missing if not why.startswith("stacks: "))
         missing = (*seen, *said.missing, *by_signal.missing)
         return RankEvidence(
             group_rank,
-            worker=rank.request.worker,
-            pid=rank.request.pid,
-            host=rank.request.hostname,
+            worker=watch.hello.worker,
+            pid=watch.hello.pid,
+            host=watch.hello.hostname,
             stacks=stacks,
             flight_recorder=said.flight_recorder,
             process=found.process,
             output=found.output,
             missing=tuple(why for why in missing if not (stacks and why.startswith("stacks: "))),
-            took_s=time.monotonic() - began_at,
+            took_s=self._clock() - began_at,
         )
 
-    async def _by_signal(self, rank: _Rank, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
+    async def _by_signal(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
         """The stacks of a rank that was asked and says nothing."""
-        if rank.peer is None or rank.request.offer is None:
+        if not watch.is_open or watch.hello.offer is None:
             return ProcessSnapshot()
         if found.is_stopped:
             return ProcessSnapshot(missing=("stacks: its process is stopped, and runs no handler",))
         await asyncio.sleep(UNREAD_S)
-        if rank.heard_at >= asked_at + UNDER_WAY_S:
+        if watch.heard_at >= asked_at + UNDER_WAY_S:
             return ProcessSnapshot(missing=("stacks: it runs Python, so that a signal might crash it",))
-        again = await self._look_at(rank.request, rank.is_here)
+        again = await self._look_at(watch.hello, _is_in_reach(watch))
         return replace(again, missing=tuple(why for why in again.missing if why.startswith("stacks: ")))
 
-    async def _own(self, rank: _Rank, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:
+    async def _own(self, watch: Watch, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:
         """What it says of itself; a process that is stopped is not waited for."""
-        if rank.peer is None:
+        if not watch.is_open:
             return _silent("its watch has ended")
-        if rank.request.offer is None:
-            return _silent("its agent is of a version that cannot be asked")
-        key = rank.watch, next(self._numbers)
+        if watch.hello.offer is None:
+            return _silent("its agent takes no questions")
+        key = watch, next(self._numbers)
         answer = self._asked[key] = asyncio.get_running_loop().create_future()
         try:
-            rank.peer.send(EvidenceAsked(key[1]))
+            watch.peer.send(EvidenceAsked(key[1]))
             async with asyncio.timeout(ANSWERED_WITHIN_S):
                 await asyncio.wait((answer, outside), return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done() and outside.result().is_stopped:
@@ -187,6 +161,11 @@ class EvidenceCollector:
             return _silent(str(e))
         finally:
             del self._asked[key]
+
+
+def _is_in_reach(watch: Watch) -> bool:
+    """Its process is on this host, where its pid means the same."""
+    return watch.is_local and watch.hello.pid > 0
 
 
 def _silent(why: str) -> SelfReport:

@@ -1,1 +1,1 @@
-"""The replica group as one machine: who has asked, grants, votes, the session with the lighthouse."""
+"""The replica group as one machine: what its ranks ask for, grants, votes, the session with the lighthouse."""

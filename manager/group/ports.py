@@ -1,4 +1,4 @@
-"""What the group's driver needs of others in the same daemon, beside lighthouse_runtime.ports."""
+"""What the group's driver needs of others in the same daemon."""
 
 from typing import Protocol
 
@@ -7,8 +7,12 @@ from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse
 from manager.group.watches import Watch
 
 
-class Link(Protocol):
-    """The session with the lighthouse, opened again and again. What comes by it is told to the driver."""
+class LighthousePort(Protocol):
+    """The session with the lighthouse, and the connection that carries it.
+
+    A new session is the driver's `opened`, a message `received`, the end of a session `closed`; after it the next one
+    is opened for as long as the driver lives.
+    """
 
     @property
     def error(self) -> str:
@@ -16,34 +20,30 @@ class Link(Protocol):
         ...
 
     def send(self, message: ToLighthouse) -> None:
-        """Nothing is sent while there is no session."""
+        """On the present session; without one, nothing happens."""
         ...
 
     def give_up(self, reason: str) -> None:
-        """End this connection; the next one is made at once."""
+        """End this connection and make another."""
         ...
 
     def connect_beside(self, reason: str) -> None:
-        """This connection may carry nothing any more: try others, and move to the first one that there is."""
+        """Make a second connection and move the session there once there is one."""
         ...
 
     def stay(self) -> None:
-        """No other connection is wanted."""
+        """No second connection is needed."""
         ...
 
 
 class EvidenceSource(Protocol):
     """Finds out what ranks are doing, and sends that to the lighthouse as it is found."""
 
-    def opened(self, number: int, watch: Watch) -> None: ...
+    def opened(self, watch: Watch) -> None: ...
 
-    def ended(self, watch: int) -> None: ...
+    def ended(self, watch: Watch) -> None: ...
 
-    def heard(self, watch: int, group_rank: int) -> None:
-        """The rank has sent something: it runs Python."""
-        ...
-
-    def answered(self, watch: int, own: SelfReport) -> None: ...
+    def answered(self, watch: Watch, own: SelfReport) -> None: ...
 
     def give(self, request: EvidenceRequest) -> None: ...
 

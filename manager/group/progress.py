@@ -1,56 +1,49 @@
-"""Where the ranks are: their samples come by their watches, a verdict goes to the log, and the manager's beats tell of
-it."""
+"""Where the ranks are: samples come on their watches, a verdict goes to the log, and heartbeats carry the view."""
 
 import logging
 from collections.abc import Callable
 
-from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.messages.progress import GroupView, Sample
-from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.rules.stall import Limits, StallVerdict
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.stall_watch import StallWatch
 from manager.group.rules.progress import GroupProgress, Process
+from manager.group.watches import Watch
 
 log = logging.getLogger(__name__)
 
 
 class GroupProgressDriver:
-    """`trains_alone`: whether the group is the only one of its quorum. `incarnation` is the group's present one."""
+    """`incarnation` is the group's present one."""
 
-    def __init__(
-        self,
-        me: Participant,
-        limits: Limits,
-        timers: Timers,
-        trains_alone: Callable[[], bool],
-        incarnation: Callable[[], str],
-    ) -> None:
+    def __init__(self, me: Participant, limits: Limits, timers: Timers, incarnation: Callable[[], str]) -> None:
         self._size = me.group_world_size
         self._progress = GroupProgress(me.replica_id, limits)
-        self._trains_alone = trains_alone
+        self._is_alone = False  # the only group of its quorum
         self._incarnation = incarnation
-        self._newest: dict[int, int] = {}  # watches, by their ranks
-        self._of: dict[int, tuple[int, Process]] = {}
+        self._newest: dict[int, Watch] = {}  # by rank
         self._clock = timers.time
         self._watch = StallWatch(timers, log, "", self._verdict, self._progress.left_s, limits.floor_s)
 
-    def opened(self, watch: int, request: WatchRequest) -> None:
-        self._of[watch] = request.group_rank, Process(request.worker, request.hostname, request.pid)
-        self._newest[request.group_rank] = watch
+    def opened(self, watch: Watch) -> None:
+        self._newest[watch.hello.group_rank] = watch
 
-    def take(self, watch: int, sample: Sample) -> None:
-        if watch not in self._of:  # its process has ended
-            return
-        group_rank, process = self._of[watch]
-        if self._newest.get(group_rank) == watch:
-            self._progress.take(group_rank, process, sample, self._clock())
+    def answered(self, assignment: Assignment) -> None:
+        """A rank was let into a step."""
+        self._is_alone = assignment.replica_world_size == 1
+
+    def take(self, watch: Watch, sample: Sample) -> None:
+        """A sample of an old watch says nothing of the rank's newer one."""
+        hello = watch.hello
+        if self._newest.get(hello.group_rank) is watch:
+            process = Process(hello.worker, hello.hostname, hello.pid)
+            self._progress.take(hello.group_rank, process, sample, self._clock())
             self._watch.wake()
 
-    def ended(self, watch: int) -> None:
-        """The end of an old watch says nothing of a newer one of the same rank."""
-        group_rank, _ = self._of.pop(watch)
-        if self._newest.get(group_rank) == watch:
+    def ended(self, watch: Watch) -> None:
+        group_rank = watch.hello.group_rank
+        if self._newest.get(group_rank) is watch:
             del self._newest[group_rank]
             self._progress.lose(group_rank)
 
@@ -63,5 +56,5 @@ class GroupProgressDriver:
     def _verdict(self, now: float) -> StallVerdict | None:
         newest = [rank.sample.collective for rank in self._progress.ranks(now)]
         is_among_itself = all(collective is not None and collective.within_group for collective in newest)
-        is_complete = len(newest) == self._size and (is_among_itself or self._trains_alone())
+        is_complete = len(newest) == self._size and (is_among_itself or self._is_alone)
         return self._progress.verdict(now, is_complete=is_complete)

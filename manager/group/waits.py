@@ -1,6 +1,6 @@
-"""Requests for a quorum that wait: what for goes to the log, and to the ranks, once that lasts.
+"""Requests for a quorum that wait: if that lasts, the log and the ranks are told what for.
 
-A level, not an edge: a watch that is opened is told what holds.
+A level, not an edge: a new watch is told what holds.
 """
 
 import logging
@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 
 class Waits:
-    """`waiting_for` says it, in words; it is asked only while requests wait."""
+    """`waiting_for` says what for, in words; it is called only while requests wait."""
 
-    def __init__(self, watches: WatchTable, timers: Timers, waiting_for: Callable[[], str]) -> None:
-        self._watches = watches
+    def __init__(self, timers: Timers, watches: WatchTable, waiting_for: Callable[[], str]) -> None:
         self._timers = timers
+        self._watches = watches
         self._waiting_for = waiting_for
         self._wait = QuorumWait()
         self._told = ""
@@ -34,15 +34,17 @@ class Waits:
         if line := self._wait.answered(self._timers.time()):
             log.info("%s", line)
 
-    def look(self, *, is_waiting: bool) -> None:
-        if not is_waiting:
-            self._wait.leave(self._timers.time())
-            self.close()
-            self._tell("")
-        elif self._timer is None or not self._wait.is_under_way:
-            self.close()
-            self._wait.begin(self._timers.time())
-            self._timer = self._timers.call_later(LOOKED_EVERY_S, self._look)
+    def begin(self) -> None:
+        """A request waits, and it is the first, or those before it were answered."""
+        self.close()
+        self._wait.begin(self._timers.time())
+        self._timer = self._timers.call_later(LOOKED_EVERY_S, self._look)
+
+    def end(self) -> None:
+        """No request waits."""
+        self.close()
+        self._wait.leave(self._timers.time())
+        self._tell("")
 
     def close(self) -> None:
         if self._timer is not None:
@@ -57,7 +59,6 @@ class Waits:
         self._timer = self._timers.call_later(LOOKED_EVERY_S, self._look)
 
     def _tell(self, waiting_for: str) -> None:
-        if waiting_for == self._told:
-            return
-        self._told = waiting_for
-        self._watches.tell_all(Waiting(waiting_for))
+        if waiting_for != self._told:
+            self._told = waiting_for
+            self._watches.send_all(Waiting(waiting_for))

@@ -1,42 +1,52 @@
-"""The open watches of the ranks: one record each, and what is told to many."""
+"""The open watches of the ranks."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lighthouse_protocol.messages.session import ToRank, WatchRequest
 from lighthouse_runtime.ports import Peer
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Watch:
-    """`is_here`: the rank is on this host, in this pid namespace. `votes`: calls whose decision it waits for."""
+    """A rank's stream, and the process that it is of. `is_local`: that process is on this host, in this pid namespace.
+    `heard_at`: when the rank last sent something, whatever that was."""
 
+    hello: WatchRequest
     peer: Peer[ToRank]
-    request: WatchRequest
-    is_here: bool
-    votes: set[int] = field(default_factory=set[int])
+    is_local: bool
+    heard_at: float
+    is_open: bool = True
 
 
 class WatchTable:
+    """By number. Iterates over the open watches."""
+
     def __init__(self) -> None:
         self._watches: dict[int, Watch] = {}
 
     def __iter__(self) -> Iterator[Watch]:
         return iter(self._watches.values())
 
+    def get(self, number: int) -> Watch | None:
+        """None: it has ended."""
+        return self._watches.get(number)
+
     def add(self, number: int, watch: Watch) -> None:
         self._watches[number] = watch
 
-    def get(self, number: int) -> Watch | None:
-        return self._watches.get(number)
-
     def remove(self, number: int) -> Watch | None:
-        return self._watches.pop(number, None)
+        """None: it had ended before."""
+        watch = self._watches.pop(number, None)
+        if watch is not None:
+            watch.is_open = False
+            watch.peer.end()
+        return watch
 
-    def tell(self, numbers: Iterable[int], message: ToRank) -> None:
+    def send(self, message: ToRank, numbers: Iterable[int]) -> None:
         for number in numbers:
             if (watch := self._watches.get(number)) is not None:
                 watch.peer.send(message)
 
-    def tell_all(self, message: ToRank) -> None:
-        self.tell(self._watches, message)
+    def send_all(self, message: ToRank) -> None:
+        self.send(message, self._watches)

@@ -1,5 +1,5 @@
-"""Who is there: of the world, the ranks of all replica groups, the lighthouse tells, and the ranks are told; which of
-the group's own are missing goes to the log."""
+"""The world, all replica groups with their ranks: the lighthouse tells it to the manager, and the manager to its ranks.
+Which ranks of this group are missing goes to the log."""
 
 import logging
 
@@ -15,9 +15,9 @@ INCOMPLETE_LOGGED_AFTER_S = 10.0
 
 
 class Worlds:
-    """`world`: as it was told last; None: never."""
+    """`world` is the newest; None: the lighthouse has told none."""
 
-    def __init__(self, watches: WatchTable, timers: Timers) -> None:
+    def __init__(self, timers: Timers, watches: WatchTable) -> None:
         self.world: World | None = None
         self._watches = watches
         self._incomplete = Sustained(timers, _log_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
@@ -31,9 +31,9 @@ class Worlds:
             log.info("ask to come in: %s", ", ".join(world.pending))
         self.world = world
         for watch in self._watches:
-            self.opened(watch)
+            watch.peer.send(world)
 
-    def look(self, incomplete: str) -> None:
+    def miss(self, incomplete: str) -> None:
         """Which ranks of the group are missing; empty: none, or all."""
         self._incomplete.set(incomplete)
 

@@ -30,7 +30,7 @@ from manager.group.lighthouse_link import LighthouseLink
 from manager.group.rules.events import GroupGivenUp, RankGivenUp
 from manager.server.config import ManagerConfig
 from manager.server.metrics import render
-from manager.server.service import REFLECTED, ManagerService, handles_on_the_wire
+from manager.server.service import REFLECTED, ManagerService, show_handles
 from manager.store.process import StoreProcess
 
 log = logging.getLogger(__name__)
@@ -51,11 +51,11 @@ class ManagerDaemon:
         on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
     ) -> None:
         """`end` ends the process with a status: 0 after it has left, 1 when it was killed, MISCONFIGURED. `more`: calls
-        that a supervisor serves beside the manager's. `look` as in EvidenceDesk, `on_given_up` as in ManagerDriver."""
+        that a supervisor serves beside the manager's. `look` as in EvidenceCollector; `on_given_up` as in GroupDriver.
+        """
         self._config = config
         self._policy = ControlPolicy(token, config.allow_remote_control)
         self._end = end
-        self._has_ended = asyncio.Event()
         self._more = more
         self._look = look
         self._on_given_up = on_given_up
@@ -65,6 +65,7 @@ class ManagerDaemon:
         self._store_address = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._http: HttpServer | None = None
+        self._left = asyncio.Event()
         self._driver: GroupDriver | None = None
         self._link: LighthouseLink | None = None
         self._grpc: GrpcServer | None = None
@@ -77,20 +78,17 @@ class ManagerDaemon:
         # Only now: gRPC and the fork that starts the store do not go together.
         self._link = LighthouseLink(self._client, self._client_address())
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
-        limits = Limits(floor_s=config.stall_timeout_s)
-        life, timeout_s = secrets.token_hex(6), config.rank_timeout_s
-        evidence = EvidenceCollector(config.group_world_size, self._link.send, self._look)
         driver = GroupDriver(
             me,
-            life,
+            secrets.token_hex(6),
             asyncio.get_running_loop(),
             self._link,
-            evidence,
+            EvidenceCollector(config.group_world_size, self._link.send, self._look),
             self._ended,
-            timeout_s,
-            limits,
-            self._on_given_up,
-            handles_on_the_wire,
+            show_handles=show_handles,
+            rank_timeout_s=config.rank_timeout_s,
+            limits=Limits(floor_s=config.stall_timeout_s),
+            on_given_up=self._on_given_up,
         )
         service = ManagerService(driver, self._policy, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED)
@@ -133,19 +131,20 @@ class ManagerDaemon:
             self._driver.ranks_started()
 
     async def leave(self, reason: str) -> None:
-        """In good order: what the others count on is done first, within drain_timeout_s."""
+        """In good order: what the others count on is done first."""
         if self._driver is None:
             return
-        self._driver.leave(reason)
+        self._driver.drain(reason)
         timeout_s = self._config.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await self._has_ended.wait()
+                await self._left.wait()
         except TimeoutError:
             log.warning("the ranks have not finished their step within %g s; leaving all the same", timeout_s)
 
     def _ended(self, status: int) -> None:
-        self._has_ended.set()
+        if status == 0:
+            self._left.set()
         self._end(status)
 
     async def stop(self) -> None:
@@ -169,12 +168,12 @@ class ManagerDaemon:
         driver, link, config = self._driver, self._link, self._config
         assert driver is not None
         assert link is not None
-        held, ranks = driver.machine.held, driver.machine.ranks
+        group = driver.status()
         return ManagerStatus(
             version=VERSION,
             uptime_s=time.monotonic() - self._started_at,
             replica_id=config.replica_id,
-            incarnation=driver.machine.incarnation,
+            incarnation=group.incarnation,
             job=config.job,
             group_world_size=config.group_world_size,
             address=self.address,
@@ -182,14 +181,14 @@ class ManagerDaemon:
             lighthouse=link.address,
             lighthouse_reachable=link.is_reachable,
             lighthouse_error=link.error,
-            quorum_id=driver.gather.quorum_id,
-            step=max(driver.gather.step, held.granted if held is not None else 0),
-            phase=driver.phase,
-            ranks_waiting=ranks.waiting,
-            commits=ranks.commit.commits,
-            discards=ranks.commit.discards,
-            mode=held.mode.value if held is not None else "none",
-            grants=ranks.grants.given,
+            quorum_id=group.quorum_id,
+            step=group.step,
+            phase=group.phase,
+            ranks_waiting=group.waiting,
+            commits=group.commits,
+            discards=group.discards,
+            mode=group.held.mode.value if group.held is not None else "none",
+            grants=group.grants,
         )
 
     async def _start_store(self) -> str:

@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from lighthouse_protocol.constraints import check_count, check_quorum_id, check_short
 from lighthouse_protocol.limits import cut_reason
-from lighthouse_protocol.messages.membership import Assignment, CatchUp, Quorum, Tag, Vote
+from lighthouse_protocol.messages.membership import CatchUp, Quorum, Tag, Vote
 from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.pb.documented import manager_pb2
@@ -16,14 +15,13 @@ from lighthouse_protocol.refusals import InvalidRequest, Unrecoverable, WrongSta
 from lighthouse_protocol.wire import documented as wire
 from lighthouse_protocol.wire.codecs import MANAGER_STATUS
 from lighthouse_protocol.wire.streams import WATCH_REQUESTS, WATCH_RESPONSES
-from lighthouse_runtime.ports import Reply
 from lighthouse_runtime.process.children import ended_process, host_id
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.future_reply import FutureReply
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
 from lighthouse_runtime.server.stream_peer import Frames, StreamPeer
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
-from manager.group.driver import GroupDriver, time_to_answer_s
+from manager.group.driver import Answer, GroupDriver
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +90,7 @@ class ManagerService:
             distrust=wire.distrust_from_native(request),
             heals_first=request.heals_first if request.HasField("heals_first") else None,
         )
-        return wire.assignment_to_native(replace(assignment, world=self._driver.worlds.world))
+        return wire.assignment_to_native(assignment)
 
     async def torchft_quorum(
         self, request: torchft_pb2.ManagerQuorumRequest, call: Call
@@ -110,18 +108,20 @@ class ManagerService:
         )
         return wire.assignment_to_torchft(assignment, _handles(quorum, request.group_rank))
 
-    async def _ask(self, call: Call, *, is_agent: bool, **fields: Any) -> tuple[Assignment, Quorum | None]:
-        """What `driver.ask` says. The documented status for ranks that do not go together is FAILED_PRECONDITION; only
-        an Agent is told by a status of its own that it has to end."""
+    async def _ask(self, call: Call, *, is_agent: bool, **fields: Any) -> Answer:
+        """The documented status for ranks that do not go together is FAILED_PRECONDITION; only an Agent is told by a
+        status of its own that it has to end."""
+        reply = FutureReply[Answer]()
         try:
-            return await self._answer(lambda reply: self._driver.ask(_answer_time_s(call), reply, **fields))
+            return await self._wait(self._driver.ask(reply, call.require_deadline(), **fields), reply)
         except Unrecoverable as e:
             raise e if is_agent else WrongState(str(e)) from None
 
-    async def _answer(self, begin: Callable[[Reply[T]], int]) -> T:
-        """The outcome of a call that `begin` begins."""
-        reply = FutureReply[T]()
-        number = begin(reply)
+    async def _vote(self, call: Call, **fields: Any) -> Vote:
+        reply = FutureReply[Vote]()
+        return await self._wait(self._driver.vote(reply, call.require_deadline(), **fields), reply)
+
+    async def _wait(self, number: int, reply: FutureReply[T]) -> T:
         try:
             return await reply.value
         finally:
@@ -131,13 +131,13 @@ class ManagerService:
         self, request: manager_pb2.CheckpointAddressRequest, _: Call
     ) -> manager_pb2.CheckpointAddressResponse:
         step = request.step if request.HasField("step") else None
-        address = self._driver.gather.checkpoint_address(request.rank, step)
+        address = self._driver.checkpoint_address(request.rank, step)
         return manager_pb2.CheckpointAddressResponse(checkpoint_server_address=address)
 
     async def torchft_checkpoint_metadata(
         self, request: torchft_pb2.CheckpointMetadataRequest, _: Call
     ) -> torchft_pb2.CheckpointMetadataResponse:
-        metadata = self._driver.gather.checkpoint_address(request.rank, None)
+        metadata = self._driver.checkpoint_address(request.rank, None)
         return torchft_pb2.CheckpointMetadataResponse(checkpoint_metadata=metadata)
 
     async def should_commit(
@@ -159,9 +159,6 @@ class ManagerService:
         vote = await self._vote(call, group_rank=request.group_rank, step=request.step, vote=request.should_commit)
         return torchft_pb2.ShouldCommitResponse(should_commit=vote.commit)
 
-    async def _vote(self, call: Call, **fields: Any) -> Vote:
-        return await self._answer(lambda reply: self._driver.vote(_answer_time_s(call), reply, **fields))
-
     async def kill(self, request: manager_pb2.KillRequest, call: Call) -> manager_pb2.KillResponse:
         self._kill(request.msg, call)
         return manager_pb2.KillResponse()
@@ -181,15 +178,15 @@ class ManagerService:
 
     async def watch(self, requests: Requests[manager_pb2.WatchRequest], call: Call, sender: Sender) -> None:
         """One rank's watch and votes, until its stream or its process ends."""
-        asked = await requests.first(WATCH_REQUESTS.read, "hello", self._watch_within_s)
-        if asked is None:
+        hello = await requests.first(WATCH_REQUESTS.read, "hello", self._watch_within_s)
+        if hello is None:
             return
-        if not isinstance(asked, WatchRequest):
+        if not isinstance(hello, WatchRequest):
             raise InvalidRequest("must be a watch's first message", field="hello")
-        is_here = call.is_local and asked.host == host_id()
+        is_local = call.is_local and hello.host == host_id()
         driver = self._driver
-        number = driver.open_watch(asked, StreamPeer(sender, TO_RANKS), is_here=is_here)
-        with ended_process(asked.pid if is_here else 0, asked.started, lambda: driver.end_watch(number)):
+        number = driver.open_watch(hello, StreamPeer(sender, TO_RANKS), is_local=is_local)
+        with ended_process(hello.pid if is_local else 0, hello.started, lambda: driver.end_watch(number)):
             try:
                 async for request in requests:
                     driver.receive(number, WATCH_REQUESTS.read(request))
@@ -201,10 +198,6 @@ class ManagerService:
         reason = cut_reason(msg) or "no reason given"
         log.error("killed by %s: %s", call.peer, reason)
         self._driver.kill(reason)
-
-
-def _answer_time_s(call: Call) -> float:
-    return time_to_answer_s(call.require_deadline())
 
 
 def _checked(text: str, field: str) -> str:
@@ -225,7 +218,7 @@ def _catch_up(request: manager_pb2.ManagerQuorumRequest) -> CatchUp:
     return CatchUp(request.catch_up, held, request.has_source)
 
 
-def handles_on_the_wire(handles: tuple[str, ...]) -> bytes:
+def show_handles(handles: tuple[str, ...]) -> bytes:
     """torchft's newer managers show their peers a handle per rank; ours relays them in the same field."""
     if not any(handles):
         return b""

@@ -42,14 +42,8 @@ def service_of(jobs: JobRegistry, within_s: float) -> LighthouseService:
 
 def manager(within_s: float) -> ManagerService:
     link = LighthouseLink(lambda: AsyncLighthouseClient(LOCALHOST), LOCALHOST)
-    driver = GroupDriver(
-        Participant("a", group_world_size=1),
-        "L",
-        asyncio.get_running_loop(),
-        link,
-        EvidenceCollector(1, link.send),
-        lambda status: None,
-    )
+    loop, evidence = asyncio.get_running_loop(), EvidenceCollector(1, link.send)
+    driver = GroupDriver(Participant("a", group_world_size=1), "L", loop, link, evidence, lambda status: None)
     return ManagerService(driver, ControlPolicy(), lambda: pytest.fail("nobody asks for it"), within_s)
 
 

@@ -11,7 +11,7 @@ from lighthouse.quorum.rules.events import QuorumFormed, Withdrawn
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LimitReached, Unrecoverable, WrongState
-from manager.group.rules.commit import CommitMachine, Decided, Opened, Voted
+from manager.group.rules.commit import CommitMachine, Decided, Opened, StepDecided, Voted
 from manager.group.rules.commit import Withdrawn as VoteWithdrawn
 from manager.group.rules.gather import GatherMachine, GroupJoined, JoinFailed, QuorumReceived, RankAnswered, RankRefused
 from tests.defects.opcodes import count
@@ -27,7 +27,7 @@ class TestDefect01AVoteOutlivesItsCall:
         m.handle(Voted(1, 0, step=1, vote=True))
         m.handle(VoteWithdrawn(1))
         assert m.handle(Voted(2, 1, step=2, vote=True)) == []
-        assert m.handle(Voted(3, 0, step=2, vote=True)) == [Decided(2, True), Decided(3, True)]
+        assert m.handle(Voted(3, 0, step=2, vote=True)) == [StepDecided(0, 2, True), Decided(2, True), Decided(3, True)]
 
     def test_defect_01_nor_within_one_step(self):
         m = CommitMachine(2)
@@ -45,7 +45,11 @@ class TestDefect01AVoteOutlivesItsCall:
         if reopened:
             m.handle(Opened(2, 1))
         assert m.handle(Voted(3, 0, step=1, vote=True)) == []
-        assert m.handle(Voted(4, 1, step=1, vote=True)) == [Decided(3, True), Decided(4, True)]
+        assert m.handle(Voted(4, 1, step=1, vote=True)) == [
+            StepDecided(1 + reopened, 1, True),
+            Decided(3, True),
+            Decided(4, True),
+        ]
 
 
 def test_defect_02_a_late_answer_of_an_earlier_round_is_handed_to_the_next():

@@ -21,7 +21,7 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, InvalidRequest, Superseded, Unrecoverable
-from manager.group.rules import commit
+from manager.group.rules.commit import Decided, Voted
 from manager.group.rules.events import (
     CallExpired,
     CallRefused,
@@ -39,8 +39,6 @@ from manager.group.rules.events import (
     SessionClosed,
     SessionGivenUp,
     SessionOpened,
-    VoteAnswered,
-    VoteCast,
     WatchEnded,
     WatchOpened,
 )
@@ -115,7 +113,7 @@ class Stage:
         waiting = tuple(sorted(c.rank.number for n, c in self.calls.items() if c.rank.call == n))
         assert self.machine.ranks.waiting == waiting, "a call waits that nobody will answer"
         if self.is_open and not self.machine._has_left:  # it may have left while it had nobody to tell
-            self.check_told(self.machine.levels)
+            self.check_told(self.machine.report)
 
     def check_told(self, levels: GroupReport) -> None:
         """What the lighthouse waits for is told at once."""
@@ -190,8 +188,7 @@ class Stage:
             self.yes.setdefault(key, set()).add(rank.number)
         number = self.number()
         self.calls[number] = Call(rank, self.now + time_left_s)
-        voted = commit.Voted(number, rank.number, key[1], rank.vote, key[0])
-        self.feed(VoteCast(voted, self.wants_next[rank.number]))
+        self.feed(Voted(number, rank.number, key[1], rank.vote, key[0], self.wants_next[rank.number]))
 
     def do(self, rank: Rank) -> None:
         """What an Agent does next, or the script after the one that has ended."""
@@ -249,9 +246,9 @@ class Stage:
                 assert rank.call == call
                 rank.call, rank.granted, rank.vote = None, assignment, None
                 self.check_answer(rank, assignment, formed_by=quorum.quorum_id if quorum else None)
-            case VoteAnswered(call) | CallRefused(call) if call in self.bound:
+            case Decided(call) | CallRefused(call) if call in self.bound:
                 self.bound.discard(call)
-            case VoteAnswered(call, is_commit, following):
+            case Decided(call, is_commit, _, following):
                 answered = self.calls.pop(call)
                 self.check_decision(answered.rank, is_commit)
                 answered.rank.decided(is_commit, following)

@@ -24,6 +24,8 @@ from manager.group.rules.events import (
     CallRefused,
     Effect,
     Event,
+    FailureReported,
+    MissingChanged,
     Pushed,
     QuorumAnswered,
     Received,
@@ -31,7 +33,8 @@ from manager.group.rules.events import (
     SessionHeard,
     SessionOpened,
     SessionSilent,
-    VoteCast,
+    WaitBegan,
+    WaitEnded,
     WatchOpened,
 )
 from manager.group.rules.machine import GroupMachine
@@ -51,8 +54,8 @@ def request(machine: GroupMachine, number: int, time_left_s: float, **fields: ob
     return Sent(JoinRequest(number, Participant(**({f: getattr(me, f) for f in IDENTITY} | fields)), time_left_s))
 
 
-def vote(call: int, rank: int, step: int, yes: bool = True, quorum_id: int | None = 1, wants: bool = False) -> VoteCast:
-    return VoteCast(Voted(call, rank, step, yes, quorum_id), wants)
+def vote(call: int, rank: int, step: int, yes: bool = True, quorum_id: int | None = 1, wants: bool = False) -> Voted:
+    return Voted(call, rank, step, yes, quorum_id, wants)
 
 
 def order(phase: str, upto: int = 0, quorum_id: int = 1, reason: str = "") -> QuorumOrder:
@@ -138,9 +141,17 @@ def committed(machine: GroupMachine, step: int, now: float, first_call: int = 50
     assert [effect.commit for effect in effects if hasattr(effect, "commit")] == [True] * size
 
 
+FOR_PEOPLE = MissingChanged | WaitBegan | WaitEnded | FailureReported
+
+
+def done(machine: GroupMachine, event: Event, now: float) -> list[Effect]:
+    """What follows, but for what is only for people."""
+    return [effect for effect in machine.handle(event, now) if not isinstance(effect, FOR_PEOPLE)]
+
+
 def said(machine: GroupMachine, event: Event, now: float) -> list[Effect]:
-    """What follows, but for the beats and the news of whether they are answered."""
-    effects = [e for e in machine.handle(event, now) if not isinstance(e, SessionSilent | SessionHeard)]
+    """The same but for the beats and the news of whether they are answered."""
+    effects = [effect for effect in done(machine, event, now) if not isinstance(effect, SessionSilent | SessionHeard)]
     return [effect for effect in effects if not (isinstance(effect, Sent) and isinstance(effect.message, Heartbeat))]
 
 

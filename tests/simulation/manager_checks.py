@@ -20,6 +20,7 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from manager.group.rules import events
+from manager.group.rules.commit import Decided, Voted
 from tests.simulation.world import MAX_RATE, Violation
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class ManagerChecks:
         match event:
             case events.Received(message):
                 self._hear(message)
-            case events.VoteCast(voted) if voted.quorum_id is not None:
+            case Voted() as voted if voted.quorum_id is not None:
                 key = voted.quorum_id, voted.step
                 self._calls[voted.call] = *key, voted.group_rank
                 self._votes.setdefault(key, {})[voted.group_rank] = voted.vote
@@ -74,7 +75,7 @@ class ManagerChecks:
                 self._say(message)
             case events.QuorumAnswered(_, assignment, quorum):
                 self._let_in(assignment, is_grant=quorum is None)
-            case events.VoteAnswered(call, commit, following):
+            case Decided(call, commit, _, following):
                 self._decide(call, commit=commit)
                 if following is not None:
                     self._let_in(following, is_grant=True)

@@ -73,11 +73,11 @@ class ManagerProcess(Process):
     # -- calls of ranks
 
     def on_ask(self, rank: "Rank", token: int, time_left_s: float, fields: dict[str, Any]) -> None:
-        call = self.driver.ask(time_left_s, AskReply(self, rank, token), **fields)
+        call = self.driver.ask(AskReply(self, rank, token), time_left_s, **fields)
         self._begin(rank, token, call)
 
     def on_vote(self, rank: "Rank", token: int, time_left_s: float, wants_next: bool, fields: dict[str, Any]) -> None:
-        call = self.driver.vote(time_left_s, VoteReply(self, rank, token), wants_next=wants_next, **fields)
+        call = self.driver.vote(VoteReply(self, rank, token), time_left_s, wants_next=wants_next, **fields)
         self._begin(rank, token, call)
 
     def _begin(self, rank: "Rank", token: int, call: int) -> None:
@@ -96,7 +96,7 @@ class ManagerProcess(Process):
         if not rank.is_up:
             return
         request = WatchRequest(rank.group_rank, rank.worker)
-        rank.watch = self.driver.open_watch(request, WatchPeer(self, rank), is_here=True)
+        rank.watch = self.driver.open_watch(request, WatchPeer(self, rank), is_local=True)
         self._watching[rank.watch] = rank
         rank.after(LOCAL_DELAY_S, rank.on_watched, self)
 
@@ -125,7 +125,7 @@ class ManagerProcess(Process):
     # -- its end
 
     def drain(self, reason: str) -> None:
-        self.driver.leave(reason)
+        self.driver.drain(reason)
 
     def _end(self, status: int) -> None:
         if self._has_ended:
@@ -213,4 +213,4 @@ class Evidence:
     def _nothing(self, *_: Any) -> None:
         pass
 
-    opened = ended = heard = answered = close = _nothing
+    opened = ended = answered = close = _nothing

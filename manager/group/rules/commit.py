@@ -2,12 +2,12 @@
 
 An attempt is (quorum_id, step). It commits when every rank of the group has voted yes; one no discards it at once. A
 yes that names its quorum is bound: it counts also when its call is over, and its rank repeats it until it has the
-decision. A yes that names none lives as long as its call: who withdraws has not voted, and may vote again. A late or
-repeated voter gets the decision that was made; but who says no, whatever it means by that, is never told to commit. A
-vote for another step than the one in flight is refused with both numbers. A quorum answered for a step opens a new
-attempt at it, so a discard does not stick to the retry.
+decision. A yes that names none lives as long as its call: a rank that withdraws has not voted, and may vote again. A
+late or repeated voter gets the decision that was made; but a rank that votes no is never told to commit. A vote for
+another step than the one in flight is refused with both numbers. A quorum answered for a step opens a new attempt at
+it, so a discard does not stick to the retry.
 
-Callers of the bare RPC who ask for no quorum open an attempt by their first vote.
+Callers of the bare RPC that ask for no quorum open an attempt by their first vote.
 
 A bound vote for an attempt that was not opened here is of a manager that has ended, and that may have told others what
 it decided. So no rank that lives may be told otherwise:
@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lighthouse_protocol.constraints import check_count
+from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.refusals import LighthouseError, Superseded, Unrecoverable, WrongState
 from manager.group.rules.request import check_rank
 
@@ -40,13 +41,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Voted:
-    """`quorum_id` None: the one last answered."""
+    """`quorum_id` None: the one last answered. `wants_next`: the rank can use a grant that comes with the decision."""
 
     call: int
     group_rank: int
     step: int
     vote: bool
     quorum_id: int | None = None
+    wants_next: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,18 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
+    """The answer to one vote. `next`: the rank is let into the next step by it."""
+
     call: int
     commit: bool
     group_rank: int = field(default=-1, compare=False)
+    next: Assignment | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class StepDecided:
+    """For all ranks. It comes before their answers."""
+
     quorum_id: int
     step: int
     commit: bool
@@ -102,7 +109,7 @@ class VoteRefused:
 
 
 Event = Opened | Voted | Withdrawn | RankLost | RankMissed | Asked
-Effect = Decided | VoteRefused
+Effect = StepDecided | Decided | VoteRefused
 
 
 @dataclass(slots=True)
@@ -135,12 +142,6 @@ class CommitMachine:
         self._decided: OrderedDict[tuple[int, int], bool] = OrderedDict()
         self.commits = 0
         self.discards = 0
-        self._fresh: Decision | None = None
-
-    def take_fresh(self) -> Decision | None:
-        """The decision that was made since the last call of this."""
-        fresh, self._fresh = self._fresh, None
-        return fresh
 
     @property
     def voters(self) -> tuple[int, ...]:
@@ -208,7 +209,7 @@ class CommitMachine:
         return [VoteRefused(call, error) for call in calls]
 
     def _open(self, attempt: _Attempt) -> list[Effect]:
-        """An attempt that was not decided is over; whoever still waits in it learns so."""
+        """An attempt that was not decided is over; the votes that wait in it are refused."""
         old, self._attempt = self._attempt, attempt
         self._decided.pop(attempt.key, None)
         if old is None or old.decision is not None:
@@ -286,15 +287,14 @@ class CommitMachine:
     def _decide(self, attempt: _Attempt, commit: bool) -> list[Effect]:
         attempt.decision = commit
         attempt.told = set(attempt.yes)
-        effects: list[Effect] = [Decided(call, commit, rank) for rank, call in attempt.yes.items()]
+        answers = [Decided(call, commit, rank) for rank, call in attempt.yes.items()]
         attempt.yes = {}
-        self._fresh = Decision(attempt.quorum_id, attempt.step, commit)
         self._decided[attempt.key] = commit
         while len(self._decided) > DECISIONS_KEPT:
             self._decided.popitem(last=False)
         self.commits += commit
         self.discards += not commit
-        return effects
+        return [StepDecided(attempt.quorum_id, attempt.step, commit), *answers]
 
     def _withdraw(self, call: int) -> None:
         attempt = self._attempt

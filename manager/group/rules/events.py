@@ -1,20 +1,15 @@
-"""What happens to a replica group's machine, and what it answers with. Requests for a quorum are in ask.py."""
+"""What happens to a replica group's machine, and what it answers with.
+
+Requests for a quorum are in request.py, votes in commit.py.
+"""
 
 from dataclasses import dataclass
 
 from lighthouse_protocol.messages.membership import Assignment, Quorum, World
 from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToManager, ToRank
 from lighthouse_protocol.refusals import LighthouseError
-from manager.group.rules import commit
+from manager.group.rules.commit import Decided, Voted
 from manager.group.rules.request import QuorumRequest
-
-
-@dataclass(frozen=True, slots=True)
-class VoteCast:
-    """`wants_next`: the rank can use a grant that comes with the decision."""
-
-    voted: commit.Voted
-    wants_next: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +94,6 @@ class QuorumAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class VoteAnswered:
-    call: int
-    commit: bool
-    next: Assignment | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class CallRefused:
     call: int
     error: LighthouseError
@@ -122,6 +110,33 @@ class Pushed:
 
     message: ToRank
     watches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReported:
+    """By a rank of itself; or, where `is_known` is false, by a process that this manager does not watch, which changes
+    nothing."""
+
+    group_rank: int
+    reason: str
+    is_known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MissingChanged:
+    """Which ranks of the group are here and which are missing, in words; empty: all are here, or none."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitBegan:
+    """A request for a quorum waits, the first one since the last answer or the last end of a wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitEnded:
+    """No request for a quorum waits any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +173,7 @@ class SessionGivenUp:
 
 @dataclass(frozen=True, slots=True)
 class SessionSilent:
-    """A beat has no answer: make a second connection beside the first, and move the session there."""
+    """A heartbeat has no answer: make a second connection beside the first, and move the session there."""
 
     reason: str
 
@@ -182,29 +197,25 @@ class EvidenceWanted:
 
 @dataclass(frozen=True, slots=True)
 class HasLeft:
-    """The leave was said, and nobody needs this group any more."""
+    """The lighthouse has let the group go, and no rank needs this manager any more."""
 
     reason: str
 
 
 RankEvent = (
-    QuorumRequest
-    | VoteCast
-    | CallEnded
-    | CallExpired
-    | WatchOpened
-    | WatchEnded
-    | RankLeaves
-    | RankFailed
-    | RanksStarted
+    QuorumRequest | Voted | CallEnded | CallExpired | WatchOpened | WatchEnded | RankLeaves | RankFailed | RanksStarted
 )
 Event = RankEvent | SessionOpened | SessionClosed | Received | DrainAsked
 Effect = (
     QuorumAnswered
-    | VoteAnswered
+    | Decided
     | CallRefused
     | Sent
     | Pushed
+    | FailureReported
+    | MissingChanged
+    | WaitBegan
+    | WaitEnded
     | RankGivenUp
     | GroupGivenUp
     | WorldChanged

@@ -2,7 +2,7 @@
 
 A replica group is one member only when all its ranks are there. Ranks that hold different states (an Agent says so by
 its tag) join as a group that disagrees, at their lowest step, and heal. Callers without tags whose steps differ are
-all refused, with both numbers: nobody could tell them to heal. Ranks whose states differ, or one that holds none any
+all refused, with both numbers: they cannot be told to heal. Ranks whose states differ, or one that holds none any
 more, and that no group of the quorum can heal, must end. Only a group that is alone in its quorum and had peers in the
 one before asks again, for a while: they may hold the state, and be away for a moment. One that was alone before, too,
 had that state to itself.
@@ -84,7 +84,7 @@ class RankRefused:
 
 @dataclass(frozen=True, slots=True)
 class RoundAnswered:
-    """All ranks were told: the step under way is `step`, the quorum's max_step: who is behind heals to it."""
+    """All ranks were told: the step under way is `step`, the quorum's max_step: a rank that is behind heals to it."""
 
     quorum_id: int
     step: int

@@ -4,7 +4,7 @@ It grants step n under quorum q if and only if
 
 1. q stands, and is neither revoked, nor recalled below n;
 2. all ranks of the group have committed n - 1 under q, or n is the step that q was formed for;
-3. its lease is valid: less than LEASE_SHARE of it has passed since the newest echoed beat was sent.
+3. its lease is valid: less than LEASE_SHARE of it has passed since the newest answered heartbeat was sent.
 
 The first rank's request decides; the others get the same answer, flagged if the quorum was revoked since: then they
 run the step and vote no, so that none waits for another. So does one that holds no state any more, where its group is
@@ -25,7 +25,7 @@ from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOr
 from manager.group.rules.assignment import assign, is_for_one_step
 from manager.group.rules.request import QuorumRequest
 
-# The lighthouse counts the whole lease from a beat's arrival, so clocks may differ in rate by a tenth.
+# The lighthouse counts the whole lease from a heartbeat's arrival, so clocks may differ in rate by a tenth.
 LEASE_SHARE = 0.8
 
 
@@ -65,7 +65,7 @@ class GrantMachine:
         self.mode = HoldState.REVOKED
         self.granted = 0
         self.lease_until = 0.0
-        self.renewed_until = 0.0  # by the newest echo
+        self.renewed_until = 0.0  # by the newest answer to a heartbeat
         self.given = 0  # steps let in without asking, under any quorum
 
     @property
@@ -102,7 +102,7 @@ class GrantMachine:
         self.lease_until = self.renewed_until  # an earlier lighthouse may have given a longer lease
 
     def drop(self) -> None:
-        """The quorum that was handed now does not stand."""
+        """The quorum that was assigned now does not stand."""
         self._quorum = None
 
     def committed(self, quorum_id: int, step: int) -> None:

@@ -1,13 +1,13 @@
-"""The manager's side of its session: hello, beats, joins, and when to give the connection up. No I/O.
+"""The manager's side of its session: hello, heartbeats, joins, and when to give the connection up. No I/O.
 
 What is under way outlives a connection: a join is asked again on the next session, and everything else is a level that
-hello and beats repeat. The lease is reckoned from when the echoed beat was sent.
+hello and heartbeats repeat. The lease is counted from when the answered heartbeat was sent.
 
-A beat that is not answered within one and a half intervals makes the session silent: it may be that only this
+A heartbeat that is not answered within one and a half intervals makes the session silent: it may be that only this
 connection carries nothing any more. A second connection is then made beside it, and the session moves there once there
 is one; the first one is not closed before the lighthouse has welcomed the second. So a lighthouse that is merely paused
 loses no group: it answers on the first before the second exists, or takes the second in its place. A session without an
-echo for a whole lease is given up: the lighthouse or the way to it is gone.
+answer for a whole lease is given up: the lighthouse or the way to it is gone.
 """
 
 import math
@@ -44,11 +44,11 @@ class _Join:
 
 
 class SessionMachine:
-    """`levels` are read whenever something is sent; `telling`: what beats tell of where the ranks are."""
+    """`report` is read whenever something is sent; `progress`: what heartbeats carry of where the ranks are."""
 
-    def __init__(self, levels: Callable[[], GroupReport], telling: ProgressReporter | None = None) -> None:
-        self._levels = levels
-        self._telling = telling
+    def __init__(self, report: Callable[[], GroupReport], progress: ProgressReporter | None = None) -> None:
+        self._report = report
+        self._progress = progress
         self.is_open = False
         self.lease_s = FIRST_LEASE_S
         self._interval_s = FIRST_BEAT_INTERVAL_S
@@ -69,10 +69,10 @@ class SessionMachine:
         self._heard_at = now
         self._unheard += 1
         self._is_silent = False
-        if self._telling is not None:
-            self._telling.begin()
+        if self._progress is not None:
+            self._progress.begin()
         messages: list[ToLighthouse] = [
-            Hello(me, self._levels()),
+            Hello(me, self._report()),
             self._beat(now),
         ]
         if self._join is not None:
@@ -83,9 +83,9 @@ class SessionMachine:
         self.is_open = False
 
     def tick(self, now: float) -> list[ToLighthouse]:
-        """A beat, if one is due, or a level has changed that the lighthouse waits for."""
-        levels = self._levels()
-        is_due = now >= self._next_beat_at or _is_news(levels, self._told) or self._is_first_commit(levels.held)
+        """A heartbeat, if one is due, or the report has changed in what the lighthouse waits for."""
+        report = self._report()
+        is_due = now >= self._next_beat_at or _is_news(report, self._told) or self._is_first_commit(report.held)
         return [self._beat(now)] if self.is_open and is_due else []
 
     def is_given_up(self, now: float) -> bool:
@@ -117,12 +117,12 @@ class SessionMachine:
         self._interval_s, self.lease_s = welcome.heartbeat_interval_s, welcome.lease_s
         self._next_beat_at = min(self._next_beat_at, now + self._interval_s)
 
-    def echoed(self, echo: HeartbeatAck, now: float) -> float | None:
-        """When the newest echoed beat was sent; None for an echo of nothing that was sent on this connection."""
+    def echoed(self, ack: HeartbeatAck, now: float) -> float | None:
+        """When the answered heartbeat was sent; None for one that was not sent on this connection."""
         self._heard_at, self._unheard = now, 0
-        self._interval_s = echo.heartbeat_interval_s
-        sent_at = self._sent_at.pop(echo.number, None)
-        for number in [number for number in self._sent_at if number < echo.number]:
+        self._interval_s = ack.heartbeat_interval_s
+        sent_at = self._sent_at.pop(ack.number, None)
+        for number in [number for number in self._sent_at if number < ack.number]:
             del self._sent_at[number]
         return sent_at
 
@@ -156,8 +156,8 @@ class SessionMachine:
         self._beats += 1
         self._sent_at[self._beats] = now
         self._next_beat_at = now + self._interval_s
-        self._told = self._levels()
-        return Heartbeat(self._beats, self._told, self._telling.news(now) if self._telling is not None else None)
+        self._told = self._report()
+        return Heartbeat(self._beats, self._told, self._progress.news(now) if self._progress is not None else None)
 
     def _is_first_commit(self, held: HeldQuorum | None) -> bool:
         """Under its quorum, and the lighthouse has not been told: it knows by that when training goes on."""
@@ -172,12 +172,12 @@ class SessionMachine:
         return JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now))
 
 
-def _is_news(levels: GroupReport, told: GroupReport) -> bool:
-    """Not each grant, nor what the lighthouse has ordered itself, or a join tells it: the next beat is soon enough."""
-    held = levels.held
+def _is_news(report: GroupReport, told: GroupReport) -> bool:
+    """Not each grant, nor what the lighthouse has ordered itself or learns from a join: the next heartbeat will do."""
+    held = report.held
     is_held = held is not None and held.mode in _NEWS and held != told.held
     is_wanted = _wanted(held) not in (None, _wanted(told.held))
-    return is_held or is_wanted or (levels.drains, levels.down) != (told.drains, told.down)
+    return is_held or is_wanted or (report.drains, report.down) != (told.drains, told.down)
 
 
 def _wanted(held: HeldQuorum | None) -> int | None:

@@ -8,11 +8,10 @@ ranks.py and lighthouse_session.py hold the rules of the two sides; here they me
 4. A group that drains does the steps that it has promised, and leaves where it would join.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lighthouse_protocol.messages.membership import Participant, World
-from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.messages.session import (
     DrainRequest,
     EvidenceRequest,
@@ -30,28 +29,11 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
-from lighthouse_protocol.rules.rank_text import here_and_missing, list_names
-from manager.group.rules import gather, ranks
-from manager.group.rules.events import (
-    CallRefused,
-    DrainAsked,
-    Effect,
-    Event,
-    EvidenceWanted,
-    HasLeft,
-    Killed,
-    Received,
-    Sent,
-    SessionClosed,
-    SessionGivenUp,
-    SessionHeard,
-    SessionOpened,
-    SessionSilent,
-    WorldChanged,
-)
+from manager.group.rules import events, gather, ranks
 from manager.group.rules.grants import LEASE_SHARE
 from manager.group.rules.lighthouse_session import SessionMachine
 from manager.group.rules.progress import ProgressReporter
+from manager.group.rules.status import GroupStatus, say_missing
 
 
 class GroupMachine:
@@ -66,98 +48,105 @@ class GroupMachine:
         life: str,
         show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
         rank_timeout_s: float | None = None,
-        telling: ProgressReporter | None = None,
+        progress: ProgressReporter | None = None,
     ) -> None:
         """`show_handles`: how torchft's handles of the ranks are relayed to the peers. `rank_timeout_s` bounds how long
-        a rank without a watch may be silent. `telling`: what beats tell of where the ranks are."""
+        a rank without a watch may be silent. `progress`: what heartbeats carry of where the ranks are."""
         self.me = me
         self._life = life
         self._show_handles = show_handles
         self.ranks = ranks.Ranks(me.wire_id, me.group_world_size, rank_timeout_s)
-        self.session = SessionMachine(lambda: self.levels, telling)
+        self.session = SessionMachine(lambda: self.report, progress)
         self._unopened: JoinAccepted | None = None
         self._draining = ""
         self._has_left = self._has_ended = False
         self._let_go = ""
         self._awaited = ""  # by the lighthouse's words
+        self._missing = self.ranks.watches.missing
+        self._is_waiting = False
 
     @property
     def incarnation(self) -> str:
         return f"{self._life}.{self.ranks.gather.incarnation}"
 
     @property
-    def levels(self) -> GroupReport:
+    def report(self) -> GroupReport:
         return GroupReport(self.held, self.ranks.drains, self.ranks.down, self.ranks.watches.missing)
-
-    @property
-    def incomplete(self) -> str:
-        """Which of its ranks are here and which are missing; empty: all are, or none."""
-        size, missing = self.me.group_world_size, self.ranks.watches.missing
-        return here_and_missing(self.me.replica_id, size, missing) if 0 < len(missing) < size else ""
 
     @property
     def held(self) -> HeldQuorum | None:
         return self.ranks.grants.held
 
-    def waiting_for(self, lighthouse_error: str) -> str:
-        """What the ranks that have asked for a quorum wait for, in words. `lighthouse_error`: why the lighthouse cannot
-        be asked; empty: it can."""
-        waiting, missing = self.ranks.waiting, self.ranks.watches.missing
-        silent = {rank for rank in range(self.me.group_world_size) if rank not in waiting}
-        has_joined = self.ranks.gather.is_joined or not self.ranks.gather.waiting
-        lighthouse = f"the lighthouse: {lighthouse_error}" if lighthouse_error else ""
-        if has_joined:
-            return lighthouse or self._awaited or "the lighthouse to answer"
-        gone, late = silent & missing, silent - missing
-        parts = (
-            f"{_ranks_of(gone, self.me)}, not here yet" if gone else "",
-            f"{_ranks_of(late, self.me)}, here and not asking" if late else "",
-            lighthouse,
+    def status(self) -> GroupStatus:
+        gathered, commit, held = self.ranks.gather, self.ranks.commit, self.held
+        return GroupStatus(
+            me=self.me,
+            incarnation=self.incarnation,
+            held=held,
+            quorum_id=gathered.quorum_id,
+            step=max(gathered.step, held.granted if held is not None else 0),
+            is_joined=gathered.is_joined,
+            is_gathering=bool(gathered.asks),
+            is_voting=commit.is_voting,
+            waiting=self.ranks.waiting,
+            missing=self.ranks.watches.missing,
+            awaited=self._awaited,
+            commits=commit.commits,
+            discards=commit.discards,
+            grants=self.ranks.grants.given,
         )
-        return "; ".join(filter(None, parts))
 
-    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+    def checkpoint_address(self, group_rank: int, step: int | None) -> str:
+        """As in GatherMachine."""
+        return self.ranks.gather.checkpoint_address(group_rank, step)
+
+    def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
         self.ranks.hear(now)
         effects = self._dispatch(event, now)
         self.ranks.hear(now)
         effects += self._perform(self.ranks.release(), now) + self._leave_if_over(now)
-        return effects + self._send(self.session.tick(now)) + self._listen(now) + self._end()
+        effects += self._send(self.session.tick(now)) + self._listen(now) + self._end()
+        return effects + self._note_changes(effects)
 
-    def tick(self, now: float) -> Sequence[Effect]:
+    def tick(self, now: float) -> Sequence[events.Effect]:
         self.ranks.hear(now)
         effects = self._perform(self.ranks.expire(now), now)
         if self.session.is_given_up(now):
             self.session.closed()
-            return [*effects, SessionGivenUp(f"the lighthouse has echoed nothing for {self.session.lease_s:g} s")]
-        return effects + self._send(self.session.tick(now)) + self._listen(now)
+            effects.append(
+                events.SessionGivenUp(f"the lighthouse has answered no heartbeat for {self.session.lease_s:g} s")
+            )
+        else:
+            effects += self._send(self.session.tick(now)) + self._listen(now)
+        return effects + self._note_changes(effects)
 
     def deadline(self) -> float | None:
         """When to call tick next."""
         deadlines = (self.session.deadline(), self.ranks.watches.deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def _dispatch(self, event: Event, now: float) -> list[Effect]:
+    def _dispatch(self, event: events.Event, now: float) -> list[events.Effect]:
         match event:
-            case SessionOpened():
+            case events.SessionOpened():
                 return [] if self._has_left else self._send(self.session.opened(self._participant(), now))
-            case SessionClosed():
+            case events.SessionClosed():
                 self.session.closed()
                 self._awaited = ""
                 self._unopened = None  # asked for again on the next session
                 if self._has_left:
                     self._let_go = self._let_go or "its session has ended"
                 return self._leave_if_idle(now) if self.ranks.drains else []
-            case Received(message):
+            case events.Received(message):
                 return self._receive(message, now)
-            case DrainAsked(reason):
+            case events.DrainAsked(reason):
                 self._draining, self.ranks.drains = self._draining or reason, True
                 return self._leave_if_idle(now)
             case _:
                 return self._perform(self.ranks.handle(event, now), now)
 
-    def _perform(self, effects: Sequence[ranks.Effect], now: float) -> list[Effect]:
+    def _perform(self, effects: Sequence[ranks.Effect], now: float) -> list[events.Effect]:
         """What the ranks' side does to the group's join is said to the lighthouse; the rest is for the driver."""
-        performed: list[Effect] = []
+        performed: list[events.Effect] = []
         for effect in effects:
             match effect:
                 case gather.GroupJoined():
@@ -165,14 +154,14 @@ class GroupMachine:
                 case gather.JoinTakenBack():
                     performed += self._send(self.session.withdraw())
                 case ranks.EndReached(call):
-                    performed += [CallRefused(call, self._drained()), *self._leave(now)]
+                    performed += [events.CallRefused(call, self._drained()), *self._leave(now)]
                 case _:
                     performed.append(effect)
         return performed
 
     # -- the lighthouse
 
-    def _receive(self, message: ToManager, now: float) -> list[Effect]:
+    def _receive(self, message: ToManager, now: float) -> list[events.Effect]:
         match message:
             case Welcome(_, _, order):
                 self.session.welcomed(message, now)
@@ -197,44 +186,46 @@ class GroupMachine:
             case QuorumOrder():
                 return self._obey(message, now)
             case DrainRequest(reason):
-                return self._dispatch(DrainAsked(reason or "the lighthouse was asked to drain it"), now)
+                return self._dispatch(events.DrainAsked(reason or "the lighthouse was asked to drain it"), now)
             case KillRequest(reason):
-                return [Killed(reason)]
+                return [events.Killed(reason)]
             case World():
                 self._awaited = message.waiting_for
-                return [WorldChanged(replace(message, group_world_size=self.me.group_world_size))]
+                return [events.WorldChanged(replace(message, group_world_size=self.me.group_world_size))]
             case EvidenceRequest():
-                return [EvidenceWanted(message)]
+                return [events.EvidenceWanted(message)]
             case Goodbye(reason):
                 self._let_go = reason if self._has_left else ""
                 return []
 
-    def _obey(self, order: QuorumOrder | None, now: float) -> list[Effect]:
+    def _obey(self, order: QuorumOrder | None, now: float) -> list[events.Effect]:
         if order is None:
             return []
         effects = self._perform(self.ranks.obey(order, now), now)
-        handed = self._unopened
-        if handed is None or order.phase is not QuorumPhase.REVOKED or order.quorum_id != handed.quorum.quorum_id:
+        accepted = self._unopened
+        if accepted is None or order.phase is not QuorumPhase.REVOKED or order.quorum_id != accepted.quorum.quorum_id:
             return effects
-        return effects + self._drop_unopened(handed, order.reason, now)
+        return effects + self._drop_unopened(accepted, order.reason, now)
 
-    def _open(self, now: float) -> list[Effect]:
+    def _open(self, now: float) -> list[events.Effect]:
         """Let the ranks into the step that a quorum was formed for: a grant like any other, under a valid lease."""
-        handed = self._unopened
-        if handed is None or (handed.stands and now >= self.ranks.grants.renewed_until):
+        accepted = self._unopened
+        if accepted is None or (accepted.stands and now >= self.ranks.grants.renewed_until):
             return []
         self._unopened = None
-        if not self.session.answered(handed.join):  # taken back since
+        if not self.session.answered(accepted.join):  # taken back since
             return []
-        return self._perform(self.ranks.receive(handed.quorum, stands=handed.stands), now)
+        return self._perform(self.ranks.receive(accepted.quorum, stands=accepted.stands), now)
 
-    def _drop_unopened(self, handed: JoinAccepted, reason: str, now: float) -> list[Effect]:
+    def _drop_unopened(self, accepted: JoinAccepted, reason: str, now: float) -> list[events.Effect]:
         self._unopened = None
-        if not self.session.answered(handed.join):
+        if not self.session.answered(accepted.join):
             return []
-        return self._refuse_join(WrongState(f"quorum {handed.quorum.quorum_id} was revoked: {reason}; ask again"), now)
+        return self._refuse_join(
+            WrongState(f"quorum {accepted.quorum.quorum_id} was revoked: {reason}; ask again"), now
+        )
 
-    def _refuse_join(self, error: LighthouseError, now: float) -> list[Effect]:
+    def _refuse_join(self, error: LighthouseError, now: float) -> list[events.Effect]:
         return self._perform(self.ranks.refuse_join(error), now)
 
     def _participant(self, joined: gather.GroupJoined | None = None) -> Participant:
@@ -263,29 +254,45 @@ class GroupMachine:
             wire=self._show_handles(joined.handles),
         )
 
-    def _listen(self, now: float) -> list[Effect]:
+    def _listen(self, now: float) -> list[events.Effect]:
         is_silent = self.session.news_of_silence(now)
         if is_silent is None:
             return []
-        return [SessionSilent("it has not answered the last beat")] if is_silent else [SessionHeard()]
+        silent = events.SessionSilent("it has not answered the last heartbeat")
+        return [silent if is_silent else events.SessionHeard()]
+
+    def _note_changes(self, effects: Sequence[events.Effect]) -> list[events.Effect]:
+        """Of what people are told of: the missing ranks, and whether requests wait."""
+        changes: list[events.Effect] = []
+        missing, is_waiting = self.ranks.watches.missing, self.ranks.is_waiting
+        if missing != self._missing:
+            self._missing = missing
+            changes.append(events.MissingChanged(say_missing(self.me, missing)))
+        was_answered = any(isinstance(e, events.QuorumAnswered) and not e.assignment.revoked for e in effects)
+        if is_waiting and (was_answered or not self._is_waiting):
+            changes.append(events.WaitBegan())
+        elif self._is_waiting and not is_waiting:
+            changes.append(events.WaitEnded())
+        self._is_waiting = is_waiting
+        return changes
 
     # -- leaving
 
     def _drained(self) -> Drained:
         return Drained(f"{self.me.replica_id} leaves: {self._draining}")
 
-    def _leave_if_idle(self, now: float) -> list[Effect]:
+    def _leave_if_idle(self, now: float) -> list[events.Effect]:
         """A group without ranks, or one that waits for a quorum, has nothing to finish. Where the quorum may be on its
         way already, the lighthouse says which was first: the drain is refused the join, or the group does its steps."""
         if self.ranks.gather.is_joined and self.session.is_open:
             return []
         return self._leave(now) if self.ranks.gather.waiting or not self.ranks.watches.has_ranks else []
 
-    def _leave_if_over(self, now: float) -> list[Effect]:
+    def _leave_if_over(self, now: float) -> list[events.Effect]:
         """While it drained its ranks have ended, and ask for nothing more."""
         return self._leave(now) if self.ranks.drains and not self.ranks.watches.has_ranks else []
 
-    def _leave(self, now: float) -> list[Effect]:
+    def _leave(self, now: float) -> list[events.Effect]:
         if self._has_left:
             return []
         self._has_left = True
@@ -297,17 +304,12 @@ class GroupMachine:
         self.session.closed()
         return effects + self._send(messages)
 
-    def _end(self) -> list[Effect]:
-        """Nobody needs this manager: the lighthouse has let it go, and a rank that asks later would find it gone."""
+    def _end(self) -> list[events.Effect]:
+        """The lighthouse has let this manager go, and every rank knows: one that asks later would find it gone."""
         if self._has_ended or not self._let_go or self.ranks.unaware:
             return []
         self._has_ended = True
-        return [HasLeft(self._let_go)]
+        return [events.HasLeft(self._let_go)]
 
-    def _send(self, messages: Sequence[ToLighthouse]) -> list[Effect]:
-        return [Sent(message) for message in messages]
-
-
-def _ranks_of(ranks: Collection[int], me: Participant) -> str:
-    names = list_names(RankName("", rank) for rank in ranks)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {names} of {me.group_world_size} of {me.replica_id}"
+    def _send(self, messages: Sequence[ToLighthouse]) -> list[events.Effect]:
+        return [events.Sent(message) for message in messages]

@@ -22,7 +22,7 @@ from lighthouse_protocol.rules.stall import Limits, StallVerdict, judge, time_le
 
 MAX_KNOWN = 4 * MAX_NAMES
 SOON_S = 0.001
-TOLD_S = 0.9  # less than the beats' usual interval
+TOLD_S = 0.9  # less than the usual heartbeat interval
 REPEATED_S = 4.0  # less than stall.SILENT_S
 
 
@@ -93,7 +93,7 @@ class GroupProgress:
         return judge(self.ranks(now), floor_s=self._limits.floor_s, is_complete=is_complete)
 
     def left_s(self, now: float) -> float | None:
-        """How long until there may be a verdict if nobody moves, below zero where there may be one; None: nobody is
+        """How long until there may be a verdict if no rank moves, below zero where there may be one; None: no rank is
         here."""
         ranks = self.ranks(now)
         return time_left_s(ranks, self._limits.floor_s) + SOON_S if ranks else None
@@ -118,8 +118,8 @@ class GroupProgress:
 
 
 class ProgressReporter:
-    """When the lighthouse is told where the ranks are: with a beat, where that has changed, and else so often that it
-    knows who lives. No step costs a message."""
+    """When the lighthouse is told where the ranks are: with a heartbeat, if that has changed, and else often enough to
+    show that they live. No step costs a message."""
 
     def __init__(self, view: Callable[[float], GroupView]) -> None:
         self._view = view

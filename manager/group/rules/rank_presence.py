@@ -1,9 +1,9 @@
 """Which ranks of the group are there, as their watches tell.
 
-A rank is lost when its watch or its process ends, never by a missing beat. One that is not back after a while is given
-up: its mates of then wait for it in vain. The end of an old watch never touches a newer one of the same rank. A rank
-without a watch counts as there for as long as its manager is, unless a rank timeout bounds that: then it is lost when
-it has had no call under way for so long.
+A rank is lost when its watch or its process ends, never by a missing heartbeat. One that is not back after a while is
+given up: its mates of then wait for it in vain. The end of an old watch never touches a newer one of the same rank. A
+rank without a watch counts as there for as long as its manager is, unless a rank timeout bounds that: then it is lost
+when it has had no call under way for so long.
 """
 
 from collections.abc import Container, Iterable

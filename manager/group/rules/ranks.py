@@ -1,6 +1,6 @@
 """The ranks of a group as one machine: what they ask and vote becomes answers to them, and joins of the group. No I/O.
 
-gather.py, grants.py, commit.py and watches.py hold the rules; here they meet:
+gather.py, grants.py, commit.py and rank_presence.py hold the rules; here they meet:
 
 1. A rank's request for a quorum is granted here, waits here, or goes to gather, which joins when all have asked.
 2. A decision of all ranks is what the next grant is built on; where all ranks want it, it carries that grant. A discard
@@ -17,24 +17,7 @@ from dataclasses import dataclass, replace
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, QuorumOrder, RankGone, Released, Revoked
 from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
-from manager.group.rules import commit, gather
-from manager.group.rules.events import (
-    CallEnded,
-    CallExpired,
-    CallRefused,
-    GroupGivenUp,
-    Pushed,
-    QuorumAnswered,
-    RankEvent,
-    RankFailed,
-    RankGivenUp,
-    RankLeaves,
-    RanksStarted,
-    VoteAnswered,
-    VoteCast,
-    WatchEnded,
-    WatchOpened,
-)
+from manager.group.rules import commit, events, gather
 from manager.group.rules.grants import GrantMachine, Join, Wait
 from manager.group.rules.rank_presence import LostRank, RankPresence
 from manager.group.rules.request import QuorumRequest, superseded
@@ -48,12 +31,13 @@ class EndReached:
 
 
 Effect = (
-    QuorumAnswered
-    | VoteAnswered
-    | CallRefused
-    | Pushed
-    | RankGivenUp
-    | GroupGivenUp
+    events.QuorumAnswered
+    | commit.Decided
+    | events.CallRefused
+    | events.Pushed
+    | events.FailureReported
+    | events.RankGivenUp
+    | events.GroupGivenUp
     | gather.GroupJoined
     | gather.JoinTakenBack
     | EndReached
@@ -69,7 +53,6 @@ class Ranks:
         self.commit = commit.CommitMachine(group_world_size)
         self.grants = GrantMachine(wire_id, group_world_size)
         self.watches = RankPresence(group_world_size, rank_timeout_s)
-        self.participants = 0  # of the last quorum
         self.drains = False
         self._dismissed: set[int] = set()
         self._waiting: dict[int, QuorumRequest] = {}
@@ -79,6 +62,10 @@ class Ranks:
     def waiting(self) -> tuple[int, ...]:
         """Those whose requests wait, here or in gather."""
         return tuple(sorted({*self.gather.waiting, *self._waiting}))
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting) or bool(self.gather.asks)
 
     @property
     def down(self) -> str:
@@ -96,51 +83,53 @@ class Ranks:
         """The ranks that go on, and have not been told yet that the group leaves. A rank that leaves asks no more."""
         return self.watches.staying_ranks - self._dismissed
 
-    def handle(self, event: RankEvent, now: float) -> list[Effect]:
+    def handle(self, event: events.RankEvent, now: float) -> list[Effect]:
         match event:
             case QuorumRequest():
                 self.watches.asked(event.group_rank)
                 self.watches.heard((event.group_rank,), now)
                 return self._perform_commit(self.commit.handle(self._asked(event)), now) + self._ask(event, now)
-            case VoteCast(voted, wants_next):
-                self.watches.heard((voted.group_rank,), now)
-                self._wants_next[voted.group_rank] = wants_next
-                was_last = self.grants.voted(voted.group_rank, voted.quorum_id, voted.step)
-                effects = self._perform_commit(self.commit.handle(voted), now)
+            case commit.Voted():
+                self.watches.heard((event.group_rank,), now)
+                self._wants_next[event.group_rank] = event.wants_next
+                was_last = self.grants.voted(event.group_rank, event.quorum_id, event.step)
+                effects = self._perform_commit(self.commit.handle(event), now)
                 for ask in self.gather.asks:
                     effects += self._perform_commit(self.commit.handle(self._asked(ask)), now)
                 effects += self._miss(self.watches.missed)
                 return effects + (self.decide_again(now) if was_last else [])
-            case CallEnded(call):
+            case events.CallEnded(call):
                 return self._end_call(call)
-            case CallExpired(call, error):
+            case events.CallExpired(call, error):
                 return self._expire_call(call, error)
-            case WatchOpened(watch, group_rank, worker):
+            case events.WatchOpened(watch, group_rank, worker):
                 is_other = self.watches.opened(watch, group_rank, worker)
                 return self.give_up(f"rank {group_rank} has restarted", now) if is_other else []
-            case WatchEnded(watch):
+            case events.WatchEnded(watch):
                 rank = self.watches.ended(watch, now)
                 return [] if rank is None else self._lose(rank, now)
-            case RankLeaves(watch, step):
+            case events.RankLeaves(watch, step):
                 if self.watches.leaves(watch):
                     self.grants.leave(step)
                 return []
-            case RanksStarted():
+            case events.RanksStarted():
                 self.watches.started()
                 return []
-            case RankFailed(group_rank, worker, reason, ends_group):
-                if not self.watches.failed(group_rank, worker, reason, now):
-                    return []
-                effects = self._lose(group_rank, now)
+            case events.RankFailed(group_rank, worker, reason, ends_group):
+                is_known = self.watches.failed(group_rank, worker, reason, now)
+                reported = events.FailureReported(group_rank, reason, is_known)
+                if not is_known:
+                    return [reported]
+                effects = [reported, *self._lose(group_rank, now)]
                 mates = self.watches.mates_of(group_rank)
                 if not ends_group:
                     return effects
-                return [*effects, *self._end_mates(group_rank, mates, reason), GroupGivenUp(reason)]
+                return [*effects, *self._end_mates(group_rank, mates, reason), events.GroupGivenUp(reason)]
 
     def release(self) -> list[Effect]:
         """Rule 4."""
         leaving = () if self.grants.is_leaving else self.watches.release()
-        return [Pushed(Released(), leaving)] if leaving else []
+        return [events.Pushed(Released(), leaving)] if leaving else []
 
     # -- what the lighthouse says
 
@@ -161,8 +150,6 @@ class Ranks:
         init_sync = all(ask.init_sync for ask in self.gather.asks)
         answered = self.gather.handle(gather.QuorumReceived(self.gather.round, quorum, stands))
         is_taken = any(isinstance(effect, gather.RoundAnswered) for effect in answered)
-        if is_taken:
-            self.participants = len(quorum.participants)
         if is_taken and stands:
             self.grants.take(quorum, self.gather.max_step, init_sync=init_sync)
         elif is_taken:
@@ -205,17 +192,17 @@ class Ranks:
         """What it still asks for is void: it would stand for a rank that is not there."""
         gone = WrongState(self.watches.why_lost(group_rank))
         effects = self._refuse(group_rank, gone)
-        effects += self._perform_commit(self.commit.handle(commit.RankLost(group_rank)), now)
+        effects += self._perform_commit(self.commit.handle(commit.RankLost(group_rank)), now, str(gone))
         return effects + self.give_up(str(gone), now)
 
     def _refuse(self, group_rank: int, error: LighthouseError) -> list[Effect]:
         """What the rank asks for, if it does."""
         effects: list[Effect] = []
         if (ask := self._waiting.pop(group_rank, None)) is not None:
-            effects.append(CallRefused(ask.call, error))
+            effects.append(events.CallRefused(ask.call, error))
         if (call := self.gather.call_of(group_rank)) is not None:
             effects += self._perform_gather(self.gather.handle(gather.Withdrawn(call)))
-            effects.append(CallRefused(call, error))
+            effects.append(events.CallRefused(call, error))
         return effects
 
     def _give_up_rank(self, absence: LostRank) -> list[Effect]:
@@ -223,13 +210,13 @@ class Ranks:
         reason = f"{self.watches.why_lost(rank)}, and is not back"
         return [
             *self._end_mates(rank, absence.mates, reason),
-            RankGivenUp(rank, reason, absence.lost_at, absence.has_left),
+            events.RankGivenUp(rank, reason, absence.lost_at, absence.has_left),
         ]
 
     def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str) -> list[Effect]:
         """The processes that the lost rank has left behind are told, and wait for nothing here."""
         effects: list[Effect] = [
-            Pushed(RankGone(group_rank, reason), self.watches.of(mates)),
+            events.Pushed(RankGone(group_rank, reason), self.watches.of(mates)),
             *self._miss([group_rank]),
         ]
         for ask in (*self._waiting.values(), *self.gather.asks):
@@ -247,7 +234,7 @@ class Ranks:
         if isinstance(decision, Wait):
             older = self._waiting.get(ask.group_rank)
             self._waiting[ask.group_rank] = ask
-            return [] if older is None else [CallRefused(older.call, superseded(ask.group_rank))]
+            return [] if older is None else [events.CallRefused(older.call, superseded(ask.group_rank))]
         if isinstance(decision, Join):
             if self.drains:
                 self._dismissed.add(ask.group_rank)
@@ -255,7 +242,7 @@ class Ranks:
             effects = self._push_revoked(f"rank {ask.group_rank} cannot go on with it") if decision.gives_up else []
             return effects + self._perform_gather(self.gather.handle(ask))
         effects = self._open_step() if decision.is_first else []
-        return [*effects, QuorumAnswered(ask.call, decision.assignment, None)]
+        return [*effects, events.QuorumAnswered(ask.call, decision.assignment, None)]
 
     def _open_step(self) -> list[Effect]:
         held = self.grants.held
@@ -274,9 +261,9 @@ class Ranks:
 
     def _expire_call(self, call: int, error: LighthouseError) -> list[Effect]:
         """A join is over for all ranks with the first one's time, and for the same reason."""
-        was_joined = self.gather.is_joined
         effects = self._end_call(call)
-        return effects + (self.refuse_all(error) if was_joined and not self.gather.is_joined else [])
+        is_taken_back = any(isinstance(effect, gather.JoinTakenBack) for effect in effects)
+        return effects + (self.refuse_all(error) if is_taken_back else [])
 
     def _perform_gather(self, effects: Sequence[gather.Effect]) -> list[Effect]:
         performed: list[Effect] = []
@@ -290,31 +277,33 @@ class Ranks:
                 case gather.RoundAnswered(quorum_id, step):
                     performed += self._open_attempt(commit.Opened(quorum_id, step))
                 case gather.RankAnswered(call, assignment, quorum):
-                    performed.append(QuorumAnswered(call, assignment, quorum))
+                    performed.append(events.QuorumAnswered(call, assignment, quorum))
                 case gather.RankRefused(call, error):
-                    performed.append(CallRefused(call, error))
+                    performed.append(events.CallRefused(call, error))
         return performed
 
-    def _perform_commit(self, effects: Sequence[commit.Effect], now: float) -> list[Effect]:
-        decided = [effect for effect in effects if isinstance(effect, commit.Decided)]
+    def _perform_commit(
+        self, effects: Sequence[commit.Effect], now: float, discarded: str = "a step was discarded"
+    ) -> list[Effect]:
         performed = _refusals(effects)
-        if not decided:
-            return performed
-        fresh = self.commit.take_fresh()
         offers = False
-        if fresh is not None and fresh.commit:
-            offers = self._committed(fresh, now)
-            performed += self._open_step() if offers else []
-        elif fresh is not None and self.grants.ends_by_discard(fresh.quorum_id):
-            performed += self.give_up("a step was discarded", now)
-        for effect in decided:
-            grant = self.grants.assignment(effect.group_rank, True) if offers else None
-            performed.append(VoteAnswered(effect.call, effect.commit, grant))
+        for effect in effects:
+            match effect:
+                case commit.StepDecided(_, _, True):
+                    offers = self._committed(effect, now)
+                    performed += self._open_step() if offers else []
+                case commit.StepDecided(quorum_id) if self.grants.ends_by_discard(quorum_id):
+                    performed += self.give_up(discarded, now)
+                case commit.Decided(_, _, group_rank):
+                    grant = self.grants.assignment(group_rank, True) if offers else None
+                    performed.append(replace(effect, next=grant))
+                case _:
+                    pass
         return performed
 
-    def _committed(self, decision: commit.Decision, now: float) -> bool:
+    def _committed(self, decided: commit.StepDecided, now: float) -> bool:
         """Whether the ranks are let into the next step with the same answer."""
-        self.grants.committed(decision.quorum_id, decision.step)
+        self.grants.committed(decided.quorum_id, decided.step)
         wants = len(self._wants_next) == self._size and all(self._wants_next.values())
         return wants and not self.drains and self.grants.offer(now)
 
@@ -330,8 +319,8 @@ class Ranks:
 
     def _push_revoked(self, reason: str, lost: str = "") -> list[Effect]:
         held = self.grants.held
-        return [] if held is None else [Pushed(Revoked(held.quorum_id, reason, lost), self.watches.staying())]
+        return [] if held is None else [events.Pushed(Revoked(held.quorum_id, reason, lost), self.watches.staying())]
 
 
 def _refusals(effects: Sequence[commit.Effect]) -> list[Effect]:
-    return [CallRefused(e.call, e.error) for e in effects if isinstance(e, commit.VoteRefused)]
+    return [events.CallRefused(e.call, e.error) for e in effects if isinstance(e, commit.VoteRefused)]

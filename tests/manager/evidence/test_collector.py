@@ -20,34 +20,41 @@ from lighthouse_protocol.messages.session import (
 from manager.evidence import collector
 from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look_alone
-from manager.group import watches as group_watches
+from manager.group.watches import Watch
 from tests.processes import PATIENCE_S
 
 SEEN = ProcessSnapshot("from outside", "pid 71: S (sleeping)", ("its last line",))
 STOPPED = ProcessSnapshot("", "T (stopped)", missing=("stacks: it is stopped",), is_stopped=True)
 
 
-class Watch:
-    """Of a rank; `asked` has the numbers of what it was asked."""
+class Rank:
+    """That is watched. `asked` has the numbers of what it was asked."""
 
-    def __init__(
-        self, desk: EvidenceCollector, number: int, rank: int, *, is_here: bool = False, old: bool = False
-    ) -> None:
-        self.desk, self.number = desk, number
+    def __init__(self, desk: EvidenceCollector, rank: int, *, is_local: bool = False, old: bool = False) -> None:
+        self.desk = desk
         self.asked: asyncio.Queue[int] = asyncio.Queue()
         offer = None if old else EvidenceOffer(44, 3)
-        request = WatchRequest(rank, f"w{rank}", 70 + rank, "boot", 1, f"host-{rank}", offer=offer)
-        desk.opened(number, group_watches.Watch(self, request, is_here))
+        hello = WatchRequest(rank, f"w{rank}", 70 + rank, "boot", 1, f"host-{rank}", offer=offer)
+        self.watch = Watch(hello, self, is_local, heard_at=0.0)
+        desk.opened(self.watch)
 
     def send(self, message: ToRank) -> None:
         assert isinstance(message, EvidenceAsked)
         self.asked.put_nowait(message.number)
 
     def end(self, error: object = None) -> None:
-        raise AssertionError(error)
+        """As the driver does."""
+        self.watch.is_open = False
+        self.desk.ended(self.watch)
+
+    def says_something(self) -> None:
+        self.watch.heard_at = asyncio.get_running_loop().time()
+
+    def answers(self, own: SelfReport) -> None:
+        self.desk.answered(self.watch, own)
 
     async def answer(self, stacks: str = "own", recorded: str = "[]", *missing: str) -> None:
-        self.desk.answered(self.number, SelfReport(await self.asked.get(), stacks, recorded, missing))
+        self.answers(SelfReport(await self.asked.get(), stacks, recorded, missing))
 
 
 class Group:
@@ -101,9 +108,9 @@ async def test_all_ranks_or_those_that_were_named(group: Group):
 
 
 async def test_a_rank_elsewhere_says_it_itself(group: Group):
-    watch = Watch(group.desk, 5, 1)
+    rank_1 = Rank(group.desk, 1)
     group.desk.give(EvidenceRequest(1, (1,)))
-    await watch.answer("own stacks", '[{"seq": 3}]', "other: why")
+    await rank_1.answer("own stacks", '[{"seq": 3}]', "other: why")
     rank = (await group.given())[1]
     assert (rank.worker, rank.pid, rank.host) == ("w1", 71, "host-1")
     assert (rank.stacks, rank.flight_recorder, rank.process) == ("own stacks", '[{"seq": 3}]', "")
@@ -112,9 +119,9 @@ async def test_a_rank_elsewhere_says_it_itself(group: Group):
 
 
 async def test_a_rank_of_this_host_is_looked_at_from_outside_and_never_signalled_while_it_answers(group: Group):
-    watch = Watch(group.desk, 5, 1, is_here=True)
+    rank_1 = Rank(group.desk, 1, is_local=True)
     group.desk.give(EvidenceRequest(1, (1,)))
-    await watch.answer("own stacks")
+    await rank_1.answer("own stacks")
     rank = (await group.given())[1]
     assert (rank.stacks, rank.process, rank.output, rank.missing) == ("own stacks", SEEN.process, SEEN.output, ())
     assert group.signalled == []
@@ -123,11 +130,10 @@ async def test_a_rank_of_this_host_is_looked_at_from_outside_and_never_signalled
 async def test_nor_while_it_says_anything_at_all(group: Group, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 0.2)
     monkeypatch.setattr(collector, "UNDER_WAY_S", 0.0)
-    watch = Watch(group.desk, 5, 1, is_here=True)
+    rank_1 = Rank(group.desk, 1, is_local=True)
     group.desk.give(EvidenceRequest(1, (1,)))
-    await watch.asked.get()
-    group.desk.heard(5, 1)
-    group.desk.heard(5, 2)
+    await rank_1.asked.get()
+    rank_1.says_something()
     rank = (await group.given())[1]
     assert "stacks: it runs Python, so that a signal might crash it" in rank.missing
     assert group.signalled == []
@@ -136,10 +142,10 @@ async def test_nor_while_it_says_anything_at_all(group: Group, monkeypatch: pyte
 async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.MonkeyPatch):
     """What it had said before it was asked may come a little later."""
     monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 0.05)
-    Watch(group.desk, 5, 1, is_here=True)
-    Watch(group.desk, 6, 2)
+    silent = Rank(group.desk, 1, is_local=True)
+    Rank(group.desk, 2)
     group.desk.give(EvidenceRequest(1, (1, 2)))
-    group.desk.heard(5, 1)
+    silent.says_something()
     found = await group.given()
     why = "no answer within 0.05 s; something keeps it from running Python"
     assert found[1].stacks == SEEN.stacks
@@ -151,7 +157,7 @@ async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.Monk
 async def test_a_stopped_one_is_not_waited_for(group: Group, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 10 * PATIENCE_S)
     group.outside = STOPPED
-    Watch(group.desk, 5, 1, is_here=True)
+    Rank(group.desk, 1, is_local=True)
     group.desk.give(EvidenceRequest(1, (1,)))
     rank = (await group.given())[1]
     assert (rank.stacks, rank.process) == ("", "T (stopped)")
@@ -163,55 +169,55 @@ async def test_a_stopped_one_is_not_waited_for(group: Group, monkeypatch: pytest
 async def test_a_process_is_looked_at_also_after_its_watch(group: Group, monkeypatch: pytest.MonkeyPatch):
     """A stopped one is lost within seconds."""
     group.outside = STOPPED
-    watch = Watch(group.desk, 5, 1, is_here=True)
-    group.desk.ended(5)
+    rank_1 = Rank(group.desk, 1, is_local=True)
+    rank_1.end()
     group.desk.give(EvidenceRequest(1, (1,)))
     rank = (await group.given())[1]
     assert rank.process == "T (stopped)"
     assert rank.missing == ("stacks: its watch has ended", "Flight Recorder: its watch has ended")
-    assert watch.asked.empty()
+    assert rank_1.asked.empty()
     assert group.signalled == []
 
 
 async def test_a_rank_that_ends_while_it_is_asked(group: Group):
-    watch = Watch(group.desk, 5, 1)
+    rank_1 = Rank(group.desk, 1)
     group.desk.give(EvidenceRequest(1, (1,)))
-    await watch.asked.get()
-    group.desk.ended(5)
+    await rank_1.asked.get()
+    rank_1.end()
     rank = (await group.given())[1]
     ended = "its watch has ended"
     assert rank.missing == (ELSEWHERE, NO_OUTPUT, f"stacks: {ended}", f"Flight Recorder: {ended}")
 
 
 async def test_an_older_rank_is_not_asked(group: Group):
-    watch = Watch(group.desk, 5, 1, old=True)
+    rank_1 = Rank(group.desk, 1, old=True)
     group.desk.give(EvidenceRequest(1, (1,)))
     rank = (await group.given())[1]
-    assert "Flight Recorder: its agent is of a version that cannot be asked" in rank.missing
-    assert watch.asked.empty()
+    assert "Flight Recorder: its agent takes no questions" in rank.missing
+    assert rank_1.asked.empty()
 
 
 async def test_the_answer_of_another_process_or_to_another_question_is_none(group: Group):
-    old = Watch(group.desk, 5, 1)
-    watch = Watch(group.desk, 6, 1)
+    old = Rank(group.desk, 1)
+    rank_1 = Rank(group.desk, 1)
     group.desk.give(EvidenceRequest(1, (1,)))
-    number = await watch.asked.get()
-    group.desk.answered(old.number, SelfReport(number, "of the old one"))
-    group.desk.answered(watch.number, SelfReport(number + 1, "of another time"))
-    group.desk.ended(old.number)
-    group.desk.answered(watch.number, SelfReport(number, "its own"))
+    number = await rank_1.asked.get()
+    old.answers(SelfReport(number, "of the old one"))
+    rank_1.answers(SelfReport(number + 1, "of another time"))
+    old.end()
+    rank_1.answers(SelfReport(number, "its own"))
     assert (await group.given())[1].stacks == "its own"
 
 
 async def test_who_asks_twice_at_a_time_is_told_the_same(group: Group):
-    watch = Watch(group.desk, 5, 1)
+    rank_1 = Rank(group.desk, 1)
     group.desk.give(EvidenceRequest(1, (1,)))
     group.desk.give(EvidenceRequest(1, (1,)))
-    await watch.answer("once")
+    await rank_1.answer("once")
     assert [(await group.given())[1].stacks for _ in range(2)] == ["once", "once"]
-    assert watch.asked.empty()
+    assert rank_1.asked.empty()
     group.desk.give(EvidenceRequest(2, (1,)))
-    await watch.answer("anew")
+    await rank_1.answer("anew")
     assert (await group.given(2))[1].stacks == "anew"
 
 
@@ -220,7 +226,7 @@ async def test_a_look_that_fails_is_named(group: Group, caplog: pytest.LogCaptur
         raise ZeroDivisionError(f"{request.group_rank} {is_here}")
 
     group.desk = EvidenceCollector(3, group.sent.put_nowait, fail)
-    Watch(group.desk, 5, 1, old=True)
+    Rank(group.desk, 1, old=True)
     group.desk.give(EvidenceRequest(1, (1,)))
     assert (await group.given())[1].missing == ("all of it: ZeroDivisionError('1 False')",)
     assert "what rank 1 does cannot be found out" in caplog.text
@@ -233,6 +239,6 @@ async def test_none_takes_longer_than_all_may(group: Group, monkeypatch: pytest.
 
     monkeypatch.setattr(collector, "GATHERED_WITHIN_S", 1.05)
     group.desk = EvidenceCollector(3, group.sent.put_nowait, hang)
-    Watch(group.desk, 5, 1, old=True)
+    Rank(group.desk, 1, old=True)
     group.desk.give(EvidenceRequest(1, (1,)))
     assert (await group.given())[1].missing == ("all of it: not found within 0.05 s",)

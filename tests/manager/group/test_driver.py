@@ -1,155 +1,233 @@
-"""What a manager's driver keeps on the loop."""
+"""What a manager's driver does with calls, watches and sessions, over ports that only keep what they are given."""
 
 from typing import Any
 
 import pytest
 
-from lighthouse_protocol.messages.membership import Participant
-from lighthouse_protocol.messages.session import HeartbeatAck, JoinAccepted, ToLighthouse, ToManager, Welcome
-from lighthouse_protocol.refusals import DeadlinePassed
+from lighthouse_protocol.messages.membership import Participant, Vote, World
+from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.session import (
+    Ballot,
+    Counted,
+    HeartbeatAck,
+    Hello,
+    JoinAccepted,
+    Killed,
+    KillRequest,
+    Leaving,
+    ToManager,
+    WatchOpened,
+    WatchRequest,
+    Welcome,
+)
+from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, Unreachable
 from manager.group.driver import GroupDriver
-from tests.manager.builders import ask
-from tests.manager.groups import formed, vote
+from tests.manager.groups import formed
+from tests.manager.recorders import Heard, Link, NoEvidence, Outcome
 from tests.virtual_loop import VirtualLoop
 
 
-class NoLink:
-    """It never meets a lighthouse."""
-
-    error = ""
-
-    def send(self, message: ToLighthouse) -> None:
-        pass
-
-    def give_up(self, reason: str) -> None:
-        pass
-
-    connect_beside = give_up
-
-    def stay(self) -> None:
-        pass
-
-
-class NoEvidence:
-    def _nothing(self, *_: object) -> None:
-        pass
-
-    opened = ended = heard = answered = give = close = _nothing
-
-
-class Caller:
-    """A Reply."""
+class Group:
+    """Of two ranks. `ended`: the statuses that the daemon was told to end with."""
 
     def __init__(self) -> None:
-        self.outcomes: list[object] = []
+        self.loop, self.link, self.evidence = VirtualLoop(), Link(), NoEvidence()
+        self.ended: list[int] = []
+        me = Participant("a", group_world_size=2)
+        self.driver = GroupDriver(me, "L", self.loop, self.link, self.evidence, self.ended.append)
 
-    def answer(self, value: object) -> None:
-        self.outcomes.append(value)
+    def open_session(self) -> None:
+        """With a valid lease."""
+        self.driver.opened()
+        self.hear(Welcome(1.0, 60.0), HeartbeatAck(1, 1.0))
 
-    refuse = answer
+    def hear(self, *messages: ToManager) -> None:
+        for message in messages:
+            self.driver.received(message)
 
+    def ask(self, rank: int, step: int = 0, within_s: float = 1000.0, **fields: Any) -> Outcome:
+        outcome = Outcome()
+        fields = {"worker": f"w{rank}", "tag_quorum_id": step} | fields
+        self.driver.ask(outcome, within_s, group_rank=rank, step=step, **fields)
+        return outcome
 
-def driver(loop: VirtualLoop) -> GroupDriver:
-    """Of two ranks."""
-    return GroupDriver(Participant("a", group_world_size=2), "L", loop, NoLink(), NoEvidence(), lambda status: None)
+    def vote(self, rank: int, step: int = 0, within_s: float = 1000.0) -> Outcome:
+        outcome = Outcome()
+        self.driver.vote(outcome, within_s, group_rank=rank, step=step, vote=True, quorum_id=1)
+        return outcome
 
+    def watch(self, rank: int) -> tuple[int, Heard]:
+        heard = Heard()
+        return self.driver.open_watch(WatchRequest(rank, f"w{rank}"), heard, is_local=False), heard
 
-def test_a_report_by_a_stranger_is_no_error_of_the_rank(caplog: pytest.LogCaptureFixture):
-    with caplog.at_level("INFO"):
-        driver(VirtualLoop()).report(0, "a stranger", "the loss is odd", ends_group=False)
-    [record] = caplog.records
-    assert (record.levelname, "does not watch says that rank 0 has failed: the loss is odd" in record.getMessage()) == (
-        "INFO",
-        True,
-    )
-
-
-def test_a_vote_that_nobody_waits_for_any_more_leaves_no_timer():
-    one_of_two, caller = driver(loop := VirtualLoop()), Caller()
-    before = loop.timers
-    vote = one_of_two.vote(60.0, caller, group_rank=0, step=1, vote=True)
-    assert loop.timers == before + 1
-    one_of_two.end_call(vote)
-    loop.go(100.0)
-    assert (loop.timers, caller.outcomes) == (before, [])
-
-
-def test_a_request_that_is_withdrawn_leaves_no_timer():
-    one_of_two, caller = driver(loop := VirtualLoop()), Caller()
-    asked = one_of_two.ask(60.0, caller, group_rank=0, step=0)
-    assert one_of_two.machine.ranks.waiting == (0,)
-    one_of_two.end_call(asked)
-    assert one_of_two.machine.ranks.waiting == ()
-    loop.go(100.0)
-    assert (loop.timers, caller.outcomes) == (0, [])
+    def commit(self) -> None:
+        """The step that quorum 1 was formed for."""
+        self.hear(JoinAccepted(1, formed(1), True))
+        for outcome in [self.vote(rank) for rank in range(2)]:
+            assert outcome.value == Vote(True)
 
 
-def test_a_request_is_refused_when_its_time_is_over():
-    one_of_two, caller = driver(loop := VirtualLoop()), Caller()
-    one_of_two.ask(60.0, caller, group_rank=0, step=0)
-    loop.go(59.0)
-    assert caller.outcomes == []
-    loop.go(2.0)
-    [refusal] = caller.outcomes
-    assert isinstance(refusal, DeadlinePassed)
-    assert "ranks [1] of 2 have not asked for a quorum within 60 s" in str(refusal)
+@pytest.fixture
+def group(caplog: pytest.LogCaptureFixture) -> Group:
+    caplog.set_level("INFO", "manager.group")
+    return Group()
+
+
+class TestCalls:
+    def test_requests_are_answered_by_the_quorum_and_the_world(self, group: Group):
+        group.open_session()
+        group.hear(World(2, 2))
+        first, second = group.ask(0), group.ask(1)
+        group.hear(JoinAccepted(1, formed(1), True))
+        for outcome in (first, second):
+            assignment, quorum = outcome.value
+            assert (assignment.quorum_id, assignment.world, quorum) == (1, World(2, 2, group_world_size=2), formed(1))
+        assert group.driver.machine.ranks.waiting == ()
+
+    def test_one_that_is_too_late_says_what_it_has_waited_for(self, group: Group):
+        assert group.ask(0, within_s=10).value is None
+        late = group.ask(0, within_s=10)
+        group.loop.go(10)
+        assert isinstance(late.value, DeadlinePassed)
+        assert str(late.value) == (
+            "ranks [1] of 2 have not asked for a quorum within 9.88 s; a has rank 0 of 2; missing: 1"
+        )
+        vote = group.vote(0, within_s=10)
+        group.loop.go(10)
+        assert str(vote.value) == "the other ranks of the group have not voted within 9.88 s"
+
+    @pytest.mark.parametrize("error", ["", "refused"])
+    def test_so_does_one_that_waits_for_the_lighthouse(self, group: Group, error: str):
+        outcomes = [group.ask(rank, within_s=10) for rank in range(2)]
+        group.link.error = error
+        group.loop.go(10)
+        for outcome in outcomes:
+            assert isinstance(outcome.value, Unreachable if error else DeadlinePassed)
+            words = "lighthouse: refused; tried for 9.88 s" if error else "the lighthouse gave no quorum within 9.88 s"
+            assert str(outcome.value) == words
+
+    def test_a_caller_that_has_gone_leaves_neither_a_timer_nor_a_request(self, group: Group):
+        group.driver.end_call(group.driver.ask(Outcome(), 60, group_rank=0, step=0))
+        before = group.loop.timers  # rank 1 is missing
+        gone = Outcome(), Outcome()
+        group.driver.end_call(group.driver.vote(gone[0], 60, group_rank=0, step=1, vote=True))
+        call = group.driver.ask(gone[1], 60, group_rank=0, step=0)
+        assert group.driver.machine.ranks.waiting == (0,)
+        group.driver.end_call(call)
+        group.driver.end_call(call)
+        assert group.driver.machine.ranks.waiting == ()
+        assert [outcome.value for outcome in gone] == [None, None]
+        group.loop.go(0)
+        assert group.loop.timers == before
+
+    def test_close_refuses_those_that_wait_and_those_that_come(self, group: Group):
+        waiting = [group.vote(0), group.ask(0)]
+        group.driver.close("it stops")
+        for outcome in (*waiting, group.ask(1)):
+            assert isinstance(outcome.value, Unreachable)
+            assert str(outcome.value) == "it stops"
+        assert group.loop.timers == 0
+
+
+class TestWatches:
+    def test_votes_are_answered_on_the_watch(self, group: Group):
+        (first, heard), (second, other) = group.watch(0), group.watch(1)
+        group.driver.receive(first, Ballot(7, 0, True, None, False, 60.0))
+        assert heard.messages == [WatchOpened()]
+        group.driver.receive(second, Ballot(9, 0, True, None, False, 60.0))
+        assert heard.messages[1:] == [Counted(7, Vote(True))]
+        assert other.messages[1:] == [Counted(9, Vote(True))]
+
+    def test_votes_end_with_it(self, group: Group):
+        number, heard = group.watch(0)
+        group.driver.receive(number, Ballot(7, 0, True, None, False, 60.0))
+        timers = group.loop.timers
+        group.driver.end_watch(number)
+        group.driver.end_watch(number)
+        assert (len(heard.messages), heard.has_ended, group.loop.timers) == (1, True, timers - 1)
+        assert not group.driver.machine.ranks.commit.is_voting
+        group.driver.receive(number, Ballot(8, 0, True, None, False, 60.0))
+        assert not group.driver.machine.ranks.commit.is_voting
+
+    def test_what_a_rank_says_shows_that_it_runs(self, group: Group):
+        number, _ = group.watch(0)
+        [watch] = group.driver._watches
+        for message in (Sample(1), Leaving(1), None):
+            group.loop.go(1)
+            group.driver.receive(number, message)
+            assert watch.heard_at == group.loop.now
+        with pytest.raises(InvalidRequest, match="first message"):
+            group.driver.receive(number, WatchRequest(0, "w0"))
+
+    def test_a_rank_that_the_group_does_not_have(self, group: Group):
+        with pytest.raises(InvalidRequest, match="rank"):
+            group.watch(2)
+        with pytest.raises(InvalidRequest, match="rank"):
+            group.driver.report(2, "w2", "why", ends_group=False)
+
+    def test_a_report_by_a_stranger_is_no_error_of_the_rank(self, group: Group, caplog: pytest.LogCaptureFixture):
+        group.driver.report(0, "a stranger", "the loss is odd", ends_group=False)
+        [record] = caplog.records
+        assert record.levelname == "INFO"
+        assert "an unknown process says that rank 0 has failed: the loss is odd" in record.getMessage()
+
+    def test_a_kill_reaches_the_ranks(self, group: Group):
+        _, heard = group.watch(0)
+        group.hear(KillRequest("why"))
+        assert (heard.messages[1:], group.ended) == ([Killed("why")], [1])
+
+
+class TestSessions:
+    def test_a_silent_one_is_doubled_and_then_given_up(self, group: Group):
+        group.open_session()
+        assert isinstance(group.link.sent[0], Hello)
+        group.loop.go(3)
+        assert group.link.done == ["connect beside: it has not answered the last heartbeat"]
+        group.hear(HeartbeatAck(2, 1.0))
+        assert group.link.done[1:] == ["stay"]
+        group.loop.go(61)
+        assert group.link.done[-1] == "give up: the lighthouse has answered no heartbeat for 60 s"
+
+    def test_a_group_that_drains_leaves_when_the_lighthouse_has_let_it_go(self, group: Group):
+        group.open_session()
+        group.driver.drain("the night")
+        assert group.ended == []
+        group.driver.closed()
+        assert group.ended == [0]
 
 
 class TestWaitForAQuorum:
     @pytest.fixture
-    def loop(self, caplog: pytest.LogCaptureFixture) -> VirtualLoop:
-        caplog.set_level("INFO", "manager.group.waits")
-        return VirtualLoop()
-
-    @pytest.fixture
-    def group(self, loop: VirtualLoop) -> GroupDriver:
+    def waiting(self, group: Group) -> Group:
         """Both ranks have asked, and the wait was logged."""
-        group = driver(loop)
-        group.opened()
-        hear(group, Welcome(1.0, 60.0), HeartbeatAck(1, 1.0))
-        self.ask(group, 1, 0)
-        self.ask(group, 2, 1)
-        loop.go(6)
+        group.open_session()
+        for rank in range(2):
+            group.ask(rank)
+        group.loop.go(6)
         return group
 
-    def ask(self, group: GroupDriver, call: int, rank: int, step: int = 0, **fields: Any) -> None:
-        group._feed(ask(call, rank, step, deadline_at=2000.0, tag_quorum_id=step, **fields))
+    def test_one_that_is_formed_ends_it(self, waiting: Group, caplog: pytest.LogCaptureFixture):
+        waiting.hear(JoinAccepted(1, formed(1), True))
+        assert caplog.messages[-1] == "there is a quorum, after 6 s"
 
-    def commit(self, group: GroupDriver) -> None:
-        """The step that the quorum was formed for."""
-        hear(group, JoinAccepted(1, formed(1), True))
-        for rank in range(2):
-            group._feed(vote(3 + rank, rank, 0))
-
-    def test_one_that_is_formed_ends_it(self, group: GroupDriver, caplog: pytest.LogCaptureFixture):
-        hear(group, JoinAccepted(1, formed(1), True))
-        assert caplog.messages == ["there is a quorum, after 6 s"]
-
-    def test_a_grant_ends_it(self, group: GroupDriver, loop: VirtualLoop, caplog: pytest.LogCaptureFixture):
-        self.commit(group)
-        loop.go(60)  # the lease has run out
+    def test_a_grant_ends_it(self, waiting: Group, caplog: pytest.LogCaptureFixture):
+        waiting.commit()
+        waiting.loop.go(60)  # the lease has run out
         caplog.clear()
-        self.ask(group, 5, 0, 1)
-        loop.go(7)
-        hear(group, HeartbeatAck(group.machine.session._beats, 1.0))
+        waiting.ask(0, 1)
+        waiting.loop.go(7)
+        waiting.hear(HeartbeatAck(waiting.driver.machine.session._beats, 1.0))
         assert [line.partition(":")[0] for line in caplog.messages] == [
             "no quorum for 5 s",
             "there is a quorum, after 7 s",
         ]
 
-    def test_a_step_under_a_revoked_one_does_not(
-        self, group: GroupDriver, loop: VirtualLoop, caplog: pytest.LogCaptureFixture
-    ):
+    def test_a_step_under_a_revoked_one_does_not(self, waiting: Group, caplog: pytest.LogCaptureFixture):
         """A rank has failed in it and asks again; the other one comes to it only now."""
-        self.commit(group)
-        self.ask(group, 5, 0, 1)
-        self.ask(group, 6, 0, 1, commit_failures=1)
+        waiting.commit()
+        waiting.ask(0, 1)
+        waiting.ask(0, 1, commit_failures=1)
         caplog.clear()
-        loop.go(6)
-        self.ask(group, 7, 1, 1)
+        waiting.loop.go(6)
+        waiting.ask(1, 1)
         assert [line.partition(":")[0] for line in caplog.messages] == ["no quorum for 5 s"]
-
-
-def hear(group: GroupDriver, *messages: ToManager) -> None:
-    for message in messages:
-        group.received(message)

@@ -1,17 +1,29 @@
-"""When a manager lets its ranks into the next step by itself: conditions 1 to 3 of grants.py, one by one."""
+"""When a manager lets its ranks into the next step by itself: as text, conditions 1 to 3 of grants.py, one by one.
+
+past=5                          quorum 1, formed for step 5, which all ranks have committed; its lease is valid until
+                                4. holds=5: the same without that commit; new: no quorum is held
+recalled(); ask(0, 6)           an order of the lighthouse; rank 0 asks for step 6, at 1 unless `at` says otherwise
+    frozen 5                    how the quorum is held, if that has changed, and what the rank is answered
+    wait
+offer()                         all ranks have committed: may they go on with the decision?
+"""
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from lighthouse_protocol.messages.membership import PLAIN, CatchUp, Distrust, DistrustKind, Quorum, Tag
-from lighthouse_protocol.messages.session import HeldQuorum, HoldState
+from lighthouse_protocol.messages.session import HoldState, QuorumPhase
 from manager.group.rules.grants import LEASE_SHARE, Granted, GrantMachine, Join, Wait
 from manager.group.rules.request import QuorumRequest
 from tests.manager.builders import ask, member
 from tests.manager.groups import formed, held, order
+from tests.scenarios.paragraphs import scenarios_of
 
 UNTIL = 4.0
+TORN = Distrust(DistrustKind.NOT_APPLIED, "rank 0: step 5 was committed and not applied")
 
 
 def holds(step: int = 5, quorum: Quorum | None = None) -> GrantMachine:
@@ -22,338 +34,79 @@ def holds(step: int = 5, quorum: Quorum | None = None) -> GrantMachine:
     return machine
 
 
-def past(step: int = 5) -> GrantMachine:
-    """All ranks have committed that step."""
-    machine = holds(step)
-    machine.committed(1, step)
-    return machine
+class Script:
+    """Each word gives what is answered; empty: nothing."""
+
+    def __init__(self, beginning: str) -> None:
+        what, _, step = beginning.partition("=")
+        self.machine = GrantMachine("a") if what == "new" else holds(int(step))
+        if what == "past":
+            self.machine.committed(1, int(step))
+        self.shown = self.state
+        self.words = {
+            **{phase.value: partial(self.obey, phase) for phase in QuorumPhase},
+            **{name: getattr(self.machine, name) for name in ("committed", "renew", "drop", "leave")},
+            "take": lambda quorum_id, step: self.machine.take(formed(quorum_id, step), step),
+            "ask": self.ask,
+            "offer": lambda now=1: "goes on" if self.machine.offer(now) else "does not go on",
+            "give_up": lambda: self.machine.give_up() and "the ranks are told",
+            "TORN": TORN,
+        }
+
+    @property
+    def state(self) -> str:
+        held = self.machine.held
+        if held is None:
+            return "nothing held"
+        return f"{held.mode} {held.granted}" + (f" of {held.quorum_id}" if held.quorum_id != 1 else "")
+
+    def obey(self, phase: QuorumPhase, upto: int = 0, of: int = 1) -> str:
+        return "the ranks are told" if self.machine.obey(order(phase, upto, of)) else ""
+
+    def ask(self, group_rank: int, step: int, at: float = 1.0, **fields: object) -> str:
+        match self.machine.decide(ask(1, group_rank, step, **fields), at):
+            case Granted(assignment, is_first):
+                assert assignment.max_step == self.machine.granted == step
+                return "granted first" if is_first else "granted, and revoked" if assignment.revoked else "granted"
+            case Wait():
+                return "wait"
+            case Join(gives_up):
+                return "join, and gives up" if gives_up else "join"
+
+    def tell(self, word: str) -> str:
+        answer = eval(word, self.words)  # of a file of ours
+        was, self.shown = self.shown, self.state
+        return "; ".join(filter(None, (answer, self.shown if self.shown != was else "")))
+
+
+def play(paragraph: str) -> str:
+    lines: list[str] = []
+    script = Script("new")
+    for line in paragraph.splitlines():
+        if line.startswith("    "):
+            continue
+        lines.append(line)
+        if line.startswith(("new", "holds=", "past=")):
+            script = Script(line)
+        elif not line.startswith("#"):
+            answers = (script.tell(word) for word in line.split("; "))
+            lines += [f"    {answer}" for answer in answers if answer]
+    return "\n".join(lines)
+
+
+@scenarios_of(Path(__file__).with_name("grants.txt"), play)
+def test_what_is_granted(paragraph: str):
+    assert play(paragraph).splitlines() == paragraph.splitlines()
+
+
+def test_clocks_may_differ_by_a_tenth():
+    assert LEASE_SHARE / 0.9 < 0.9, "a manager's slow clock against the lighthouse's fast one"
 
 
 def decided(machine: GrantMachine, what: QuorumRequest, now: float = 1.0) -> object:
     """True: granted first; False: granted again; or Wait, or Join."""
     decision = machine.decide(what, now)
-    if not isinstance(decision, Granted):
-        return type(decision)
-    assert decision.assignment.max_step == machine.granted == what.step
-    return decision.is_first
-
-
-class TestHolding:
-    def test_nothing_is_held_at_first(self):
-        machine = GrantMachine("a")
-        assert (machine.held, machine.grants, machine.give_up()) == (None, False, False)
-        assert decided(machine, ask(1, 0, 5)) is Join
-        assert not machine.offer(0)
-        assert not machine.obey(order("revoked"))
-
-    def test_the_step_it_was_formed_for_is_granted(self):
-        machine = holds(5)
-        assert machine.held == held("standing", 5)
-        assert decided(machine, ask(1, 0, 5)) is False
-
-    def test_one_that_does_not_stand_is_not_held(self):
-        machine = past()
-        machine.drop()
-        assert machine.held is None
-        assert decided(machine, ask(1, 0, 6)) is Join
-
-    def test_one_whose_rank_holds_no_state_any_more_is_over(self):
-        """It has voted for the step before, and that was not applied: the group heals under another quorum."""
-        torn = Distrust(DistrustKind.NOT_APPLIED, "rank 0: step 5 was committed and not applied")
-        machine = past(5)
-        assert machine.decide(ask(1, 0, 6, distrust=torn), 1) == Join(gives_up=True)
-        assert machine.mode is HoldState.REVOKED
-
-    def test_a_new_one_forgets_the_old(self):
-        machine = past(5)
-        machine.obey(order("resumed", upto=9))
-        machine.take(formed(2, 7), 7)
-        assert machine.held == HeldQuorum(2, HoldState.STANDING, 7)
-        assert decided(machine, ask(1, 0, 8)) is Join, "7 is not committed under it"
-
-
-class TestCommitted:
-    """Condition 2: all ranks have committed the step before."""
-
-    def test_the_next_step_after_the_commit(self):
-        machine = past(5)
-        assert decided(machine, ask(1, 0, 6)) is True
-        assert decided(machine, ask(2, 1, 6)) is False
-        assert machine.held == held("standing", 6)
-
-    def test_not_without_the_commit(self):
-        machine = holds(5)
-        assert decided(machine, ask(1, 0, 6)) is Join
-        assert machine.mode is HoldState.REVOKED, "and never again under it"
-
-    def test_not_by_the_commit_of_another_quorum(self):
-        machine = holds(5)
-        machine.committed(2, 5)
-        assert not machine.offer(1)
-        assert decided(machine, ask(1, 0, 6)) is Join
-
-    @pytest.mark.parametrize("step", [3, 4, 7, 8])
-    def test_not_another_than_the_next(self, step: int):
-        machine = past(5)
-        assert decided(machine, ask(1, 0, step)) is Join
-        assert decided(machine, ask(2, 0, 6)) is Join
-
-    def test_not_the_same_one_again_once_it_is_committed(self):
-        machine = past(5)
-        assert decided(machine, ask(1, 0, 5)) is Join
-
-    def test_not_after_a_failure(self):
-        machine = past(5)
-        assert decided(machine, ask(1, 0, 6, commit_failures=1)) is Join
-        assert machine.held == held("revoked", 5)
-
-    def test_nor_the_same_step_after_a_failure(self):
-        machine = holds(5)
-        assert decided(machine, ask(1, 0, 5, commit_failures=1)) is Join
-
-
-class TestLease:
-    """Condition 3, looked at for every grant."""
-
-    def test_the_next_quorum_is_held_under_the_newest_echo_s(self):
-        """An earlier lighthouse may have given a longer one, which the present one does not count."""
-        machine = holds()
-        machine.renew(2.0)
-        assert machine.lease_until == UNTIL
-        machine.take(formed(2, 6), 6)
-        machine.committed(2, 6)
-        assert machine.lease_until == 2.0
-        assert decided(machine, ask(1, 0, 7), now=2.0) is Wait
-
-    def test_until_it_runs_out(self):
-        assert decided(past(), ask(1, 0, 6), UNTIL - 0.01) is True
-        assert decided(past(), ask(1, 0, 6), UNTIL) is Wait
-
-    def test_then_the_ranks_wait_and_go_on_when_it_is_renewed(self):
-        machine = past()
-        assert decided(machine, ask(1, 0, 6), 9) is Wait
-        assert machine.held == held("standing", 5)
-        machine.renew(10)
-        assert decided(machine, ask(1, 0, 6), 9) is True
-
-    def test_an_older_echo_shortens_nothing(self):
-        machine = past()
-        machine.renew(2)
-        assert machine.lease_until == UNTIL
-
-    def test_the_other_ranks_follow_the_first_without_one(self):
-        """Else they would leave it alone in a collective."""
-        machine = past()
-        assert decided(machine, ask(1, 0, 6), 3.9) is True
-        assert decided(machine, ask(2, 1, 6), 9) is False
-
-    def test_under_a_resume_too(self):
-        machine = past()
-        machine.obey(order("resumed", upto=9))
-        assert decided(machine, ask(1, 0, 6), UNTIL) is Wait
-        assert decided(machine, ask(1, 0, 6), 3) is True
-
-    def test_an_offer_needs_one(self):
-        assert past().offer(UNTIL - 0.01)
-        assert not past().offer(UNTIL)
-
-    def test_clocks_may_differ_by_a_tenth(self):
-        assert LEASE_SHARE / 0.9 < 0.9, "a manager's slow clock against the lighthouse's fast one"
-
-
-class TestRecall:
-    """Condition 1."""
-
-    def test_frozen_ranks_wait_with_the_highest_grant_kept(self):
-        machine = past()
-        assert not machine.obey(order("recalled"))
-        assert machine.held == held("frozen", 5)
-        assert decided(machine, ask(1, 0, 6)) is Wait
-        assert not machine.offer(1)
-
-    def test_a_step_that_was_granted_is_granted_to_the_other_ranks(self):
-        machine = past()
-        machine.decide(ask(1, 0, 6), 1)
-        machine.obey(order("recalled"))
-        assert decided(machine, ask(2, 1, 6)) is False
-
-    def test_resumed_up_to_the_last_step_and_not_beyond(self):
-        machine = past(5)
-        machine.obey(order("recalled"))
-        assert not machine.obey(order("resumed", upto=6))
-        assert decided(machine, ask(1, 0, 6)) is True
-        machine.committed(1, 6)
-        assert not machine.offer(1)
-        assert decided(machine, ask(2, 0, 7)) is Join
-        assert machine.held == held("joining", 6)
-
-    def test_an_offer_goes_up_to_the_last_step_too(self):
-        machine = past(5)
-        machine.obey(order("resumed", upto=6))
-        assert machine.offer(1)
-        assert machine.held == held("resumed", 6)
-        machine.committed(1, 6)
-        assert not machine.offer(1)
-
-    def test_after_the_join_it_never_grants_again(self):
-        """Whatever becomes of the join, and whatever is said then."""
-        machine = past(5)
-        machine.obey(order("resumed", upto=5))
-        assert decided(machine, ask(1, 0, 6)) is Join
-        for phase in ("standing", "recalled", "resumed", "returning"):
-            assert not machine.obey(order(phase, upto=9))
-            assert decided(machine, ask(2, 0, 6)) is Join
-            assert not machine.offer(1)
-        assert machine.held == held("joining", 5)
-
-    def test_a_second_recall_freezes_again(self):
-        """Of a lighthouse that has restarted in the middle of the first."""
-        machine = past(5)
-        machine.obey(order("resumed", upto=9))
-        machine.obey(order("recalled"))
-        assert decided(machine, ask(1, 0, 6)) is Wait
-
-    @pytest.mark.parametrize("phase", ["none", "standing", "returning"])
-    def test_other_orders_change_nothing(self, phase: str):
-        machine = past(5)
-        assert not machine.obey(order(phase))
-        assert decided(machine, ask(1, 0, 6)) is True
-
-    @pytest.mark.parametrize("phase", ["recalled", "resumed", "revoked"])
-    def test_orders_about_another_quorum_change_nothing(self, phase: str):
-        machine = past(5)
-        assert not machine.obey(order(phase, quorum_id=2))
-        assert machine.held == held("standing", 5)
-
-
-class TestRevoke:
-    def test_is_to_be_told_to_the_ranks_once(self):
-        machine = past()
-        assert machine.obey(order("revoked"))
-        assert not machine.obey(order("revoked"))
-        assert not machine.give_up()
-        assert machine.held == held("revoked", 5)
-
-    @pytest.mark.parametrize("before", ["recalled", "resumed"])
-    def test_in_the_middle_of_a_recall(self, before: str):
-        machine = past()
-        machine.obey(order(before, upto=9))
-        assert machine.obey(order("revoked"))
-        assert decided(machine, ask(1, 0, 6)) is Join
-
-    def test_by_itself(self):
-        machine = past()
-        assert machine.give_up()
-        assert not machine.grants
-        assert decided(machine, ask(1, 0, 6)) is Join
-        assert not machine.offer(1)
-
-    def test_a_rank_late_for_the_running_step_runs_it_and_votes_no(self):
-        """The first rank is in it: it must not be left alone."""
-        machine = past(5)
-        machine.decide(ask(1, 0, 6), 1)
-        machine.obey(order("revoked"))
-        late = machine.decide(ask(2, 1, 6), 1)
-        assert isinstance(late, Granted)
-        assert (late.is_first, late.assignment.revoked, late.assignment.max_step) == (False, True, 6)
-
-    def test_no_order_brings_it_back(self):
-        machine = past()
-        machine.give_up()
-        for phase in ("standing", "resumed", "recalled"):
-            machine.obey(order(phase, upto=9))
-            assert decided(machine, ask(1, 0, 6)) is Join
-
-
-class TestLastStep:
-    """It has done the last step that it may: it says so, whether or not a rank asks for another."""
-
-    @pytest.mark.parametrize("is_told_first", [True, False])
-    def test_with_its_commit(self, is_told_first: bool):
-        machine = holds(5) if is_told_first else past(5)
-        machine.obey(order("resumed", upto=5))
-        if is_told_first:
-            assert machine.held == held("resumed", 5)
-            machine.committed(1, 5)
-        assert machine.held == held("joining", 5)
-        assert not machine.offer(1)
-
-    def test_not_while_a_rank_is_in_a_later_one(self):
-        """A member that has left cannot do that; the other ranks are let into it all the same."""
-        machine = past(5)
-        assert decided(machine, ask(1, 0, 6)) is True
-        machine.obey(order("resumed", upto=5))
-        assert machine.held == held("resumed", 6)
-        assert decided(machine, ask(2, 1, 6)) is False
-
-
-class TestLeaving:
-    """A rank ends in good order."""
-
-    def test_with_all_that_was_committed_the_group_leaves(self):
-        machine = past(5)
-        machine.leave(6)
-        assert (machine.held, machine.is_leaving, machine.grants) == (held("leaving", 5), True, False)
-
-    def test_the_step_that_came_with_the_decision_is_given_back(self):
-        machine = past(5)
-        assert machine.offer(1)
-        machine.leave(6)
-        assert machine.held == held("leaving", 5)
-
-    @pytest.mark.parametrize("phase", ["recalled", "resumed"])
-    def test_in_the_middle_of_a_recall(self, phase: str):
-        machine = past(5)
-        machine.obey(order(phase, upto=5))
-        machine.leave(6)
-        assert machine.is_leaving
-
-    def test_where_it_has_asked_for_the_next_quorum(self):
-        machine = past(5)
-        machine.obey(order("resumed", upto=5))
-        assert decided(machine, ask(1, 0, 6)) is Join
-        machine.leave(6)
-        assert machine.is_leaving
-
-    @pytest.mark.parametrize("step", [None, 5, 7])
-    def test_not_in_the_middle_of_a_step(self, step: int | None):
-        machine = past(5)
-        machine.leave(step)
-        assert machine.held == held("standing", 5)
-
-    def test_not_where_another_rank_has_not_committed_it(self):
-        machine = holds(5)
-        machine.leave(6)
-        assert machine.held == held("standing", 5)
-
-    def test_not_where_nothing_was_committed_under_it(self):
-        machine = GrantMachine("a")
-        machine.take(formed(1, 0), 0)
-        machine.leave(0)
-        assert machine.held == held("standing", 0)
-
-    def test_not_under_one_that_is_over_or_none(self):
-        GrantMachine("a").leave(0)
-        machine = past(5)
-        machine.give_up()
-        machine.leave(6)
-        assert machine.held == held("revoked", 5)
-
-    def test_nothing_is_granted_then(self):
-        machine = past(5)
-        machine.leave(6)
-        assert decided(machine, ask(1, 1, 6)) is Join
-        assert not machine.offer(1)
-        assert not machine.give_up()
-
-    def test_its_end_is_news_once(self):
-        """Other ranks may wait for this one."""
-        machine = past(5)
-        machine.leave(6)
-        assert not machine.obey(order("resumed", upto=5))
-        assert machine.obey(order("revoked"))
-        assert not machine.obey(order("revoked"))
-        assert (machine.held, machine.is_leaving) == (held("revoked", 5), False)
+    return decision.is_first if isinstance(decision, Granted) else type(decision)
 
 
 class TestAssignment:

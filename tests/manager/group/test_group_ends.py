@@ -17,7 +17,7 @@ from lighthouse_protocol.messages.session import (
     WithdrawRequest,
 )
 from lighthouse_protocol.refusals import Drained, InternalError, InvalidRequest, Superseded, Unrecoverable, WrongState
-from manager.group.rules.commit import Voted
+from manager.group.rules.commit import Decided, Voted
 from manager.group.rules.events import (
     CallEnded,
     CallRefused,
@@ -33,8 +33,6 @@ from manager.group.rules.events import (
     Sent,
     SessionClosed,
     SessionOpened,
-    VoteAnswered,
-    VoteCast,
     WatchEnded,
     WatchOpened,
 )
@@ -43,6 +41,7 @@ from tests.manager.builders import ask, member
 from tests.manager.groups import (
     beat,
     committed,
+    done,
     echo,
     formed,
     granted,
@@ -69,14 +68,14 @@ class TestRecall:
         committed(m, 0, 0.1)
         m.handle(ask(10, 0, 1), 0.2)
         m.handle(ask(11, 1, 1), 0.2)
-        assert m.handle(told(order("recalled")), 0.3) == [beat(4, held("frozen", 1))]
+        assert done(m, told(order("recalled")), 0.3) == [beat(4, held("frozen", 1))]
         committed(m, 1, 0.4)
-        assert m.handle(ask(12, 0, 2), 0.5) == []
-        assert m.handle(told(order("resumed", upto=2)), 0.6) == [granted(12, 2)]
-        assert m.handle(ask(13, 1, 2), 0.6) == [granted(13, 2)]
+        assert done(m, ask(12, 0, 2), 0.5) == []
+        assert done(m, told(order("resumed", upto=2)), 0.6) == [granted(12, 2)]
+        assert done(m, ask(13, 1, 2), 0.6) == [granted(13, 2)]
         committed(m, 2, 0.7)
-        assert m.handle(ask(14, 0, 3), 0.8) == []
-        assert m.handle(ask(15, 1, 3), 0.8) == [request(m, 2, 99.2, step=3, seen_quorum_id=1, watched=True)]
+        assert done(m, ask(14, 0, 3), 0.8) == []
+        assert done(m, ask(15, 1, 3), 0.8) == [request(m, 2, 99.2, step=3, seen_quorum_id=1, watched=True)]
         assert m.held == held("joining", 2)
 
     def test_one_that_has_reached_the_last_step_joins_at_the_resume(self):
@@ -90,7 +89,7 @@ class TestRecall:
 
     def test_an_echo_says_it_as_well_as_an_order(self):
         m = holding(1)
-        assert m.handle(echo(2, order("recalled")), 0.1) == [beat(3, held("frozen", 0))]
+        assert done(m, echo(2, order("recalled")), 0.1) == [beat(3, held("frozen", 0))]
         m.handle(SessionClosed(), 1)
         m.handle(SessionOpened(), 2)
         m.handle(told(Welcome(1.0, 5.0, order("resumed", upto=3))), 2)
@@ -104,12 +103,12 @@ class TestRevoke:
         committed(m, 0, 0.2)
         m.handle(ask(10, 0, 1), 0.3)
         m.handle(ask(11, 1, 1), 0.3)
-        assert m.handle(told(order("revoked", reason="b: gone")), 0.4) == [
+        assert done(m, told(order("revoked", reason="b: gone")), 0.4) == [
             revoked("b: gone", 1, 2),
             request(m, 2, 99.6, step=1, seen_quorum_id=1, watched=True),
             beat(4, held("revoked", 0)),
         ]
-        assert m.handle(told(order("revoked")), 0.5) == []
+        assert done(m, told(order("revoked")), 0.5) == []
 
     def test_a_rank_late_for_the_running_step_is_told_so_with_it(self):
         m = holding(2)
@@ -122,18 +121,18 @@ class TestRevoke:
         m = holding(2)
         m.handle(vote(10, 0, 0), 0.1)
         m.handle(told(order("revoked")), 0.2)
-        assert said(m, vote(11, 1, 0), 0.3) == [VoteAnswered(10, True), VoteAnswered(11, True)]
+        assert said(m, vote(11, 1, 0), 0.3) == [Decided(10, True), Decided(11, True)]
 
     def test_a_discard_ends_the_quorum_and_the_lighthouse_is_told_at_once(self):
         m = holding(2)
         m.handle(vote(10, 0, 0), 0.1)
-        assert m.handle(vote(11, 1, 0, yes=False), 0.2) == [
+        assert done(m, vote(11, 1, 0, yes=False), 0.2) == [
             revoked("a step was discarded", 1, 2),
-            VoteAnswered(10, False),
-            VoteAnswered(11, False),
+            Decided(10, False),
+            Decided(11, False),
             beat(3, held("revoked", 0)),
         ]
-        assert said(m, vote(12, 0, 0), 0.3) == [VoteAnswered(12, False)]
+        assert said(m, vote(12, 0, 0), 0.3) == [Decided(12, False)]
 
     def test_of_another_quorum_it_ends_nothing(self):
         m = holding(1)
@@ -142,7 +141,7 @@ class TestRevoke:
 
     def test_votes_out_of_range_are_refused(self):
         m = holding(2)
-        assert said(m, VoteCast(Voted(10, 2, 0, True, 1)), 0.1) == [refused(10, InvalidRequest, "rank")]
+        assert said(m, Voted(10, 2, 0, True, 1), 0.1) == [refused(10, InvalidRequest, "rank")]
 
 
 class TestToldTooLate:
@@ -160,10 +159,10 @@ class TestToldTooLate:
 
     def test_its_no_ends_no_peer_s_step_and_the_lighthouse_hears_of_no_failure(self):
         m = self.late()
-        assert said(m, vote(10, 1, 5, yes=False), 0.1) == [VoteAnswered(10, False)]
+        assert said(m, vote(10, 1, 5, yes=False), 0.1) == [Decided(10, False)]
         assert said(m, ask(11, 1, 3, tag_quorum_id=0, commit_failures=1, heals_first=True), 0.2) == []
         assert m.held == held("resumed", 5)
-        assert said(m, vote(12, 0, 5, yes=False), 0.3) == [VoteAnswered(12, False)]
+        assert said(m, vote(12, 0, 5, yes=False), 0.3) == [Decided(12, False)]
         assert said(m, ask(13, 0, 3, tag_quorum_id=0, commit_failures=1, heals_first=True), 0.4) == [
             request(m, 2, 99.6, step=3, tag_quorum_id=0, works_at=6, seen_quorum_id=1, watched=True, heals_first=True)
         ]
@@ -175,7 +174,7 @@ class TestToldTooLate:
         m.handle(vote(10, 1, 5, yes=False), 0.1)
         assert said(m, ask(11, 1, 3, tag_quorum_id=0, commit_failures=1), 0.2) == []
         assert said(m, vote(12, 0, 5, yes=False), 0.3) == [
-            VoteAnswered(12, False),
+            Decided(12, False),
             refused(11, Drained, "enough"),
             Sent(Leave("enough")),
         ]
@@ -190,7 +189,7 @@ class TestToldTooLate:
 class TestLostRank:
     def test_takes_the_group_down_in_the_same_moment(self):
         m = holding(2)
-        assert m.handle(WatchEnded(2), 0.1) == [
+        assert done(m, WatchEnded(2), 0.1) == [
             revoked("rank 1 has ended", 1),
             beat(3, held("revoked", 0), down="rank 1 has ended", missing={1}),
         ]
@@ -213,7 +212,7 @@ class TestLostRank:
         m.handle(told(order("recalled")), 0.2)
         m.handle(ask(10, 1, 1), 0.3)
         m.handle(ask(11, 0, 1), 0.3)
-        assert m.handle(WatchEnded(2), 0.4) == [
+        assert done(m, WatchEnded(2), 0.4) == [
             refused(10, WrongState, "rank 1"),
             revoked("rank 1 has ended", 1),
             beat(4, held("revoked", 0), down="rank 1 has ended", missing={1}),
@@ -222,7 +221,7 @@ class TestLostRank:
 
     def test_its_join_too(self):
         m = joined(2)
-        assert m.handle(WatchEnded(2), 0.1) == [
+        assert done(m, WatchEnded(2), 0.1) == [
             Sent(WithdrawRequest(1)),
             refused(2, WrongState, "rank 1"),
             beat(3, down="rank 1 has ended", missing={1}),
@@ -232,7 +231,7 @@ class TestLostRank:
     def test_back_again_it_joins_as_another_incarnation(self):
         m = holding(2)
         m.handle(WatchEnded(2), 0.1)
-        assert m.handle(WatchOpened(3, 1, "w1-again"), 0.2) == [beat(4, held("revoked", 0))]
+        assert done(m, WatchOpened(3, 1, "w1-again"), 0.2) == [beat(4, held("revoked", 0))]
         m.handle(ask(10, 1, 7, worker="w1-again"), 0.3)
         [join] = said(m, ask(11, 0, 1, commit_failures=1), 0.3)
         fields = {"step": 1, "ranks_disagree": True, "commit_failures": 1, "incarnation": "L.1", "seen_quorum_id": 1}
@@ -242,14 +241,14 @@ class TestLostRank:
         """The others are bound by their yes, and wait for the decision."""
         m = holding(2)
         m.handle(vote(10, 0, 0), 0.1)
-        assert VoteAnswered(10, False) in m.handle(WatchEnded(2), 0.2)
+        assert Decided(10, False) in m.handle(WatchEnded(2), 0.2)
 
     def test_one_that_has_voted_yes_is_counted(self):
         m = holding(2)
         m.handle(vote(10, 1, 0), 0.1)
         m.handle(CallEnded(10), 0.1)
-        assert VoteAnswered(11, True) not in m.handle(WatchEnded(2), 0.2)
-        assert VoteAnswered(11, True) in m.handle(vote(11, 0, 0), 0.3)
+        assert Decided(11, True) not in m.handle(WatchEnded(2), 0.2)
+        assert Decided(11, True) in m.handle(vote(11, 0, 0), 0.3)
 
 
 class TestSentAway:
@@ -281,21 +280,21 @@ class TestRestartedManager:
     def test_all_repeat_their_yes(self):
         m = watched(2)
         assert said(m, vote(1, 0, 5, quorum_id=3), 0) == []
-        assert said(m, vote(2, 1, 5, quorum_id=3), 0) == [VoteAnswered(1, True), VoteAnswered(2, True)]
+        assert said(m, vote(2, 1, 5, quorum_id=3), 0) == [Decided(1, True), Decided(2, True)]
 
     @pytest.mark.parametrize("is_first", [True, False])
     def test_one_holds_the_next_step_of_that_quorum(self, is_first: bool):
         m = watched(2)
         events = [vote(1, 1, 5, quorum_id=3), ask(2, 0, 6, tag_quorum_id=3)]
         effects = [effect for event in (events if is_first else events[::-1]) for effect in said(m, event, 0)]
-        assert VoteAnswered(1, True) in effects
+        assert Decided(1, True) in effects
 
     @pytest.mark.parametrize("is_first", [True, False])
     def test_one_has_discarded(self, is_first: bool):
         m = watched(2)
         events = [vote(1, 1, 5, quorum_id=3), ask(2, 0, 5, tag_quorum_id=2, commit_failures=1)]
         effects = [effect for event in (events if is_first else events[::-1]) for effect in said(m, event, 0)]
-        assert VoteAnswered(1, False) in effects
+        assert Decided(1, False) in effects
 
 
 class TestScriptEnds:
@@ -311,10 +310,10 @@ class TestScriptEnds:
 
     def test_they_stay_until_the_quorum_is_over(self):
         m = self.ended()
-        assert m.handle(RankLeaves(1, 1), 0.2) == [beat(4, held("leaving", 0), down=LEFT)]
-        assert m.handle(RankLeaves(2, 1), 0.2) == []
-        assert m.handle(told(order("recalled")), 0.3) == []
-        assert m.handle(told(order("resumed", upto=0)), 0.4) == []
+        assert done(m, RankLeaves(1, 1), 0.2) == [beat(4, held("leaving", 0), down=LEFT)]
+        assert done(m, RankLeaves(2, 1), 0.2) == []
+        assert done(m, told(order("recalled")), 0.3) == []
+        assert done(m, told(order("resumed", upto=0)), 0.4) == []
         released = said(m, told(order("revoked", reason="all have done step 0")), 0.5)
         assert released == [Pushed(Revoked(1, "all have done step 0"), ()), Pushed(Released(), (1, 2))]
 
@@ -327,7 +326,7 @@ class TestScriptEnds:
 
     def test_in_the_middle_of_a_step_nobody_waits_for_anything(self):
         m = self.ended(1)
-        assert m.handle(RankLeaves(1, None), 0.2) == [Pushed(Released(), (1,))]
+        assert done(m, RankLeaves(1, None), 0.2) == [Pushed(Released(), (1,))]
         assert said(m, WatchEnded(1), 0.3) == [revoked("rank 0 has ended")]
 
     def test_without_a_quorum_neither(self):
@@ -370,7 +369,7 @@ class TestScriptEnds:
 class TestLeaving:
     def test_it_does_the_steps_that_it_has_promised_and_leaves_where_it_would_join(self):
         m = holding(2)
-        assert m.handle(DrainAsked("maintenance"), 0.1) == [beat(3, held("standing", 0), drains=True)]
+        assert done(m, DrainAsked("maintenance"), 0.1) == [beat(3, held("standing", 0), drains=True)]
         committed(m, 0, 0.2)
         assert said(m, ask(10, 0, 1), 0.3) == [granted(10, 1)]
         assert said(m, ask(11, 1, 1), 0.3) == [granted(11, 1)]
@@ -380,7 +379,7 @@ class TestLeaving:
         words = ("a leaves", "maintenance")
         assert said(m, ask(12, 0, 2), 0.7) == [refused(12, Drained, *words), Sent(Leave("maintenance"))]
         assert said(m, ask(13, 1, 2), 0.8) == [refused(13, Drained, *words)]
-        assert m.handle(told(Goodbye("the group has left")), 0.9) == [HasLeft("the group has left")]
+        assert done(m, told(Goodbye("the group has left")), 0.9) == [HasLeft("the group has left")]
 
     @pytest.mark.parametrize("last", [ask(13, 1, 1), WatchEnded(2)])
     def test_it_stays_until_its_slowest_rank_knows(self, last: Event):
@@ -391,20 +390,20 @@ class TestLeaving:
         m.handle(told(order("resumed", upto=0)), 0.5)
         committed(m, 0, 0.6)
         m.handle(ask(12, 0, 1), 0.7)
-        assert m.handle(told(Goodbye("the group has left")), 0.8) == []
-        assert m.handle(last, 0.9)[-1] == HasLeft("the group has left")
+        assert done(m, told(Goodbye("the group has left")), 0.8) == []
+        assert done(m, last, 0.9)[-1] == HasLeft("the group has left")
 
     def test_the_lighthouse_may_ask_for_it_and_the_first_reason_stays(self):
         m = holding(1)
-        assert m.handle(told(DrainRequest("x")), 0.1) == [beat(3, held("standing", 0), drains=True)]
-        assert m.handle(told(DrainRequest("y")), 0.1) == []
+        assert done(m, told(DrainRequest("x")), 0.1) == [beat(3, held("standing", 0), drains=True)]
+        assert done(m, told(DrainRequest("y")), 0.1) == []
         m.handle(told(order("revoked")), 0.2)
         assert refused(9, Drained, "x") in m.handle(ask(9, 0, 0, commit_failures=1), 0.3)
 
     def test_while_its_join_waits_the_lighthouse_says_which_was_first(self):
         m = joined(2)
-        assert m.handle(DrainAsked("x"), 0.5) == [beat(3, drains=True)]
-        assert m.handle(told(JoinRejected(1, Drained("a drains"))), 0.6) == [
+        assert done(m, DrainAsked("x"), 0.5) == [beat(3, drains=True)]
+        assert done(m, told(JoinRejected(1, Drained("a drains"))), 0.6) == [
             refused(1, Drained, "a drains"),
             refused(2, Drained, "a drains"),
             Sent(Leave("x")),
@@ -420,7 +419,7 @@ class TestLeaving:
     def test_ranks_that_gather_are_told_at_once(self):
         m = watched(2)
         m.handle(ask(1, 0), 0.5)
-        assert m.handle(DrainAsked("x"), 1) == [refused(1, Drained, "x"), Sent(Leave("x"))]
+        assert done(m, DrainAsked("x"), 1) == [refused(1, Drained, "x"), Sent(Leave("x"))]
 
     def test_a_group_that_no_rank_has_come_to_leaves_at_once(self):
         assert unwatched().handle(DrainAsked("x"), 1) == [Sent(Leave("x"))]
@@ -430,13 +429,13 @@ class TestLeaving:
         m.handle(ask(1, 0), 0)
         m.handle(handed(1, formed(1), stands=False), 0)
         assert said(m, DrainAsked("x"), 0.1) == []
-        assert said(m, vote(2, 0, 0), 0.2) == [VoteAnswered(2, True)]
+        assert said(m, vote(2, 0, 0), 0.2) == [Decided(2, True)]
         assert said(m, ask(3, 0, 1), 0.3) == [refused(3, Drained, "x"), Sent(Leave("x"))]
 
     def test_while_the_lighthouse_is_away_nobody_is_waited_for(self):
         m = joined(1)
         m.handle(SessionClosed(), 1)
-        assert m.handle(DrainAsked("x"), 2)[-1] == HasLeft("it had no session to say so on")
+        assert done(m, DrainAsked("x"), 2)[-1] == HasLeft("it had no session to say so on")
 
     def test_nor_where_it_goes_after_the_leave(self):
         m = unwatched()
@@ -448,7 +447,7 @@ class TestLeaving:
         m = unwatched()
         m.handle(DrainAsked("x"), 1)
         assert m.tick(2) == []
-        assert m.handle(WatchOpened(1, 0, "w0"), 3) == []
+        assert done(m, WatchOpened(1, 0, "w0"), 3) == []
 
     def test_a_goodbye_without_a_leave_is_a_closed_session(self):
         assert holding(1).handle(told(Goodbye("it stops")), 0.5) == []
@@ -462,17 +461,17 @@ class TestARankThatEndsItsGroup:
         m = holding(3)
         m.handle(SessionClosed(), 1.0)
         m.handle(ask(77, 2, 0, commit_failures=1), 1.0)
-        effects = m.handle(RankFailed(1, "w1", "another script", ends_group=True), 2.0)
+        effects = done(m, RankFailed(1, "w1", "another script", ends_group=True), 2.0)
         assert Pushed(RankGone(1, "another script"), (1, 3)) in effects
         [refusal] = [e for e in effects if isinstance(e, CallRefused)]
         assert (refusal.call, str(refusal.error)) == (77, "another script")
         assert not [e for e in effects if isinstance(e, RankGivenUp)], "its launcher sees it end"
         assert effects[-1] == GroupGivenUp("another script"), "and is told that a restart does not mend it"
-        assert m.handle(RankFailed(1, "w1", "again", ends_group=True), 2.1) == []
+        assert done(m, RankFailed(1, "w1", "again", ends_group=True), 2.1) == []
 
     def test_one_that_only_fails_leaves_them_alone(self):
         m = holding(3)
-        effects = m.handle(RankFailed(1, "w1", "an exception"), 2.0)
+        effects = done(m, RankFailed(1, "w1", "an exception"), 2.0)
         assert not [e for e in effects if isinstance(e, GroupGivenUp)]
         assert not [e for e in effects if isinstance(e, Pushed) and isinstance(e.message, RankGone)]
 
@@ -517,7 +516,7 @@ class TestVotesOfAnEarlierManager:
         m = watched(2)
         m.handle(vote(50, 0, 5), 0.5)
         m.handle(RankLeaves(2), 1.0)
-        assert not any(isinstance(effect, VoteAnswered | CallRefused) for effect in said(m, WatchEnded(2), 1.0))
+        assert not any(isinstance(effect, Decided | CallRefused) for effect in said(m, WatchEnded(2), 1.0))
         assert not any(isinstance(effect, CallRefused) for effect in m.tick(10.9))
         refusals = [effect for effect in m.tick(11.0) if isinstance(effect, CallRefused)]
         assert refusals == [refused(50, Unrecoverable, "step 5 of quorum 1", "has started since", "rank 1 has ended")]
@@ -533,4 +532,4 @@ class TestVotesOfAnEarlierManager:
         m.handle(vote(50, 0, 5), 0.5)
         m.handle(WatchEnded(2), 1.0)
         m.handle(WatchOpened(3, 1, "w1.1"), 2.0)
-        assert VoteAnswered(50, True) in m.handle(ask(60, 1, 6, tag_quorum_id=1, worker="w1.1"), 3.0)
+        assert Decided(50, True) in m.handle(ask(60, 1, 6, tag_quorum_id=1, worker="w1.1"), 3.0)

@@ -1,15 +1,15 @@
 """A manager's ranks by their watches: whose sample counts, who is lost, and what the log says."""
 
-import asyncio
 import logging
 
 import pytest
 
-from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.messages.progress import Collective, OpenPhase, PhaseTime, Sample
-from lighthouse_protocol.messages.session import WatchRequest
 from lighthouse_protocol.rules.stall import Limits
 from manager.group.progress import GroupProgressDriver
+from manager.group.watches import Watch
+from tests.manager.recorders import watch
 from tests.virtual_loop import VirtualLoop
 
 KNOWN = (PhaseTime("step", 1, 1.0, 1.0), PhaseTime("validation", 1, 1.0, 1.0))
@@ -20,85 +20,80 @@ REDUCES = Sample(9, collective=Collective(4, 17, "all_reduce", within_group=True
 class Group:
     """Of two ranks in one quorum with `groups` others."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
-        self.loop = loop
-        self.is_alone = False
-        self.places = GroupProgressDriver(
-            Participant("a", group_world_size=2), Limits(), loop, lambda: self.is_alone, lambda: "i"
-        )
+    def __init__(self) -> None:
+        self.loop = VirtualLoop()
+        self.places = GroupProgressDriver(Participant("a", group_world_size=2), Limits(), self.loop, lambda: "i")
+        self.rank_0, self.rank_1 = self.open(0, "w0"), self.open(1, "w1")
 
-    def open(self, watch: int, rank: int, worker: str) -> None:
-        self.places.opened(watch, WatchRequest(rank, worker, 70 + rank, "boot", 1, f"host-{rank}"))
+    def open(self, rank: int, worker: str) -> Watch:
+        opened = watch(rank, worker=worker, pid=70 + rank, hostname=f"host-{rank}")
+        self.places.opened(opened)
+        return opened
 
     def shown(self) -> list[tuple[str, str, int]]:
         return [(str(rank.name), rank.host, rank.pid) for rank in self.places.view(self.loop.now).ranks]
 
 
 @pytest.fixture
-def group(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Group:
+def group(caplog: pytest.LogCaptureFixture) -> Group:
     caplog.set_level(logging.INFO)
-    loop = VirtualLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-    group = Group(loop)
-    group.open(1, 0, "w0")
-    group.open(2, 1, "w1")
-    return group
+    return Group()
 
 
 def test_who_has_said_where_it_is(group: Group):
     assert group.shown() == []
-    group.places.take(2, REDUCES)
+    group.places.take(group.rank_1, REDUCES)
     assert group.shown() == [("a/1", "host-1", 71)]
 
 
 def test_a_lost_rank_is_gone_and_an_old_watch_says_nothing_of_a_new_one(group: Group):
-    group.places.take(1, REDUCES)
-    group.open(3, 0, "w0-again")
-    group.places.take(1, VALIDATES)
+    group.places.take(group.rank_0, REDUCES)
+    again = group.open(0, "w0-again")
+    group.places.take(group.rank_0, VALIDATES)
     assert group.places.view(group.loop.now).ranks[0].sample.collective is not None
-    group.places.take(3, VALIDATES)
-    group.places.ended(1)
-    group.places.take(1, REDUCES)
+    group.places.take(again, VALIDATES)
+    group.places.ended(group.rank_0)
+    group.places.take(group.rank_0, REDUCES)
     assert group.places.view(group.loop.now).ranks[0].worker == "w0-again"
-    group.places.ended(3)
+    group.places.ended(again)
     assert group.shown() == []
 
 
 def test_the_log_says_who_is_behind(group: Group, caplog: pytest.LogCaptureFixture):
-    group.places.take(1, REDUCES)
-    group.places.take(2, VALIDATES)
+    group.places.take(group.rank_0, REDUCES)
+    group.places.take(group.rank_1, VALIDATES)
     group.loop.go(58)
     assert caplog.messages == []
     group.loop.go(4)
     [said] = caplog.messages
     assert "a/1 behind in validation 3/25, a/0 waiting in all_reduce; no beat from a/0-1" in said
-    group.places.take(2, VALIDATES)
+    group.places.take(group.rank_1, VALIDATES)
     group.loop.go(2)
     assert caplog.messages[1:] == ["something moves again"]
 
 
 def test_whoever_waits_for_other_groups_is_not_judged_here(group: Group, caplog: pytest.LogCaptureFixture):
     over_groups = Sample(9, collective=Collective(4, 18, "all_reduce"), times=KNOWN)
-    group.places.take(1, over_groups)
-    group.places.take(2, over_groups)
+    group.places.take(group.rank_0, over_groups)
+    group.places.take(group.rank_1, over_groups)
     group.loop.go(300)
     assert caplog.messages == []
-    group.is_alone = True
+    group.places.answered(Assignment(1, 0, 1, ("a",), "", 0, None, 1, 1, ""))
     group.loop.go(60)
     assert "network or collective: a/0-1 in all_reduce, nobody behind" in caplog.messages[0]
 
 
 def test_a_group_that_is_stuck_in_itself_is(group: Group, caplog: pytest.LogCaptureFixture):
-    group.places.take(1, REDUCES)
+    group.places.take(group.rank_0, REDUCES)
     group.loop.go(300)
     assert caplog.messages == []  # rank 1 has not said where it is
-    group.places.take(2, REDUCES)
+    group.places.take(group.rank_1, REDUCES)
     group.loop.go(125)
     assert "network or collective: a/0-1 in all_reduce, nobody behind" in caplog.messages[0]
 
 
 def test_close_leaves_no_timer(group: Group):
-    group.places.take(1, REDUCES)
+    group.places.take(group.rank_0, REDUCES)
     assert group.loop.timers == 1
     group.places.close()
     assert group.loop.timers == 0

@@ -15,6 +15,7 @@ from lighthouse_protocol.messages.session import (
     WithdrawRequest,
 )
 from lighthouse_protocol.refusals import LimitReached, Superseded, WrongState
+from manager.group.rules.commit import Decided
 from manager.group.rules.events import (
     CallEnded,
     DrainAsked,
@@ -24,17 +25,18 @@ from manager.group.rules.events import (
     SessionClosed,
     SessionGivenUp,
     SessionOpened,
-    VoteAnswered,
     WatchEnded,
     WatchOpened,
     WorldChanged,
 )
 from manager.group.rules.machine import GroupMachine
+from manager.group.rules.status import say_missing
 from tests.manager.builders import ask, member
 from tests.manager.groups import (
     LEASE_UNTIL,
     beat,
     committed,
+    done,
     echo,
     formed,
     granted,
@@ -62,7 +64,7 @@ class TestStarting:
         m = GroupMachine(me, "life")
         levels = GroupReport(down=STARTING, missing=frozenset({0, 1}))
         hello = Hello(Participant("a", "life.0", address="a:1", group_world_size=2), levels)
-        assert m.handle(SessionOpened(), 0) == [Sent(hello), Sent(Heartbeat(1, levels))]
+        assert done(m, SessionOpened(), 0) == [Sent(hello), Sent(Heartbeat(1, levels))]
 
     def test_the_hello_names_no_state_that_it_has_been_told_to_leave(self):
         """It joined with step 9 and was told to heal to 5: what it comes with next is lower than what it had."""
@@ -75,30 +77,30 @@ class TestStarting:
 
     def test_when_all_are_watched_it_is_up(self):
         m = unwatched()
-        assert m.handle(WatchOpened(1, 0, "w0"), 0) == []
-        assert m.handle(WatchOpened(2, 1, "w1"), 0) == [beat(2)]
+        assert done(m, WatchOpened(1, 0, "w0"), 0) == []
+        assert done(m, WatchOpened(2, 1, "w1"), 0) == [beat(2)]
 
     def test_it_says_which_ranks_are_missing(self):
         m = unwatched(size=8)
-        assert m.incomplete == "", "none has come"
+        assert say_missing(m.me, m.ranks.watches.missing) == "", "none has come"
         for rank in range(4):
             m.handle(WatchOpened(rank + 1, rank, f"w{rank}"), 0)
-        assert m.incomplete == "a has ranks 0-3 of 8; missing: 4-7"
+        assert say_missing(m.me, m.ranks.watches.missing) == "a has ranks 0-3 of 8; missing: 4-7"
         assert m.tick(1) == [beat(2, down=STARTING, missing=range(4, 8))]
         for rank in range(4, 8):
             m.handle(WatchOpened(rank + 1, rank, f"w{rank}"), 1)
-        assert m.incomplete == ""
-        assert m.levels == GroupReport()
+        assert say_missing(m.me, m.ranks.watches.missing) == ""
+        assert m.report == GroupReport()
 
     def test_ranks_that_its_supervisor_starts_again_are_said_to_start(self):
         m = watched()
         m.handle(RanksStarted(), 0)
-        assert m.levels == GroupReport()
+        assert m.report == GroupReport()
         m.handle(WatchEnded(2), 1)
-        assert m.levels.down == "rank 1 has ended"
-        assert m.handle(RanksStarted(), 1) == [beat(4, down=RESTARTING, missing={1})]
+        assert m.report.down == "rank 1 has ended"
+        assert done(m, RanksStarted(), 1) == [beat(4, down=RESTARTING, missing={1})]
         m.handle(WatchOpened(3, 1, "w1'"), 3)
-        assert m.levels == GroupReport()
+        assert m.report == GroupReport()
 
     def test_half_of_its_ranks_never_join(self):
         """Also where each of them has asked, and another group's half would fill the count."""
@@ -110,7 +112,7 @@ class TestStarting:
     def test_the_world_is_passed_on_with_the_groups_own_size(self):
         m = unwatched(size=8)
         told_world = World(12, 2, ranks_pending=4, peers_pending=1, pending=("c",))
-        assert m.handle(told(told_world), 0) == [WorldChanged(World(12, 2, 4, 8, 1, ("c",)))]
+        assert done(m, told(told_world), 0) == [WorldChanged(World(12, 2, 4, 8, 1, ("c",)))]
 
     def test_the_group_joins_when_every_rank_has_asked(self):
         m = watched()
@@ -121,13 +123,13 @@ class TestStarting:
 
     def test_a_group_without_watches_joins_as_one_that_cannot_be_aborted(self):
         m = unwatched(size=1)
-        join, said_up = m.handle(ask(1, 0), 0)
+        join, said_up = done(m, ask(1, 0), 0)
         assert join == request(m, 1, 100)
         assert said_up == beat(2)
 
     def test_asked_while_the_lighthouse_is_away_it_joins_when_it_is_back(self):
         m = GroupMachine(Participant("a", address="a:1", store_address="a:2"), "L")
-        assert m.handle(ask(1, 0, deadline_at=30), 0) == []
+        assert done(m, ask(1, 0, deadline_at=30), 0) == []
         assert m.handle(SessionOpened(), 4)[2:] == [request(m, 1, 26)]
 
 
@@ -141,40 +143,42 @@ class TestWaitingFor:
         m.handle(ask(1, 0), 0)
         m.handle(ask(2, 1), 0)
         gone, late = "ranks 6-7 of 8 of a, not here yet", "ranks 2-5 of 8 of a, here and not asking"
-        assert m.waiting_for("") == f"{gone}; {late}"
-        assert m.waiting_for("nothing listens there") == f"{gone}; {late}; the lighthouse: nothing listens there"
+        assert m.status().waiting_for("") == f"{gone}; {late}"
+        assert (
+            m.status().waiting_for("nothing listens there") == f"{gone}; {late}; the lighthouse: nothing listens there"
+        )
 
     def test_what_the_lighthouse_says_until_its_session_ends(self):
         m = joined()
-        assert m.waiting_for("") == "the lighthouse to answer"
+        assert m.status().waiting_for("") == "the lighthouse to answer"
         m.handle(told(World(2, 1, waiting_for="2 more replica groups")), 1)
-        assert m.waiting_for("") == "2 more replica groups"
+        assert m.status().waiting_for("") == "2 more replica groups"
         m.handle(SessionClosed(), 2)
-        assert m.waiting_for("it is unreachable") == "the lighthouse: it is unreachable"
-        assert m.waiting_for("") == "the lighthouse to answer"
+        assert m.status().waiting_for("it is unreachable") == "the lighthouse: it is unreachable"
+        assert m.status().waiting_for("") == "the lighthouse to answer"
 
     def test_the_lease(self):
         m = holding()
         committed(m, 0, LEASE_UNTIL)
         m.handle(ask(3, 0, 1, tag_quorum_id=1), LEASE_UNTIL)
-        assert m.waiting_for("it is unreachable") == "the lighthouse: it is unreachable"
+        assert m.status().waiting_for("it is unreachable") == "the lighthouse: it is unreachable"
 
 
 class TestQuorum:
     def test_its_ranks_are_answered_and_it_says_that_it_holds_it(self):
         m = joined(2)
         quorum = formed(1)
-        answers = m.handle(handed(1, quorum), 0.5)
+        answers = done(m, handed(1, quorum), 0.5)
         assert [(e.call, e.quorum, e.assignment.heals) for e in answers] == [(1, quorum, False), (2, quorum, False)]
         assert m.tick(1) == [beat(3, held("standing", 0))], "soon enough: no step costs the lighthouse a message"
 
     def test_one_that_does_not_stand_is_not_held(self):
         m = joined(2)
-        assert len(m.handle(handed(1, formed(1), stands=False), 0.5)) == 2
+        assert len(done(m, handed(1, formed(1), stands=False), 0.5)) == 2
         assert m.held is None
         committed(m, 0, 1)
         m.handle(ask(10, 0, 1, deadline_at=30, tag_quorum_id=1), 1)
-        join = m.handle(ask(11, 1, 1, deadline_at=30, tag_quorum_id=1), 1)
+        join = done(m, ask(11, 1, 1, deadline_at=30, tag_quorum_id=1), 1)
         assert join == [request(m, 2, 29, step=1, tag_quorum_id=1, seen_quorum_id=1, watched=True)]
 
     def test_one_that_does_not_stand_takes_the_place_of_one_that_stood(self):
@@ -192,17 +196,17 @@ class TestQuorum:
             refused(1, Superseded, "rank 0"),
             request(m, 2, 99.9, watched=True, tag_quorum_id=None),
         ]
-        assert m.handle(handed(1, formed(1)), 0.2) == []
+        assert done(m, handed(1, formed(1)), 0.2) == []
         assert steps_of(m.handle(handed(2, formed(1)), 0.3)) == [(2, 0, False)]
 
     def test_the_lighthouses_refusal_reaches_every_waiting_rank(self):
         m = joined(2)
         full = LimitReached("full")
-        assert m.handle(told(JoinRejected(1, full)), 0.5) == [
+        assert done(m, told(JoinRejected(1, full)), 0.5) == [
             refused(1, LimitReached, "full"),
             refused(2, LimitReached),
         ]
-        assert m.handle(told(JoinRejected(1, full)), 0.5) == []
+        assert done(m, told(JoinRejected(1, full)), 0.5) == []
         assert m.ranks.waiting == ()
 
     def test_also_that_of_the_hello(self):
@@ -215,15 +219,15 @@ class TestQuorum:
     def test_a_join_is_asked_again_after_a_broken_connection(self):
         m = joined(1)
         m.handle(SessionClosed(), 1)
-        hello, first_beat, again = m.handle(SessionOpened(), 5)
+        hello, first_beat, again = done(m, SessionOpened(), 5)
         assert isinstance(hello.message, Hello)
         assert first_beat == beat(3)
         assert again == request(m, 1, 95, watched=True, tag_quorum_id=0)
 
     def test_a_call_that_ends_takes_the_join_back(self):
         m = joined(2)
-        assert m.handle(CallEnded(2), 0.5) == [Sent(WithdrawRequest(1))]
-        assert m.handle(CallEnded(2), 0.5) == []
+        assert done(m, CallEnded(2), 0.5) == [Sent(WithdrawRequest(1))]
+        assert done(m, CallEnded(2), 0.5) == []
         assert said(m, ask(3, 1, tag_quorum_id=0), 2) == [request(m, 2, 98, watched=True, tag_quorum_id=0)]
 
     def test_the_lease_counts_at_formation_too(self):
@@ -249,7 +253,7 @@ class TestQuorum:
         m = joined(1)
         said(m, ask(2, 0), 0.1)
         assert steps_of(m.handle(handed(2, formed(2, names="a")), 20)) == []
-        assert m.handle(handed(1, formed(1, names="a")), 20.1) == []
+        assert done(m, handed(1, formed(1, names="a")), 20.1) == []
         assert steps_of(m.handle(echo(m.session._beats), 20.2)) == [(2, 0, False)]
 
     def test_one_that_is_revoked_before_it_is_let_in_is_not_let_in(self):
@@ -277,8 +281,8 @@ class TestGrants:
         m = holding(2)
         committed(m, 0, 0.5)
         first_commit = beat(3, held("standing", 1))
-        assert m.handle(ask(10, 1, 1), 0.5) == [granted(10, 1, contributors=2, heal_from_rank=None), first_commit]
-        assert m.handle(ask(11, 0, 1), 0.5) == [granted(11, 1)]
+        assert done(m, ask(10, 1, 1), 0.5) == [granted(10, 1, contributors=2, heal_from_rank=None), first_commit]
+        assert done(m, ask(11, 0, 1), 0.5) == [granted(11, 1)]
 
     def test_when_the_lease_has_run_out_ranks_wait_for_the_echo(self):
         m = holding(2)
@@ -301,7 +305,7 @@ class TestGrants:
         committed(m, 0, 0.5)
         m.tick(1)
         m.handle(echo(3, order("revoked")), 1.1)
-        assert m.handle(ask(10, 0, 1), 1.2) == [request(m, 2, 98.8, step=1, seen_quorum_id=1, watched=True)]
+        assert done(m, ask(10, 0, 1), 1.2) == [request(m, 2, 98.8, step=1, seen_quorum_id=1, watched=True)]
         assert steps_of(m.handle(handed(2, formed(2, 1)), 4.9)) == [(10, 1, False)]
 
     def test_a_rank_that_asks_again_while_it_waits_supersedes_itself(self):
@@ -322,10 +326,10 @@ class TestGrants:
 class TestNextWithTheVote:
     def test_a_decision_carries_the_grant_where_all_ranks_want_it(self):
         m = holding(2)
-        assert m.handle(vote(10, 0, 0, wants=True), 0.5) == []
+        assert done(m, vote(10, 0, 0, wants=True), 0.5) == []
         effects = said(m, vote(11, 1, 0, wants=True), 0.5)
         assert [(e.call, e.commit, e.next.max_step) for e in effects] == [(10, True, 1), (11, True, 1)]
-        assert m.handle(ask(12, 0, 1), 0.5) == [granted(12, 1)], "and who did not get it may ask"
+        assert done(m, ask(12, 0, 1), 0.5) == [granted(12, 1)], "and who did not get it may ask"
 
     def test_and_the_next_decision_the_next(self):
         m = holding(1)
@@ -336,7 +340,7 @@ class TestNextWithTheVote:
     def test_and_not_where_one_does_not(self, wants: tuple[bool, bool]):
         m = holding(2)
         m.handle(vote(10, 0, 0, wants=wants[0]), 1)
-        assert said(m, vote(11, 1, 0, wants=wants[1]), 1) == [VoteAnswered(10, True), VoteAnswered(11, True)]
+        assert said(m, vote(11, 1, 0, wants=wants[1]), 1) == [Decided(10, True), Decided(11, True)]
         assert m.held == held("standing", 0)
 
     @pytest.mark.parametrize("why", ["lease", "recalled", "draining", "no quorum"])
@@ -350,13 +354,13 @@ class TestNextWithTheVote:
             m = joined(1)
             m.handle(handed(1, formed(1), stands=False), 0)
         now = LEASE_UNTIL if why == "lease" else 1
-        assert said(m, vote(10, 0, 0, wants=True), now) == [VoteAnswered(10, True)]
+        assert said(m, vote(10, 0, 0, wants=True), now) == [Decided(10, True)]
 
     def test_under_a_resume_up_to_its_last_step(self):
         m = holding(1)
         m.handle(told(order("resumed", upto=1)), 0.5)
         assert [n.max_step for n in next_of(said(m, vote(10, 0, 0, wants=True), 1))] == [1]
-        assert said(m, vote(11, 0, 1, wants=True), 1) == [VoteAnswered(11, True)]
+        assert said(m, vote(11, 0, 1, wants=True), 1) == [Decided(11, True)]
 
     def test_who_wanted_it_for_an_earlier_step_has_not_said_so_for_this(self):
         m = holding(2)
@@ -377,15 +381,15 @@ class TestSession:
         m = unwatched()
         for now in (1, 2, 3, 4):
             m.tick(now)
-        assert m.tick(5) == [SessionGivenUp("the lighthouse has echoed nothing for 5 s")]
+        assert m.tick(5) == [SessionGivenUp("the lighthouse has answered no heartbeat for 5 s")]
         assert m.deadline() is None
 
     def test_the_quorum_is_held_through_it(self):
         m = holding(1)
         m.handle(SessionClosed(), 1)
         committed(m, 0, 2)
-        assert m.handle(ask(10, 0, 1), 3) == [granted(10, 1)]
+        assert done(m, ask(10, 0, 1), 3) == [granted(10, 1)]
         committed(m, 1, 3, first_call=60)
-        assert m.handle(ask(11, 0, 2), LEASE_UNTIL) == []
-        hello, *_ = m.handle(SessionOpened(), 5)
+        assert done(m, ask(11, 0, 2), LEASE_UNTIL) == []
+        hello, *_ = done(m, SessionOpened(), 5)
         assert hello.message.levels.held == held("standing", 1)

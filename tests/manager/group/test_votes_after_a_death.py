@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from lighthouse_protocol.refusals import DeadlinePassed, Unrecoverable
-from manager.group.rules.commit import Voted
+from manager.group.rules.commit import Decided, Voted
 from manager.group.rules.events import (
     CallExpired,
     CallRefused,
@@ -21,8 +21,6 @@ from manager.group.rules.events import (
     QuorumAnswered,
     RankEvent,
     RankLeaves,
-    VoteAnswered,
-    VoteCast,
     WatchEnded,
     WatchOpened,
 )
@@ -92,7 +90,6 @@ def fed(world: World, *events: RankEvent) -> World:
 def frozen(machine: Ranks) -> bytes:
     """Without what only counts."""
     machine.commit.commits = machine.commit.discards = machine.gather._round = 0
-    machine.commit.take_fresh()
     return pickle.dumps(machine)
 
 
@@ -101,7 +98,7 @@ def carried(world: World, effects: Sequence[Effect | GroupEffect]) -> World:
         match effect:
             case QuorumAnswered(call, assignment):
                 answer = ("granted", assignment.max_step, None)
-            case VoteAnswered(call, commit, following):
+            case Decided(call, commit, _, following):
                 answer = ("decided", commit, following.max_step if following else None)
             case CallRefused(call, error):
                 assert is_moot(world, call) or isinstance(error, Unrecoverable), f"a vote is refused: {error}"
@@ -143,7 +140,7 @@ def asks(world: World, number: int) -> World:
 
 def casts(world: World, number: int, vote: bool, phase: str, wants: bool) -> World:
     rank = world.ranks[number]
-    event = VoteCast(Voted(call(10, number, rank), number, rank.step, vote, Q), wants)
+    event = Voted(call(10, number, rank), number, rank.step, vote, Q, wants)
     return called(world, number, event, phase)
 
 
@@ -152,7 +149,7 @@ def gives_no(world: World, number: int) -> World:
     rank = world.ranks[number]
     expired = CallExpired(call(20, number, rank), DeadlinePassed("no quorum"))
     no = Voted(call(10, number, rank), number, rank.step, False)
-    return fed(world.but(number, phase="idle"), expired, VoteCast(no))
+    return fed(world.but(number, phase="idle"), expired, no)
 
 
 def learned(rank: Rank, commit: bool) -> Rank:

@@ -1,60 +1,43 @@
 """Ranks that wait for a quorum are told what for, once that lasts; so is the log."""
 
-import asyncio
 import logging
 
 import pytest
 
-from lighthouse_protocol.messages.session import Waiting, WatchRequest
+from lighthouse_protocol.messages.session import Waiting
 from manager.group.waits import Waits
-from manager.group.watches import Watch, WatchTable
+from manager.group.watches import WatchTable
+from tests.manager.recorders import Heard, watch
 from tests.virtual_loop import VirtualLoop
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.messages: list[object] = []
-
-    def send(self, message: object) -> None:
-        self.messages.append(message)
-
-    def end(self, error: object = None) -> None:
-        raise AssertionError(error)
-
-
 class Manager:
-    def __init__(self, loop: VirtualLoop) -> None:
-        self.loop, self.waiting_for = loop, "b"
+    def __init__(self) -> None:
+        self.loop, self.waiting_for = VirtualLoop(), "b"
         self.watches = WatchTable()
-        self.waits = Waits(self.watches, loop, lambda: self.waiting_for)
-        self.rank = self.watch(1)
+        self.waits = Waits(self.loop, self.watches, lambda: self.waiting_for)
+        self.rank = self.open(1)
 
-    def watch(self, number: int) -> Heard:
+    def open(self, number: int) -> Heard:
         heard = Heard()
-        watch = Watch(heard, WatchRequest(number, f"w{number}"), is_here=False)
-        self.watches.add(number, watch)
-        self.waits.opened(watch)
+        self.watches.add(number, watch(peer=heard))
+        self.waits.opened(watch(peer=heard))
         return heard
-
-    def look(self, is_waiting: bool) -> None:
-        self.waits.look(is_waiting=is_waiting)
 
     def answer(self) -> None:
         self.waits.answered()
-        self.look(False)
+        self.waits.end()
 
 
 @pytest.fixture
-def manager(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Manager:
+def manager(caplog: pytest.LogCaptureFixture) -> Manager:
     caplog.set_level(logging.INFO)
-    loop = VirtualLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-    return Manager(loop)
+    return Manager()
 
 
 def test_rounds_tell_nothing(manager: Manager, caplog: pytest.LogCaptureFixture):
     for _ in range(100):
-        manager.look(True)
+        manager.waits.begin()
         manager.loop.go(0.9)
         manager.answer()
     assert (manager.rank.messages, caplog.messages, manager.loop.timers) == ([], [], 0)
@@ -63,18 +46,18 @@ def test_rounds_tell_nothing(manager: Manager, caplog: pytest.LogCaptureFixture)
 def test_steps_without_a_pause_between_them_are_no_wait(manager: Manager, caplog: pytest.LogCaptureFixture):
     """One rank asks before the other one has its answer: some request always waits."""
     for _ in range(100):
-        manager.look(True)
+        manager.waits.begin()
         manager.loop.go(0.9)
         manager.waits.answered()
-    manager.look(True)
+    manager.waits.begin()
     assert (manager.rank.messages, caplog.messages) == ([], [])
 
 
 def test_a_wait_is_told_to_the_ranks_and_then_to_the_log(manager: Manager, caplog: pytest.LogCaptureFixture):
-    manager.look(True)
+    manager.waits.begin()
     manager.loop.go(1)
     assert manager.rank.messages == [Waiting("b")]
-    assert manager.watch(2).messages == [Waiting("b")], "who comes later is told, too"
+    assert manager.open(2).messages == [Waiting("b")], "a watch that is opened later is told, too"
     manager.loop.go(4.5)
     manager.waiting_for = "c"
     manager.loop.go(20)
@@ -89,18 +72,18 @@ def test_a_wait_is_told_to_the_ranks_and_then_to_the_log(manager: Manager, caplo
 
 
 def test_a_request_that_is_asked_again_goes_on_waiting(manager: Manager, caplog: pytest.LogCaptureFixture):
-    manager.look(True)
+    manager.waits.begin()
     manager.loop.go(3)
-    manager.look(False)
+    manager.waits.end()
     manager.loop.go(0.5)
-    manager.look(True)
+    manager.waits.begin()
     manager.loop.go(2)
     assert caplog.messages == ["no quorum for 6 s: waiting for b"]
 
 
-def test_who_has_gone_is_told_nothing(manager: Manager):
+def test_a_watch_that_has_ended_is_told_nothing(manager: Manager):
     manager.watches.remove(1)
-    manager.look(True)
+    manager.waits.begin()
     manager.loop.go(1)
     manager.waits.close()
-    assert (manager.rank.messages, manager.loop.timers) == ([], 0)
+    assert (manager.rank.messages, manager.rank.has_ended, manager.loop.timers) == ([], True, 0)

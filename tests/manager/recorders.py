@@ -1,0 +1,76 @@
+"""The ports of a manager's driver, which keep what they are given."""
+
+from typing import Any
+
+from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToRank, WatchRequest
+from lighthouse_protocol.refusals import LighthouseError
+from manager.group.watches import Watch
+
+
+class Heard:
+    """A rank's end of its watch."""
+
+    def __init__(self) -> None:
+        self.messages: list[ToRank] = []
+        self.has_ended = False
+
+    def send(self, message: ToRank) -> None:
+        self.messages.append(message)
+
+    def end(self, error: LighthouseError | None = None) -> None:
+        assert error is None
+        self.has_ended = True
+
+
+class Outcome:
+    """A Reply, and what came of the call; None: nothing yet."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    def answer(self, value: object) -> None:
+        assert self.value is None, "it has an answer"
+        self.value = value
+
+    def refuse(self, error: LighthouseError) -> None:
+        self.answer(error)
+
+
+class Link:
+    def __init__(self) -> None:
+        self.error = ""
+        self.sent: list[ToLighthouse] = []
+        self.done: list[str] = []
+
+    def send(self, message: ToLighthouse) -> None:
+        self.sent.append(message)
+
+    def give_up(self, reason: str) -> None:
+        self.done.append(f"give up: {reason}")
+
+    def connect_beside(self, reason: str) -> None:
+        self.done.append(f"connect beside: {reason}")
+
+    def stay(self) -> None:
+        self.done.append("stay")
+
+
+class NoEvidence:
+    def __init__(self) -> None:
+        self.wanted: list[EvidenceRequest] = []
+
+    def opened(self, watch: Watch) -> None: ...
+
+    def ended(self, watch: Watch) -> None: ...
+
+    def answered(self, watch: Watch, own: object) -> None: ...
+
+    def give(self, request: EvidenceRequest) -> None:
+        self.wanted.append(request)
+
+    def close(self) -> None: ...
+
+
+def watch(rank: int = 0, peer: Heard | None = None, *, is_local: bool = False, **fields: Any) -> Watch:
+    hello = WatchRequest(rank, **({"worker": f"w{rank}"} | fields))
+    return Watch(hello, peer or Heard(), is_local, heard_at=0.0)
