@@ -1,9 +1,8 @@
 """Short words for what happens to a manager's machine and what it says."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
+from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
     GroupReport,
     Heartbeat,
@@ -14,32 +13,25 @@ from lighthouse_protocol.messages.session import (
     JoinRequest,
     QuorumOrder,
     QuorumPhase,
-    Revoked,
     ToManager,
     Welcome,
 )
-from lighthouse_protocol.refusals import LighthouseError
 from manager.group.rules.commit import Voted
 from manager.group.rules.events import (
-    CallRefused,
     Effect,
     Event,
     FailureReported,
     MissingChanged,
-    Pushed,
     QuorumAnswered,
     Received,
     Sent,
-    SessionHeard,
     SessionOpened,
-    SessionSilent,
     WaitBegan,
     WaitEnded,
     WatchOpened,
 )
 from manager.group.rules.machine import GroupMachine
 from tests.manager.builders import ask, member
-from tests.refusals import Refused
 
 LEASE_UNTIL = 4.0
 """0.8 of the 5 s since the first beat was sent at 0."""
@@ -90,10 +82,6 @@ def beat(
     missing: Iterable[int] = (),
 ) -> Sent:
     return Sent(Heartbeat(number, GroupReport(levels_held, drains, down, frozenset(missing))))
-
-
-def revoked(reason: str, *watches: int, quorum_id: int = 1) -> Pushed:
-    return Pushed(Revoked(quorum_id, reason), watches)
 
 
 def unwatched(size: int = 2, name: str = "a") -> GroupMachine:
@@ -147,43 +135,3 @@ FOR_PEOPLE = MissingChanged | WaitBegan | WaitEnded | FailureReported
 def done(machine: GroupMachine, event: Event, now: float) -> list[Effect]:
     """What follows, but for what is only for people."""
     return [effect for effect in machine.handle(event, now) if not isinstance(effect, FOR_PEOPLE)]
-
-
-def said(machine: GroupMachine, event: Event, now: float) -> list[Effect]:
-    """The same but for the beats and the news of whether they are answered."""
-    effects = [effect for effect in done(machine, event, now) if not isinstance(effect, SessionSilent | SessionHeard)]
-    return [effect for effect in effects if not (isinstance(effect, Sent) and isinstance(effect.message, Heartbeat))]
-
-
-@dataclass(frozen=True, eq=False)
-class Granted:
-    """Equal to a grant of that call, with those fields."""
-
-    call: int
-    fields: dict[str, object]
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, QuorumAnswered)
-            and (other.call, other.quorum) == (self.call, None)
-            and self.fields.items() <= {name: getattr(other.assignment, name) for name in self.fields}.items()
-        )
-
-
-def granted(call: int, step: int, quorum_id: int = 1, revoked: bool = False, **fields: object) -> Granted:
-    return Granted(call, {"max_step": step, "quorum_id": quorum_id, "revoked": revoked} | fields)
-
-
-def refused(call: int, kind: type[LighthouseError], *words: str) -> Refused:
-    return Refused((CallRefused,), call, kind, words)
-
-
-def steps_of(effects: list[Effect]) -> list[tuple[int, int, bool]]:
-    """(call, step, revoked) of the answers."""
-    answers = [effect for effect in effects if isinstance(effect, QuorumAnswered)]
-    return [(effect.call, effect.assignment.max_step, effect.assignment.revoked) for effect in answers]
-
-
-def next_of(effects: list[Effect]) -> list[Assignment | None]:
-    """The grants that came with decisions."""
-    return [effect.next for effect in effects if hasattr(effect, "next")]

@@ -230,18 +230,20 @@ class Ranks:
         return [effect for each in missed for effect in _refusals(self.commit.handle(each))]
 
     def _ask(self, ask: QuorumRequest, now: float) -> list[Effect]:
+        """It takes the place of an older call of its rank that waits, here or in gather."""
+        older = self._waiting.pop(ask.group_rank, None)
+        effects: list[Effect] = [] if older is None else [events.CallRefused(older.call, superseded(ask.group_rank))]
         decision = self.grants.decide(ask, now)
         if isinstance(decision, Wait):
-            older = self._waiting.get(ask.group_rank)
             self._waiting[ask.group_rank] = ask
-            return [] if older is None else [events.CallRefused(older.call, superseded(ask.group_rank))]
+            return effects
         if isinstance(decision, Join):
             if self.drains:
                 self._dismissed.add(ask.group_rank)
-                return [EndReached(ask.call)]
-            effects = self._push_revoked(f"rank {ask.group_rank} cannot go on with it") if decision.gives_up else []
+                return [*effects, EndReached(ask.call)]
+            effects += self._push_revoked(f"rank {ask.group_rank} cannot go on with it") if decision.gives_up else []
             return effects + self._perform_gather(self.gather.handle(ask))
-        effects = self._open_step() if decision.is_first else []
+        effects += self._open_step() if decision.is_first else []
         return [*effects, events.QuorumAnswered(ask.call, decision.assignment, None)]
 
     def _open_step(self) -> list[Effect]:
