@@ -1,4 +1,7 @@
-"""What a driver needs of its surroundings: time and peers. An asyncio loop is a `Timers`, and so is a virtual clock."""
+"""What a driver needs of its surroundings: time, peers, and who waits for an answer.
+
+An asyncio loop is a `Timers`, and so is a virtual clock.
+"""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -20,6 +23,14 @@ class Timers(Protocol):
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any) -> Timer: ...
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> Timer: ...
+
+
+class Reply(Protocol[M]):
+    """Whoever waits for the answer of one call. The first word counts; neither does anything once nobody waits."""
+
+    def answer(self, value: M) -> None: ...
+
+    def refuse(self, error: LighthouseError) -> None: ...
 
 
 class Peer(Protocol[M]):

@@ -1,9 +1,7 @@
-"""The loop's side of one job's incidents: it tells the machine what happens, asks for evidence, and acts."""
+"""One job's incidents: the machine is told what happens, evidence is asked for, and what is decided is done."""
 
-import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +26,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.refusals import LimitReached
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
+from lighthouse_runtime.ports import Reply, Timer, Timers
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +37,13 @@ MAX_ROUNDS = 8
 class _Round:
     gathering: EvidenceRound
     told: Callable[[Gathered], None]
-    limit: asyncio.TimerHandle
+    limit: Timer
 
 
 class IncidentDriver:
     """`tell` says something to a member, and whether it could; `note` writes a line of the timeline; `is_asked`:
-    whether any group waits for a quorum."""
+    whether any group waits for a quorum; `gives_evidence`: whether the manager of that session answers for its ranks;
+    `wall`: seconds since the epoch."""
 
     def __init__(
         self,
@@ -53,6 +53,9 @@ class IncidentDriver:
         tell: Callable[[Member, ToManager], bool],
         note: Callable[[TimelineKind, Sequence[str], str], None],
         is_asked: Callable[[], bool],
+        gives_evidence: Callable[[int], bool],
+        timers: Timers,
+        wall: Callable[[], float],
     ) -> None:
         self._job = job
         self._roster = roster
@@ -61,20 +64,17 @@ class IncidentDriver:
         self._note = note
         self._is_asked = is_asked
         self._incidents = IncidentMachine(job, desk.policy, desk.book.make_id)
-        self._clock = asyncio.get_running_loop().time
+        self._gives_evidence = gives_evidence
+        self._timers = timers
+        self._clock = timers.time
+        self._wall = wall
         self._numbers = itertools.count(1)
-        self._able: set[int] = set()  # sessions whose managers give evidence
         self._rounds: dict[int, _Round] = {}
         self._is_closed = False
 
     # -- what happens
 
-    def session_opened(self, session: int, *, gives_evidence: bool) -> None:
-        if gives_evidence:
-            self._able.add(session)
-
     def session_ended(self, session: int) -> None:
-        self._able.discard(session)
         for number in list(self._rounds):
             self._rounds[number].gathering.ended(session)
             self._finish_if_complete(number)
@@ -82,7 +82,7 @@ class IncidentDriver:
     def joined(self, participant: Participant) -> None:
         if self._incidents.is_followed or self._incidents.listens_to(participant):
             now = self._clock()
-            self._perform(self._incidents.told(participant.replica_id, participant.distrust, now, time.time()))
+            self._perform(self._incidents.told(participant.replica_id, participant.distrust, now, self._wall()))
             self._perform(self._incidents.asked(now))
             self._perform(self._incidents.reached(participant.asks_for, participant.seen_quorum_id, now))
 
@@ -93,13 +93,13 @@ class IncidentDriver:
 
     def killed(self, replica_id: str, quorum_id: int, why: str) -> None:
         """By a person; a member of that quorum, whether it stands or not."""
-        self._perform(self._incidents.killed(replica_id, quorum_id, why, self._clock(), time.time()))
+        self._perform(self._incidents.killed(replica_id, quorum_id, why, self._clock(), self._wall()))
 
     def lost(self, loss: MemberLost) -> None:
         """A member of no quorum is no incident."""
         if loss.quorum_id is None:
             return
-        self._perform(self._incidents.lost(loss, self._clock(), time.time(), is_asked=self._is_asked()))
+        self._perform(self._incidents.lost(loss, self._clock(), self._wall(), is_asked=self._is_asked()))
 
     def formed(self, quorum: Quorum, *, is_new: bool) -> None:
         if self._incidents.is_followed:
@@ -115,7 +115,7 @@ class IncidentDriver:
         if verdict.kind is Kind.WAITING and self._is_asked():
             return None
         step = max((member.step for member in self._roster if member.in_quorum), default=0)
-        return self._perform(self._incidents.stalled(verdict, step, now, time.time()))
+        return self._perform(self._incidents.stalled(verdict, step, now, self._wall()))
 
     def received(self, session: int, message: Evidence | EvidenceDone) -> None:
         round_ = self._rounds.get(message.number)
@@ -129,18 +129,11 @@ class IncidentDriver:
 
     # -- evidence
 
-    async def gather(self, ranks: Mapping[str, tuple[int, ...]] | None) -> Gathered:
-        """Of these ranks now; None: of all members of the quorum."""
+    def gather(self, ranks: Mapping[str, tuple[int, ...]] | None, reply: Reply[Gathered]) -> None:
+        """Of these ranks now; None: of all members of the quorum. Raises a refusal."""
         if len(self._rounds) >= MAX_ROUNDS:
             raise LimitReached(f"evidence is being taken {MAX_ROUNDS} times over; ask again in {WITHIN_S:g} s")
-        answer: asyncio.Future[Gathered] = asyncio.get_running_loop().create_future()
-
-        def told(gathered: Gathered) -> None:
-            if not answer.done():
-                answer.set_result(gathered)
-
-        self._begin(EvidenceRound(self._witnesses()) if ranks is None else self._of(ranks), told)
-        return await answer
+        self._begin(EvidenceRound(self._witnesses()) if ranks is None else self._of(ranks), reply.answer)
 
     def _of(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
         found = (self._roster.get(name) for name in ranks)
@@ -151,11 +144,11 @@ class IncidentDriver:
 
     def _witness(self, member: Member) -> EvidenceTarget:
         session = member.session if member.is_connected else None
-        return EvidenceTarget(member.replica_id, session, session in self._able)
+        return EvidenceTarget(member.replica_id, session, session is not None and self._gives_evidence(session))
 
     def _begin(self, gathering: EvidenceRound, told: Callable[[Gathered], None]) -> None:
         number = next(self._numbers)
-        limit = asyncio.get_running_loop().call_later(WITHIN_S, self._finish, number)
+        limit = self._timers.call_later(WITHIN_S, self._finish, number)
         self._rounds[number] = _Round(gathering, told, limit)
         for question in gathering.questions:
             member = self._roster.get(question.replica_id)

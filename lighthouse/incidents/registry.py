@@ -2,12 +2,24 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from lighthouse.incidents.durations import IncidentTimes
-from lighthouse.incidents.files import IncidentFiles
 from lighthouse.incidents.rules.archive import SHOWN, IncidentArchive
 from lighthouse.incidents.rules.policy import OnStall
 from lighthouse_protocol.messages.incident import Incident, IncidentSummary
+
+
+class IncidentStore(Protocol):
+    """Where incidents are filed (files.py)."""
+
+    def load(self) -> Iterable[Incident]: ...
+
+    def save(self, incident: Incident) -> None:
+        """Does not wait."""
+        ...
+
+    def close(self) -> None: ...
 
 
 def _no_runs(job: str, reason: str, who: str) -> Iterable[str]:
@@ -19,7 +31,7 @@ class IncidentRegistry:
     """`stop_runs(job, reason, who)` stops the runs of a job and returns their names."""
 
     policy: OnStall = OnStall.NOTIFY
-    files: IncidentFiles | None = None
+    files: IncidentStore | None = None
     stop_runs: Callable[[str, str, str], Iterable[str]] = _no_runs
     book: IncidentArchive = field(default_factory=IncidentArchive)
     times: IncidentTimes = field(default_factory=IncidentTimes)

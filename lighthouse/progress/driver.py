@@ -1,6 +1,5 @@
-"""The loop's side of where a job's ranks are: views come with the managers' beats, a verdict goes to the log."""
+"""Where a job's ranks are: views come with the managers' beats, a verdict goes to the log."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -9,6 +8,7 @@ from lighthouse.progress.rules.job_progress import JobProgress
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.status import RankPlace
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
+from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.stall_watch import StallWatch
 
 log = logging.getLogger(__name__)
@@ -21,14 +21,15 @@ class ProgressDriver:
         self,
         job: str,
         roster: Roster,
+        timers: Timers,
         floor_s: float = FLOOR_S,
         said: Callable[[StallVerdict | None], None] = lambda verdict: None,
     ) -> None:
         """`said` hears each verdict that is new, and None when something moves again."""
         self._roster = roster
         self._progress = JobProgress(floor_s)
-        self._clock = asyncio.get_running_loop().time
-        self._watch = StallWatch(log, f"[{job}] ", self._verdict, self._left_s, floor_s, said)
+        self._clock = timers.time
+        self._watch = StallWatch(timers, log, f"[{job}] ", self._verdict, self._left_s, floor_s, said)
 
     def take(self, replica_id: str, view: GroupView) -> None:
         """`replica_id` is that of the session."""

@@ -1,9 +1,9 @@
-"""The loop's side of one job's machine: feed an event, perform the effects in order, re-arm one timer."""
+"""One job: its machine is fed, its effects are performed in order, one timer is set again.
 
-import asyncio
+Synchronous: time, sessions, waiting calls and the journal are ports, so the simulator runs this very code.
+"""
+
 import itertools
-import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -19,7 +19,7 @@ from lighthouse.members.rules.events import (
 )
 from lighthouse.members.rules.roster import Member
 from lighthouse.progress.driver import ProgressDriver
-from lighthouse.quorum.log import log_journal_outdated, log_order, log_quorum
+from lighthouse.quorum.log import VerdictLog, log_journal_outdated, log_order, log_quorum
 from lighthouse.quorum.rules.events import (
     Effect,
     Event,
@@ -43,11 +43,10 @@ from lighthouse.quorum.rules.events import (
 )
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.record import QuorumRecord
-from lighthouse.quorum.rules.status import awaited, explain, job_status
+from lighthouse.quorum.rules.status import explain, job_status
 from lighthouse.quorum.rules.timeline import History
-from lighthouse.quorum.rules.verdict import Verdict
-from lighthouse.quorum.sessions import SessionTable
-from lighthouse.quorum.waiting_joins import Answer, WaitingJoins
+from lighthouse.quorum.sessions import Session, SessionTable
+from lighthouse.quorum.waiting_joins import Answer, SessionReply, WaitingJoins
 from lighthouse.quorum.world_broadcast import WorldBroadcast
 from lighthouse_protocol.identity import split_replica_id
 from lighthouse_protocol.limits import answer_margin_s
@@ -67,22 +66,20 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.messages.status import JobStatus, TimelineKind
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
-from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.ports import Peer, Reply, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
-
-log = logging.getLogger(__name__)
-
-# A round takes milliseconds: only a wait that lasts is worth a line.
-LOG_WAIT_AFTER_S = 1.0
 
 
 class JobDriver:
-    """`remember` writes a record down before it returns; `lateness` says by how much the loop itself was late."""
+    """Its ports: `timers`; `wall`, seconds since the epoch; `remember`, which writes a record down before it returns;
+    `check_lateness`, which calls `was_late` if the process itself was held up; a Peer per session; a Reply per join."""
 
     def __init__(
         self,
         job: str,
         machine: QuorumMachine,
+        timers: Timers,
+        wall: Callable[[], float],
         remember: Callable[[QuorumRecord], None] = lambda record: None,
         check_lateness: Callable[[], None] = lambda: None,
         stall_after_s: float = FLOOR_S,
@@ -92,80 +89,50 @@ class JobDriver:
         self.machine = machine
         self._remember = remember
         self._check_lateness = check_lateness
-        self._clock = asyncio.get_running_loop().time
-        self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
+        self._timers = timers
+        self._clock = timers.time
+        self._wall = wall
+        self._timer = DeadlineTimer(self._tick, timers)
         self._numbers = itertools.count(1)
         self._sessions = SessionTable()
-        self._names: dict[int, str] = {}  # the replica groups of the sessions
         self._history = History(machine.roster)
         self._desk = desk or IncidentRegistry()
         self.incidents = IncidentDriver(
-            job, machine.roster, self._desk, self.tell, self.note, lambda: len(machine.joins) > 0
+            job,
+            machine.roster,
+            self._desk,
+            self.tell,
+            self.note,
+            lambda: len(machine.joins) > 0,
+            self._gives_evidence,
+            timers,
+            wall,
         )
-        self._places = ProgressDriver(job, machine.roster, stall_after_s, self._stalled)
-        self._worlds = WorldBroadcast(job, machine, self._sessions)
-        self._waiting = WaitingJoins(self._sessions)
-        self._logged: Verdict | None = None
-        self._log_timer: asyncio.TimerHandle | None = None
+        self._places = ProgressDriver(job, machine.roster, timers, stall_after_s, self._stalled)
+        self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
+        self._waiting = WaitingJoins()
+        self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
+        self._is_closed = False
 
     # -- calls
 
-    async def join(self, participant: Participant, time_left_s: float) -> Answer:
-        """The next quorum with `participant` in it. Raises a refusal, at the latest when the time is over."""
-        call, now = next(self._numbers), self._clock()
-        answer = self._waiting.wait(call)
-        self._feed(Joined(call, participant, now + time_left_s))
-        try:
-            async with asyncio.timeout(time_left_s - answer_margin_s(time_left_s)):
-                return await answer
-        except TimeoutError:
-            if answer.done() and not answer.cancelled():  # it came in the same moment
-                return answer.result()
-            raise self._too_late(time_left_s) from None
-        finally:
-            if self._waiting.drop(call):
-                self._feed(Withdrawn(call))
-
-    def beat(self, replica_id: str, incarnation: str) -> None:
-        self._feed(HeartbeatReceived(replica_id, incarnation))
-
-    # -- sessions
-
-    def open_session(self, hello: Hello, sender: Sender) -> int:
-        """The number of the session."""
-        session = next(self._numbers)
-        self._sessions.add(session, sender)
-        self._names[session] = hello.participant.replica_id
-        self._worlds.opened(session, hello)
-        self._feed(SessionOpened(session, hello))
-        return session
-
-    def receive(self, session: int, message: ToLighthouse) -> None:
-        match message:
-            case Heartbeat():
-                self._feed(SessionHeartbeatReceived(session, message))
-                if (name := self._names.get(session)) is not None:
-                    self._history.beat(name, time.time())
-                    if message.progress is not None:
-                        self._places.take(name, message.progress)
-            case JoinRequest(number, participant, time_left_s):
-                self._join_by_session(session, number, participant, time_left_s)
-            case WithdrawRequest(number):
-                if (call := self._waiting.drop_session(session, number)) is not None:
-                    self._feed(Withdrawn(call))
-            case Leave():
-                self._feed(Left(session))
-            case Evidence() | EvidenceDone():
-                self.incidents.received(session, message)
-            case Hello():
-                self._sessions.end(session, None, "a session has one hello")
-
-    def _join_by_session(self, session: int, number: int, participant: Participant, time_left_s: float) -> None:
+    def join(self, participant: Participant, time_left_s: float, reply: Reply[Answer]) -> int:
+        """The next quorum with `participant` in it, or a refusal, at the latest when the time is over. The number of
+        the call."""
         call = next(self._numbers)
+        self._ask(Joined(call, participant, self._clock() + time_left_s), time_left_s, reply)
+        return call
+
+    def withdraw(self, call: int) -> None:
+        """Nobody waits for its answer any more, if it has none yet."""
+        if self._waiting.drop(call):
+            self._feed(Withdrawn(call))
+
+    def _ask(self, joined: Joined, time_left_s: float, reply: Reply[Answer]) -> None:
         give_up_in_s = time_left_s - answer_margin_s(time_left_s)
-        limit = asyncio.get_running_loop().call_later(give_up_in_s, self._give_up, call, time_left_s)
-        self._waiting.add_join(call, session, number, limit)
-        self._feed(Joined(call, participant, self._clock() + time_left_s, session))
+        limit = self._timers.call_later(give_up_in_s, self._give_up, joined.call, time_left_s)
+        self._waiting.add(joined.call, reply, limit)
+        self._feed(joined)
 
     def _give_up(self, call: int, time_left_s: float) -> None:
         self._waiting.refuse(call, self._too_late(time_left_s))
@@ -175,12 +142,54 @@ class JobDriver:
         reason = f"{self.machine.verdict()}: {explain(self.machine, self._clock())}"
         return DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}")
 
-    def end_session(self, session: int) -> None:
-        self._sessions.remove(session)
-        self._worlds.ended(session)
-        self._names.pop(session, None)
-        self._waiting.drop_session(session)
-        self._feed(SessionEnded(session))
+    def beat(self, replica_id: str, incarnation: str) -> None:
+        self._feed(HeartbeatReceived(replica_id, incarnation))
+
+    # -- sessions
+
+    def open_session(self, hello: Hello, peer: Peer[ToManager]) -> int:
+        """The number of the session."""
+        number = next(self._numbers)
+        session = Session(peer, hello.participant.replica_id, hello.takes_world, hello.gives_evidence)
+        self._sessions.add(number, session)
+        self._worlds.opened(session)
+        self._feed(SessionOpened(number, hello))
+        return number
+
+    def receive(self, number: int, message: ToLighthouse) -> None:
+        session = self._sessions.get(number)
+        if session is None:
+            return
+        match message:
+            case Heartbeat():
+                self._feed(SessionHeartbeatReceived(number, message))
+                self._history.beat(session.replica_id, self._wall())
+                if message.progress is not None:
+                    self._places.take(session.replica_id, message.progress)
+            case JoinRequest(join, participant, time_left_s):
+                self._waiting.drop(session.join)  # the newer one takes its place
+                session.join, session.reply = next(self._numbers), SessionReply(session.peer, join)
+                joined = Joined(session.join, participant, self._clock() + time_left_s, number)
+                self._ask(joined, time_left_s, session.reply)
+            case WithdrawRequest(join):
+                if session.join is not None and session.reply == SessionReply(session.peer, join):
+                    self.withdraw(session.join)
+            case Leave():
+                self._feed(Left(number))
+            case Evidence() | EvidenceDone():
+                self.incidents.received(number, message)
+            case Hello():
+                self._sessions.end(number, None, "a session has one hello")
+
+    def end_session(self, number: int) -> None:
+        session = self._sessions.remove(number)
+        if session is not None:
+            self._waiting.drop(session.join)
+            self._feed(SessionEnded(number))
+
+    def _gives_evidence(self, number: int) -> bool:
+        session = self._sessions.get(number)
+        return session is not None and session.gives_evidence
 
     def tell(self, member: Member, message: ToManager) -> bool:
         """Whether `member` has a session to be told by."""
@@ -207,10 +216,10 @@ class JobDriver:
 
     def note(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
         """It goes to the timeline."""
-        self._history.timeline.note(time.time(), kind, replica_ids, text)
+        self._history.timeline.note(self._wall(), kind, replica_ids, text)
 
     def _stalled(self, verdict: StallVerdict | None) -> None:
-        self._history.stall(verdict, time.time())
+        self._history.stall(verdict, self._wall())
         self.incidents.said(verdict)
 
     @property
@@ -234,11 +243,13 @@ class JobDriver:
         self._perform(self.machine.handle(WasLate(by_s), now), now)
 
     def close(self, reason: str) -> None:
+        """No member counts as lost by it."""
+        self._is_closed = True
         self._timer.cancel()
         self._places.close()
         self.incidents.close(reason)
         self._worlds.close()
-        self._stop_watching()
+        self._verdicts.close()
         self._waiting.refuse_all(Unreachable(reason))
         for session in list(self._sessions):
             self._sessions.end(session, None, reason)
@@ -246,6 +257,8 @@ class JobDriver:
     # -- feed and perform
 
     def _feed(self, event: Event) -> None:
+        if self._is_closed:
+            return
         self._check_lateness()
         now = self._clock()
         self._perform(self.machine.handle(event, now), now)
@@ -253,8 +266,6 @@ class JobDriver:
 
     def _tell_incidents(self, event: Event) -> None:
         match event:
-            case SessionOpened(session, hello):
-                self.incidents.session_opened(session, gives_evidence=hello.gives_evidence)
             case SessionEnded(session):
                 self.incidents.session_ended(session)
             case Joined(_, participant):
@@ -273,7 +284,7 @@ class JobDriver:
     def _perform(self, effects: Sequence[Effect], now: float) -> None:
         for effect in effects:
             self._perform_one(effect)
-        self._history.read(effects, time.time())
+        self._history.read(effects, self._wall())
         for effect in effects:
             match effect:
                 case MemberLost():
@@ -282,7 +293,7 @@ class JobDriver:
                     self.incidents.formed(effect.quorum, is_new=effect.is_new)
                 case _:
                     pass
-        self._watch_verdict()
+        self._verdicts.look()
         self._worlds.read(effects)
         self._timer.set(self.machine.deadline(now))
 
@@ -302,7 +313,7 @@ class JobDriver:
             case Welcomed(session, welcome):
                 self._sessions.send(session, welcome)
             case Ordered(order, sessions):
-                self._sessions.order(order, sessions)
+                self._sessions.send_all(sessions, order)
                 log_order(self.job, order)
             case JournalOutdated():
                 log_journal_outdated(self.job, effect)
@@ -313,31 +324,7 @@ class JobDriver:
             case GridChanged() | NewcomersChanged():
                 pass  # read by the world broadcast
 
-    def _end(self, session: int, error: LighthouseError | None, reason: str) -> None:
-        self._waiting.drop_session(session)
-        self._sessions.end(session, error, reason)
-
-    # -- log
-
-    def _watch_verdict(self) -> None:
-        """Log why there is no quorum once that has lasted, and again when the reason changes."""
-        if self.machine.verdict() in (Verdict.FORMED, Verdict.NOBODY_ASKS):
-            self._logged = None
-            self._stop_watching()
-            self._worlds.wait("")
-        elif self._log_timer is None:
-            self._log_timer = asyncio.get_running_loop().call_later(LOG_WAIT_AFTER_S, self._log_verdict)
-
-    def _log_verdict(self) -> None:
-        self._log_timer = None
-        verdict = self.machine.verdict()
-        if verdict is not self._logged:
-            self._logged = verdict
-            log.info("[%s] no quorum: %s (%s)", self.job, verdict, explain(self.machine, self._clock()))
-        self._worlds.wait(awaited(self.machine))
-        self._watch_verdict()
-
-    def _stop_watching(self) -> None:
-        if self._log_timer is not None:
-            self._log_timer.cancel()
-            self._log_timer = None
+    def _end(self, number: int, error: LighthouseError | None, reason: str) -> None:
+        if (session := self._sessions.get(number)) is not None:
+            self._waiting.drop(session.join)
+        self._sessions.end(number, error, reason)

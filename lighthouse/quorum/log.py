@@ -1,14 +1,21 @@
 """A job's quorums in the log."""
 
 import logging
+from collections.abc import Callable
 
 from lighthouse.quorum.rules.events import JournalOutdated
+from lighthouse.quorum.rules.machine import QuorumMachine
+from lighthouse.quorum.rules.status import awaited, explain
+from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
+from lighthouse_runtime.ports import Timer, Timers
 
 log = logging.getLogger(__name__)
 
 NAMES_LOGGED = 16
+# A round takes milliseconds: only a wait that lasts is worth a line.
+WAIT_LOGGED_AFTER_S = 1.0
 _WORTH_A_LINE = (QuorumPhase.RECALLED, QuorumPhase.REVOKED, QuorumPhase.STANDING)
 
 
@@ -38,3 +45,39 @@ def log_journal_outdated(job: str, found: JournalOutdated) -> None:
         found.last_id,
         found.wait_s,
     )
+
+
+class VerdictLog:
+    """Why there is no quorum, once that has lasted, and again when the reason changes. `said` hears what is waited for;
+    empty: nothing."""
+
+    def __init__(self, job: str, machine: QuorumMachine, timers: Timers, said: Callable[[str], None]) -> None:
+        self._job = job
+        self._machine = machine
+        self._timers = timers
+        self._said = said
+        self._logged: Verdict | None = None
+        self._timer: Timer | None = None
+
+    def look(self) -> None:
+        """Something has happened."""
+        if self._machine.verdict() in (Verdict.FORMED, Verdict.NOBODY_ASKS):
+            self._logged = None
+            self.close()
+            self._said("")
+        elif self._timer is None:
+            self._timer = self._timers.call_later(WAIT_LOGGED_AFTER_S, self._say)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _say(self) -> None:
+        self._timer = None
+        verdict = self._machine.verdict()
+        if verdict is not self._logged:
+            self._logged = verdict
+            log.info("[%s] no quorum: %s (%s)", self._job, verdict, explain(self._machine, self._timers.time()))
+        self._said(awaited(self._machine))
+        self.look()

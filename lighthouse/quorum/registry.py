@@ -1,6 +1,5 @@
 """Every job's driver; made when first asked for, dropped when it has gone quiet."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from lighthouse.quorum.store import JobStore, NoJobStore
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
 from lighthouse_protocol.rules.stall import FLOOR_S
+from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.loop_lag import LoopLag
 
 log = logging.getLogger(__name__)
@@ -25,34 +25,36 @@ MAX_JOBS = 1000
 
 class JobRegistry:
     """`config` makes a job's settings from its first quorum_id. `memory` is claimed; `give_up` ends the daemon; `desk`:
-    where incidents go."""
+    where incidents go; `wall`: seconds since the epoch."""
 
     def __init__(
         self,
         config: Callable[[int], QuorumConfig],
+        timers: Timers,
         memory: JobStore | None = None,
         give_up: Callable[[int], None] = lambda status: None,
         stall_after_s: float = FLOOR_S,
         desk: IncidentRegistry | None = None,
-        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._memory = memory or NoJobStore()
         self._give_up = give_up
         self._stall_after_s = stall_after_s
         self._desk = desk or IncidentRegistry()
-        self._wall_ms = wall_ms
+        self._timers = timers
+        self._wall = wall
         self._started_at: float | None = None
         self._records: Mapping[str, QuorumRecord] = {}
         self._drivers: dict[str, JobDriver] = {}
         self._closed = ""
-        self.lateness = LoopLag()
+        self.lateness = LoopLag(timers)
         self.lateness.listen(self._was_late)
 
     def remember(self, records: Mapping[str, QuorumRecord]) -> None:
         """Called once, when the daemon starts on a claimed memory: quorums of before may still be held."""
         self._records = records
-        self._started_at = asyncio.get_running_loop().time()
+        self._started_at = self._timers.time()
 
     def __iter__(self) -> Iterator[JobDriver]:
         return iter(self._drivers.values())
@@ -100,18 +102,25 @@ class JobRegistry:
         last_id = self._memory.last_id(job)
         # Above every id that an earlier lighthouse, or an earlier life of this job, can have given out, whatever has
         # become of the journal.
-        config = self._config(max(last_id + 1, self._wall_ms()))
+        config = self._config(max(last_id + 1, int(self._wall() * 1000)))
         record, self._records = self._records.get(job), {k: v for k, v in self._records.items() if k != job}
         until = None
         if self._started_at is not None:
             until = self._started_at + max(config.lease_s, record.lease_s if record is not None else 0.0)
-            until = until if until > asyncio.get_running_loop().time() or (record and record.stands) else None
+            until = until if until > self._timers.time() or (record and record.stands) else None
         if record is not None and record.lease_s < config.lease_s:
             record = replace(record, lease_s=config.lease_s)  # in force from the first welcome on
             self._commit(job, record)
         machine = QuorumMachine(config, record=record, holders_until=until)
         return JobDriver(
-            job, machine, lambda record: self._commit(job, record), self.lateness.check, self._stall_after_s, self._desk
+            job,
+            machine,
+            self._timers,
+            self._wall,
+            lambda record: self._commit(job, record),
+            self.lateness.check,
+            self._stall_after_s,
+            self._desk,
         )
 
     def _commit(self, job: str, record: QuorumRecord) -> None:

@@ -1,44 +1,62 @@
-"""The open sessions of a job; a message that goes to many is serialised once."""
+"""The open sessions of a job: one record each."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from lighthouse_protocol.messages.session import Goodbye, QuorumOrder, ToManager
+from lighthouse.quorum.waiting_joins import SessionReply
+from lighthouse_protocol.messages.session import Goodbye, ToManager
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_protocol.wire import session_wire
-from lighthouse_runtime.server.streams import Sender
+from lighthouse_runtime.ports import Peer
+
+
+@dataclass(slots=True)
+class Session:
+    """`replica_id` is that of its hello. `join` and `reply`: the call by which it has asked for a quorum last, and
+    where its answer goes; `knows_world`: it has been told of the world."""
+
+    peer: Peer[ToManager]
+    replica_id: str
+    takes_world: bool
+    gives_evidence: bool
+    join: int | None = None
+    reply: SessionReply | None = None
+    knows_world: bool = False
 
 
 class SessionTable:
     def __init__(self) -> None:
-        self._senders: dict[int, Sender] = {}
+        self._sessions: dict[int, Session] = {}
 
     def __len__(self) -> int:
-        return len(self._senders)
+        return len(self._sessions)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._senders)
+        return iter(self._sessions)
 
-    def add(self, session: int, sender: Sender) -> None:
-        self._senders[session] = sender
+    def add(self, number: int, session: Session) -> None:
+        self._sessions[number] = session
 
-    def remove(self, session: int) -> None:
-        self._senders.pop(session, None)
+    def get(self, number: int) -> Session | None:
+        return self._sessions.get(number)
 
-    def send(self, session: int, message: ToManager) -> None:
-        self.send_bytes(session, session_wire.session_response_to_wire(message).SerializeToString())
+    def remove(self, number: int) -> Session | None:
+        return self._sessions.pop(number, None)
 
-    def send_bytes(self, session: int, message: bytes) -> None:
-        if (sender := self._senders.get(session)) is not None:
-            sender.send(message)
+    def takers(self) -> Iterator[Session]:
+        """Those that are told of the world."""
+        return (session for session in self._sessions.values() if session.takes_world)
 
-    def order(self, order: QuorumOrder, sessions: Sequence[int]) -> None:
-        message = session_wire.order_bytes(order)
-        for session in sessions:
-            self.send_bytes(session, message)
+    def send(self, number: int, message: ToManager) -> None:
+        if (session := self._sessions.get(number)) is not None:
+            session.peer.send(message)
 
-    def end(self, session: int, error: LighthouseError | None, reason: str = "") -> None:
-        if (sender := self._senders.get(session)) is None:
+    def send_all(self, numbers: Sequence[int], message: ToManager) -> None:
+        for number in numbers:
+            self.send(number, message)
+
+    def end(self, number: int, error: LighthouseError | None, reason: str = "") -> None:
+        if (session := self._sessions.get(number)) is None:
             return
         if error is None:
-            self.send(session, Goodbye(reason))
-        sender.end(error)
+            session.peer.send(Goodbye(reason))
+        session.peer.end(error)

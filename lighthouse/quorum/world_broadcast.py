@@ -1,10 +1,9 @@
-"""The loop's side of the grid: managers that take it are told of the world when it has changed, and which groups are
-held back for ranks that are missing goes to the log.
+"""Managers that take it are told of the world when it has changed, and which groups are held back for ranks that are
+missing goes to the log.
 
 Levels, not edges: a new session is told as soon as it is open, and a burst of changes is told once.
 """
 
-import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -13,10 +12,9 @@ from lighthouse.members.rules.rank_grid import Grid, grid_of
 from lighthouse.quorum.log import NAMES_LOGGED
 from lighthouse.quorum.rules.events import Effect, NewcomersChanged, QuorumFormed
 from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.sessions import SessionTable
+from lighthouse.quorum.sessions import Session, SessionTable
 from lighthouse_protocol.messages.membership import World
-from lighthouse_protocol.messages.session import Hello
-from lighthouse_protocol.wire.session_wire import world_bytes
+from lighthouse_runtime.ports import Timer, Timers
 from lighthouse_runtime.timing.sustained import Sustained
 
 log = logging.getLogger(__name__)
@@ -28,28 +26,22 @@ HELD_BACK_LOGGED_AFTER_S = 10.0
 
 
 class WorldBroadcast:
-    def __init__(self, job: str, machine: QuorumMachine, sessions: SessionTable) -> None:
+    def __init__(self, job: str, machine: QuorumMachine, sessions: SessionTable, timers: Timers) -> None:
         self._job = job
         self._machine = machine
         self._sessions = sessions
-        self._takers: set[int] = set()
-        self._untold: set[int] = set()
+        self._timers = timers
+        self._has_newcomer = False  # a session that has been told nothing yet
         self._has_grid_changed = False
         self._has_changed = False
         self._grid = Grid(())
         self._world: World | None = None
         self._waiting_for = ""
-        self._held_back = Sustained(self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
-        self._timer: asyncio.TimerHandle | None = None
+        self._held_back = Sustained(timers, self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
+        self._timer: Timer | None = None
 
-    def opened(self, session: int, hello: Hello) -> None:
-        if hello.takes_world:
-            self._takers.add(session)
-            self._untold.add(session)
-
-    def ended(self, session: int) -> None:
-        self._takers.discard(session)
-        self._untold.discard(session)
+    def opened(self, session: Session) -> None:
+        self._has_newcomer |= session.takes_world
 
     def wait(self, waiting_for: str) -> None:
         """What requests for a quorum wait for, now that it lasts; empty: nothing."""
@@ -68,9 +60,9 @@ class WorldBroadcast:
         """Tell soon what is new, if anything is. O(1)."""
         told = self._world.waiting_for if self._world is not None else ""
         is_new = self._has_changed or self._waiting_for != told
-        if self._timer is None and (self._untold or is_new):
-            after_s = max(TOLD_AFTER_S, len(self._takers) / SESSIONS_PER_S)
-            self._timer = asyncio.get_running_loop().call_later(after_s, self._look)
+        if self._timer is None and (self._has_newcomer or is_new):
+            after_s = max(TOLD_AFTER_S, len(self._sessions) / SESSIONS_PER_S)
+            self._timer = self._timers.call_later(after_s, self._look)
 
     def close(self) -> None:
         self._held_back.close()
@@ -88,13 +80,11 @@ class WorldBroadcast:
         if world.pending and (self._world is None or world.pending != self._world.pending):
             log.info("[%s] ask to come in: %s", self._job, ", ".join(world.pending[:NAMES_LOGGED]))
         is_new, self._world = world != self._world, world
-        self._tell(world, self._takers if is_new else self._untold)
-        self._untold = set()
-
-    def _tell(self, world: World, sessions: set[int]) -> None:
-        message = world_bytes(world)
-        for session in sessions:
-            self._sessions.send_bytes(session, message)
+        self._has_newcomer = False
+        for session in self._sessions.takers():
+            if is_new or not session.knows_world:
+                session.knows_world = True
+                session.peer.send(world)
 
     def _log_held_back(self, groups: str) -> None:
         log.warning("[%s] %s; a replica group takes part only when all its ranks are there", self._job, groups)

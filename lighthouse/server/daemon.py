@@ -59,7 +59,9 @@ class LighthouseDaemon:
         self._is_ready = False
         self._memory = config.memory()
         self._desk = self._make_desk()
-        self._jobs = JobRegistry(config.quorum_config, self._memory, stop, config.stall_after_s, self._desk)
+        self._jobs = JobRegistry(
+            config.quorum_config, asyncio.get_running_loop(), self._memory, stop, config.stall_after_s, self._desk
+        )
         runs_kept = self._memory if isinstance(self._memory, Journal) else RunStoreInProcess()
         self._runs = RunRegistry(runs_kept, config.rank_timeout_s, self._jobs.lateness, self._jobs.guarded)
         counters, policy = Counters(), ControlPolicy(token, config.allow_remote_control)

@@ -7,9 +7,11 @@ from lighthouse.incidents.rules.evidence_round import check_ranks, read_ranks
 from lighthouse.quorum.registry import JobRegistry
 from lighthouse.server.lookup import job_of, live_member
 from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.messages.incident import Gathered
 from lighthouse_protocol.pb.extensions import incident_pb2 as pb
 from lighthouse_protocol.wire.codecs import GATHERED, INCIDENT, INCIDENT_SUMMARY
 from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.future_reply import FutureReply
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method
 
 
@@ -44,4 +46,6 @@ class IncidentService:
             member = live_member(driver, check_name(name))
             check_ranks(member.replica_id, of, member.participant.group_world_size if member.participant else 0)
             found[member.replica_id] = of
-        return GATHERED.write(await driver.incidents.gather(found or None))
+        reply = FutureReply[Gathered]()
+        driver.incidents.gather(found or None, reply)
+        return GATHERED.write(await reply.value)

@@ -10,11 +10,12 @@ from lighthouse.quorum.driver import JobDriver
 from lighthouse.quorum.metrics import Counters
 from lighthouse.quorum.registry import JobRegistry
 from lighthouse.quorum.waiting_joins import Answer
+from lighthouse.server.frames import QuorumFrames, SessionFrames
 from lighthouse.server.lookup import job_of, live_member
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import check_name, split_replica_id
 from lighthouse_protocol.limits import cut_reason
-from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import DrainRequest, Hello, KillRequest
 from lighthouse_protocol.messages.status import LighthouseStatus, TimelineKind
 from lighthouse_protocol.pb.documented import lighthouse_pb2
@@ -30,11 +31,15 @@ from lighthouse_protocol.wire import documented as wire
 from lighthouse_protocol.wire import session_wire, status_wire
 from lighthouse_runtime.client.manager import AsyncManagerClient
 from lighthouse_runtime.server.control_policy import ControlPolicy
+from lighthouse_runtime.server.future_reply import FutureReply
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
+from lighthouse_runtime.server.stream_peer import StreamPeer
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 
 log = logging.getLogger(__name__)
 
+QUORUMS = QuorumFrames()
+TO_MANAGERS = SessionFrames()
 REFLECTED = ("lighthouse.v1.LighthouseService", "torchft.LighthouseService")
 
 
@@ -70,10 +75,10 @@ class LighthouseService:
         }
 
     async def quorum(self, request: lighthouse_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
-        return (await self._join(lambda: wire.participant_from_native(_requester(request)), call)).native
+        return QUORUMS.native(await self._join(lambda: wire.participant_from_native(_requester(request)), call))
 
     async def torchft_quorum(self, request: torchft_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
-        return (await self._join(lambda: wire.participant_from_torchft(_requester(request)), call)).torchft
+        return QUORUMS.torchft(await self._join(lambda: wire.participant_from_torchft(_requester(request)), call))
 
     async def heartbeat(
         self, request: lighthouse_pb2.LighthouseHeartbeatRequest, call: Call
@@ -133,7 +138,7 @@ class LighthouseService:
         if not isinstance(hello, Hello):
             raise InvalidRequest("must be a session's first message", field="hello")
         driver = self._jobs.get(job_of(call))  # only now: a quiet job is forgotten
-        number = driver.open_session(hello, sender)
+        number = driver.open_session(hello, StreamPeer(sender, TO_MANAGERS))
         try:
             async for request in requests:
                 if (message := read(request)) is not None:
@@ -147,15 +152,23 @@ class LighthouseService:
         uptime_s = time.monotonic() - self._started_at
         return LighthouseStatus(VERSION, uptime_s, tuple(driver.status(has_ranks=has_ranks) for driver in drivers))
 
-    async def _join(self, read: Callable[[], Participant], call: Call) -> Answer:
+    async def _join(self, read: Callable[[], Participant], call: Call) -> Quorum:
         began_at = time.monotonic()
         try:
-            answer = await self._jobs.get(job_of(call)).join(read(), call.require_deadline())
+            answer = await self._answer(self._jobs.get(job_of(call)), read(), call.require_deadline())
         except LighthouseError as e:
             self._counters.refused(type(e).__name__)
             raise
         self._counters.waited(job_of(call), time.monotonic() - began_at)
-        return answer
+        return answer.quorum
+
+    async def _answer(self, driver: JobDriver, participant: Participant, time_left_s: float) -> Answer:
+        reply = FutureReply[Answer]()
+        number = driver.join(participant, time_left_s, reply)
+        try:
+            return await reply.value
+        finally:
+            driver.withdraw(number)
 
     def _beat(self, wire_id: str, incarnation: str, call: Call) -> None:
         name, implied = split_replica_id(check_name(wire_id))

@@ -1,8 +1,9 @@
 """Whether this process itself was held up: listeners that judge others by time are told first."""
 
-import asyncio
 import logging
 from collections.abc import Callable
+
+from lighthouse_runtime.ports import Timer, Timers
 
 log = logging.getLogger(__name__)
 
@@ -11,10 +12,11 @@ LATE_AFTER_S = 0.75
 
 
 class LoopLag:
-    def __init__(self) -> None:
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
         self._listeners: list[Callable[[float], None]] = []
         self._due_at: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._is_stopped = False
 
     def listen(self, listener: Callable[[float], None]) -> None:
@@ -24,13 +26,12 @@ class LoopLag:
     def watch(self) -> None:
         """From now on; again: nothing."""
         if self._timer is None and not self._is_stopped:
-            loop = asyncio.get_running_loop()
-            self._due_at = loop.time() + CHECKED_EVERY_S
-            self._timer = loop.call_at(self._due_at, self._check_again)
+            self._due_at = self._timers.time() + CHECKED_EVERY_S
+            self._timer = self._timers.call_at(self._due_at, self._check_again)
 
     def check(self) -> None:
         """Whatever is read first after a pause, the listeners are told of the pause before it."""
-        now = asyncio.get_running_loop().time()
+        now = self._timers.time()
         if self._due_at is None or now - self._due_at < LATE_AFTER_S:
             return
         by_s, self._due_at = now - self._due_at, now + CHECKED_EVERY_S

@@ -1,10 +1,10 @@
 """Looks, when there may be something to say, whether ranks stall; the verdict goes to the log, once."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 
 from lighthouse_protocol.rules.stall import StallVerdict
+from lighthouse_runtime.ports import Timer, Timers
 
 LOOKED_AGAIN_S = 1.0  # while nothing moves
 SOON_S = 0.05
@@ -18,6 +18,7 @@ class StallWatch:
 
     def __init__(
         self,
+        timers: Timers,
         log: logging.Logger,
         where: str,
         judge: Callable[[float], StallVerdict | None],
@@ -26,13 +27,14 @@ class StallWatch:
         told: Callable[[StallVerdict | None], None] = lambda verdict: None,
     ) -> None:
         self.said: StallVerdict | None = None
+        self._timers = timers
         self._log = log
         self._where = where
         self._judge = judge
         self._left_s = left_s
         self._look_s = look_s
         self._told = told
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
 
     def wake(self) -> None:
         """A rank is there."""
@@ -45,15 +47,14 @@ class StallWatch:
             self._timer = None
 
     def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = self._timers.time()
         self._say(self._judge(now))
         left_s = self._left_s(now)
         if left_s is None:
             self._timer = None
             return
         delay_s = max(left_s, SOON_S) if left_s > -SOON_S else LOOKED_AGAIN_S
-        self._timer = loop.call_later(min(delay_s, self._look_s), self._look)
+        self._timer = self._timers.call_later(min(delay_s, self._look_s), self._look)
 
     def _say(self, verdict: StallVerdict | None) -> None:
         before, self.said = self.said, verdict

@@ -1,19 +1,21 @@
 """What is worth a line in the log only if it lasts."""
 
-import asyncio
 from collections.abc import Callable
+
+from lighthouse_runtime.ports import Timer, Timers
 
 
 class Sustained:
     """`say` hears a text that has been the same for `after_s`, once; `over`: it was said, and is true no more."""
 
-    def __init__(self, say: Callable[[str], None], over: Callable[[], None], after_s: float) -> None:
+    def __init__(self, timers: Timers, say: Callable[[str], None], over: Callable[[], None], after_s: float) -> None:
+        self._timers = timers
         self._say = say
         self._over = over
         self._after_s = after_s
         self._text = ""
         self._has_said = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
 
     def set(self, text: str) -> None:
         """As it is now; empty: there is nothing to say."""
@@ -22,7 +24,7 @@ class Sustained:
         self.close()
         self._text = text
         if text:
-            self._timer = asyncio.get_running_loop().call_later(self._after_s, self._lasts)
+            self._timer = self._timers.call_later(self._after_s, self._lasts)
         elif self._has_said:
             self._has_said = False
             self._over()

@@ -27,8 +27,9 @@ class GroupProgressDriver:
         self._incarnation = incarnation
         self._newest: dict[int, int] = {}  # watches, by their ranks
         self._of: dict[int, tuple[int, Process]] = {}
-        self._clock = asyncio.get_running_loop().time
-        self._watch = StallWatch(log, "", self._verdict, self._progress.left_s, limits.floor_s)
+        timers = asyncio.get_running_loop()
+        self._clock = timers.time
+        self._watch = StallWatch(timers, log, "", self._verdict, self._progress.left_s, limits.floor_s)
 
     def opened(self, watch: int, request: WatchRequest) -> None:
         self._of[watch] = request.group_rank, Process(request.worker, request.hostname, request.pid)

@@ -1,6 +1,7 @@
 """The loop's side of who is there: of the world, the ranks of all replica groups, the lighthouse tells, and the ranks
 are told; which of the group's own are missing goes to the log."""
 
+import asyncio
 import logging
 
 from lighthouse_protocol.messages.membership import World
@@ -21,7 +22,7 @@ class Worlds:
     def __init__(self) -> None:
         self.world: World | None = None
         self._takers: dict[int, Sender] = {}
-        self._incomplete = Sustained(_log_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
+        self._incomplete = Sustained(asyncio.get_running_loop(), _log_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
 
     def opened(self, watch: int, request: WatchRequest, sender: Sender) -> None:
         if request.takes_world:

@@ -33,7 +33,7 @@ LONG_S = 600.0
 
 
 def lighthouse(within_s: float) -> LighthouseService:
-    return service_of(JobRegistry(lambda job: QuorumConfig(), NoJobStore(), lambda status: None), within_s)
+    return service_of(JobRegistry(lambda job: QuorumConfig(), asyncio.get_running_loop(), NoJobStore()), within_s)
 
 
 def service_of(jobs: JobRegistry, within_s: float) -> LighthouseService:
@@ -83,7 +83,7 @@ async def test_a_session_begins_with_its_hello():
 
 async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it():
     """Whoever asks for a status has quiet jobs forgotten."""
-    jobs = JobRegistry(lambda job: QuorumConfig(), NoJobStore(), lambda status: None)
+    jobs = JobRegistry(lambda job: QuorumConfig(), asyncio.get_running_loop(), NoJobStore())
     service = service_of(jobs, LONG_S)
     async with opened(service, SESSION) as stream:
         await asyncio.sleep(4 * SOON_S)  # it is open, and has said nothing

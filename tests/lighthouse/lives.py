@@ -26,7 +26,6 @@ from lighthouse_protocol.messages.session import (
     QuorumPhase,
     ToManager,
 )
-from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.wire import session_wire
 from tests.lighthouse.sessions import native
@@ -54,9 +53,10 @@ class Life:
         self.memory = NoJobStore() if path is None else Journal(path)
         self.jobs = JobRegistry(
             lambda first_id: QuorumConfig(**({"first_quorum_id": first_id} | config)),  # pyright: ignore[reportArgumentType]
+            loop,
             self.memory,
             self.gave_up.append,
-            wall_ms=lambda: self.wall_ms + round((loop.time() - self.began_at) * 1000),
+            wall=lambda: self.wall_ms / 1000 + (loop.time() - self.began_at),
         )
         self.managers: list[Manager] = []
         if self.memory.claim():
@@ -101,7 +101,7 @@ class Manager:
     def connect(self, life: Life) -> "Manager":
         self.life, self.ended = life, None
         life.managers.append(self)
-        self.session = life.driver.open_session(Hello(self.me, GroupReport(self.held)), self)  # pyright: ignore[reportArgumentType]
+        self.session = life.driver.open_session(Hello(self.me, GroupReport(self.held)), self)
         return self
 
     def cut(self) -> None:
@@ -124,10 +124,10 @@ class Manager:
         self.beats += 1
         self.life.driver.receive(self.session, Heartbeat(self.beats, GroupReport(self.held)))
 
-    # -- a Sender
+    # -- a Peer
 
-    def send(self, message: bytes) -> None:
-        told = session_wire.session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(message))
+    def send(self, message: ToManager) -> None:
+        told = session_wire.session_response_from_wire(session_wire.session_response_to_wire(message))
         if self.life is None or told is None:
             return
         if isinstance(told, JoinAccepted):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from lighthouse.incidents.rules.policy import OnStall
 from lighthouse.quorum.driver import JobDriver
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse_protocol.messages.incident import Incident, IncidentKind, IncidentSummary
+from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.session import (
     Evidence,
@@ -28,9 +29,7 @@ from lighthouse_protocol.messages.session import (
     ToManager,
 )
 from lighthouse_protocol.messages.status import TimelineKind
-from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_protocol.wire import session_wire
 from tests.lighthouse.evidence import rank as evidence_of
 from tests.lighthouse.sessions import held, native
 from tests.lighthouse_protocol.views import after, all_reduce, rank
@@ -63,17 +62,16 @@ class Manager:
 
     def connect(self) -> None:
         hello = Hello(native(self.name), gives_evidence=self.gives_evidence)
-        self.session = self.job.driver.open_session(hello, self)  # pyright: ignore[reportArgumentType]
+        self.session = self.job.driver.open_session(hello, self)
 
-    def send(self, message: bytes) -> None:
-        told = session_wire.session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(message))
-        assert told is not None
+    def send(self, message: ToManager) -> None:
+        told = message
         self.heard.append(told)
         if isinstance(told, EvidenceRequest) and self.answers:
-            self.job.loop.call_later(0.5, self.give, told.number)
+            self.job.loop.call_later(0.5, self.give, told.number, told.group_ranks)
 
-    def give(self, number: int) -> None:
-        for group_rank in (0, 1):
+    def give(self, number: int, group_ranks: tuple[int, ...]) -> None:
+        for group_rank in group_ranks or (0, 1):
             self.job.driver.receive(self.session, Evidence(number, evidence_of(group_rank)))
         self.job.driver.receive(self.session, EvidenceDone(number))
 
@@ -99,7 +97,7 @@ class Job:
     def __init__(self, loop: VirtualLoop, desk: IncidentRegistry) -> None:
         self.loop, self.desk = loop, desk
         machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=1000.0, lease_s=1000.0, join_timeout_s=1000.0))
-        self.driver = JobDriver("j", machine, desk=desk)
+        self.driver = JobDriver("j", machine, loop, time.time, desk=desk)
         self.managers = {name: Manager(self, name) for name in "abc"}
 
     def start(self) -> None:
@@ -274,6 +272,8 @@ class TestAStall:
         assert job.incidents[0].action == "the lighthouse stopped: nothing was done"
         assert job.managers["b"].told(KillRequest) == []
         assert job.newest.missing == ("a: not all came within 10 s",)
+        for manager in job.managers.values():
+            job.driver.end_session(manager.session)
         job.loop.go(0)
         assert job.loop.timers == 0
 
@@ -332,26 +332,29 @@ class TestALoss:
         assert job.incidents == ()
 
 
-def test_stacks_are_given_when_asked_for():
-    async def ask() -> tuple[list[str], tuple[str, ...]]:
-        job = Job(VirtualLoop(), IncidentRegistry())
-        job.managers["c"].gives_evidence = False
-        job.loop = asyncio.get_running_loop()  # pyright: ignore[reportAttributeAccessIssue]
-        for manager in job.managers.values():
-            manager.give = lambda number, m=manager: (  # pyright: ignore[reportAttributeAccessIssue]
-                job.driver.receive(m.session, Evidence(number, evidence_of(1))),
-                job.driver.receive(m.session, EvidenceDone(number)),
-            )
-        job.start()
-        async with asyncio.timeout(60):
-            gathered = await job.driver.incidents.gather(None)
-            some = await job.driver.incidents.gather({"b": (1,)})
-        assert [one.name for one in some.evidence] == ["b/1"]
-        assert job.managers["b"].told(EvidenceRequest)[-1].group_ranks == (1,)  # pyright: ignore
-        assert job.incidents == ()
-        job.driver.close("over")
-        return [one.name for one in gathered.evidence], gathered.missing
+class Caller:
+    """A Reply."""
 
-    names, missing = asyncio.run(ask())
-    assert names == ["a/1", "b/1"]
-    assert missing == ("c: its manager is of an older version, and gives none",)
+    def __init__(self) -> None:
+        self.answers: list[Gathered] = []
+
+    def answer(self, value: Gathered) -> None:
+        self.answers.append(value)
+
+    def refuse(self, error: LighthouseError) -> None:
+        raise error
+
+
+def test_stacks_are_given_when_asked_for(make: Make):
+    job, caller = make(), Caller()
+    job.managers["c"].gives_evidence = False
+    job.start()
+    job.driver.incidents.gather(None, caller)
+    job.driver.incidents.gather({"b": (1,)}, caller)
+    job.loop.go(1)
+    every, some = caller.answers
+    assert [one.name for one in every.evidence] == ["a/0", "a/1", "b/0", "b/1"]
+    assert every.missing == ("c: its manager is of an older version, and gives none",)
+    assert [one.name for one in some.evidence] == ["b/1"]
+    assert job.managers["b"].told(EvidenceRequest)[-1].group_ranks == (1,)  # pyright: ignore
+    assert job.incidents == ()

@@ -37,7 +37,7 @@ class Job:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop, self.roster = loop, Roster()
-        self.places = ProgressDriver("j", self.roster)  # pyright: ignore[reportArgumentType]
+        self.places = ProgressDriver("j", self.roster, loop)  # pyright: ignore[reportArgumentType]
         inside = all_reduce(9)
         self.a = GroupView("a", "i", tuple(rank(n, inside=inside, group="a", still_s=0) for n in range(2)))
         late = rank(1, "loader", left=after(all_reduce(8)), group="b", still_s=0)

@@ -7,12 +7,10 @@ import pytest
 
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.sessions import SessionTable
+from lighthouse.quorum.sessions import Session, SessionTable
 from lighthouse.quorum.world_broadcast import HELD_BACK_LOGGED_AFTER_S, WorldBroadcast
 from lighthouse_protocol.messages.membership import World
-from lighthouse_protocol.messages.session import STARTING, GroupReport, Hello
-from lighthouse_protocol.pb.documented import lighthouse_pb2
-from lighthouse_protocol.wire.session_wire import session_response_from_wire
+from lighthouse_protocol.messages.session import STARTING
 from tests.lighthouse.sessions import asks, ended, native, opened, pulse
 from tests.virtual_loop import VirtualLoop
 
@@ -21,8 +19,11 @@ class Heard:
     def __init__(self) -> None:
         self.messages: list[object] = []
 
-    def send(self, message: bytes) -> None:
-        self.messages.append(session_response_from_wire(lighthouse_pb2.SessionResponse.FromString(message)))
+    def send(self, message: object) -> None:
+        self.messages.append(message)
+
+    def end(self, error: object = None) -> None:
+        raise AssertionError(error)
 
 
 class Job:
@@ -30,7 +31,7 @@ class Job:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop, self.machine, self.sessions = loop, QuorumMachine(QuorumConfig()), SessionTable()
-        self.worlds = WorldBroadcast("j", self.machine, self.sessions)
+        self.worlds = WorldBroadcast("j", self.machine, self.sessions, loop)
 
     def feed(self, event: object) -> None:
         self.worlds.read(self.machine.handle(event, self.loop.now))  # type: ignore[arg-type]
@@ -39,8 +40,8 @@ class Job:
         self, session: int, name: str, *, takes: bool = True, size: int = 1, missing: tuple[int, ...] = ()
     ) -> Heard:
         heard, who = Heard(), native(name, group_world_size=size)
-        self.sessions.add(session, heard)  # type: ignore[arg-type]
-        self.worlds.opened(session, Hello(who, GroupReport(), takes_world=takes))
+        self.sessions.add(session, opened_session := Session(heard, name, takes_world=takes, gives_evidence=False))
+        self.worlds.opened(opened_session)
         self.feed(opened(session, who, down=STARTING if missing else "", missing=frozenset(missing)))
         return heard
 
@@ -95,7 +96,7 @@ def test_a_new_session_is_told_though_nothing_has_changed(job: Job):
 
 def test_who_has_gone_is_told_nothing(job: Job):
     heard = job.come(1, "a")
-    job.worlds.ended(1)
+    job.sessions.remove(1)
     job.feed(ended(1))
     job.loop.go(1.0)
     assert heard.messages == []

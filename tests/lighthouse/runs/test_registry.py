@@ -60,7 +60,7 @@ class Listener:
 
 @pytest.fixture
 async def runs() -> AsyncIterator[RunRegistry]:
-    lateness = LoopLag()
+    lateness = LoopLag(asyncio.get_running_loop())
     made = RunRegistry(RunStoreInProcess(), 30.0, lateness)
     yield made
     made.close("the end")
@@ -90,7 +90,7 @@ async def test_what_is_told_was_written_down_before(monkeypatch: pytest.MonkeyPa
         commit(*run)
 
     monkeypatch.setattr(memory, "commit_run", look)
-    runs = RunRegistry(memory, 30.0, lateness := LoopLag())
+    runs = RunRegistry(memory, 30.0, lateness := LoopLag(asyncio.get_running_loop()))
     driver = runs.get("j", "r")
     listeners += [entered(driver, slot)[1] for slot in (0, 1)]
     assert written == [0]

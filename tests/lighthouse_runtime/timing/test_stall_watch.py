@@ -44,7 +44,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.fixture
 def watch(scene: Scene) -> StallWatch:
-    return StallWatch(LOG, "[j] ", scene.judge, scene.left_s, 60.0, scene.hear)
+    return StallWatch(scene.loop, LOG, "[j] ", scene.judge, scene.left_s, 60.0, scene.hear)
 
 
 def test_says_it_once_and_when_it_is_over(scene: Scene, watch: StallWatch, caplog: pytest.LogCaptureFixture):

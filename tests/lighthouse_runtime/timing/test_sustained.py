@@ -9,7 +9,7 @@ AFTER_S = 0.02
 
 async def said(*texts: str, apart_s: float) -> list[str]:
     heard: list[str] = []
-    lasting = Sustained(heard.append, lambda: heard.append("over"), AFTER_S)
+    lasting = Sustained(asyncio.get_running_loop(), heard.append, lambda: heard.append("over"), AFTER_S)
     for text in texts:
         lasting.set(text)
         await asyncio.sleep(apart_s)
