@@ -114,7 +114,7 @@ class IncidentDriver:
             return self._perform(self._incidents.moved(now))
         if verdict.kind is Kind.WAITING and self._is_asked():
             return None
-        step = max((member.step for member in self._roster if member.in_quorum), default=0)
+        step = max((member.step for member in self._roster.participants()), default=0)
         return self._perform(self._incidents.stalled(verdict, step, now, self._wall()))
 
     def received(self, session: int, message: Evidence | EvidenceDone) -> None:
@@ -140,7 +140,7 @@ class IncidentDriver:
         return EvidenceRound([self._witness(member) for member in found if member is not None], ranks=ranks)
 
     def _witnesses(self) -> list[EvidenceTarget]:
-        return [self._witness(member) for member in self._roster if member.in_quorum]
+        return [self._witness(member) for member in self._roster.participants()]
 
     def _witness(self, member: Member) -> EvidenceTarget:
         session = member.session if member.is_connected else None
@@ -209,8 +209,7 @@ class IncidentDriver:
             )
             members = {
                 member.replica_id: member.participant.group_world_size if member.participant is not None else 1
-                for member in self._roster
-                if member.in_quorum
+                for member in self._roster.participants()
             }
             self._perform(self._incidents.took(id, gathered, members, now))
 
@@ -231,7 +230,7 @@ class IncidentDriver:
         runs = list(self._desk.stop_runs(self._job, reason, f"--on-stall stop, incident {id}"))
         if runs:
             return f"stopped the run {', '.join(runs)}"
-        members = sorted(member.replica_id for member in self._roster if member.in_quorum)
+        members = sorted(member.replica_id for member in self._roster.participants())
         return f"killed {', '.join(members)}: the job has no run to stop" + self._kill(members, reason)
 
     def _kill(self, names: Sequence[str], reason: str) -> str:

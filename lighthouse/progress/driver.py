@@ -56,7 +56,7 @@ class ProgressDriver:
 
     @property
     def _members(self) -> list[str]:
-        return [member.replica_id for member in self._roster if member.in_quorum]
+        return [member.replica_id for member in self._roster.participants()]
 
     @property
     def _alive(self) -> set[str]:

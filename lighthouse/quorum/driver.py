@@ -201,7 +201,7 @@ class JobDriver:
     def killed(self, member: Member, why: str) -> None:
         """By a person."""
         quorum = self.machine.quorum
-        if quorum is not None and self.machine.is_participant(member):
+        if quorum is not None and self.machine.current.has(member):
             self.incidents.killed(member.replica_id, quorum.quorum_id, why)
 
     # -- what it is

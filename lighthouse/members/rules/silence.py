@@ -45,7 +45,7 @@ class MassSilence:
 
     def _is_shared(self, beat_interval_s: float, now: float) -> bool:
         """Whether more than half of the quorum's members with a session are silent. O(n), when one is lost."""
-        members = [m for m in self._roster if m.in_quorum and m.session is not None and m.is_alive]
+        members = [m for m in self._roster.participants() if m.session is not None and m.is_alive]
         return 2 * sum(_is_silent(m, beat_interval_s, now) for m in members) > len(members) > 1
 
 

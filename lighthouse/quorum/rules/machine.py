@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from lighthouse.members.rules.events import GridChanged
 from lighthouse.members.rules.roster import LastQuorumTold, Member
 from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.events import (
     Effect,
     Event,
@@ -61,33 +62,21 @@ class QuorumMachine:
         self.config = config
         self._effects: list[Effect] = []
         self._has_grid_changed = False
-        self.standing = Standing()
-        self._numbering = Numbering(config.first_quorum_id, record)
+        self.current = CurrentQuorum()
+        self.standing = Standing(self.current)
+        self._numbering = Numbering(config.first_quorum_id, record, self.current)
         may_be_older = None if record is None else holders_until
-        self.attendance = Presence(config, self.standing, self._numbering, self._emit, may_be_older)
+        self.attendance = Presence(config, self.current, self.standing, self._numbering, self._emit, may_be_older)
         self.roster = self.attendance.roster
         self.joins = self.attendance.joins
-        self.quorum: Quorum | None = None
-        self.formed_at: float | None = None  # before a restart: when this lighthouse first heard of it
-        self.quorums_formed = 0
-        self.rounds = 0
         self._history = History(record.named if record is not None else ())
-        self._previous: frozenset[str] = frozenset()
         self._now, self._working = 0.0, 0
         self._lost_at: float | None = None  # when the last loss of a member of the present quorum was
         if record is not None and record.quorum is not None:
-            self._remember(record.quorum)
+            self.current.restore(record.quorum)
+            self._history.add(record.quorum.quorum_id)
         if holders_until is not None:
             self.standing.restore(record, holders_until)
-
-    def _remember(self, quorum: Quorum) -> None:
-        """It was the last one before a restart: its members are those of the previous quorum."""
-        self.quorum = quorum
-        self._history.add(quorum.quorum_id)
-        self._previous = frozenset(member.replica_id for member in quorum.participants)
-        self.joins.expect(self._previous)
-        self.roster.expect(quorum)
-        self.attendance.has_formed = True
 
     def is_quiet(self, now: float) -> bool:
         """No member is alive or remembered, and no lease of one that was here can still run."""
@@ -102,8 +91,10 @@ class QuorumMachine:
         """Until then members that fell silent together are held for alive."""
         return self.attendance.silence.braked_until
 
-    def is_participant(self, member: Member) -> bool:
-        return member.in_quorum
+    @property
+    def quorum(self) -> Quorum | None:
+        """The present one."""
+        return self.current.quorum
 
     def handle(self, event: Event, now: float) -> Sequence[Effect]:
         if isinstance(event, WasLate):  # before anything lapses by it
@@ -170,7 +161,7 @@ class QuorumMachine:
     @property
     def peers_pending(self) -> int:
         """How many ask to come in and would have a place beside the members of the present quorum."""
-        members = len(self._previous)
+        members = len(self.current.replica_ids)
         return max(0, self._size(members + self.joins.newcomers) - members)
 
     def stragglers(self) -> list[str]:
@@ -194,8 +185,8 @@ class QuorumMachine:
     # -- time
 
     def _pass_time(self, now: float) -> None:
-        if self.formed_at is None and self.quorum is not None:
-            self.formed_at = now
+        if self.current.formed_at is None and self.quorum is not None:
+            self.current.formed_at = now
         self._now = now
         self.attendance.pass_time(now)
         self.attendance.standing_time(now)
@@ -299,21 +290,17 @@ class QuorumMachine:
             lowest = max_step if member.handed is None else member.handed.lowest_with(held, max_step)
             member.handed = LastQuorumTold(self._numbering.quorum_id, max_step, tag_quorum_id, was_at, held, lowest)
             self.roster.see(member, now)
-        self.quorum = Quorum(self._numbering.quorum_id, lineage.participants)
-        for quorum_id in (lineage.tag_quorum_id, self.quorum.quorum_id):
+        quorum = Quorum(self._numbering.quorum_id, lineage.participants)
+        for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:
                 self._history.add(quorum_id)
+        self.current.form(quorum, chosen, now, is_new=is_new)
         self._stand(participants, chosen, stands)
-        self.attendance.has_formed = True
-        self.rounds += 1
-        if is_new:
-            self.quorums_formed += 1
-            self.formed_at = now
-        self._previous, self._lost_at = frozenset(member.replica_id for member in chosen), None
-        self.roster.form(chosen)
-        calls = self.joins.take(chosen, self._previous, now)
+        self._lost_at = None
+        self.roster.form()
+        calls = self.joins.take(chosen, now)
         record = self._record(stands) if is_new else None
-        self._emit(QuorumFormed(self.quorum, calls, is_new, stands, record))
+        self._emit(QuorumFormed(quorum, calls, is_new, stands, record))
         return True
 
     def _foreign(self, candidates: Sequence[Member]) -> list[bool]:
@@ -322,19 +309,19 @@ class QuorumMachine:
         for participant in participants:
             if self._numbering.is_unknown(participant.seen_quorum_id):
                 self._history.add(participant.seen_quorum_id)
-        return foreign(participants, tags, [member.in_quorum for member in candidates], self._history)
+        return foreign(participants, tags, [self.current.has(member) for member in candidates], self._history)
 
     def _stand(self, participants: list[Participant], chosen: list[Member], stands: bool) -> None:
-        assert self.quorum is not None
         if not stands:
             return self.standing.replace()
         entries = {participant.replica_id: entry_of(participant) for participant in participants}
-        return self.standing.form(self.quorum, entries, {member.replica_id: member.lease_until for member in chosen})
+        return self.standing.form(entries, {member.replica_id: member.lease_until for member in chosen})
 
     def _record(self, stands: bool) -> QuorumRecord:
-        assert self.quorum is not None
+        quorum = self.current.quorum
+        assert quorum is not None
         entries, lease_s = self.standing.entries, self.config.lease_s
-        return QuorumRecord(self.quorum.quorum_id, self.quorum, stands, entries, lease_s, self._history.ranges)
+        return QuorumRecord(quorum.quorum_id, quorum, stands, entries, lease_s, self._history.ranges)
 
     def _choose(self) -> list[Member]:
         candidates = self.joins.list_candidates()
@@ -343,7 +330,7 @@ class QuorumMachine:
         strangers = frozenset(
             member.replica_id for member, heals in zip(candidates, self._foreign(candidates), strict=True) if heals
         )
-        places = choose(participants, self._previous, self._size(len(candidates)), strangers)
+        places = choose(participants, self.current.replica_ids, self._size(len(candidates)), strangers)
         chosen = [by_id[participant.replica_id] for participant in places]
         return sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else "")
 

@@ -24,14 +24,15 @@ def job_status(
     incidents: tuple[IncidentSummary, ...] = (),
 ) -> JobStatus:
     """O(n log n): for a person or a scrape, never for a round."""
+    current = machine.current
     return JobStatus(
         job=job,
         quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
-        quorum_age_s=now - machine.formed_at if machine.formed_at is not None else 0.0,
+        quorum_age_s=now - current.formed_at if current.formed_at is not None else 0.0,
         verdict=machine.verdict().value,
         explanation=explain(machine, now),
-        quorums_formed=machine.quorums_formed,
-        rounds=machine.rounds,
+        quorums_formed=current.changes,
+        rounds=current.rounds,
         members=tuple(_member_status(m, machine, now) for m in sorted(machine.roster, key=lambda m: m.replica_id)),
         phase=machine.standing.phase.value,
         sessions=machine.attendance.sessions,
@@ -145,7 +146,7 @@ def _member_status(member: Member, machine: QuorumMachine, now: float) -> Member
         replica_id=member.replica_id,
         incarnation=member.incarnation,
         state=_state(member, machine),
-        is_participant=machine.is_participant(member),
+        is_participant=machine.current.has(member),
         step=member.step,
         world_size=participant.group_world_size if participant else 0,
         heartbeat_age_s=0.0 if member.call is not None and member.session is None else max(0.0, now - member.seen_at),
@@ -168,4 +169,4 @@ def _state(member: Member, machine: QuorumMachine) -> MemberState:
         return MemberState.MISSED
     if len(machine.joins) and machine.missed_at() is not None:
         return MemberState.STRAGGLER
-    return MemberState.PARTICIPANT if machine.is_participant(member) else MemberState.IDLE
+    return MemberState.PARTICIPANT if machine.current.has(member) else MemberState.IDLE

@@ -4,13 +4,14 @@ import pytest
 
 from lighthouse.members.rules.admission import refusal, sent_away
 from lighthouse.members.rules.roster import LastQuorumTold, Roster
+from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse_protocol.messages.membership import Participant, Tag
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
 from tests.lighthouse.builders import group, on_loopback
 
 
 def roster_of(*participants: Participant) -> Roster:
-    roster = Roster(5, [].append)
+    roster = Roster(5, [].append, CurrentQuorum())
     for participant in participants:
         roster.admit(participant, 0)
     return roster

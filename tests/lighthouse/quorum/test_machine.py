@@ -585,7 +585,7 @@ class TestQuorumId:
             assert m.handle(join(2 * step + 2, "b", step=step), now=step) == [
                 formed(1, (2 * step + 1, 2 * step + 2), group("a", step), group("b", step), is_new=False)
             ]
-        assert (m.rounds, m.quorums_formed, m.formed_at) == (5, 1, 0)
+        assert (m.current.rounds, m.current.changes, m.current.formed_at) == (5, 1, 0)
 
     @pytest.mark.parametrize("change", ["commit_failures", "address", "store_address", "incarnation"])
     def test_moves_when_a_member_is_another_or_failed(self, change: str):

@@ -10,7 +10,7 @@ from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import STARTING, QuorumOrder, QuorumPhase
 from tests.lighthouse.builders import ticked
-from tests.lighthouse.quorum.test_standing import ENTRY, QUORUM_ID, holds, phase_of, quorum, says
+from tests.lighthouse.quorum.test_standing import ENTRY, QUORUM_ID, holds, phase_of, quorum, says, standing_of
 from tests.lighthouse.sessions import (
     asks,
     ended,
@@ -29,7 +29,7 @@ from tests.lighthouse.sessions import (
 
 
 def returning(names: str = "abc", until: float = 5.0, *, stands: bool = True) -> Standing:
-    standing = Standing()
+    standing = standing_of(quorum(names))
     standing.restore(QuorumRecord(QUORUM_ID, quorum(names), stands, dict.fromkeys(names, ENTRY)), until)
     return standing
 
@@ -92,7 +92,7 @@ class TestPhases:
         assert standing.phase is QuorumPhase.RETURNING
 
     def test_a_lost_journal_holds_back_for_the_lease_and_is_forgotten(self):
-        standing = Standing()
+        standing = standing_of(None)
         standing.restore(None, 5)
         assert standing.holds_back
         assert standing.returns_until() == 5
