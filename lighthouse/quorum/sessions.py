@@ -1,6 +1,6 @@
 """The open sessions of a job: one record each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lighthouse.quorum.waiting_joins import SessionReply
@@ -16,8 +16,6 @@ class Session:
 
     peer: Peer[ToManager]
     replica_id: str
-    takes_world: bool
-    gives_evidence: bool
     join: int | None = None
     reply: SessionReply | None = None
     knows_world: bool = False
@@ -31,7 +29,11 @@ class SessionTable:
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[int]:
+        """Their numbers."""
         return iter(self._sessions)
+
+    def values(self) -> Iterable[Session]:
+        return self._sessions.values()
 
     def add(self, number: int, session: Session) -> None:
         self._sessions[number] = session
@@ -41,10 +43,6 @@ class SessionTable:
 
     def remove(self, number: int) -> Session | None:
         return self._sessions.pop(number, None)
-
-    def takers(self) -> Iterator[Session]:
-        """Those that are told of the world."""
-        return (session for session in self._sessions.values() if session.takes_world)
 
     def send(self, number: int, message: ToManager) -> None:
         if (session := self._sessions.get(number)) is not None:

@@ -1,4 +1,4 @@
-"""Managers that take it are told of the world when it has changed, and which groups are held back for ranks that are
+"""Managers are told of the world when it has changed, and which groups are held back for ranks that are
 missing goes to the log.
 
 Levels, not edges: a new session is told as soon as it is open, and a burst of changes is told once.
@@ -12,7 +12,7 @@ from lighthouse.members.rules.rank_grid import Grid, grid_of
 from lighthouse.quorum.log import NAMES_LOGGED
 from lighthouse.quorum.rules.events import Effect, NewcomersChanged, QuorumFormed
 from lighthouse.quorum.rules.machine import QuorumMachine
-from lighthouse.quorum.sessions import Session, SessionTable
+from lighthouse.quorum.sessions import SessionTable
 from lighthouse_protocol.messages.membership import World
 from lighthouse_runtime.ports import Timer, Timers
 from lighthouse_runtime.timing.sustained import Sustained
@@ -40,8 +40,9 @@ class WorldBroadcast:
         self._held_back = Sustained(timers, self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
         self._timer: Timer | None = None
 
-    def opened(self, session: Session) -> None:
-        self._has_newcomer |= session.takes_world
+    def opened(self) -> None:
+        """A session."""
+        self._has_newcomer = True
 
     def wait(self, waiting_for: str) -> None:
         """What requests for a quorum wait for, now that it lasts; empty: nothing."""
@@ -81,7 +82,7 @@ class WorldBroadcast:
             log.info("[%s] ask to come in: %s", self._job, ", ".join(world.pending[:NAMES_LOGGED]))
         is_new, self._world = world != self._world, world
         self._has_newcomer = False
-        for session in self._sessions.takers():
+        for session in self._sessions.values():
             if is_new or not session.knows_world:
                 session.knows_world = True
                 session.peer.send(world)

@@ -28,7 +28,7 @@ class TestRefused:
 
     def test_no_such_job(self, lighthouse: Lighthouse) -> None:
         status, _, error = drain(lighthouse, "a", "--job", "unheard-of")
-        assert (status, "nobody has asked for a quorum of 'unheard-of'" in error) == (1, True)
+        assert (status, "no replica group has asked for a quorum of 'unheard-of'" in error) == (1, True)
 
     def test_without_a_session_it_says_what_can_be_done_instead(self) -> None:
         """As torchft's managers are: they are known by their calls."""

@@ -41,12 +41,12 @@ def recount(machine: QuorumMachine, now: float) -> None:
 
 
 def recount_sessions(machine: QuorumMachine) -> None:
-    attendance, standing, roster = machine.attendance, machine.standing, machine.roster
+    presence, standing, roster = machine.presence, machine.standing, machine.roster
     connected = {m.session: m for m in roster if m.is_connected}
-    assert attendance._sessions == connected
+    assert presence._sessions == connected
     assert all(m.is_alive for m in connected.values())
-    assert attendance._draining <= {m.replica_id for m in roster if m.session is not None}
-    assert not set(attendance._leaving) & set(attendance._sessions)
+    assert presence._draining <= {m.replica_id for m in roster if m.session is not None}
+    assert not set(presence._leaving) & set(presence._sessions)
     holders = {name: holder.incarnation for name, holder in standing._holders.items()}
     quorum = standing.quorum
     assert holders == ({p.replica_id: p.incarnation for p in quorum.participants} if quorum else {})

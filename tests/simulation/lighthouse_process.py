@@ -231,7 +231,7 @@ class LighthouseProcess(Process):
                 case Welcomed(session, welcome):
                     self._send(session, welcome)
                 case HeartbeatAnswered(session, number, order):
-                    self._send(session, HeartbeatAck(number, self.machine.attendance.beat_interval_s, order))
+                    self._send(session, HeartbeatAck(number, self.machine.presence.beat_interval_s, order))
                 case Ordered(order, sessions):
                     self.say(f"orders {order.phase} {order.quorum_id} {order.upto or ''} ({order.reason})")
                     for session in sessions:

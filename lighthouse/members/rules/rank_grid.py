@@ -88,6 +88,6 @@ def _group_ranks(member: Member) -> GroupRanks | None:
     if not member.is_alive or participant is None or participant.group_world_size == 0:
         return None
     everyone = frozenset(range(participant.group_world_size))
-    # An older manager says that it is down, and not which ranks are missing.
+    # A group that is down, and names no rank, misses all.
     missing = everyone if member.down and not member.missing else member.missing & everyone
     return GroupRanks(member.replica_id, participant.group_world_size, missing)

@@ -1,8 +1,8 @@
 """Which members are alive.
 
 A member is alive while its session is open and sends heartbeats, or, without a session, while a call of it is open or
-its last sign of life (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive,
-not down, and has not missed a join_timeout; joining heals it. A lapsed member is remembered a while, for the status,
+its last message (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive, not
+down, and has not missed a join_timeout; joining heals it. A lapsed member is remembered for a while, for the status,
 and then forgotten.
 
 Moments are the caller's monotonic clock. Every operation costs O(log n) at most.
@@ -64,7 +64,7 @@ class Member:
     lapsed_at: float = 0.0
     due_at: float = 0.0
     is_loopback: bool | None = None
-    handed: LastQuorumTold | None = None
+    last_told: LastQuorumTold | None = None
     session: int | None = None
     closes_at: float | None = None
     excused_until: float = 0.0
@@ -117,7 +117,7 @@ class Roster:
         return [member for member in self if self._current.has(member)]
 
     def beat(self, replica_id: str, incarnation: str, now: float) -> Member | None:
-        """A sign of life. None, and no effect, if another incarnation of that id is alive."""
+        """A heartbeat without a session. None, and no effect, if another incarnation of that id is alive."""
         member = self._members.get(replica_id)
         if member is not None and member.incarnation != incarnation:
             if member.is_alive:
@@ -251,8 +251,8 @@ class Roster:
 
     def _add(self, replica_id: str, incarnation: str, now: float) -> Member:
         self._births += 1
-        handed = self._current.told_before(replica_id, incarnation)
-        member = Member(replica_id, incarnation, now, self._births, handed=handed)
+        told = self._current.told_before(replica_id, incarnation)
+        member = Member(replica_id, incarnation, now, self._births, last_told=told)
         self._members[replica_id] = member
         self._emit(MemberJoined(replica_id))
         self._push(member, now)

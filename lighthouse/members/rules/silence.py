@@ -1,4 +1,4 @@
-"""Whose silence is a loss, and whose is more likely the lighthouse's own fault.
+"""Which silent members are lost, and which silence is more likely the lighthouse's own fault.
 
 1. If more than half of the members of a quorum fall silent in one moment, that is rather the lighthouse's own network:
    they are held for alive for one timeout more.

@@ -73,7 +73,7 @@ class JoinQueue:
         self._count(member, 1)
 
     def withdraw(self, call: int, now: float) -> Member | None:
-        """The member whose call that was; None if it does not wait any more."""
+        """The member of that call; None if the call does not wait any more."""
         member = self._calls.pop(call, None)
         if member is None:
             return None

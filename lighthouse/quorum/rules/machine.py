@@ -40,7 +40,7 @@ from lighthouse.quorum.rules.events import (
     WasLate,
     Withdrawn,
 )
-from lighthouse.quorum.rules.lineage import History, foreign, hand_out, tag_of
+from lighthouse.quorum.rules.lineage import History, assign_steps, foreign, tag_of
 from lighthouse.quorum.rules.numbering import Numbering
 from lighthouse.quorum.rules.presence import Presence
 from lighthouse.quorum.rules.record import QuorumRecord
@@ -66,9 +66,9 @@ class QuorumMachine:
         self.standing = Standing(self.current)
         self._numbering = Numbering(config.first_quorum_id, record, self.current)
         may_be_older = None if record is None else holders_until
-        self.attendance = Presence(config, self.current, self.standing, self._numbering, self._emit, may_be_older)
-        self.roster = self.attendance.roster
-        self.joins = self.attendance.joins
+        self.presence = Presence(config, self.current, self.standing, self._numbering, self._emit, may_be_older)
+        self.roster = self.presence.roster
+        self.joins = self.presence.joins
         self._history = History(record.named if record is not None else ())
         self._now, self._working = 0.0, 0
         self._lost_at: float | None = None  # when the last loss of a member of the present quorum was
@@ -89,7 +89,7 @@ class QuorumMachine:
     @property
     def braked_until(self) -> float:
         """Until then members that fell silent together are held for alive."""
-        return self.attendance.silence.braked_until
+        return self.presence.silence.braked_until
 
     @property
     def quorum(self) -> Quorum | None:
@@ -98,23 +98,23 @@ class QuorumMachine:
 
     def handle(self, event: Event, now: float) -> Sequence[Effect]:
         if isinstance(event, WasLate):  # before anything lapses by it
-            self.attendance.was_late(event.by_s, now)
+            self.presence.was_late(event.by_s, now)
         self._pass_time(now)
         match event:
             case Joined():
-                self.attendance.join(event, now)
+                self.presence.join(event, now)
             case HeartbeatReceived(replica_id, incarnation):
-                self.attendance.beat_without_session(replica_id, incarnation, now)
+                self.presence.beat_without_session(replica_id, incarnation, now)
             case Withdrawn(call):
-                self.attendance.withdraw(call, now)
+                self.presence.withdraw(call, now)
             case SessionOpened():
-                self.attendance.open(event, now)
+                self.presence.open(event, now)
             case SessionHeartbeatReceived():
-                self.attendance.beat(event, now)
+                self.presence.beat(event, now)
             case SessionEnded():
-                self.attendance.end(event, now)
+                self.presence.end(event, now)
             case Left():
-                self.attendance.leave(event, now)
+                self.presence.leave(event, now)
             case WasLate():
                 pass
         self._settle(now)
@@ -141,9 +141,9 @@ class QuorumMachine:
         """Why there is, or is not, a quorum, as of the last event or tick."""
         candidates = self.joins.candidates
         if candidates == 0:
-            return Verdict.FORMED if self.roster.working else Verdict.NOBODY_ASKS
+            return Verdict.FORMED if self.roster.working else Verdict.NO_JOINS
         if self.standing.phase is QuorumPhase.RETURNING:
-            return Verdict.WAITING_FOR_RETURN
+            return Verdict.WAITING_FOR_RECONNECT
         if self.standing.phase is QuorumPhase.RECALLED:
             return Verdict.WAITING_FOR_RECALL
         if self.standing.phase is QuorumPhase.STANDING:  # the groups that ask would change nothing
@@ -155,7 +155,7 @@ class QuorumMachine:
         if not (self.joins.has_all_members or not self._has_stragglers()):
             return Verdict.WAITING_FOR_MEMBERS if self.missed_at() is None else Verdict.WAITING_FOR_STRAGGLERS
         if self.last_call_until is not None and self._now < self.last_call_until:
-            return Verdict.WAITING_FOR_LAST_CALL
+            return Verdict.WAITING_FOR_LOST_MEMBER
         return Verdict.READY if self._is_free() else Verdict.WAITING_FOR_LEASES
 
     @property
@@ -188,8 +188,8 @@ class QuorumMachine:
         if self.current.formed_at is None and self.quorum is not None:
             self.current.formed_at = now
         self._now = now
-        self.attendance.pass_time(now)
-        self.attendance.standing_time(now)
+        self.presence.pass_time(now)
+        self.presence.standing_time(now)
 
     def _note_missed(self) -> None:
         missed_at = self.missed_at()
@@ -250,7 +250,7 @@ class QuorumMachine:
         self._working = len(self.roster.working)
         if has_formed:
             self._review()
-        self.attendance.dismiss()
+        self.presence.dismiss()
 
     # -- a standing quorum
 
@@ -258,11 +258,11 @@ class QuorumMachine:
         """Recall the standing quorum if forming with the waiting groups would give another list, or a member drains."""
         if self.standing.phase is not QuorumPhase.STANDING:
             return
-        draining = self.attendance.draining()
+        draining = self.presence.draining()
         if draining:
-            self.attendance.recall(f"{draining[0]} drains")
+            self.presence.recall(f"{draining[0]} drains")
         elif self.peers_pending:
-            self.attendance.recall(f"{self.joins.newcomers} ask to come in")
+            self.presence.recall(f"{self.joins.newcomers} ask to come in")
 
     # -- forming
 
@@ -277,18 +277,18 @@ class QuorumMachine:
             return False
         chosen = self._choose()
         participants = [member.participant for member in chosen if member.participant]
-        tags = [tag_of(member.participant, member.handed) for member in chosen if member.participant]
-        lineage = hand_out(participants, tags, self._foreign(chosen))
+        tags = [tag_of(member.participant, member.last_told) for member in chosen if member.participant]
+        lineage = assign_steps(participants, tags, self._foreign(chosen))
         stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
         always = stands or self.standing.phase is not QuorumPhase.NONE
-        is_new = self._numbering.number(chosen, self.attendance.seen_id, always=always)
+        is_new = self._numbering.number(chosen, self.presence.seen_id, always=always)
         for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
             # A group that is sent back a step and comes again at max_step may have healed, or not.
             tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None
             was_at = joined.step if joined.step > lineage.max_step else None
             max_step, held = lineage.max_step, Tag(joined.step, joined.tag_quorum_id)
-            lowest = max_step if member.handed is None else member.handed.lowest_with(held, max_step)
-            member.handed = LastQuorumTold(self._numbering.quorum_id, max_step, tag_quorum_id, was_at, held, lowest)
+            lowest = max_step if member.last_told is None else member.last_told.lowest_with(held, max_step)
+            member.last_told = LastQuorumTold(self._numbering.quorum_id, max_step, tag_quorum_id, was_at, held, lowest)
             self.roster.see(member, now)
         quorum = Quorum(self._numbering.quorum_id, lineage.participants)
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
@@ -305,7 +305,7 @@ class QuorumMachine:
 
     def _foreign(self, candidates: Sequence[Member]) -> list[bool]:
         participants = [member.participant for member in candidates if member.participant]
-        tags = [tag_of(member.participant, member.handed) for member in candidates if member.participant]
+        tags = [tag_of(member.participant, member.last_told) for member in candidates if member.participant]
         for participant in participants:
             if self._numbering.is_unknown(participant.seen_quorum_id):
                 self._history.add(participant.seen_quorum_id)

@@ -100,7 +100,7 @@ class Presence:
         self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
         outcome = self.standing.joined(participant)
         if isinstance(outcome, ResendQuorum):
-            self._hand_again(member, event.call)
+            self._resend(member, event.call)
             return self._tell(outcome.order)
         self.joins.add(member, event.call, event.deadline_at, now)
         return self._tell(outcome)
@@ -292,7 +292,7 @@ class Presence:
     def standing_time(self, now: float) -> None:
         self._tell(self.standing.pass_time(now))
 
-    def _hand_again(self, member: Member, call: int) -> None:
+    def _resend(self, member: Member, call: int) -> None:
         assert self.standing.quorum is not None
         self._emit(QuorumResent(self.standing.quorum, call))
         if (

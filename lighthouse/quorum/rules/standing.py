@@ -7,8 +7,8 @@ It is a lease with recall, as file servers delegate files to clients.
    is lost. Then they join.
 2. A member is lost, joins after a failed commit, or joins below m: REVOKED. They stop, abort, vote, and join.
 3. A member's script has ended with the step that it committed last: it has left, and is no loss. m is that step at
-   most. A member that was granted a later one cannot do it any more; it is told so once nobody is in an earlier one,
-   whose data may still be on its way between them. When all have done their last step, the quorum is over.
+   most. A member that was granted a later one cannot do it any more; it is told so once no member is in an earlier one,
+   as that step's data may still be on its way between them. When all have done their last step, the quorum is over.
 4. The next quorum may form at once if a member (replica_id and incarnation) is in it: that one has stopped granting for
    good, and without it the others cannot complete a step. If none is, only after the leases of all have run out.
 5. After a restart of the lighthouse the quorum is RETURNING: its members go on, and come back. When all are back it
@@ -237,7 +237,7 @@ class Standing:
         return self._revoke_without(replica_id, "has left")
 
     def _revoke_without(self, replica_id: str, reason: str) -> QuorumOrder | None:
-        """Its peers may have given the quorum up before the loss was seen: then they are told now whose it is."""
+        """Its peers may have given the quorum up before the loss was seen: then the order names the member now."""
         if self.phase is QuorumPhase.REVOKED and not self.lost:
             self.reason, self.lost = f"{replica_id}: {reason}", replica_id
             return self.order()

@@ -14,7 +14,7 @@ from lighthouse.incidents.rules.evidence_round import (
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from tests.lighthouse.evidence import rank
 
-HERE = [EvidenceTarget("a", 1, True), EvidenceTarget("b", 2, True)]
+HERE = [EvidenceTarget("a", 1), EvidenceTarget("b", 2)]
 
 
 def names(gathering: EvidenceRound) -> list[str]:
@@ -37,15 +37,12 @@ def test_all_have_answered():
 
 
 def test_who_cannot_be_asked_or_does_not_answer_is_named():
-    gathering = EvidenceRound(
-        [*HERE, EvidenceTarget("c", None, False), EvidenceTarget("old", 4, False), EvidenceTarget("slow", 5, True)]
-    )
+    gathering = EvidenceRound([*HERE, EvidenceTarget("c", None), EvidenceTarget("slow", 5)])
     gathering.took(5, rank(0))
     gathering.done(1)
     gathering.ended(2)
     assert gathering.result().missing == (
         "c: it holds no session with the lighthouse",
-        "old: its manager is of an older version, and gives none",
         "b: its session has ended",
         "slow: not all came within 10 s",
     )
@@ -59,7 +56,7 @@ def test_some_ranks_only():
 
 
 def test_of_many_groups_the_suspects_are_asked():
-    many = [EvidenceTarget(f"g{number:03}", number + 1, True) for number in range(MAX_ASKED + 20)]
+    many = [EvidenceTarget(f"g{number:03}", number + 1) for number in range(MAX_ASKED + 20)]
     gathering = EvidenceRound(many, suspects=["g080/3", "g083/0"])
     asked = [question.replica_id for question in gathering.questions]
     assert (len(asked), asked[:3]) == (MAX_ASKED, ["g080", "g083", "g000"])

@@ -103,7 +103,8 @@ def test_the_status_names_the_missing_ranks():
     made = halves()
     assert made.quorum is None
     assert explain(made, 1) == (
-        "nobody asks for a quorum; 2 alive; a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3"
+        "no replica group asks for a quorum; 2 alive; "
+        "a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3"
     )
     assert world_of(made, grid_of(made.roster)) == World(8, 1, 8)
 

@@ -99,7 +99,7 @@ class TestIncarnations:
         roster = Roster(5, [].append, CurrentQuorum())
         old = roster.admit(group("a"), 0)
         new = roster.admit(group("a", incarnation="i2"), 1)
-        assert (roster.get("a") is new, new is not old, new.handed) == (True, True, None)
+        assert (roster.get("a") is new, new is not old, new.last_told) == (True, True, None)
 
     @pytest.mark.parametrize(
         ("before", "after", "reborn"),

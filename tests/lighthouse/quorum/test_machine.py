@@ -23,7 +23,7 @@ from tests.lighthouse.builders import (
 class TestFirstQuorum:
     def test_one_alone_forms_at_once(self):
         m = machine(first_quorum_id=17)
-        assert m.verdict() is Verdict.NOBODY_ASKS
+        assert m.verdict() is Verdict.NO_JOINS
         assert m.handle(join(1, "a"), now=1) == [formed(17, (1,), group("a"))]
         assert m.verdict() is Verdict.FORMED
 
@@ -31,7 +31,7 @@ class TestFirstQuorum:
         m = machine()
         assert m.handle(beat("a"), now=1) == []
         assert m.tick(now=2) == []
-        assert m.verdict() is Verdict.NOBODY_ASKS
+        assert m.verdict() is Verdict.NO_JOINS
 
     def test_everybody_alive_has_joined(self):
         m = machine()
@@ -122,10 +122,10 @@ class TestHealing:
         for call, step, lowest in ((3, 7, 7), (5, 9, 7)):
             m.handle(join(call, "a", step=3, tag_quorum_id=0), now=call)
             m.handle(join(call + 1, "b", step=step, tag_quorum_id=0), now=call)
-            assert m.roster.get("a").handed.lowest == lowest
+            assert m.roster.get("a").last_told.lowest == lowest
         m.handle(join(7, "a", step=7, tag_quorum_id=1), now=7)
         m.handle(join(8, "b", step=11, tag_quorum_id=1), now=7)
-        assert m.roster.get("a").handed.lowest == 11
+        assert m.roster.get("a").last_told.lowest == 11
 
 
 class TestFastPath:

@@ -125,7 +125,7 @@ class TestMachine:
         m = restarted(RECORD, until=5)
         m.handle(opened(1, "x"), 0)
         assert m.handle(asks(1, 1, "x"), 0) == []
-        assert m.verdict() is Verdict.WAITING_FOR_RETURN
+        assert m.verdict() is Verdict.WAITING_FOR_RECONNECT
         assert m.deadline(0) == 5
         [revoked, formed] = pulsing(m, {1: {}}, 1, 6)
         assert revoked == told("revoked", (), "not back within the lease: a, b")
@@ -232,7 +232,7 @@ class TestLostJournal:
         assert (order.quorum_id, order.phase) == (1, QuorumPhase.REVOKED)
         a = native("a", 3, seen_quorum_id=1, tag_quorum_id=1)
         assert m.handle(asks(1, 1, a), 1) == []
-        assert m.verdict() is Verdict.WAITING_FOR_RETURN
+        assert m.verdict() is Verdict.WAITING_FOR_RECONNECT
         assert pulsing(m, {1: {}}, 1, 6) == [stands(1000, (1,), a)]
 
     @pytest.mark.parametrize("where", ["held", "seen", "tag"])

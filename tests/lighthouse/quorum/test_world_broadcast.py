@@ -36,12 +36,10 @@ class Job:
     def feed(self, event: object) -> None:
         self.worlds.read(self.machine.handle(event, self.loop.now))  # type: ignore[arg-type]
 
-    def come(
-        self, session: int, name: str, *, takes: bool = True, size: int = 1, missing: tuple[int, ...] = ()
-    ) -> Heard:
+    def come(self, session: int, name: str, *, size: int = 1, missing: tuple[int, ...] = ()) -> Heard:
         heard, who = Heard(), native(name, group_world_size=size)
-        self.sessions.add(session, opened_session := Session(heard, name, takes_world=takes, gives_evidence=False))
-        self.worlds.opened(opened_session)
+        self.sessions.add(session, Session(heard, name))
+        self.worlds.opened()
         self.feed(opened(session, who, down=STARTING if missing else "", missing=frozenset(missing)))
         return heard
 
@@ -54,10 +52,10 @@ def job(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Jo
     return Job(loop)
 
 
-def test_a_burst_is_told_once_and_only_to_who_takes_it(job: Job):
-    heard = [job.come(number, f"g{number}", takes=number != 2) for number in range(1, 4)]
+def test_a_burst_is_told_once(job: Job):
+    heard = [job.come(number, f"g{number}") for number in range(1, 4)]
     job.loop.go(1.0)
-    assert [one.messages for one in heard] == [[World(3, 3)], [], [World(3, 3)]]
+    assert [one.messages for one in heard] == [[World(3, 3)]] * 3
 
 
 def test_a_beat_costs_nothing_and_a_round_of_the_same_members_no_message(job: Job):
