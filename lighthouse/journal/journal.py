@@ -1,12 +1,12 @@
-"""The memory as a SQLite file. Rules:
+"""The records of jobs and runs as a SQLite file. Rules:
 
 - One lighthouse has it (file_lock.py), and every change checks that the term is still its own: should two come to
   hold it all the same (a lock file removed by hand), the older one is refused.
 - WAL and synchronous=FULL: a commit has reached the disk before it returns. It is in the file itself by then, not
   in the write-ahead log alone, so a log that is lost or torn holds nothing that was told.
-- One row a run, and one a key of a run (journal_runs.py).
-- One row a job. The row of a forgotten job keeps its id alone. The newest FORGOTTEN_JOBS of these are kept; the ids of
-  all others are covered by one number, and every job without a row begins above that.
+- One row per run, and one per key of a run (run_rows.py).
+- One row per job. The row of a forgotten job keeps its id alone. The newest FORGOTTEN_JOBS of these are kept; the ids
+  of all others are covered by one number, and every job without a row begins above that.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def default_path() -> Path:
 
 
 class Journal:
-    """A `Memory`, and a `RunMemory`.
+    """A JobStore, and a RunStore.
 
     `owner` is what another lighthouse is told of the holder, for example the address it listens on.
     """
@@ -130,7 +130,6 @@ class Journal:
         if mode != "wal":
             raise WrongState(f"--journal: {self.path} cannot be kept in WAL mode ({mode}); name one on a local disk")
         with _transaction(db):
-            database.upgrade(db)
             head = database.get_head(db, self.path)
             database.put_head(db, replace(head, term=head.term + 1))
         self._copy_log(db)

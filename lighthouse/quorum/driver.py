@@ -224,10 +224,6 @@ class JobDriver:
         return self.machine.roster.get(wire_id) or self.machine.roster.get(split_replica_id(wire_id)[0])
 
     @property
-    def sessions(self) -> int:
-        return len(self._sessions)
-
-    @property
     def is_quiet(self) -> bool:
         return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions
 
