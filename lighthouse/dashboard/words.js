@@ -18,8 +18,8 @@ const RANK_HINTS = {
 };
 const VERDICT_TONES = {
   formed: 'good', ready: 'good', waiting_for_members: 'busy', waiting_for_stragglers: 'warn', waiting_for_recall: 'busy',
-  waiting_for_return: 'warn', waiting_for_leases: 'warn', waiting_for_last_call: 'warn',
-  too_few_participants: 'bad', no_allowed_size: 'bad', nobody_asks: 'idle',
+  waiting_for_reconnect: 'warn', waiting_for_leases: 'warn', waiting_for_lost_member: 'warn',
+  too_few_participants: 'bad', no_allowed_size: 'bad', no_joins: 'idle',
 };
 const PHASE_TONES = {
   none: 'idle', returning: 'warn', standing: 'good', recalled: 'busy', resumed: 'busy', revoked: 'warn',

@@ -34,8 +34,8 @@ MAX_ROUNDS = 8
 
 
 @dataclass(slots=True)
-class _Round:
-    gathering: EvidenceRound
+class _OpenRound:
+    round: EvidenceRound
     told: Callable[[Gathered], None]
     limit: Timer
 
@@ -48,7 +48,7 @@ class IncidentDriver:
         self,
         job: str,
         roster: Roster,
-        desk: IncidentRegistry,
+        registry: IncidentRegistry,
         tell: Callable[[Member, ToManager], bool],
         note: Callable[[TimelineKind, Sequence[str], str], None],
         is_asked: Callable[[], bool],
@@ -57,23 +57,23 @@ class IncidentDriver:
     ) -> None:
         self._job = job
         self._roster = roster
-        self._desk = desk
+        self._registry = registry
         self._tell = tell
         self._note = note
         self._is_asked = is_asked
-        self._incidents = IncidentMachine(job, desk.policy, desk.book.make_id)
+        self._incidents = IncidentMachine(job, registry.policy, registry.archive.make_id)
         self._timers = timers
         self._clock = timers.time
         self._wall = wall
         self._numbers = itertools.count(1)
-        self._rounds: dict[int, _Round] = {}
+        self._rounds: dict[int, _OpenRound] = {}
         self._is_closed = False
 
     # -- what happens
 
     def session_ended(self, session: int) -> None:
         for number in list(self._rounds):
-            self._rounds[number].gathering.ended(session)
+            self._rounds[number].round.ended(session)
             self._finish_if_complete(number)
 
     def joined(self, participant: Participant) -> None:
@@ -111,7 +111,7 @@ class IncidentDriver:
             return self._perform(self._incidents.moved(now))
         if verdict.kind is Kind.WAITING and self._is_asked():
             return None
-        step = max((member.step for member in self._roster if member.in_quorum), default=0)
+        step = max((member.step for member in self._roster.participants()), default=0)
         return self._perform(self._incidents.stalled(verdict, step, now, self._wall()))
 
     def received(self, session: int, message: Evidence | EvidenceDone) -> None:
@@ -119,9 +119,9 @@ class IncidentDriver:
         if round_ is None:
             return
         if isinstance(message, Evidence):
-            round_.gathering.took(session, message.rank)
+            round_.round.took(session, message.rank)
         else:
-            round_.gathering.done(session)
+            round_.round.done(session)
             self._finish_if_complete(message.number)
 
     # -- evidence
@@ -130,37 +130,37 @@ class IncidentDriver:
         """Of these ranks now; None: of all members of the quorum. Raises a refusal."""
         if len(self._rounds) >= MAX_ROUNDS:
             raise LimitReached(f"evidence is being taken {MAX_ROUNDS} times over; ask again in {WITHIN_S:g} s")
-        self._begin(EvidenceRound(self._witnesses()) if ranks is None else self._of(ranks), reply.answer)
+        self._begin(EvidenceRound(self._targets()) if ranks is None else self._of(ranks), reply.answer)
 
     def _of(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
         found = (self._roster.get(name) for name in ranks)
-        return EvidenceRound([self._witness(member) for member in found if member is not None], ranks=ranks)
+        return EvidenceRound([self._target(member) for member in found if member is not None], ranks=ranks)
 
-    def _witnesses(self) -> list[EvidenceTarget]:
-        return [self._witness(member) for member in self._roster if member.in_quorum]
+    def _targets(self) -> list[EvidenceTarget]:
+        return [self._target(member) for member in self._roster.participants()]
 
-    def _witness(self, member: Member) -> EvidenceTarget:
+    def _target(self, member: Member) -> EvidenceTarget:
         session = member.session if member.is_connected else None
         return EvidenceTarget(member.replica_id, session)
 
-    def _begin(self, gathering: EvidenceRound, told: Callable[[Gathered], None]) -> None:
+    def _begin(self, evidence_round: EvidenceRound, told: Callable[[Gathered], None]) -> None:
         number = next(self._numbers)
         limit = self._timers.call_later(WITHIN_S, self._finish, number)
-        self._rounds[number] = _Round(gathering, told, limit)
-        for question in gathering.questions:
+        self._rounds[number] = _OpenRound(evidence_round, told, limit)
+        for question in evidence_round.questions:
             member = self._roster.get(question.replica_id)
             if member is None or not self._tell(member, EvidenceRequest(number, question.group_ranks)):
-                gathering.ended(question.session)
+                evidence_round.ended(question.session)
         self._finish_if_complete(number)
 
     def _finish_if_complete(self, number: int) -> None:
-        if self._rounds[number].gathering.is_complete:
+        if self._rounds[number].round.is_complete:
             self._finish(number)
 
     def _finish(self, number: int) -> None:
         round_ = self._rounds.pop(number)
         round_.limit.cancel()
-        round_.told(round_.gathering.result())
+        round_.told(round_.round.result())
 
     # -- what the machine wants
 
@@ -168,12 +168,12 @@ class IncidentDriver:
         for effect in effects:
             match effect:
                 case incidents.Opened(incident):
-                    self._desk.opened(incident)
+                    self._registry.opened(incident)
                     self._say_opened(incident)
                 case incidents.Changed(incident):
-                    self._desk.keep(incident)
+                    self._registry.keep(incident)
                 case incidents.Recovered(incident):
-                    self._desk.recovered(incident)
+                    self._registry.recovered(incident)
                     log.info(
                         "[%s] incident %s: the first step after it was committed %.2f s after the fault",
                         self._job,
@@ -206,12 +206,11 @@ class IncidentDriver:
             )
             members = {
                 member.replica_id: member.participant.group_world_size if member.participant is not None else 1
-                for member in self._roster
-                if member.in_quorum
+                for member in self._roster.participants()
             }
             self._perform(self._incidents.took(id, gathered, members, now))
 
-        self._begin(EvidenceRound(self._witnesses(), suspects=suspects), told)
+        self._begin(EvidenceRound(self._targets(), suspects=suspects), told)
 
     def _act(self, id: str, decision: Decision) -> None:
         if self._is_closed:
@@ -223,12 +222,12 @@ class IncidentDriver:
         return self._perform(self._incidents.acted(id, text, self._clock()))
 
     def _stop(self, id: str) -> str:
-        text = self._desk.book.get(id).summary.text
+        text = self._registry.archive.get(id).summary.text
         reason = cut_reason(f"incident {id}: nothing moves: {text}")
-        runs = list(self._desk.stop_runs(self._job, reason, f"--on-stall stop-run, incident {id}"))
+        runs = list(self._registry.stop_runs(self._job, reason, f"--on-stall stop-run, incident {id}"))
         if runs:
             return f"stopped the run {', '.join(runs)}"
-        members = sorted(member.replica_id for member in self._roster if member.in_quorum)
+        members = sorted(member.replica_id for member in self._roster.participants())
         return f"killed {', '.join(members)}: the job has no run to stop" + self._kill(members, reason)
 
     def _kill(self, names: Sequence[str], reason: str) -> str:

@@ -1,4 +1,4 @@
-"""What the incidents of all jobs share: the policy, the book, its files, the times that a scrape shows."""
+"""What the incidents of all jobs share: the policy, the archive, its files, the times that a scrape shows."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,24 +22,24 @@ class IncidentStore(Protocol):
     def close(self) -> None: ...
 
 
-def _no_runs(job: str, reason: str, who: str) -> Iterable[str]:
+def _no_runs(job: str, reason: str, requested_by: str) -> Iterable[str]:
     return ()
 
 
 @dataclass(slots=True)
 class IncidentRegistry:
-    """`stop_runs(job, reason, who)` stops the runs of a job and returns their names."""
+    """`stop_runs(job, reason, requested_by)` stops the runs of a job and returns their names."""
 
     policy: OnStall = OnStall.NOTIFY
     files: IncidentStore | None = None
     stop_runs: Callable[[str, str, str], Iterable[str]] = _no_runs
-    book: IncidentArchive = field(default_factory=IncidentArchive)
+    archive: IncidentArchive = field(default_factory=IncidentArchive)
     times: IncidentTimes = field(default_factory=IncidentTimes)
 
     def load(self) -> None:
         """What an earlier lighthouse has filed; blocking, and before any job."""
         if self.files is not None:
-            self.book = IncidentArchive(self.files.load())
+            self.archive = IncidentArchive(self.files.load())
 
     def opened(self, incident: Incident) -> None:
         summary = incident.summary
@@ -52,16 +52,16 @@ class IncidentRegistry:
         self.keep(incident)
 
     def keep(self, incident: Incident) -> None:
-        self.book.put(incident)
+        self.archive.put(incident)
         if self.files is not None:
             self.files.save(incident)
 
     def make_id(self, unix_s: float) -> str:
-        return self.book.make_id(unix_s)
+        return self.archive.make_id(unix_s)
 
     def report(self, incident: Incident) -> None:
         """An incident of a run, which is followed elsewhere, is new or has changed."""
-        before, after_s = self.book.find(incident.id), incident.summary.step_s
+        before, after_s = self.archive.find(incident.id), incident.summary.step_s
         if after_s is not None and (before is None or before.summary.step_s is None):
             self.recovered(incident)
         else:
@@ -69,7 +69,7 @@ class IncidentRegistry:
 
     def newest(self, job: str) -> tuple[IncidentSummary, ...]:
         """Of the job, the newest first."""
-        return self.book.summaries(job)[:SHOWN]
+        return self.archive.summaries(job)[:SHOWN]
 
     def close(self) -> None:
         """Blocking, for a moment."""

@@ -21,7 +21,6 @@ from lighthouse_protocol.limits import MAX_QUORUM_ID
 from lighthouse_protocol.refusals import InvalidRequest, WrongState
 
 VERSION = 2
-_WITHOUT_RUNS = 1  # upgraded in place
 _APPLICATION_ID = b"LHJL"
 _HEADER_BYTES = 100
 # No other process writes, unless by hand. The loop stands still meanwhile.
@@ -125,34 +124,17 @@ def _lay_out(db: sqlite3.Connection) -> None:
             id INTEGER PRIMARY KEY, term INTEGER NOT NULL, forgotten_id INTEGER NOT NULL, checksum INTEGER NOT NULL);
         CREATE TABLE job (
             name TEXT NOT NULL UNIQUE, quorum_id INTEGER NOT NULL, record BLOB, checksum INTEGER NOT NULL);
+        CREATE TABLE run (
+            job TEXT NOT NULL, name TEXT NOT NULL, is_finished INTEGER NOT NULL, record BLOB NOT NULL,
+            checksum INTEGER NOT NULL, UNIQUE (job, name));
+        CREATE TABLE run_key (
+            job TEXT NOT NULL, run TEXT NOT NULL, generation INTEGER NOT NULL, kind TEXT NOT NULL,
+            name TEXT NOT NULL, value BLOB NOT NULL, checksum INTEGER NOT NULL,
+            UNIQUE (job, run, generation, kind, name));
     """)
-    _add_runs(db)
     put_head(db, Head(0, 0))
     db.execute("COMMIT")
     db.execute("PRAGMA journal_mode = WAL")
-
-
-def _add_runs(db: sqlite3.Connection) -> None:
-    db.execute(
-        "CREATE TABLE run (job TEXT NOT NULL, name TEXT NOT NULL, is_finished INTEGER NOT NULL, record BLOB NOT NULL,"
-        " checksum INTEGER NOT NULL, UNIQUE (job, name))"
-    )
-    db.execute(
-        "CREATE TABLE run_key (job TEXT NOT NULL, run TEXT NOT NULL, generation INTEGER NOT NULL, kind TEXT NOT NULL,"
-        " name TEXT NOT NULL, value BLOB NOT NULL, checksum INTEGER NOT NULL,"
-        " UNIQUE (job, run, generation, kind, name))"
-    )
-
-
-def upgrade(db: sqlite3.Connection) -> None:
-    """To this version, from one that `check` has let pass; in the caller's transaction."""
-    if _version(db) == _WITHOUT_RUNS:
-        _add_runs(db)
-        db.execute(f"PRAGMA user_version = {VERSION}")
-
-
-def _version(db: sqlite3.Connection) -> int:
-    return db.execute("PRAGMA user_version").fetchone()[0]
 
 
 def _sync_folder(folder: Path) -> None:
@@ -168,15 +150,14 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def check(path: Path, check_runs: Callable[[sqlite3.Connection, Path], None]) -> None:
-    """Raises WrongState or InvalidRequest for a file that is not a whole journal of this version, or of one that can be
-    upgraded; changes nothing."""
+    """Raises WrongState or InvalidRequest for a file that is not a whole journal of this version; changes nothing."""
     _check_header(path)
     log = beside(path, "-wal")
     has_log = log.exists() and log.stat().st_size > 0
     # Without a log nothing is left out by `immutable`, and no file is made beside it.
     with contextlib.closing(connect(path, "ro" if has_log else "ro&immutable=1")) as db:
-        version = _version(db)
-        if version not in (_WITHOUT_RUNS, VERSION):
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version != VERSION:
             raise WrongState(
                 f"--journal: {path} has version {version}, and this lighthouse knows {VERSION}: "
                 "start the lighthouse that wrote it, or name another file by --journal"
@@ -186,8 +167,7 @@ def check(path: Path, check_runs: Callable[[sqlite3.Connection, Path], None]) ->
             raise Damaged(path, found)
         get_head(db, path)
         get_records(db, path)
-        if version != _WITHOUT_RUNS:
-            check_runs(db, path)
+        check_runs(db, path)
 
 
 def _check_header(path: Path) -> None:

@@ -1,6 +1,6 @@
 """One process at a time has a file: a lock that the kernel takes back, whatever end its holder comes to.
 
-- The lock is flock's, on `<file>.lock`; the text in there says who has it. A forked child does not inherit it.
+- The lock is flock's, on `<file>.lock`; its text names the holder. A forked child does not inherit it.
 - Its holder removes the lock file when it is done. So a lock counts only if the file that was locked still bears the
   name: it may have been removed between opening and locking.
 """

@@ -1,12 +1,12 @@
-"""The memory as a SQLite file. Rules:
+"""The records of jobs and runs as a SQLite file. Rules:
 
-- One lighthouse has it (claim.py), and every change checks that the term is still its own: should two come to hold it
-  all the same (a lock file removed by hand), the older one is refused.
+- One lighthouse has it (file_lock.py), and every change checks that the term is still its own: should two come to
+  hold it all the same (a lock file removed by hand), the older one is refused.
 - WAL and synchronous=FULL: a commit has reached the disk before it returns. It is in the file itself by then, not
   in the write-ahead log alone, so a log that is lost or torn holds nothing that was told.
-- One row a run, and one a key of a run (journal_runs.py).
-- One row a job. The row of a forgotten job keeps its id alone. The newest FORGOTTEN_JOBS of these are kept; the ids of
-  all others are covered by one number, and every job without a row begins above that.
+- One row per run, and one per key of a run (run_rows.py).
+- One row per job. The row of a forgotten job keeps its id alone. The newest FORGOTTEN_JOBS of these are kept; the ids
+  of all others are covered by one number, and every job without a row begins above that.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def default_path() -> Path:
 
 
 class Journal:
-    """A `Memory`, and a `RunMemory`.
+    """A JobStore, and a RunStore.
 
     `owner` is what another lighthouse is told of the holder, for example the address it listens on.
     """
@@ -49,7 +49,7 @@ class Journal:
     def __init__(self, path: Path, owner: str = "") -> None:
         self.path = Path(os.path.realpath(path))
         self.term = 0
-        self._claim = FileLock(self.path, owner)
+        self._lock = FileLock(self.path, owner)
         self._db: sqlite3.Connection | None = None
         self._file: os.stat_result | None = None
         self._is_read = False
@@ -62,7 +62,7 @@ class Journal:
         with explained(self.path):
             database.check_kind(self.path)
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._claim.take()
+            self._lock.take()
             try:
                 database.create_if_empty(self.path)
                 database.check(self.path, run_rows.check)
@@ -117,10 +117,10 @@ class Journal:
     # -- the claim
 
     def release(self) -> None:
-        if self._claim.is_held and self._db is not None:
+        if self._lock.is_held and self._db is not None:
             self._db.close()
             self._db = None
-        self._claim.drop()
+        self._lock.drop()
 
     def _open(self) -> int:
         self._db = db = database.connect(self.path, "rw")
@@ -130,7 +130,6 @@ class Journal:
         if mode != "wal":
             raise WrongState(f"--journal: {self.path} cannot be kept in WAL mode ({mode}); name one on a local disk")
         with _transaction(db):
-            database.upgrade(db)
             head = database.get_head(db, self.path)
             database.put_head(db, replace(head, term=head.term + 1))
         self._copy_log(db)
@@ -165,7 +164,7 @@ class Journal:
         self._is_read = is_busy
 
     def _opened(self) -> sqlite3.Connection:
-        if self._db is None or not self._claim.is_held:
+        if self._db is None or not self._lock.is_held:
             raise WrongState(f"--journal: {self.path} is not claimed by this process")
         return self._db
 

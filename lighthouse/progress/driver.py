@@ -1,4 +1,4 @@
-"""Where a job's ranks are: views come with the managers' beats, a verdict goes to the log."""
+"""Where a job's ranks are: views come with the managers' heartbeats, a verdict goes to the log."""
 
 import logging
 from collections.abc import Callable
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgressDriver:
-    """Only the quorum's members are judged: who is none meets nobody."""
+    """Only members of the quorum are judged: the others take part in no collective."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class ProgressDriver:
         floor_s: float = FLOOR_S,
         said: Callable[[StallVerdict | None], None] = lambda verdict: None,
     ) -> None:
-        """`said` hears each verdict that is new, and None when something moves again."""
+        """`said` is called with each new verdict, and with None when something moves again."""
         self._roster = roster
         self._progress = JobProgress(floor_s)
         self._clock = timers.time
@@ -56,7 +56,7 @@ class ProgressDriver:
 
     @property
     def _members(self) -> list[str]:
-        return [member.replica_id for member in self._roster if member.in_quorum]
+        return [member.replica_id for member in self._roster.participants()]
 
     @property
     def _alive(self) -> set[str]:

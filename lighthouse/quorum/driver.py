@@ -71,8 +71,8 @@ from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 
 class JobDriver:
-    """`remember` writes a record down before it returns; `check_lateness` looks whether the process itself was held up
-    (then it calls was_late); `wall`: seconds since the epoch."""
+    """Its ports: `timers`; `wall`, seconds since the epoch; `remember`, which writes a record down before it returns;
+    `check_lag`, which calls `was_late` if the process itself was held up; a Peer per session; a Reply per join."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class JobDriver:
         timers: Timers,
         wall: Callable[[], float],
         remember: Callable[[QuorumRecord], None] = lambda record: None,
-        check_lateness: Callable[[], None] = lambda: None,
+        check_lag: Callable[[], None] = lambda: None,
         stall_after_s: float = FLOOR_S,
-        desk: IncidentRegistry | None = None,
+        incident_registry: IncidentRegistry | None = None,
     ) -> None:
         self.job = job
         self.machine = machine
         self._remember = remember
-        self._check_lateness = check_lateness
+        self._check_lag = check_lag
         self._timers = timers
         self._clock = timers.time
         self._wall = wall
@@ -96,21 +96,22 @@ class JobDriver:
         self._numbers = itertools.count(1)
         self._sessions = SessionTable()
         self._history = History(machine.roster)
-        self._desk = desk or IncidentRegistry()
+        self._incident_registry = incident_registry or IncidentRegistry()
         self.incidents = IncidentDriver(
             job,
             machine.roster,
-            self._desk,
+            self._incident_registry,
             self.tell,
             self.note,
             lambda: len(machine.joins) > 0,
             timers,
             wall,
         )
-        self._places = ProgressDriver(job, machine.roster, timers, stall_after_s, self._stalled)
+        self._progress = ProgressDriver(job, machine.roster, timers, stall_after_s, self._stalled)
         self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
         self._waiting = WaitingJoins()
         self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
+        self._is_closed = False
 
     # -- calls
 
@@ -122,7 +123,7 @@ class JobDriver:
         return call
 
     def withdraw(self, call: int) -> None:
-        """Nobody waits for its answer any more, if it has none yet."""
+        """The caller has gone. A call that has its answer is over already: then nothing happens."""
         if self._waiting.drop(call):
             self._feed(Withdrawn(call))
 
@@ -148,8 +149,7 @@ class JobDriver:
     def open_session(self, hello: Hello, peer: Peer[ToManager]) -> int:
         """The number of the session."""
         number = next(self._numbers)
-        session = Session(peer, hello.participant.replica_id)
-        self._sessions.add(number, session)
+        self._sessions.add(number, Session(peer, hello.participant.replica_id))
         self._worlds.opened()
         self._feed(SessionOpened(number, hello))
         return number
@@ -163,7 +163,7 @@ class JobDriver:
                 self._feed(SessionHeartbeatReceived(number, message))
                 self._history.beat(session.replica_id, self._wall())
                 if message.progress is not None:
-                    self._places.take(session.replica_id, message.progress)
+                    self._progress.take(session.replica_id, message.progress)
             case JoinRequest(join, participant, time_left_s):
                 self._waiting.drop(session.join)  # the newer one takes its place
                 session.join, session.reply = next(self._numbers), SessionReply(session.peer, join)
@@ -193,20 +193,20 @@ class JobDriver:
         return True
 
     def killed(self, member: Member, why: str) -> None:
-        """By a person."""
+        """An operator has killed it."""
         quorum = self.machine.quorum
-        if quorum is not None and self.machine.is_participant(member):
+        if quorum is not None and self.machine.current.has(member):
             self.incidents.killed(member.replica_id, quorum.quorum_id, why)
 
     # -- what it is
 
     def status(self, *, has_ranks: bool = False) -> JobStatus:
         """`has_ranks`: with the place of every rank, and the timeline."""
-        verdict, now, incidents = self._places.verdict(), self._clock(), self._desk.newest(self.job)
+        verdict, now, incidents = self._progress.verdict(), self._clock(), self._incident_registry.newest(self.job)
         if not has_ranks:
             return job_status(self.job, self.machine, now, verdict, incidents=incidents)
         timeline = self._history.timeline.entries
-        return job_status(self.job, self.machine, now, verdict, self._places.ranks(), timeline, incidents)
+        return job_status(self.job, self.machine, now, verdict, self._progress.ranks(), timeline, incidents)
 
     def note(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
         """It goes to the timeline."""
@@ -218,14 +218,10 @@ class JobDriver:
 
     @property
     def phase_seconds(self) -> dict[str, float]:
-        return self._places.seconds
+        return self._progress.seconds
 
     def member(self, wire_id: str) -> Member | None:
         return self.machine.roster.get(wire_id) or self.machine.roster.get(split_replica_id(wire_id)[0])
-
-    @property
-    def sessions(self) -> int:
-        return len(self._sessions)
 
     @property
     def is_quiet(self) -> bool:
@@ -237,8 +233,10 @@ class JobDriver:
         self._perform(self.machine.handle(WasLate(by_s), now), now)
 
     def close(self, reason: str) -> None:
+        """No member counts as lost by it."""
+        self._is_closed = True
         self._timer.cancel()
-        self._places.close()
+        self._progress.close()
         self.incidents.close(reason)
         self._worlds.close()
         self._verdicts.close()
@@ -249,7 +247,9 @@ class JobDriver:
     # -- feed and perform
 
     def _feed(self, event: Event) -> None:
-        self._check_lateness()
+        if self._is_closed:
+            return
+        self._check_lag()
         now = self._clock()
         self._perform(self.machine.handle(event, now), now)
         self._tell_incidents(event)
@@ -266,9 +266,9 @@ class JobDriver:
                 pass
 
     def _tick(self) -> None:
-        self._check_lateness()
+        self._check_lag()
         now = self._clock()
-        with suppress(LighthouseError):  # the journal cannot be written: that is logged, and ends the daemon (jobs.py)
+        with suppress(LighthouseError):  # the journal cannot be written: registry.py logs that, and ends the daemon
             self._perform(self.machine.tick(now), now)
 
     def _perform(self, effects: Sequence[Effect], now: float) -> None:
@@ -299,7 +299,7 @@ class JobDriver:
             case JoinRefused(call, error):
                 self._waiting.refuse(call, error)
             case HeartbeatAnswered(session, number, order):
-                self._sessions.send(session, HeartbeatAck(number, self.machine.attendance.beat_interval_s, order))
+                self._sessions.send(session, HeartbeatAck(number, self.machine.presence.beat_interval_s, order))
             case Welcomed(session, welcome):
                 self._sessions.send(session, welcome)
             case Ordered(order, sessions):

@@ -61,7 +61,7 @@ class VerdictLog:
 
     def look(self) -> None:
         """Something has happened."""
-        if self._machine.verdict() in (Verdict.FORMED, Verdict.NOBODY_ASKS):
+        if self._machine.verdict() in (Verdict.FORMED, Verdict.NO_JOINS):
             self._logged = None
             self.close()
             self._said("")

@@ -24,8 +24,8 @@ MAX_JOBS = 1000
 
 
 class JobRegistry:
-    """`config` makes a job's settings from its first quorum_id. `memory` is claimed; `give_up` ends the daemon; `desk`:
-    where incidents go; `wall`: seconds since the epoch."""
+    """`config` makes a job's settings from its first quorum_id; `memory` is claimed; `give_up` ends the daemon; `wall`:
+    seconds since the epoch."""
 
     def __init__(
         self,
@@ -34,22 +34,22 @@ class JobRegistry:
         memory: JobStore | None = None,
         give_up: Callable[[int], None] = lambda status: None,
         stall_after_s: float = FLOOR_S,
-        desk: IncidentRegistry | None = None,
+        incident_registry: IncidentRegistry | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._memory = memory or NoJobStore()
         self._give_up = give_up
         self._stall_after_s = stall_after_s
-        self._desk = desk or IncidentRegistry()
+        self._incident_registry = incident_registry or IncidentRegistry()
         self._timers = timers
         self._wall = wall
         self._started_at: float | None = None
         self._records: Mapping[str, QuorumRecord] = {}
         self._drivers: dict[str, JobDriver] = {}
         self._closed = ""
-        self.lateness = LoopLag(timers)
-        self.lateness.listen(self._was_late)
+        self.lag = LoopLag(timers)
+        self.lag.listen(self._was_late)
 
     def remember(self, records: Mapping[str, QuorumRecord]) -> None:
         """Called once, when the daemon starts on a claimed memory: quorums of before may still be held."""
@@ -79,7 +79,7 @@ class JobRegistry:
         driver = self._drivers.get(check_name(job, "job"))
         if driver is None:
             known = ", ".join(sorted(self._drivers)[:NAMES_LOGGED]) or "none"
-            raise UnknownName(f"job: nobody has asked for a quorum of {job!r}; known jobs: {known}")
+            raise UnknownName(f"job: no replica group has asked for a quorum of {job!r}; known jobs: {known}")
         return driver
 
     def forget_quiet(self) -> None:
@@ -91,14 +91,14 @@ class JobRegistry:
     def close(self, reason: str) -> None:
         """End every waiting call and every session with `reason`; refuse new ones."""
         self._closed = reason
-        self.lateness.stop()
+        self.lag.stop()
         for driver in self._drivers.values():
             driver.close(reason)
 
     # -- within
 
     def _make(self, job: str) -> JobDriver:
-        self.lateness.watch()
+        self.lag.watch()
         last_id = self._memory.last_id(job)
         # Above every id that an earlier lighthouse, or an earlier life of this job, can have given out, whatever has
         # become of the journal.
@@ -118,9 +118,9 @@ class JobRegistry:
             self._timers,
             self._wall,
             lambda record: self._commit(job, record),
-            self.lateness.check,
+            self.lag.check,
             self._stall_after_s,
-            self._desk,
+            self._incident_registry,
         )
 
     def _commit(self, job: str, record: QuorumRecord) -> None:

@@ -1,6 +1,6 @@
 """The open sessions of a job: one record each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lighthouse.quorum.waiting_joins import SessionReply
@@ -29,7 +29,11 @@ class SessionTable:
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[int]:
+        """Their numbers."""
         return iter(self._sessions)
+
+    def values(self) -> Iterable[Session]:
+        return self._sessions.values()
 
     def add(self, number: int, session: Session) -> None:
         self._sessions[number] = session
@@ -39,9 +43,6 @@ class SessionTable:
 
     def remove(self, number: int) -> Session | None:
         return self._sessions.pop(number, None)
-
-    def all(self) -> Iterator[Session]:
-        return iter(self._sessions.values())
 
     def send(self, number: int, message: ToManager) -> None:
         if (session := self._sessions.get(number)) is not None:

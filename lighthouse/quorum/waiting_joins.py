@@ -48,7 +48,7 @@ class WaitingJoins:
         self._calls[call] = _Waiting(reply, limit)
 
     def drop(self, call: int | None) -> bool:
-        """Whether it still waited; nobody is told."""
+        """Whether it still waited. It gets no answer."""
         return self._take(call) is not None
 
     def answer(self, calls: Sequence[int], answer: Answer) -> None:

@@ -41,6 +41,7 @@ class WorldBroadcast:
         self._timer: Timer | None = None
 
     def opened(self) -> None:
+        """A session."""
         self._has_newcomer = True
 
     def wait(self, waiting_for: str) -> None:
@@ -81,7 +82,7 @@ class WorldBroadcast:
             log.info("[%s] ask to come in: %s", self._job, ", ".join(world.pending[:NAMES_LOGGED]))
         is_new, self._world = world != self._world, world
         self._has_newcomer = False
-        for session in self._sessions.all():
+        for session in self._sessions.values():
             if is_new or not session.knows_world:
                 session.knows_world = True
                 session.peer.send(world)

@@ -58,18 +58,23 @@ class LighthouseDaemon:
         self._config = config
         self._is_ready = False
         self._memory = config.memory()
-        self._desk = self._make_desk()
+        self._incidents = self._make_incident_registry()
         self._jobs = JobRegistry(
-            config.quorum_config, asyncio.get_running_loop(), self._memory, stop, config.stall_timeout_s, self._desk
+            config.quorum_config,
+            asyncio.get_running_loop(),
+            self._memory,
+            stop,
+            config.stall_timeout_s,
+            self._incidents,
         )
         runs_kept = self._memory if isinstance(self._memory, Journal) else RunStoreInProcess()
         self._runs = RunRegistry(
             runs_kept,
             config.rank_timeout_s,
-            self._jobs.lateness,
+            self._jobs.lag,
             self._jobs.guarded,
-            self._desk.make_id,
-            self._desk.report,
+            self._incidents.make_id,
+            self._incidents.report,
         )
         counters, policy = Counters(), ControlPolicy(token, config.allow_remote_control)
         service = LighthouseService(self._jobs, policy, counters)
@@ -77,10 +82,10 @@ class LighthouseDaemon:
         registry.register(LighthouseCollector(service.status, counters))
         registry.register(RunCollector(self._runs.live_status))
         registry.register(PhaseCollector(lambda: {driver.job: driver.phase_seconds for driver in self._jobs}))
-        registry.register(IncidentCollector(self._desk.times))
+        registry.register(IncidentCollector(self._incidents.times))
         more = {
             **RunService(self._runs, policy).methods(),
-            **IncidentService(self._jobs, self._desk, policy).methods(),
+            **IncidentService(self._jobs, self._incidents, policy).methods(),
         }
         self._grpc = GrpcServer(service.services(more), REFLECTED, counters.called)
         self._http = HttpServer(
@@ -90,13 +95,13 @@ class LighthouseDaemon:
                 status=lambda: self._status(service),
                 page=Document(dashboard.page(), "text/html", PAGE_HEADERS),
                 control=HttpControl(policy, lambda order, call: _kill(service, order, call), _hosts(config)),
-                incident=lambda name: to_document(self._desk.book.get(name)),
+                incident=lambda name: to_document(self._incidents.archive.get(name)),
             )
         )
         self.grpc_port = 0
         self.http_port = 0
 
-    def _make_desk(self) -> IncidentRegistry:
+    def _make_incident_registry(self) -> IncidentRegistry:
         folder = self._config.incident_folder(self._memory)
         files = None if folder is None else IncidentFiles(folder)
         return IncidentRegistry(OnStall(self._config.on_stall), files, lambda *asked: self._runs.stop_all(*asked))
@@ -118,7 +123,7 @@ class LighthouseDaemon:
     async def _start(self) -> None:
         if self._memory.claim():
             self._jobs.remember(self._memory.load())
-        await asyncio.to_thread(self._desk.load)
+        await asyncio.to_thread(self._incidents.load)
         self.http_port = await self._http.start(self._config.http)
         try:
             self.grpc_port = await self._grpc.start(grpc_bind(self._config.bind))
@@ -144,7 +149,7 @@ class LighthouseDaemon:
         self._jobs.close(_STOPPING)
         await self._grpc.stop(self._config.shutdown_timeout_s)
         await self._http.stop()
-        await asyncio.to_thread(self._desk.close)
+        await asyncio.to_thread(self._incidents.close)
         self._memory.release()
         log.info("lighthouse stopped")
 

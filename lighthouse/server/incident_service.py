@@ -18,9 +18,9 @@ from lighthouse_runtime.server.rpc_handler import Call, Entry, Method
 class IncidentService:
     """Stacks and output are their owner's: the same callers as for Kill may see them."""
 
-    def __init__(self, jobs: JobRegistry, desk: IncidentRegistry, policy: ControlPolicy) -> None:
+    def __init__(self, jobs: JobRegistry, registry: IncidentRegistry, policy: ControlPolicy) -> None:
         self._jobs = jobs
-        self._desk = desk
+        self._registry = registry
         self._policy = policy
 
     def methods(self) -> Mapping[str, Entry]:
@@ -32,11 +32,11 @@ class IncidentService:
 
     async def incidents(self, request: pb.IncidentsRequest, _: Call) -> pb.IncidentsResponse:
         job = check_name(request.job, "job") if request.job else ""
-        return pb.IncidentsResponse(incidents=map(INCIDENT_SUMMARY.write, self._desk.book.summaries(job)))
+        return pb.IncidentsResponse(incidents=map(INCIDENT_SUMMARY.write, self._registry.archive.summaries(job)))
 
     async def incident(self, request: pb.IncidentRequest, call: Call) -> pb.IncidentResponse:
         self._policy.check(call)
-        return pb.IncidentResponse(incident=INCIDENT.write(self._desk.book.get(request.id)))
+        return pb.IncidentResponse(incident=INCIDENT.write(self._registry.archive.get(request.id)))
 
     async def stacks(self, request: pb.StacksRequest, call: Call) -> pb.StacksResponse:
         self._policy.check(call)

@@ -75,7 +75,7 @@ def test_halves_of_two_groups_get_no_quorum_until_the_other_halves_come() -> Non
                 half = "a has ranks 0-3 of 8; missing: 4-7" if name == "a" else "b has ranks 4-7 of 8; missing: 0-3"
                 assert half in str(error)
             [job] = client.status().jobs
-            assert (job.quorum_id, job.verdict) == (0, "nobody_asks")
+            assert (job.quorum_id, job.verdict) == (0, "no_joins")
             assert HALVES in job.explanation
             shown = run_cli(LIGHTHOUSE_CODE, "status", "--lighthouse", lighthouse.address).stdout
             assert HALVES in " ".join(shown.split())

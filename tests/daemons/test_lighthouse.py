@@ -228,7 +228,9 @@ def test_jobs_do_not_see_each_other(lighthouse: Lighthouse) -> None:
             (shown,) = client.status(job).jobs
             assert (shown.job, shown.quorum_id) == (job, quorums[job].quorum_id)
         assert set(jobs) <= {job.job for job in client.status().jobs}
-        with pytest.raises(UnknownName, match=r"nobody has asked for a quorum of 'three'; known jobs: .*one, .*two"):
+        with pytest.raises(
+            UnknownName, match=r"no replica group has asked for a quorum of 'three'; known jobs: .*one, .*two"
+        ):
             client.status("three")
 
 

@@ -1,10 +1,9 @@
 """Runs of a real lighthouse: ranks and supervisors hold streams, it is killed and comes back, and people stop a run."""
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -38,7 +37,7 @@ from lighthouse_protocol.messages.supervisor import (
     SupervisorWelcome,
 )
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
-from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
+from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.client.rpcs import RANK, SUPERVISE
 from lighthouse_runtime.client.streams import AsyncRankStream, SupervisorStream
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse
@@ -291,28 +290,3 @@ async def test_a_lighthouse_that_ends_well_interrupts_nobody(tmp_path: Path):
     async with lighthouse_at(port, journal) as second, client(second, "r") as at:
         (found,) = await at.runs("r")
         assert (found.counters.number, found.counters.job_restarts) == (0, 0)
-
-
-@pytest.mark.slow
-def test_a_journal_of_version_1_is_upgraded_in_place(tmp_path: Path):
-    """Its jobs stay, and runs are kept in it from then on."""
-    journal = tmp_path / "journal"
-    with Lighthouse("--journal", str(journal)) as first:
-        first.stop()
-    with closing(sqlite3.connect(journal)) as db:
-        db.executescript("DROP TABLE run; DROP TABLE run_key; PRAGMA user_version = 1;")
-    for _ in range(2):
-        with Lighthouse("--journal", str(journal)) as lighthouse:
-            with LighthouseClient(lighthouse.address, run="r") as at:
-                with at.rank() as stream:
-                    stream.send(RankHello(rank_id(0), Terms(), is_ready=True))
-                    assert isinstance(next(stream), Told)
-                    assert next(stream) == Welcome()
-                    at.stop_run("enough")
-                    assert any(isinstance(message, Stop) for message in stream)
-                (run,) = at.runs("r")
-                assert run.stop is not None
-                at.resume_run()
-            lighthouse.kill()
-    with closing(sqlite3.connect(journal)) as db:
-        assert db.execute("PRAGMA user_version").fetchone()[0] == 2

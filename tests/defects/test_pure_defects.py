@@ -172,7 +172,7 @@ class TestDefect12TheDeadAreNeverForgotten:
         assert max(map(len, kept)) <= 2 * (5 + 60 + 5), "those of the last minute"
         ticked(m, 1999, 3000)
         assert [len(things) for things in kept] == [0] * 6
-        assert len(m._previous) <= 1
+        assert len(m.current.replica_ids) <= 1
 
     def test_defect_12_nor_those_who_come_and_go(self):
         m = machine()

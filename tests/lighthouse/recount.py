@@ -7,11 +7,11 @@ from lighthouse_protocol.messages.session import QuorumPhase
 
 def recount(machine: QuorumMachine, now: float) -> None:
     """Raises AssertionError where a number that is kept is not the number that is."""
-    roster, joins = machine.roster, machine.joins
+    roster, joins, current = machine.roster, machine.joins, machine.current
     members = list(roster)
     alive = [m for m in members if m.is_alive]
     assert roster.healthy == {m.replica_id for m in alive if not m.has_missed and not m.down}
-    assert roster.working == {m.replica_id for m in members if m.in_quorum} & roster.healthy
+    assert roster.working == {m.replica_id for m in members if current.has(m)} & roster.healthy
     assert roster.loopback == {m.replica_id for m in alive if m.is_loopback}
     assert roster.routable == {m.replica_id for m in alive if m.is_loopback is False}
     for m in members:
@@ -29,10 +29,9 @@ def recount(machine: QuorumMachine, now: float) -> None:
     assert joins._calls == {m.call: m for m in joined}
     assert joins.earliest_deadline_at == min((m.deadline_at for m in joined), default=None)
     assert joins.anyone.asking == len(joined)
-    assert joins._previous == frozenset(machine._previous)
-    assert joins.members.asking == sum(m.replica_id in machine._previous for m in joined)
-    assert joins.has_all_members == (bool(machine._previous) and all(n in joins for n in machine._previous))
-    assert (machine.quorum is None) == (not machine._previous)
+    assert joins.members.asking == sum(m.replica_id in current.replica_ids for m in joined)
+    assert joins.has_all_members == (bool(current.replica_ids) and all(n in joins for n in current.replica_ids))
+    assert {m.replica_id for m in members if current.has(m)} <= current.replica_ids
 
     tracked = {id(entry[2]) for entry in roster._due}
     assert all(id(m) in tracked for m in members), "nobody would notice its death"
@@ -42,18 +41,14 @@ def recount(machine: QuorumMachine, now: float) -> None:
 
 
 def recount_sessions(machine: QuorumMachine) -> None:
-    attendance, standing, roster = machine.attendance, machine.standing, machine.roster
+    presence, standing, roster = machine.presence, machine.standing, machine.roster
     connected = {m.session: m for m in roster if m.is_connected}
-    assert attendance._sessions == connected
+    assert presence._sessions == connected
     assert all(m.is_alive for m in connected.values())
-    assert attendance._draining <= {m.replica_id for m in roster if m.session is not None}
-    assert not set(attendance._leaving) & set(attendance._sessions)
+    assert presence._draining <= {m.replica_id for m in roster if m.session is not None}
+    assert not set(presence._leaving) & set(presence._sessions)
     holders = {name: holder.incarnation for name, holder in standing._holders.items()}
     quorum = standing.quorum
     assert holders == ({p.replica_id: p.incarnation for p in quorum.participants} if quorum else {})
-    if quorum is not None:
-        assert machine.quorum is not None
-        assert machine.quorum.quorum_id == quorum.quorum_id
-        assert {m.replica_id for m in roster if m.in_quorum} <= machine._previous
     assert (standing.phase is QuorumPhase.NONE) <= (quorum is None)
     assert standing.upto == 0 or standing.phase in (QuorumPhase.RESUMED, QuorumPhase.REVOKED)

@@ -85,7 +85,7 @@ class Stage:
         assert due is None or due > self.now
         recount(self.machine, self.now)
         assert set(self.machine.joins._calls) == set(self.waiting), "a call waits that nobody will answer"
-        assert set(self.machine.attendance._sessions) <= self.open
+        assert set(self.machine.presence._sessions) <= self.open
 
     # -- to the managers
 

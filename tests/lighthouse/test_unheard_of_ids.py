@@ -64,7 +64,7 @@ def test_a_beat_that_holds_such_an_id_ends_its_session() -> None:
     [effect] = machine.handle(pulse(1, held=held(MAX_QUORUM_ID)), 0)
     assert isinstance(effect, SessionRefused)
     assert str(effect.error).startswith(f"quorum_id: is {MAX_QUORUM_ID}; ")
-    assert machine.attendance.seen_id == 0
+    assert machine.presence.seen_id == 0
 
 
 def test_up_to_a_day_ahead_of_the_clock_is_believed() -> None:

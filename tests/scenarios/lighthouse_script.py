@@ -46,14 +46,14 @@ class LighthouseScript:
         machine, verdict = self._machine, self._machine.verdict()
         at = machine.missed_at()
         match verdict:
-            case Verdict.FORMED | Verdict.NOBODY_ASKS:
+            case Verdict.FORMED | Verdict.NO_JOINS:
                 return verdict.value
             case Verdict.WAITING_FOR_STRAGGLERS | Verdict.WAITING_FOR_MEMBERS:
                 until = "" if at is None else f", until {at:g}s"
                 return f"no quorum: {verdict} ({_list(machine.stragglers())}){until}"
             case Verdict.TOO_FEW_PARTICIPANTS:
                 return f"no quorum: {verdict} ({len(machine.joins.list_candidates())} of {machine.config.min_replicas})"
-            case Verdict.WAITING_FOR_LAST_CALL:
+            case Verdict.WAITING_FOR_LOST_MEMBER:
                 return f"no quorum: {verdict}, until {machine.last_call_until:g}s"
             case _:
                 return f"no quorum: {verdict}"

@@ -41,9 +41,9 @@ _VERDICT_STYLES = {
     Verdict.WAITING_FOR_MEMBERS: "cyan",
     Verdict.WAITING_FOR_STRAGGLERS: "yellow",
     Verdict.WAITING_FOR_RECALL: "cyan",
-    Verdict.WAITING_FOR_RETURN: "yellow",
+    Verdict.WAITING_FOR_RECONNECT: "yellow",
     Verdict.WAITING_FOR_LEASES: "yellow",
-    Verdict.WAITING_FOR_LAST_CALL: "yellow",
+    Verdict.WAITING_FOR_LOST_MEMBER: "yellow",
     Verdict.TOO_FEW_PARTICIPANTS: "red",
     Verdict.NO_ALLOWED_SIZE: "red",
 }

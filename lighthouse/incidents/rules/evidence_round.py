@@ -33,11 +33,11 @@ class Question:
 
 
 class EvidenceRound:
-    """`ranks`: of which replica groups which ranks, empty: all of the group; None: every witness."""
+    """`ranks`: of which replica groups which ranks, empty: all of the group; None: every target."""
 
     def __init__(
         self,
-        witnesses: Iterable[EvidenceTarget],
+        targets: Iterable[EvidenceTarget],
         *,
         ranks: Mapping[str, tuple[int, ...]] | None = None,
         suspects: Sequence[str] = (),
@@ -45,7 +45,7 @@ class EvidenceRound:
         self._evidence: list[MemberEvidence] = []
         self._missing: list[str] = []
         self._bytes = 0
-        here = {witness.replica_id: witness for witness in witnesses}
+        here = {target.replica_id: target for target in targets}
         first = {name.rpartition("/")[0] or name for name in suspects}
         wanted = sorted(here if ranks is None else ranks, key=lambda name: (name not in first, name))
         able = [name for name in wanted if self._is_able(name, here.get(name))]
@@ -82,8 +82,8 @@ class EvidenceRound:
         evidence = sorted(self._evidence, key=lambda one: (one.replica_id, one.rank.group_rank))
         return Gathered(tuple(evidence), (*self._missing, *late))
 
-    def _is_able(self, name: str, witness: EvidenceTarget | None) -> bool:
-        if witness is None or witness.session is None:
+    def _is_able(self, name: str, target: EvidenceTarget | None) -> bool:
+        if target is None or target.session is None:
             self._missing.append(f"{name}: it holds no session with the lighthouse")
             return False
         return True

@@ -6,7 +6,7 @@
    has killed or stopped.
 3. The loss of members is an incident as soon as a group asks for the quorum after it, or one forms: if all groups end,
    training is over. The loss of a group that an operator has killed is one at once. All losses of one quorum are one
-   incident; the fault is the last sign of life of the first. A member that is killed because of a stall is lost within
+   incident; the fault is the last heartbeat of the first. A member that is killed because of a stall is lost within
    that incident.
 4. A group that joins and says that it holds no state any more (a commit was not applied, or its state differs from that
    of its peers) is an incident, once for each such state: it says so in every join until it has healed.
@@ -29,7 +29,7 @@ MAX_LOOKS = 3
 MAX_FOLLOWED = 8
 UNCONFIRMED_S = 60.0
 MAX_TOLD = 16  # losses by their reasons
-MAX_DISTRUSTED = 256  # groups whose last word is remembered
+MAX_DISTRUSTED = 256  # groups of which the last report is remembered
 MAX_SUSPECTS = 64  # by their names
 
 
@@ -243,7 +243,7 @@ class IncidentMachine:
     # -- training goes on
 
     def formed(self, quorum_id: int, step: int, now: float, *, is_new: bool) -> list[Effect]:
-        """A quorum was handed out for `step`."""
+        """A quorum was formed for `step`."""
         effects = self.asked(now)
         self._lost = self._loss = None
         effects += self.reached(step, quorum_id, now)

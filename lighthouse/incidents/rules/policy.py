@@ -48,7 +48,7 @@ def decide(policy: OnStall, behind: Iterable[RankName], members: Mapping[str, in
 def _restart(ranks: set[RankName], members: Mapping[str, int]) -> Decision:
     behind = sorted({name.replica_id for name in ranks})
     if not behind:
-        return Decision("nobody is behind: nothing is killed")
+        return Decision("no rank is behind: nothing is killed")
     if len(members) == 1:
         return _restart_only(behind[0], ranks, members[behind[0]])
     if len(behind) >= len(members):

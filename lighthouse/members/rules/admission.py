@@ -67,7 +67,7 @@ def _backwards(participant: Participant, old: Member | None) -> InvalidRequest |
         return None
     before = old.participant
     # It may have been told to heal to an older state than its own, and that, where it catches up, some quorums ago.
-    told = old.handed
+    told = old.last_told
     lowest = before.step if told is None else min(before.step, told.max_step if told.lowest is None else told.lowest)
     if before.incarnation != participant.incarnation or participant.step >= lowest:
         return None

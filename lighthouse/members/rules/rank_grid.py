@@ -64,11 +64,6 @@ class Grid:
         """How many are missing until every group is whole."""
         return sum(len(group.missing) for group in self.groups)
 
-    @property
-    def admitted(self) -> tuple[str, ...]:
-        """The groups that may be in a quorum."""
-        return tuple(group.replica_id for group in self.groups if group.is_whole)
-
     def explain(self) -> str:
         """Which groups are held back, and for which ranks; empty: none is."""
         held_back = [group for group in self.groups if not group.is_whole]

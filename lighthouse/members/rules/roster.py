@@ -1,8 +1,8 @@
 """Which members are alive.
 
 A member is alive while its session is open and sends heartbeats, or, without a session, while a call of it is open or
-its last sign of life (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive,
-not down, and has not missed a join_timeout; joining heals it. A lapsed member is remembered a while, for the status,
+its last message (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive, not
+down, and has not missed a join_timeout; joining heals it. A lapsed member is remembered for a while, for the status,
 and then forgotten.
 
 Moments are the caller's monotonic clock. Every operation costs O(log n) at most.
@@ -10,12 +10,13 @@ Moments are the caller's monotonic clock. Every operation costs O(log n) at most
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from lighthouse.members.rules.events import GridChanged, MemberBack, MemberEffect, MemberJoined, MemberLost
 from lighthouse.members.rules.reachability import is_loopback
-from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
+from lighthouse_protocol.messages.membership import Participant, Tag
 
 FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
@@ -45,11 +46,10 @@ class LastQuorumTold:
 class Member:
     """One replica group's present incarnation; `birth` numbers them.
 
-    `call` is the number of its waiting call, if it waits; `deadline_at` the end of that call's time; `in_quorum` says
-    that it is a participant of the present quorum. `session` is the number of its session; `closes_at`: the stream has
-    ended, and that counts from then on. `excused_until` moves its lapse. `down` says why it cannot take part, `missing`
-    which of its ranks are not here; `is_starting`: they have not come yet, or are started again. `step` is the newest
-    one that it has told.
+    `call` is the number of its waiting call, if it waits; `deadline_at` the end of that call's time. `session` is the
+    number of its session; `closes_at`: the stream has ended, and that counts from then on. `excused_until` moves its
+    lapse. `down` says why it cannot take part, `missing` which of its ranks are not here; `is_starting`: they have not
+    come yet, or are started again. `step` is the newest one that it has told.
     """
 
     replica_id: str
@@ -60,12 +60,11 @@ class Member:
     call: int | None = None
     deadline_at: float = 0.0
     is_alive: bool = True
-    in_quorum: bool = False
     has_missed: bool = False
     lapsed_at: float = 0.0
     due_at: float = 0.0
     is_loopback: bool | None = None
-    handed: LastQuorumTold | None = None
+    last_told: LastQuorumTold | None = None
     session: int | None = None
     closes_at: float | None = None
     excused_until: float = 0.0
@@ -80,15 +79,23 @@ class Member:
         return self.session is not None and self.closes_at is None
 
 
+class Participants(Protocol):
+    """The present quorum, as far as the roster reads it (quorum/rules/current.py)."""
+
+    def has(self, member: Member) -> bool: ...
+
+    def told_before(self, replica_id: str, incarnation: str) -> LastQuorumTold | None: ...
+
+
 class Roster:
-    def __init__(self, heartbeat_timeout_s: float, emit: Callable[[MemberEffect], None]) -> None:
+    def __init__(self, heartbeat_timeout_s: float, emit: Callable[[MemberEffect], None], current: Participants) -> None:
         self._emit = emit
+        self._current = current
         self._timeout_s = heartbeat_timeout_s
         self._forget_after_s = max(MIN_FORGET_AFTER_S, FORGET_AFTER_TIMEOUTS * heartbeat_timeout_s)
         self._members: dict[str, Member] = {}
         self._due: list[tuple[float, int, Member]] = []
         self._pushed = 0
-        self._expected: dict[tuple[str, str], LastQuorumTold] = {}
         self._births = 0
         self.healthy: set[str] = set()
         self.working: set[str] = set()  # the healthy ones of the present quorum
@@ -105,8 +112,12 @@ class Roster:
     def get(self, replica_id: str) -> Member | None:
         return self._members.get(replica_id)
 
+    def participants(self) -> list[Member]:
+        """The members of the present quorum that are known here. O(n)."""
+        return [member for member in self if self._current.has(member)]
+
     def beat(self, replica_id: str, incarnation: str, now: float) -> Member | None:
-        """A sign of life. None, and no effect, if another incarnation of that id is alive."""
+        """A heartbeat without a session. None, and no effect, if another incarnation of that id is alive."""
         member = self._members.get(replica_id)
         if member is not None and member.incarnation != incarnation:
             if member.is_alive:
@@ -157,7 +168,7 @@ class Roster:
             self._push(member, now)
         if not member.has_missed and not member.down:
             self.healthy.add(member.replica_id)
-            if member.in_quorum:
+            if self._current.has(member):
                 self.working.add(member.replica_id)
 
     def miss(self, member: Member) -> None:
@@ -207,14 +218,9 @@ class Roster:
         for member in self._members.values():
             member.seen_at += by_s
 
-    def form(self, members: Sequence[Member]) -> None:
-        """`members` are the present quorum from now on. O(n)."""
-        self._expected = {}
-        for member in self._members.values():
-            member.in_quorum = False
-        for member in members:
-            member.in_quorum = True
-        self.working = {member.replica_id for member in members if member.replica_id in self.healthy}
+    def form(self) -> None:
+        """The present quorum is another one from now on. O(n)."""
+        self.working = {member.replica_id for member in self.participants()} & self.healthy
 
     def remove(self, member: Member) -> None:
         self._unindex(member)
@@ -243,15 +249,10 @@ class Roster:
         """A moment at or before the next lapse."""
         return self._due[0][0] if self._due else None
 
-    def expect(self, quorum: Quorum) -> None:
-        """It was the quorum before a restart of the lighthouse: each member of it that comes was told it."""
-        handed = LastQuorumTold(quorum.quorum_id, max(member.step for member in quorum.participants), None, lowest=0)
-        self._expected = {(member.replica_id, member.incarnation): handed for member in quorum.participants}
-
     def _add(self, replica_id: str, incarnation: str, now: float) -> Member:
         self._births += 1
-        handed = self._expected.get((replica_id, incarnation))
-        member = Member(replica_id, incarnation, now, self._births, in_quorum=handed is not None, handed=handed)
+        told = self._current.told_before(replica_id, incarnation)
+        member = Member(replica_id, incarnation, now, self._births, last_told=told)
         self._members[replica_id] = member
         self._emit(MemberJoined(replica_id))
         self._push(member, now)

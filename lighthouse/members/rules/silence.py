@@ -1,4 +1,4 @@
-"""Whose silence is a loss, and whose is more likely the lighthouse's own fault.
+"""Which silent members are lost, and which silence is more likely the lighthouse's own fault.
 
 1. If more than half of the members of a quorum fall silent in one moment, that is rather the lighthouse's own network:
    they are held for alive for one timeout more.
@@ -45,7 +45,7 @@ class MassSilence:
 
     def _is_shared(self, beat_interval_s: float, now: float) -> bool:
         """Whether more than half of the quorum's members with a session are silent. O(n), when one is lost."""
-        members = [m for m in self._roster if m.in_quorum and m.session is not None and m.is_alive]
+        members = [m for m in self._roster.participants() if m.session is not None and m.is_alive]
         return 2 * sum(_is_silent(m, beat_interval_s, now) for m in members) > len(members) > 1
 
 

@@ -1,7 +1,7 @@
-"""Where every rank of a job is, and who is behind over all its replica groups. No I/O.
+"""Where every rank of a job is, and which is behind across its replica groups. No I/O.
 
-Managers send the views of their groups with their beats; between two of them a view ages by the lighthouse's own clock.
-A manager judges its own ranks; only here can be seen who is behind in a collective over groups.
+Managers send the views of their groups with their heartbeats; between two of them a view ages by the lighthouse's own
+clock. A manager judges its own ranks; only here is it seen which rank is behind in a collective across groups.
 """
 
 from collections.abc import Collection, Container
@@ -25,7 +25,7 @@ class JobProgress:
         self._floor_s = floor_s
         self._told: dict[str, _Told] = {}
         self._past_s: dict[str, float] = {}  # of groups and managers that are gone
-        self._known: set[str] = set()  # names of phases, the first so many
+        self._known: set[str] = set()  # names of phases, MAX_KNOWN at most
 
     def take(self, view: GroupView, now: float) -> None:
         """Another incarnation's takes the place of the old one's."""
@@ -57,7 +57,7 @@ class JobProgress:
         return time_left_s(ranks, self._floor_s) if self._told else None
 
     def verdict(self, members: Collection[str], now: float) -> StallVerdict | None:
-        """About the replica groups `members`, those of the quorum; who is none meets nobody."""
+        """About the replica groups `members`, those of the quorum: the others take part in no collective."""
         here = [name for name in sorted(members) if name in self._told]
         ranks = [rank for name in here for rank in self._ranks_of(name, now)]
         return judge(ranks, floor_s=self._floor_s, is_complete=len(here) == len(members))

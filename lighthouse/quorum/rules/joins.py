@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lighthouse.members.rules.roster import Member
+from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.events import NewcomersChanged
 
 
@@ -38,13 +39,13 @@ class JoinTimer:
 
 
 class JoinQueue:
-    """The joined members in the order in which they came. `members` are those of the previous quorum."""
+    """The joined members in the order in which they came. `members` are those of the present quorum."""
 
-    def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None]) -> None:
+    def __init__(self, grace_s: float, emit: Callable[[NewcomersChanged], None], current: CurrentQuorum) -> None:
         self._emit = emit
+        self._current = current
         self._joined: dict[str, Member] = {}
         self._calls: dict[int, Member] = {}
-        self._previous: frozenset[str] = frozenset()
         self._participants = 0
         self._shrinking = 0
         self._earliest_deadline_at: float | None = None
@@ -60,10 +61,6 @@ class JoinQueue:
     def __contains__(self, replica_id: str) -> bool:
         return replica_id in self._joined
 
-    def expect(self, previous: frozenset[str]) -> None:
-        """The members of the quorum before a restart of the lighthouse."""
-        self._previous = previous
-
     def add(self, member: Member, call: int, deadline_at: float, now: float) -> None:
         member.call, member.deadline_at = call, deadline_at
         self._joined[member.replica_id] = member
@@ -71,32 +68,31 @@ class JoinQueue:
         earliest = self._earliest_deadline_at
         self._earliest_deadline_at = deadline_at if earliest is None else min(earliest, deadline_at)
         self.anyone.joined(now)
-        if member.replica_id in self._previous:
+        if member.replica_id in self._current.replica_ids:
             self.members.joined(now)
         self._count(member, 1)
 
     def withdraw(self, call: int, now: float) -> Member | None:
-        """The member whose call that was; None if it does not wait any more."""
+        """The member of that call; None if the call does not wait any more."""
         member = self._calls.pop(call, None)
         if member is None:
             return None
         del self._joined[member.replica_id]
         self.anyone.withdrew(now)
-        if member.replica_id in self._previous:
+        if member.replica_id in self._current.replica_ids:
             self.members.withdrew(now)
         self._count(member, -1)
         self._released(member)
         return member
 
-    def take(self, members: list[Member], previous: frozenset[str], now: float) -> tuple[int, ...]:
-        """Those `members` form a quorum of the ids `previous`; their calls. The others go on waiting."""
+    def take(self, members: list[Member], now: float) -> tuple[int, ...]:
+        """Those `members` have formed the present quorum; their calls. The others go on waiting."""
         calls: list[int] = []
         for member in members:
             assert member.call is not None
             calls.append(member.call)
             del self._joined[member.replica_id], self._calls[member.call]
             member.call = None
-        self._previous = previous
         self._earliest_deadline_at = min((m.deadline_at for m in self), default=None)
         self._participants = self._shrinking = 0  # the rest are of no quorum
         self.anyone.restart(len(self), now)
@@ -105,8 +101,9 @@ class JoinQueue:
 
     @property
     def has_all_members(self) -> bool:
-        """Every member of the previous quorum, if there is one, has joined."""
-        return bool(self._previous) and self.members.asking == len(self._previous)
+        """Every member of the present quorum, if there is one, has joined."""
+        members = self._current.replica_ids
+        return bool(members) and self.members.asking == len(members)
 
     @property
     def newcomers(self) -> int:
@@ -118,16 +115,16 @@ class JoinQueue:
         return self._participants if self._shrinking else len(self)
 
     def list_candidates(self) -> list[Member]:
-        return [member for member in self if member.in_quorum] if self._shrinking else list(self)
+        return [member for member in self if self._current.has(member)] if self._shrinking else list(self)
 
     def list_newcomers(self) -> list[str]:
         """In the order in which they came."""
-        return [name for name in self._joined if name not in self._previous]
+        return [name for name in self._joined if name not in self._current.replica_ids]
 
     def _count(self, member: Member, change: int) -> None:
-        if member.replica_id not in self._previous:
+        if member.replica_id not in self._current.replica_ids:
             self._emit(NewcomersChanged())
-        if member.in_quorum:
+        if self._current.has(member):
             self._participants += change
             self._shrinking += change * (member.participant is not None and member.participant.shrink_only)
 

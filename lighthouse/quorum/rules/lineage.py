@@ -2,7 +2,7 @@
 
 A state is named by its tag: (step, quorum_id under which that step was committed). At the highest step the largest
 set of equal tags is up to date (ties: the highest quorum_id in the tag). A member at that step with another tag, and
-one whose ranks disagree, is handed out with a lower step; so every manager, torchft's too, computes one and the same
+one whose ranks disagree, is told with a lower step; so every manager, torchft's too, computes one and the same
 assignment from steps alone.
 
 A running job's history wins: while a member of the last quorum is a candidate and holds a state of this job's lineage
@@ -58,17 +58,17 @@ class Lineage:
     tag_quorum_id: int | None
 
 
-def tag_of(participant: Participant, handed: LastQuorumTold | None) -> int | None:
+def tag_of(participant: Participant, told: LastQuorumTold | None) -> int | None:
     """The quorum under which the participant's state was committed; None: not known."""
     if participant.step == 0:
         return 0
-    if participant.tag_quorum_id is not None or handed is None:
+    if participant.tag_quorum_id is not None or told is None:
         return participant.tag_quorum_id
-    if handed.was_at is not None and participant.step >= handed.was_at:
+    if told.was_at is not None and participant.step >= told.was_at:
         return None  # it may not have healed
-    if participant.step > handed.max_step:
-        return handed.quorum_id
-    return handed.tag_quorum_id if participant.step == handed.max_step else None
+    if participant.step > told.max_step:
+        return told.quorum_id
+    return told.tag_quorum_id if participant.step == told.max_step else None
 
 
 def foreign(
@@ -85,7 +85,7 @@ def foreign(
     return [not each for each in is_of_it]
 
 
-def hand_out(
+def assign_steps(
     candidates: Sequence[Participant], tags: Sequence[int | None], is_foreign: Sequence[bool] | None = None
 ) -> Lineage:
     """`tags[i]` is the tag_quorum_id of `candidates[i]`; `is_foreign` says `foreign`."""
@@ -100,8 +100,8 @@ def hand_out(
     good = {i for i in at_max if tags[i] == tag}
     if tag is None and not candidates[at_max[0]].ranks_disagree:
         good = {at_max[0]}
-    handed = tuple(
+    participants = tuple(
         candidate if i in good or candidate.step < max_step else replace(candidate, step=max(0, max_step - 1))
         for i, candidate in enumerate(candidates)
     )
-    return Lineage(handed, max_step, tag)
+    return Lineage(participants, max_step, tag)

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from lighthouse.members.rules.events import GridChanged
 from lighthouse.members.rules.roster import LastQuorumTold, Member
 from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.events import (
     Effect,
     Event,
@@ -39,7 +40,7 @@ from lighthouse.quorum.rules.events import (
     WasLate,
     Withdrawn,
 )
-from lighthouse.quorum.rules.lineage import History, foreign, hand_out, tag_of
+from lighthouse.quorum.rules.lineage import History, assign_steps, foreign, tag_of
 from lighthouse.quorum.rules.numbering import Numbering
 from lighthouse.quorum.rules.presence import Presence
 from lighthouse.quorum.rules.record import QuorumRecord
@@ -61,33 +62,21 @@ class QuorumMachine:
         self.config = config
         self._effects: list[Effect] = []
         self._has_grid_changed = False
-        self.standing = Standing()
-        self._numbering = Numbering(config.first_quorum_id, record)
+        self.current = CurrentQuorum()
+        self.standing = Standing(self.current)
+        self._numbering = Numbering(config.first_quorum_id, record, self.current)
         may_be_older = None if record is None else holders_until
-        self.attendance = Presence(config, self.standing, self._numbering, self._emit, may_be_older)
-        self.roster = self.attendance.roster
-        self.joins = self.attendance.joins
-        self.quorum: Quorum | None = None
-        self.formed_at: float | None = None  # before a restart: when this lighthouse first heard of it
-        self.quorums_formed = 0
-        self.rounds = 0
+        self.presence = Presence(config, self.current, self.standing, self._numbering, self._emit, may_be_older)
+        self.roster = self.presence.roster
+        self.joins = self.presence.joins
         self._history = History(record.named if record is not None else ())
-        self._previous: frozenset[str] = frozenset()
         self._now, self._working = 0.0, 0
         self._lost_at: float | None = None  # when the last loss of a member of the present quorum was
         if record is not None and record.quorum is not None:
-            self._remember(record.quorum)
+            self.current.restore(record.quorum)
+            self._history.add(record.quorum.quorum_id)
         if holders_until is not None:
             self.standing.restore(record, holders_until)
-
-    def _remember(self, quorum: Quorum) -> None:
-        """It was the last one before a restart: its members are those of the previous quorum."""
-        self.quorum = quorum
-        self._history.add(quorum.quorum_id)
-        self._previous = frozenset(member.replica_id for member in quorum.participants)
-        self.joins.expect(self._previous)
-        self.roster.expect(quorum)
-        self.attendance.has_formed = True
 
     def is_quiet(self, now: float) -> bool:
         """No member is alive or remembered, and no lease of one that was here can still run."""
@@ -100,30 +89,32 @@ class QuorumMachine:
     @property
     def braked_until(self) -> float:
         """Until then members that fell silent together are held for alive."""
-        return self.attendance.silence.braked_until
+        return self.presence.silence.braked_until
 
-    def is_participant(self, member: Member) -> bool:
-        return member.in_quorum
+    @property
+    def quorum(self) -> Quorum | None:
+        """The present one."""
+        return self.current.quorum
 
     def handle(self, event: Event, now: float) -> Sequence[Effect]:
         if isinstance(event, WasLate):  # before anything lapses by it
-            self.attendance.was_late(event.by_s, now)
+            self.presence.was_late(event.by_s, now)
         self._pass_time(now)
         match event:
             case Joined():
-                self.attendance.join(event, now)
+                self.presence.join(event, now)
             case HeartbeatReceived(replica_id, incarnation):
-                self.attendance.beat_without_session(replica_id, incarnation, now)
+                self.presence.beat_without_session(replica_id, incarnation, now)
             case Withdrawn(call):
-                self.attendance.withdraw(call, now)
+                self.presence.withdraw(call, now)
             case SessionOpened():
-                self.attendance.open(event, now)
+                self.presence.open(event, now)
             case SessionHeartbeatReceived():
-                self.attendance.beat(event, now)
+                self.presence.beat(event, now)
             case SessionEnded():
-                self.attendance.end(event, now)
+                self.presence.end(event, now)
             case Left():
-                self.attendance.leave(event, now)
+                self.presence.leave(event, now)
             case WasLate():
                 pass
         self._settle(now)
@@ -150,9 +141,9 @@ class QuorumMachine:
         """Why there is, or is not, a quorum, as of the last event or tick."""
         candidates = self.joins.candidates
         if candidates == 0:
-            return Verdict.FORMED if self.roster.working else Verdict.NOBODY_ASKS
+            return Verdict.FORMED if self.roster.working else Verdict.NO_JOINS
         if self.standing.phase is QuorumPhase.RETURNING:
-            return Verdict.WAITING_FOR_RETURN
+            return Verdict.WAITING_FOR_RECONNECT
         if self.standing.phase is QuorumPhase.RECALLED:
             return Verdict.WAITING_FOR_RECALL
         if self.standing.phase is QuorumPhase.STANDING:  # the groups that ask would change nothing
@@ -164,13 +155,13 @@ class QuorumMachine:
         if not (self.joins.has_all_members or not self._has_stragglers()):
             return Verdict.WAITING_FOR_MEMBERS if self.missed_at() is None else Verdict.WAITING_FOR_STRAGGLERS
         if self.last_call_until is not None and self._now < self.last_call_until:
-            return Verdict.WAITING_FOR_LAST_CALL
+            return Verdict.WAITING_FOR_LOST_MEMBER
         return Verdict.READY if self._is_free() else Verdict.WAITING_FOR_LEASES
 
     @property
     def peers_pending(self) -> int:
         """How many ask to come in and would have a place beside the members of the present quorum."""
-        members = len(self._previous)
+        members = len(self.current.replica_ids)
         return max(0, self._size(members + self.joins.newcomers) - members)
 
     def stragglers(self) -> list[str]:
@@ -194,11 +185,11 @@ class QuorumMachine:
     # -- time
 
     def _pass_time(self, now: float) -> None:
-        if self.formed_at is None and self.quorum is not None:
-            self.formed_at = now
+        if self.current.formed_at is None and self.quorum is not None:
+            self.current.formed_at = now
         self._now = now
-        self.attendance.pass_time(now)
-        self.attendance.standing_time(now)
+        self.presence.pass_time(now)
+        self.presence.standing_time(now)
 
     def _note_missed(self) -> None:
         missed_at = self.missed_at()
@@ -259,7 +250,7 @@ class QuorumMachine:
         self._working = len(self.roster.working)
         if has_formed:
             self._review()
-        self.attendance.dismiss()
+        self.presence.dismiss()
 
     # -- a standing quorum
 
@@ -267,11 +258,11 @@ class QuorumMachine:
         """Recall the standing quorum if forming with the waiting groups would give another list, or a member drains."""
         if self.standing.phase is not QuorumPhase.STANDING:
             return
-        draining = self.attendance.draining()
+        draining = self.presence.draining()
         if draining:
-            self.attendance.recall(f"{draining[0]} drains")
+            self.presence.recall(f"{draining[0]} drains")
         elif self.peers_pending:
-            self.attendance.recall(f"{self.joins.newcomers} ask to come in")
+            self.presence.recall(f"{self.joins.newcomers} ask to come in")
 
     # -- forming
 
@@ -286,55 +277,51 @@ class QuorumMachine:
             return False
         chosen = self._choose()
         participants = [member.participant for member in chosen if member.participant]
-        tags = [tag_of(member.participant, member.handed) for member in chosen if member.participant]
-        lineage = hand_out(participants, tags, self._foreign(chosen))
+        tags = [tag_of(member.participant, member.last_told) for member in chosen if member.participant]
+        lineage = assign_steps(participants, tags, self._foreign(chosen))
         stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
         always = stands or self.standing.phase is not QuorumPhase.NONE
-        is_new = self._numbering.number(chosen, self.attendance.seen_id, always=always)
+        is_new = self._numbering.number(chosen, self.presence.seen_id, always=always)
         for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
             # A group that is sent back a step and comes again at max_step may have healed, or not.
             tag_quorum_id = lineage.tag_quorum_id if given.step == joined.step else None
             was_at = joined.step if joined.step > lineage.max_step else None
             max_step, held = lineage.max_step, Tag(joined.step, joined.tag_quorum_id)
-            lowest = max_step if member.handed is None else member.handed.lowest_with(held, max_step)
-            member.handed = LastQuorumTold(self._numbering.quorum_id, max_step, tag_quorum_id, was_at, held, lowest)
+            lowest = max_step if member.last_told is None else member.last_told.lowest_with(held, max_step)
+            member.last_told = LastQuorumTold(self._numbering.quorum_id, max_step, tag_quorum_id, was_at, held, lowest)
             self.roster.see(member, now)
-        self.quorum = Quorum(self._numbering.quorum_id, lineage.participants)
-        for quorum_id in (lineage.tag_quorum_id, self.quorum.quorum_id):
+        quorum = Quorum(self._numbering.quorum_id, lineage.participants)
+        for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:
                 self._history.add(quorum_id)
+        self.current.form(quorum, chosen, now, is_new=is_new)
         self._stand(participants, chosen, stands)
-        self.attendance.has_formed = True
-        self.rounds += 1
-        if is_new:
-            self.quorums_formed += 1
-            self.formed_at = now
-        self._previous, self._lost_at = frozenset(member.replica_id for member in chosen), None
-        self.roster.form(chosen)
-        calls = self.joins.take(chosen, self._previous, now)
+        self._lost_at = None
+        self.roster.form()
+        calls = self.joins.take(chosen, now)
         record = self._record(stands) if is_new else None
-        self._emit(QuorumFormed(self.quorum, calls, is_new, stands, record))
+        self._emit(QuorumFormed(quorum, calls, is_new, stands, record))
         return True
 
     def _foreign(self, candidates: Sequence[Member]) -> list[bool]:
         participants = [member.participant for member in candidates if member.participant]
-        tags = [tag_of(member.participant, member.handed) for member in candidates if member.participant]
+        tags = [tag_of(member.participant, member.last_told) for member in candidates if member.participant]
         for participant in participants:
             if self._numbering.is_unknown(participant.seen_quorum_id):
                 self._history.add(participant.seen_quorum_id)
-        return foreign(participants, tags, [member.in_quorum for member in candidates], self._history)
+        return foreign(participants, tags, [self.current.has(member) for member in candidates], self._history)
 
     def _stand(self, participants: list[Participant], chosen: list[Member], stands: bool) -> None:
-        assert self.quorum is not None
         if not stands:
             return self.standing.replace()
         entries = {participant.replica_id: entry_of(participant) for participant in participants}
-        return self.standing.form(self.quorum, entries, {member.replica_id: member.lease_until for member in chosen})
+        return self.standing.form(entries, {member.replica_id: member.lease_until for member in chosen})
 
     def _record(self, stands: bool) -> QuorumRecord:
-        assert self.quorum is not None
+        quorum = self.current.quorum
+        assert quorum is not None
         entries, lease_s = self.standing.entries, self.config.lease_s
-        return QuorumRecord(self.quorum.quorum_id, self.quorum, stands, entries, lease_s, self._history.ranges)
+        return QuorumRecord(quorum.quorum_id, quorum, stands, entries, lease_s, self._history.ranges)
 
     def _choose(self) -> list[Member]:
         candidates = self.joins.list_candidates()
@@ -343,7 +330,7 @@ class QuorumMachine:
         strangers = frozenset(
             member.replica_id for member, heals in zip(candidates, self._foreign(candidates), strict=True) if heals
         )
-        places = choose(participants, self._previous, self._size(len(candidates)), strangers)
+        places = choose(participants, self.current.replica_ids, self._size(len(candidates)), strangers)
         chosen = [by_id[participant.replica_id] for participant in places]
         return sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else "")
 

@@ -10,6 +10,7 @@ later, another lighthouse may be giving out the next ones at this moment: they a
 from collections.abc import Sequence
 
 from lighthouse.members.rules.roster import Member
+from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse_protocol.refusals import InvalidRequest
 
@@ -20,16 +21,16 @@ LEFT_TO_ANOTHER = 1000
 
 
 class Numbering:
-    """`quorum_id` is that of the last quorum; 0 before any."""
+    """`quorum_id` is the highest that was given out; 0 before any."""
 
-    def __init__(self, first_id: int, record: QuorumRecord | None) -> None:
+    def __init__(self, first_id: int, record: QuorumRecord | None, current: CurrentQuorum) -> None:
         """`first_id`: the lowest that a new quorum may get. `record`: what an earlier lighthouse has written down."""
         self.quorum_id = record.quorum_id if record is not None else 0
         self._recorded_id = self.quorum_id
         self._first_id = first_id
         self._own_first_id: int | None = None
         self._began_at: float | None = None
-        self._composition: tuple[tuple[int, tuple[str, ...]], ...] | None = None
+        self._current = current
 
     def check(self, seen_id: int, field: str, now: float) -> None:
         """Raises InvalidRequest for an id that no lighthouse of this job can have given out.
@@ -53,13 +54,11 @@ class Numbering:
 
     def number(self, chosen: Sequence[Member], seen_id: int, *, always: bool) -> bool:
         """`chosen` form a quorum: whether its id is new. `seen_id`: the highest that a member was told."""
-        composition = tuple((member.birth, member.participant.identity) for member in chosen if member.participant)
         has_failed = any(member.participant is not None and member.participant.commit_failures > 0 for member in chosen)
-        is_same = composition == self._composition and not has_failed and not always
+        is_same = self._current.consists_of(chosen) and not has_failed and not always
         if is_same and seen_id <= self.quorum_id:
             return False
         next_id = max(self._first_id, self.quorum_id + 1)
         self.quorum_id = next_id if seen_id < next_id else seen_id + LEFT_TO_ANOTHER
         self._own_first_id = self._own_first_id or self.quorum_id
-        self._composition = composition
         return True

@@ -16,6 +16,7 @@ from lighthouse.members.rules.events import MemberDraining, MemberLeft, MemberLo
 from lighthouse.members.rules.roster import Member, Roster, is_reborn
 from lighthouse.members.rules.silence import MassSilence
 from lighthouse.quorum.rules.config import QuorumConfig
+from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.events import (
     Effect,
     HeartbeatAnswered,
@@ -55,6 +56,7 @@ class Presence:
     def __init__(
         self,
         config: QuorumConfig,
+        current: CurrentQuorum,
         standing: Standing,
         numbering: Numbering,
         emit: Callable[[Effect], None],
@@ -62,15 +64,15 @@ class Presence:
     ) -> None:
         """`holders_until`: until then quorums of an earlier lighthouse may be held that are not in its record."""
         self._config = config
+        self._current = current
         self._emit = emit
         self.standing = standing
-        self.roster = Roster(config.heartbeat_timeout_s, emit)
+        self.roster = Roster(config.heartbeat_timeout_s, emit, current)
         self.silence = MassSilence(self.roster, config.heartbeat_timeout_s)
-        self.joins = JoinQueue(config.heartbeat_timeout_s, emit)
+        self.joins = JoinQueue(config.heartbeat_timeout_s, emit, current)
         self.seen_id = 0
         self._numbering = numbering
         self._holders_until = holders_until
-        self.has_formed = False
         self._sessions: dict[int, Member] = {}
         self._leaving: list[int] = []
         self._draining: set[str] = set()
@@ -98,7 +100,7 @@ class Presence:
         self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
         outcome = self.standing.joined(participant)
         if isinstance(outcome, ResendQuorum):
-            self._hand_again(member, event.call)
+            self._resend(member, event.call)
             return self._tell(outcome.order)
         self.joins.add(member, event.call, event.deadline_at, now)
         return self._tell(outcome)
@@ -290,7 +292,7 @@ class Presence:
     def standing_time(self, now: float) -> None:
         self._tell(self.standing.pass_time(now))
 
-    def _hand_again(self, member: Member, call: int) -> None:
+    def _resend(self, member: Member, call: int) -> None:
         assert self.standing.quorum is not None
         self._emit(QuorumResent(self.standing.quorum, call))
         if (
@@ -345,7 +347,7 @@ class Presence:
             self._drop_join(member, now)
         if levels.down or not member.down:  # one that is down starts until it joins
             member.is_starting = levels.down in (STARTING, RESTARTING)
-        is_waited_for = levels.down == STARTING and not self.has_formed
+        is_waited_for = levels.down == STARTING and self._current.quorum is None
         if levels.down and not member.down and not is_waited_for:
             self._go_down(member, levels.down, now)
         self._tell(self.standing.observe(name, incarnation, levels.held))

@@ -1,7 +1,7 @@
 """What a lighthouse must not forget, and the narrow interface to where it is kept. Rules:
 
-- One lighthouse has the memory at a time. It claims it before it serves, and every claim has a higher term.
-- Written on change, never per step, and before anybody is told: what was told can be read back after any end.
+- One lighthouse has the store at a time. It claims it before it serves, and every claim has a higher term.
+- Written on change, never per step, and before it is told: what was told can be read back after any end.
 - A quorum_id names one list of one job for ever. A job that has gone quiet is forgotten except for its highest id.
 """
 
@@ -17,7 +17,7 @@ from lighthouse_protocol.messages.membership import Participant, Quorum
 
 @dataclass(frozen=True, slots=True)
 class JoinState:
-    """The join that a member of the quorum came with; the step it was handed may be another."""
+    """The join that a member of the quorum came with; the step that it was assigned may differ."""
 
     step: int
     tag_quorum_id: int | None
@@ -78,7 +78,7 @@ def parse(raw: bytes) -> QuorumRecord:
         stands=document["stands"],
         entries={row.pop("replica_id"): JoinState(**_known(row, _ENTRY)) for row in entries},
         lease_s=document["lease_s"],
-        named=tuple((first, last) for first, last in document.get("named", ())),  # none in older journals
+        named=tuple((first, last) for first, last in document["named"]),
     )
 
 

@@ -9,7 +9,7 @@ from lighthouse_protocol.messages.membership import Participant
 
 
 def size_for(candidates: int, allowed_sizes: Set[int], active: int | None) -> int:
-    """The largest size a quorum of so many candidates may have; 0: none."""
+    """The largest allowed size of a quorum with this number of candidates; 0: none."""
     most = min(candidates, active) if active is not None else candidates
     if not allowed_sizes:
         return most

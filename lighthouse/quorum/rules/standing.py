@@ -7,8 +7,8 @@ It is a lease with recall, as file servers delegate files to clients.
    is lost. Then they join.
 2. A member is lost, joins after a failed commit, or joins below m: REVOKED. They stop, abort, vote, and join.
 3. A member's script has ended with the step that it committed last: it has left, and is no loss. m is that step at
-   most. A member that was granted a later one cannot do it any more; it is told so once nobody is in an earlier one,
-   whose data may still be on its way between them. When all have done their last step, the quorum is over.
+   most. A member that was granted a later one cannot do it any more; it is told so once no member is in an earlier one,
+   as that step's data may still be on its way between them. When all have done their last step, the quorum is over.
 4. The next quorum may form at once if a member (replica_id and incarnation) is in it: that one has stopped granting for
    good, and without it the others cannot complete a step. If none is, only after the leases of all have run out.
 5. After a restart of the lighthouse the quorum is RETURNING: its members go on, and come back. When all are back it
@@ -23,6 +23,7 @@ All is read from levels (what a member says that it holds), again and again, so 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.record import JoinState, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
@@ -59,8 +60,8 @@ Outcome = QuorumOrder | ResendQuorum | None
 class Standing:
     """The quorum that stands, or stood last. Moments are the lighthouse's monotonic clock."""
 
-    def __init__(self) -> None:
-        self.quorum: Quorum | None = None
+    def __init__(self, current: CurrentQuorum) -> None:
+        self._current = current
         self.phase = QuorumPhase.NONE
         self.upto = 0
         self.reason = ""
@@ -72,6 +73,11 @@ class Standing:
         self._is_odd = False
 
     # -- what it is
+
+    @property
+    def quorum(self) -> Quorum | None:
+        """The present one, if it stands or stood; None: nothing stands, or it is not known what."""
+        return self._current.quorum if self._holders else None
 
     @property
     def holds_back(self) -> bool:
@@ -127,33 +133,33 @@ class Standing:
 
     # -- what happens to it
 
-    def form(self, quorum: Quorum, entries: Mapping[str, JoinState], leases: Mapping[str, float]) -> None:
-        """`quorum` stands from now on; `leases[replica_id]` until when each member may hold a lease already."""
-        self._begin(QuorumPhase.STANDING, quorum)
-        for member in quorum.participants:
+    def form(self, entries: Mapping[str, JoinState], leases: Mapping[str, float]) -> None:
+        """The present quorum stands from now on; `leases[replica_id]`: until when a member may hold one already."""
+        assert self._current.quorum is not None
+        self._begin(QuorumPhase.STANDING)
+        for member in self._current.quorum.participants:
             name = member.replica_id
             self._holders[name] = _Holder(member.incarnation, leases[name], entries[name])
 
     def replace(self) -> None:
         """A quorum that does not stand has formed."""
-        self._begin(QuorumPhase.NONE, None)
+        self._begin(QuorumPhase.NONE)
 
     def restore(self, record: QuorumRecord | None, until: float) -> None:
         """After a start of the lighthouse: `record` may be held by its members, or, None, some quorum by any member."""
         if record is not None and not record.stands:
             return
-        quorum = record.quorum if record else None
-        self._begin(QuorumPhase.RETURNING, quorum)
+        self._begin(QuorumPhase.RETURNING)
         self._returns_until = until
-        if quorum is not None and record is not None:
-            for member in quorum.participants:
+        if record is not None and record.quorum is not None:
+            for member in record.quorum.participants:
                 name = member.replica_id
                 self._holders[name] = _Holder(member.incarnation, until, record.entries[name], is_back=False)
 
     def distrust(self, until: float, reason: str) -> QuorumOrder | None:
         """What was remembered is older than what was told: until then some quorum may be held by members unknown."""
         order = self.revoke(reason)
-        self._begin(QuorumPhase.RETURNING, None)
+        self._begin(QuorumPhase.RETURNING)
         self._returns_until = until
         return order
 
@@ -231,7 +237,7 @@ class Standing:
         return self._revoke_without(replica_id, "has left")
 
     def _revoke_without(self, replica_id: str, reason: str) -> QuorumOrder | None:
-        """Its peers may have given the quorum up before the loss was seen: then they are told now whose it is."""
+        """Its peers may have given the quorum up before the loss was seen: then the order names the member now."""
         if self.phase is QuorumPhase.REVOKED and not self.lost:
             self.reason, self.lost = f"{replica_id}: {reason}", replica_id
             return self.order()
@@ -267,14 +273,14 @@ class Standing:
             return None
         missing = sorted(name for name, holder in self._holders.items() if not holder.is_back)
         if not self._holders:
-            self._begin(QuorumPhase.NONE, None)
+            self._begin(QuorumPhase.NONE)
             return None
         return self.revoke(f"not back within the lease: {', '.join(missing)}")
 
     # -- within
 
-    def _begin(self, phase: QuorumPhase, quorum: Quorum | None) -> None:
-        self.quorum, self.phase, self.upto, self.reason, self.lost = quorum, phase, 0, "", ""
+    def _begin(self, phase: QuorumPhase) -> None:
+        self.phase, self.upto, self.reason, self.lost = phase, 0, "", ""
         self._holders = {}
         self._is_odd = False
 

@@ -24,17 +24,18 @@ def job_status(
     incidents: tuple[IncidentSummary, ...] = (),
 ) -> JobStatus:
     """O(n log n): for a person or a scrape, never for a round."""
+    current = machine.current
     return JobStatus(
         job=job,
         quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
-        quorum_age_s=now - machine.formed_at if machine.formed_at is not None else 0.0,
+        quorum_age_s=now - current.formed_at if current.formed_at is not None else 0.0,
         verdict=machine.verdict().value,
         explanation=explain(machine, now),
-        quorums_formed=machine.quorums_formed,
-        rounds=machine.rounds,
+        quorums_formed=current.changes,
+        rounds=current.rounds,
         members=tuple(_member_status(m, machine, now) for m in sorted(machine.roster, key=lambda m: m.replica_id)),
         phase=machine.standing.phase.value,
-        sessions=machine.attendance.sessions,
+        sessions=machine.presence.sessions,
         recalls=machine.standing.recalls,
         revokes=machine.standing.revokes,
         ranks=ranks,
@@ -48,7 +49,7 @@ def job_status(
 def explain(machine: QuorumMachine, now: float) -> str:
     """The verdict with its numbers, in words."""
     held = "most members fell silent together: held for one more timeout" if now < machine.braked_until else ""
-    silent = machine.attendance.silent(now)
+    silent = machine.presence.silent(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
     grid = grid_of(machine.roster)
     return "; ".join(filter(None, (_explain(machine, now), held, overdue, _starting(machine, grid), grid.explain())))
@@ -78,13 +79,13 @@ def _awaited(machine: QuorumMachine) -> str:
             return f"{_names(machine)}, at most {config.join_timeout_s:g} s (--join-timeout)"
         case Verdict.WAITING_FOR_RECALL:
             return "the members of the standing quorum to say how far they are"
-        case Verdict.WAITING_FOR_RETURN:
+        case Verdict.WAITING_FOR_RECONNECT:
             return "the quorum of before the lighthouse's restart to come back"
         case Verdict.WAITING_FOR_LEASES:
             return "the leases of the last quorum to end: none of it has joined"
-        case Verdict.WAITING_FOR_LAST_CALL:
+        case Verdict.WAITING_FOR_LOST_MEMBER:
             return "a lost member, which may be back before a spare is spent (--spare-promotion-delay)"
-        case Verdict.NOBODY_ASKS | Verdict.FORMED | Verdict.READY:
+        case Verdict.NO_JOINS | Verdict.FORMED | Verdict.READY:
             return ""
 
 
@@ -98,8 +99,8 @@ def _starting(machine: QuorumMachine, grid: Grid) -> str:
 def _explain(machine: QuorumMachine, now: float) -> str:
     joined, healthy, config = machine.joins.candidates, len(machine.roster.healthy), machine.config
     match machine.verdict():
-        case Verdict.NOBODY_ASKS:
-            return f"nobody asks for a quorum; {healthy} alive"
+        case Verdict.NO_JOINS:
+            return f"no replica group asks for a quorum; {healthy} alive"
         case Verdict.FORMED:
             return f"{len(machine.quorum.participants) if machine.quorum else 0} participants train; {healthy} alive"
         case Verdict.TOO_FEW_PARTICIPANTS:
@@ -113,13 +114,13 @@ def _explain(machine: QuorumMachine, now: float) -> str:
             return f"{joined} of {healthy} joined; waiting for {_names(machine)}, at most {max(0.0, left):.0f} s more"
         case Verdict.WAITING_FOR_RECALL:
             return f"{joined} joined; the quorum's members say how far they are: {machine.standing.reason}"
-        case Verdict.WAITING_FOR_RETURN:
+        case Verdict.WAITING_FOR_RECONNECT:
             left = (machine.standing.returns_until() or now) - now
             return f"{joined} joined; the lighthouse has restarted and waits for its quorum, {left:.1f} s more at most"
         case Verdict.WAITING_FOR_LEASES:
             left = machine.standing.free_at() - now
             return f"{joined} joined; none of the last quorum, which may go on for {left:.1f} s more"
-        case Verdict.WAITING_FOR_LAST_CALL:
+        case Verdict.WAITING_FOR_LOST_MEMBER:
             left = (machine.last_call_until or now) - now
             return f"{joined} joined; a member was lost: it may be back before a spare is spent, for {left:.1f} s more"
         case Verdict.READY:
@@ -145,7 +146,7 @@ def _member_status(member: Member, machine: QuorumMachine, now: float) -> Member
         replica_id=member.replica_id,
         incarnation=member.incarnation,
         state=_state(member, machine),
-        is_participant=machine.is_participant(member),
+        is_participant=machine.current.has(member),
         step=member.step,
         world_size=participant.group_world_size if participant else 0,
         heartbeat_age_s=0.0 if member.call is not None and member.session is None else max(0.0, now - member.seen_at),
@@ -168,4 +169,4 @@ def _state(member: Member, machine: QuorumMachine) -> MemberState:
         return MemberState.TIMED_OUT
     if len(machine.joins) and machine.missed_at() is not None:
         return MemberState.STRAGGLER
-    return MemberState.PARTICIPANT if machine.is_participant(member) else MemberState.IDLE
+    return MemberState.PARTICIPANT if machine.current.has(member) else MemberState.IDLE

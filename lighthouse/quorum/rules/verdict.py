@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    NOBODY_ASKS = "nobody_asks"
+    NO_JOINS = "no_joins"
     FORMED = "formed"
     READY = "ready"
     TOO_FEW_PARTICIPANTS = "too_few_participants"
@@ -12,6 +12,6 @@ class Verdict(StrEnum):
     WAITING_FOR_MEMBERS = "waiting_for_members"
     WAITING_FOR_STRAGGLERS = "waiting_for_stragglers"
     WAITING_FOR_RECALL = "waiting_for_recall"
-    WAITING_FOR_RETURN = "waiting_for_return"
+    WAITING_FOR_RECONNECT = "waiting_for_reconnect"
     WAITING_FOR_LEASES = "waiting_for_leases"
-    WAITING_FOR_LAST_CALL = "waiting_for_last_call"
+    WAITING_FOR_LOST_MEMBER = "waiting_for_lost_member"

@@ -42,8 +42,8 @@ def test_json_is_the_status(fake, run):
 
 
 def test_a_job_without_a_quorum_has_no_id_and_no_age(fake, run):
-    fake.answers = [status(job(quorum_id=0, verdict="nobody_asks", explanation="nobody asks", phase="none"))]
-    assert "default       -    -             0        0     0  none   nobody_asks" in run(command).output
+    fake.answers = [status(job(quorum_id=0, verdict="no_joins", explanation="nobody asks", phase="none"))]
+    assert "default       -    -             0        0     0  none   no_joins" in run(command).output
 
 
 def test_a_lighthouse_that_tells_no_phase(fake, run):

@@ -19,33 +19,33 @@ from tests.lighthouse.evidence import incident, member
 UNIX_S = 1_763_806_501.0
 
 
-class TestTheBook:
+class TestArchive:
     def test_ids_are_never_the_same(self):
-        book = IncidentArchive([incident("20251122-101501")])
-        assert [book.make_id(UNIX_S) for _ in range(2)] == ["20251122-101501-2", "20251122-101501-3"]
-        assert book.make_id(UNIX_S + 1) == "20251122-101502"
+        kept = IncidentArchive([incident("20251122-101501")])
+        assert [kept.make_id(UNIX_S) for _ in range(2)] == ["20251122-101501-2", "20251122-101501-3"]
+        assert kept.make_id(UNIX_S + 1) == "20251122-101502"
 
     def test_the_newest_are_kept(self):
-        book = IncidentArchive()
+        kept = IncidentArchive()
         for number in range(LIMIT + 10):
-            book.put(incident(f"i{number:03}", job="j" if number % 2 else "k"))
-        assert len(book.summaries()) == LIMIT
-        assert [summary.id for summary in book.summaries("j")[:2]] == ["i209", "i207"]
+            kept.put(incident(f"i{number:03}", job="j" if number % 2 else "k"))
+        assert len(kept.summaries()) == LIMIT
+        assert [summary.id for summary in kept.summaries("j")[:2]] == ["i209", "i207"]
         with pytest.raises(UnknownName, match="there is no incident 'i005'; the newest: i209, i208"):
-            book.get("i005")
+            kept.get("i005")
 
     def test_a_change_moves_nothing(self):
-        book = IncidentArchive([incident("i1"), incident("i2")])
-        book.put(incident("i1", step_s=3.0))
-        assert [(s.id, s.step_s) for s in book.summaries()] == [("i2", None), ("i1", 3.0)]
+        kept = IncidentArchive([incident("i1"), incident("i2")])
+        kept.put(incident("i1", step_s=3.0))
+        assert [(s.id, s.step_s) for s in kept.summaries()] == [("i2", None), ("i1", 3.0)]
 
     def test_old_evidence_is_dropped(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(archive, "MAX_BYTES", 1000)
-        book = IncidentArchive()
+        kept = IncidentArchive()
         for name in ("i1", "i2", "i3"):
-            book.put(incident(name, member("b/1", stacks="x" * 400, flight_recorder="", process="")))
-        assert [bool(book.get(name).evidence) for name in ("i1", "i2", "i3")] == [False, True, True]
-        assert book.get("i1").missing == (DROPPED,)
+            kept.put(incident(name, member("b/1", stacks="x" * 400, flight_recorder="", process="")))
+        assert [bool(kept.get(name).evidence) for name in ("i1", "i2", "i3")] == [False, True, True]
+        assert kept.get("i1").missing == (DROPPED,)
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,19 @@ def test_where_they_are_filed(options: dict[str, Any], folder: str | None):
 class TestFiles:
     def test_a_lighthouse_that_starts_again_still_has_them(self, tmp_path: Path):
         folder = tmp_path / "new" / "incidents"
-        desk = IncidentRegistry(files=IncidentFiles(folder))
-        desk.load()
-        told = incident(desk.book.make_id(UNIX_S), member("b/1"))
-        desk.opened(told)
-        desk.keep(incident(told.id, member("b/1"), action="notified"))
-        desk.close()
+        registry = IncidentRegistry(files=IncidentFiles(folder))
+        registry.load()
+        told = incident(registry.archive.make_id(UNIX_S), member("b/1"))
+        registry.opened(told)
+        registry.keep(incident(told.id, member("b/1"), action="notified"))
+        registry.close()
         assert [path.name for path in folder.iterdir()] == ["20251122-101501.json"]
         assert stat.S_IMODE((folder / "20251122-101501.json").stat().st_mode) == 0o600
 
         after = IncidentRegistry(files=IncidentFiles(folder))
         after.load()
-        assert after.book.get(told.id) == incident(told.id, member("b/1"), action="notified")
-        assert after.book.make_id(UNIX_S) == "20251122-101501-2"
+        assert after.archive.get(told.id) == incident(told.id, member("b/1"), action="notified")
+        assert after.archive.make_id(UNIX_S) == "20251122-101501-2"
         after.close()
 
     def test_their_number_is_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

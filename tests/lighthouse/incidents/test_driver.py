@@ -93,10 +93,10 @@ class Manager:
 class Job:
     """Groups a, b and c, which are in their first step under a standing quorum."""
 
-    def __init__(self, loop: VirtualLoop, desk: IncidentRegistry) -> None:
-        self.loop, self.desk = loop, desk
+    def __init__(self, loop: VirtualLoop, registry: IncidentRegistry) -> None:
+        self.loop, self.registry = loop, registry
         machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=1000.0, lease_s=1000.0, join_timeout_s=1000.0))
-        self.driver = JobDriver("j", machine, loop, time.time, desk=desk)
+        self.driver = JobDriver("j", machine, loop, time.time, incident_registry=registry)
         self.managers = {name: Manager(self, name) for name in "abc"}
 
     def start(self) -> None:
@@ -142,7 +142,7 @@ class Job:
 
     @property
     def newest(self) -> Incident:
-        return self.desk.book.get(self.incidents[0].id)
+        return self.registry.archive.get(self.incidents[0].id)
 
 
 Make = Callable[..., Job]
@@ -154,8 +154,8 @@ def make(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> M
     loop = VirtualLoop()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
 
-    def make(policy: OnStall = OnStall.NOTIFY, **desk: Any) -> Job:
-        return Job(loop, IncidentRegistry(policy, **desk))
+    def make(policy: OnStall = OnStall.NOTIFY, **given: Any) -> Job:
+        return Job(loop, IncidentRegistry(policy, **given))
 
     return make
 
@@ -267,6 +267,8 @@ class TestAStall:
         assert job.incidents[0].action == "the lighthouse stopped: nothing was done"
         assert job.managers["b"].told(KillRequest) == []
         assert job.newest.missing == ("a: not all came within 10 s",)
+        for manager in job.managers.values():
+            job.driver.end_session(manager.session)
         job.loop.go(0)
         assert job.loop.timers == 0
 

@@ -190,7 +190,7 @@ class TestThePolicy:
 
     def test_restart_suspects_kills_nobody_where_nobody_is_behind(self):
         decision = self.due(OnStall.RESTART_SUSPECTS).decision
-        assert (decision.kill, decision.text) == ((), "nobody is behind: nothing is killed")
+        assert (decision.kill, decision.text) == ((), "no rank is behind: nothing is killed")
 
     def test_restart_suspects_never_kills_all(self):
         decision = self.due(OnStall.RESTART_SUSPECTS, "a/1", "b/1", "c/0").decision

@@ -126,17 +126,3 @@ def test_what_is_damaged_is_named_and_left_as_it_is(path: Path, damage: str):
         Journal(path).claim()
     assert ("other" if moved else "run") in str(caught.value)
     assert path.read_bytes() == before
-
-
-def test_version_1_is_upgraded_by_the_claim_alone(path: Path):
-    with claimed(path):
-        pass
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.executescript("DROP TABLE run; DROP TABLE run_key; PRAGMA user_version = 1;")
-    for term in (2, 3):
-        with claimed(path) as journal:
-            assert journal.term == term
-            journal.commit_run(("job", f"r{term}"), FULL, 0)
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
-        assert db.execute("SELECT count(*) FROM run").fetchone() == (2,)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from lighthouse.members.rules.reachability import is_loopback
 from lighthouse.members.rules.roster import Member, Roster, is_reborn
+from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import group, on_loopback
 
@@ -20,7 +21,7 @@ def known(roster: Roster) -> str:
 
 class TestLapse:
     def test_alive_for_heartbeat_timeout_after_the_last_sign(self):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         roster.beat("a", "", 10)
         roster.beat("a", "", 12)
         assert roster.expire(16.99) == []
@@ -28,14 +29,14 @@ class TestLapse:
         assert (alive(roster), known(roster), roster.healthy) == ("", "a", set())
 
     def test_an_open_call_keeps_alive_without_any_beat(self):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         member = roster.admit(group("a"), 0)
         member.call = 1
         for now in (5, 10, 1000):
             assert roster.expire(now) == []
 
     def test_after_its_call_ended_it_lapses_within_heartbeat_timeout(self):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         member = roster.admit(group("a"), 0)
         member.call = 1
         roster.expire(5)
@@ -44,7 +45,7 @@ class TestLapse:
 
     @pytest.mark.parametrize("sign", ["beat", "admit"])
     def test_who_comes_back_lapses_again_as_soon_as_before(self, sign: str):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         roster.beat("a", "i1", 0)
         roster.expire(5)
         roster.beat("a", "i1", 20) if sign == "beat" else roster.admit(group("a"), 20)
@@ -53,7 +54,7 @@ class TestLapse:
         assert [m.replica_id for m in roster.expire(25)] == ["a"]
 
     def test_coming_and_going_leaves_nothing_behind(self):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         for n in range(200):
             roster.beat("a", "i1", 6 * n)
             roster.expire(6 * n + 5)
@@ -61,7 +62,7 @@ class TestLapse:
 
     @pytest.mark.parametrize(("timeout", "forgotten_after"), [(0.5, 60), (5, 60), (10, 120)])
     def test_is_forgotten_after_twelve_timeouts_or_a_minute(self, timeout: float, forgotten_after: float):
-        roster = Roster(timeout, [].append)
+        roster = Roster(timeout, [].append, CurrentQuorum())
         roster.beat("a", "", 0)
         roster.expire(timeout)
         roster.expire(timeout + forgotten_after - 0.01)
@@ -70,7 +71,7 @@ class TestLapse:
         assert (known(roster), roster.next_at()) == ("", None)
 
     def test_next_at_is_at_or_before_the_next_lapse_and_after_now(self):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         assert roster.next_at() is None
         roster.beat("a", "", 3)
         roster.beat("b", "", 1)
@@ -82,23 +83,23 @@ class TestLapse:
 
 class TestIncarnations:
     def test_a_beat_of_another_incarnation_is_nothing_while_one_is_alive(self):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         roster.beat("a", "i1", 0)
         assert roster.beat("a", "i2", 3) is None
         assert [m.incarnation for m in roster.expire(5)] == ["i1"]
 
     def test_and_takes_its_place_once_it_has_lapsed(self):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         old = roster.beat("a", "i1", 0)
         roster.expire(5)
         new = roster.beat("a", "i2", 6)
         assert (new.incarnation, new.birth > old.birth, len(roster), alive(roster)) == ("i2", True, 1, "a")
 
     def test_a_join_of_another_incarnation_takes_its_place_at_once(self):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         old = roster.admit(group("a"), 0)
         new = roster.admit(group("a", incarnation="i2"), 1)
-        assert (roster.get("a") is new, new is not old, new.handed) == (True, True, None)
+        assert (roster.get("a") is new, new is not old, new.last_told) == (True, True, None)
 
     @pytest.mark.parametrize(
         ("before", "after", "reborn"),
@@ -122,7 +123,7 @@ class TestIncarnations:
 
 class TestHealth:
     def test_who_missed_is_alive_and_not_healthy_until_it_joins(self):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         member = roster.beat("a", "i1", 0)
         roster.miss(member)
         roster.beat("a", "i1", 1)
@@ -131,7 +132,7 @@ class TestHealth:
         assert roster.healthy == {"a"}
 
     def test_who_missed_and_lapsed_has_still_missed(self):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         roster.miss(roster.beat("a", "i1", 0))
         roster.expire(5)
         roster.beat("a", "i1", 6)
@@ -140,7 +141,7 @@ class TestHealth:
 
 class TestIndices:
     def test_follow_addresses_and_sizes(self):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         roster.admit(group("a", group_world_size=2), 0)
         roster.admit(on_loopback("b", group_world_size=4), 0)
         assert (roster.routable, roster.loopback, roster.sizes) == ({"a"}, {"b"}, {2: {"a"}, 4: {"b"}})
@@ -148,7 +149,7 @@ class TestIndices:
         assert (roster.routable, roster.loopback, roster.sizes) == (set(), {"a", "b"}, {4: {"a", "b"}})
 
     def test_hold_only_the_living(self):
-        roster = Roster(5, [].append)
+        roster = Roster(5, [].append, CurrentQuorum())
         roster.admit(group("a", group_world_size=2), 0)
         roster.expire(5)
         assert (roster.routable, roster.sizes, roster.healthy) == (set(), {}, set())
@@ -181,7 +182,7 @@ signs = st.tuples(
 @given(st.sampled_from([0.5, 2, 5, 30]), st.lists(signs, max_size=40))
 def test_alive_is_who_gave_a_sign(timeout: float, happenings: list[tuple[str, str, int]]):
     """Alive for sure: an open call, or a sign younger than the timeout. Dead for sure: neither, for that long."""
-    roster, now = Roster(timeout, [].append), 0
+    roster, now = Roster(timeout, [].append, CurrentQuorum()), 0
     signed: dict[str, float] = {}
     ended: dict[str, float] = {}
     for what, who, wait in happenings:

@@ -28,6 +28,9 @@ class Roster:
     def __iter__(self):
         return iter(self.members.values())
 
+    def participants(self) -> list[Member]:
+        return [member for member in self if member.in_quorum]
+
     def get(self, name: str) -> Member | None:
         return self.members.get(name)
 

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lighthouse.members.rules.roster import LastQuorumTold
-from lighthouse.quorum.rules.lineage import RANGES_KEPT, History, foreign, hand_out, tag_of
+from lighthouse.quorum.rules.lineage import RANGES_KEPT, History, assign_steps, foreign, tag_of
 from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import group
 
@@ -15,7 +15,7 @@ from tests.lighthouse.builders import group
 def handed(*states: tuple[int, int | None] | tuple[int, int | None, bool]) -> list[int]:
     """The steps handed out to candidates of these (step, tag[, ranks_disagree])."""
     candidates = [group(f"g{i}", s[0], ranks_disagree=len(s) > 2) for i, s in enumerate(states)]
-    return [p.step for p in hand_out(candidates, [s[1] for s in states]).participants]
+    return [p.step for p in assign_steps(candidates, [s[1] for s in states]).participants]
 
 
 class TestHandOut:
@@ -61,7 +61,7 @@ class TestHandOut:
 
     def test_nothing_but_steps_is_changed(self):
         candidates = [group("a", 5, data="x", tag_quorum_id=1), group("b", 5, data="y", tag_quorum_id=2)]
-        lineage = hand_out(candidates, [1, 2])
+        lineage = assign_steps(candidates, [1, 2])
         assert lineage.participants == (replace(candidates[0], step=4), candidates[1])
         assert (lineage.max_step, lineage.tag_quorum_id) == (5, 2)
 
@@ -101,7 +101,7 @@ def test_those_handed_out_at_the_highest_step_hold_one_state(drawn: list[tuple[i
     """S3: who trains without healing holds the same state."""
     candidates = [group(f"g{i}", step, ranks_disagree=odd) for i, (step, _, odd) in enumerate(drawn)]
     tags = [0 if step == 0 else tag for step, tag, _ in drawn]
-    lineage = hand_out(candidates, tags)
+    lineage = assign_steps(candidates, tags)
     top = max(p.step for p in lineage.participants)
     up_to_date = [i for i, p in enumerate(lineage.participants) if p.step == top]
     assert top == lineage.max_step
@@ -132,7 +132,7 @@ def running(*states: tuple[int, int | None, bool], named: tuple[int, ...] = (8, 
     candidates = [group(f"g{i}", step) for i, (step, *_) in enumerate(states)]
     tags = [tag for _, tag, _ in states]
     strangers = foreign(candidates, tags, [member for *_, member in states], History((i, i) for i in named))
-    return [p.step for p in hand_out(candidates, tags, strangers).participants]
+    return [p.step for p in assign_steps(candidates, tags, strangers).participants]
 
 
 class TestHistory:
@@ -179,7 +179,7 @@ def test_a_running_history_wins_against_a_dumb_version(
     candidates = [group(f"g{i}", step, ranks_disagree=odd) for i, (step, _, odd, _) in enumerate(drawn)]
     tags = [0 if step == 0 else tag for step, tag, *_ in drawn]
     strangers = foreign(candidates, tags, [member for *_, member in drawn], History((i, i) for i in named))
-    lineage = hand_out(candidates, tags, strangers)
+    lineage = assign_steps(candidates, tags, strangers)
     top = max(p.step for p in lineage.participants)
     up_to_date = [i for i, p in enumerate(lineage.participants) if p.step == top]
     holders = [i for i, (step, tag, odd, member) in enumerate(drawn) if member and step and not odd and tag in named]

@@ -24,7 +24,7 @@ from tests.lighthouse.builders import (
 class TestFirstQuorum:
     def test_one_alone_forms_at_once(self):
         m = machine(first_quorum_id=17)
-        assert m.verdict() is Verdict.NOBODY_ASKS
+        assert m.verdict() is Verdict.NO_JOINS
         assert m.handle(join(1, "a"), now=1) == [formed(17, (1,), group("a"))]
         assert m.verdict() is Verdict.FORMED
 
@@ -32,7 +32,7 @@ class TestFirstQuorum:
         m = machine()
         assert m.handle(beat("a"), now=1) == []
         assert m.tick(now=2) == []
-        assert m.verdict() is Verdict.NOBODY_ASKS
+        assert m.verdict() is Verdict.NO_JOINS
 
     def test_everybody_alive_has_joined(self):
         m = machine()
@@ -123,10 +123,10 @@ class TestHealing:
         for call, step, lowest in ((3, 7, 7), (5, 9, 7)):
             m.handle(join(call, "a", step=3, tag_quorum_id=0), now=call)
             m.handle(join(call + 1, "b", step=step, tag_quorum_id=0), now=call)
-            assert m.roster.get("a").handed.lowest == lowest
+            assert m.roster.get("a").last_told.lowest == lowest
         m.handle(join(7, "a", step=7, tag_quorum_id=1), now=7)
         m.handle(join(8, "b", step=11, tag_quorum_id=1), now=7)
-        assert m.roster.get("a").handed.lowest == 11
+        assert m.roster.get("a").last_told.lowest == 11
 
 
 class TestFastPath:
@@ -586,7 +586,7 @@ class TestQuorumId:
             assert m.handle(join(2 * step + 2, "b", step=step), now=step) == [
                 formed(1, (2 * step + 1, 2 * step + 2), group("a", step), group("b", step), is_new=False)
             ]
-        assert (m.rounds, m.quorums_formed, m.formed_at) == (5, 1, 0)
+        assert (m.current.rounds, m.current.changes, m.current.formed_at) == (5, 1, 0)
 
     @pytest.mark.parametrize("change", ["commit_failures", "address", "store_address", "incarnation"])
     def test_moves_when_a_member_is_another_or_failed(self, change: str):

@@ -20,7 +20,7 @@ BUSY = status(
         quorum_id=1763719200123,
         verdict="waiting_for_stragglers",
     ),
-    job(name='odd "job"\n\\', quorum_id=0, verdict="nobody_asks", phase="none"),
+    job(name='odd "job"\n\\', quorum_id=0, verdict="no_joins", phase="none"),
 )
 
 

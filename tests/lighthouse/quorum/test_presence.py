@@ -43,7 +43,7 @@ class TestSessions:
 
     def test_a_hello_is_no_join(self):
         m = connected("a")
-        assert (len(m.joins), m.verdict()) == (0, Verdict.NOBODY_ASKS)
+        assert (len(m.joins), m.verdict()) == (0, Verdict.NO_JOINS)
 
     def test_a_beat_is_echoed_with_its_number(self):
         m = connected("a")
@@ -208,7 +208,7 @@ class TestLoss:
         m = resumed("ab")
         m.handle(left(1), 1)
         assert m.handle(ended(1), 1) == []
-        assert m.attendance._leaving == []
+        assert m.presence._leaving == []
 
     def test_the_last_to_leave_is_said_goodbye(self):
         m = standing("a")
@@ -290,4 +290,4 @@ class TestDrain:
         m = standing("ab")
         m.handle(opened(3, "c", drains=True), 1)
         m.handle(ended(3), 1)
-        assert m.attendance._draining == set()
+        assert m.presence._draining == set()

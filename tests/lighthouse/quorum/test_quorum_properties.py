@@ -273,10 +273,8 @@ def never_misses(self: QuorumMachine) -> None:
     return None
 
 
-def newcomers_count(self: Roster, members: list[Any]) -> None:
-    """Nobody counts as at work on a step."""
-    for member in self:
-        member.in_quorum = member in members
+def newcomers_count(self: Roster) -> None:
+    """No member counts as at work on a step."""
 
 
 def takes_everybody(self: JoinQueue) -> list[Any]:

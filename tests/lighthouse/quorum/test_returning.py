@@ -11,7 +11,7 @@ from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import STARTING, QuorumOrder, QuorumPhase
 from tests.lighthouse.builders import ticked
-from tests.lighthouse.quorum.test_standing import ENTRY, QUORUM_ID, holds, phase_of, quorum, says
+from tests.lighthouse.quorum.test_standing import ENTRY, QUORUM_ID, holds, phase_of, quorum, says, standing_of
 from tests.lighthouse.sessions import (
     asks,
     ended,
@@ -30,7 +30,7 @@ from tests.lighthouse.sessions import (
 
 
 def returning(names: str = "abc", until: float = 5.0, *, stands: bool = True) -> Standing:
-    standing = Standing()
+    standing = standing_of(quorum(names))
     standing.restore(QuorumRecord(QUORUM_ID, quorum(names), stands, dict.fromkeys(names, ENTRY)), until)
     return standing
 
@@ -93,7 +93,7 @@ class TestPhases:
         assert standing.phase is QuorumPhase.RETURNING
 
     def test_a_lost_journal_holds_back_for_the_lease_and_is_forgotten(self):
-        standing = Standing()
+        standing = standing_of(None)
         standing.restore(None, 5)
         assert standing.holds_back
         assert standing.returns_until() == 5
@@ -126,7 +126,7 @@ class TestMachine:
         m = restarted(RECORD, until=5)
         m.handle(opened(1, "x"), 0)
         assert m.handle(asks(1, 1, "x"), 0) == []
-        assert m.verdict() is Verdict.WAITING_FOR_RETURN
+        assert m.verdict() is Verdict.WAITING_FOR_RECONNECT
         assert m.deadline(0) == 5
         [revoked, formed] = pulsing(m, {1: {}}, 1, 6)
         assert revoked == told("revoked", (), "not back within the lease: a, b")
@@ -233,7 +233,7 @@ class TestLostJournal:
         assert (order.quorum_id, order.phase) == (1, QuorumPhase.REVOKED)
         a = native("a", 3, seen_quorum_id=1, tag_quorum_id=1)
         assert m.handle(asks(1, 1, a), 1) == []
-        assert m.verdict() is Verdict.WAITING_FOR_RETURN
+        assert m.verdict() is Verdict.WAITING_FOR_RECONNECT
         assert pulsing(m, {1: {}}, 1, 6) == [stands(1000, (1,), a)]
 
     @pytest.mark.parametrize("where", ["held", "seen", "tag"])

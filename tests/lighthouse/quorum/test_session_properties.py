@@ -126,12 +126,12 @@ class LighthouseWithSessions(RuleBasedStateMachine):
     def steal_the_id(self, name: str, of: str, life: int) -> None:
         """Another process with that id says hello: refused while the first one is there, and that changes nothing."""
         thief = DumbManager(of, life)
-        before = {s: m.replica_id for s, m in self.stage.machine.attendance._sessions.items()}
+        before = {s: m.replica_id for s, m in self.stage.machine.presence._sessions.items()}
         session = self.stage.number()
         is_there = (member := self.stage.machine.roster.get(of)) is not None and member.is_connected
         self.stage.feed_all(thief.hello(session, 0, self.stage.now)[:1])
         if is_there:
-            assert {s: m.replica_id for s, m in self.stage.machine.attendance._sessions.items()} == before
+            assert {s: m.replica_id for s, m in self.stage.machine.presence._sessions.items()} == before
         else:
             self.stage.feed(SessionEnded(session))
 
@@ -175,8 +175,8 @@ class LighthouseWithSessions(RuleBasedStateMachine):
         known = {*NAMES, TORCHFT}
         assert len(machine.roster) <= len(known)
         assert set(machine.standing.entries) <= known
-        assert machine.attendance._draining <= known
-        assert set(machine.attendance._leaving) <= self.stage.open
+        assert machine.presence._draining <= known
+        assert set(machine.presence._leaving) <= self.stage.open
 
     def teardown(self) -> None:
         if hasattr(self, "stage"):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.record import JoinState, QuorumRecord
 from lighthouse.quorum.rules.standing import Standing, entry_of
 from lighthouse_protocol.messages.membership import Participant, Quorum
@@ -27,9 +28,16 @@ def quorum(names: str = "abc", **fields: object) -> Quorum:
     return Quorum(QUORUM_ID, tuple(member(name, **fields) for name in names))
 
 
+def standing_of(present: Quorum | None) -> Standing:
+    current = CurrentQuorum()
+    if present is not None:
+        current.restore(present)
+    return Standing(current)
+
+
 def formed(names: str = "abc", lease_until: float = 5.0, **fields: object) -> Standing:
-    standing = Standing()
-    standing.form(quorum(names, **fields), dict.fromkeys(names, ENTRY), dict.fromkeys(names, lease_until))
+    standing = standing_of(quorum(names, **fields))
+    standing.form(dict.fromkeys(names, ENTRY), dict.fromkeys(names, lease_until))
     return standing
 
 
@@ -433,7 +441,7 @@ class TestOrderFor:
         assert (order.quorum_id, order.phase) == (quorum_id, QuorumPhase.REVOKED)
 
     def test_without_any_quorum(self):
-        order = Standing().order_for("a", "i1", HeldQuorum(QUORUM_ID, held(1).mode, 0))
+        order = standing_of(None).order_for("a", "i1", HeldQuorum(QUORUM_ID, held(1).mode, 0))
         assert order is not None
         assert order.phase is QuorumPhase.REVOKED
 

@@ -18,7 +18,7 @@ def states(m: QuorumMachine, now: float) -> dict[str, str]:
 
 def test_of_nothing():
     assert job_status("j", machine(), 5) == JobStatus(
-        "j", 0, 0.0, "nobody_asks", "nobody asks for a quorum; 0 alive", 0, 0, ()
+        "j", 0, 0.0, "no_joins", "no replica group asks for a quorum; 0 alive", 0, 0, ()
     )
 
 
@@ -69,7 +69,7 @@ class TestStarting:
         m = connected("a", min_replicas=2)
         m.handle(opened(2, "b", down=STARTING, missing=frozenset({0})), 0)
         assert states(m, 0) == {"a": "idle", "b": "starting"}
-        assert explain(m, 0) == "nobody asks for a quorum; 2 alive; starting: b"
+        assert explain(m, 0) == "no replica group asks for a quorum; 2 alive; starting: b"
         m.handle(asks(1, 1, "a"), 1)
         assert states(m, 1) == {"a": "joined", "b": "starting"}
         assert explain(m, 1) == "1 of at least 2 joined (--min-replicas); starting: b"
@@ -101,7 +101,7 @@ class TestStarting:
         m.handle(opened(2, "b", down=STARTING, missing=frozenset({0})), 0)
         m.handle(ended(2), 1)
         assert states(m, 1)["b"] == "expired"
-        assert explain(m, 1) == "nobody asks for a quorum; 1 alive"
+        assert explain(m, 1) == "no replica group asks for a quorum; 1 alive"
 
 
 class TestAwaited:
@@ -153,7 +153,7 @@ class TestAwaited:
         for verdict in Verdict:
             m = training("ab")
             m.verdict = lambda verdict=verdict: verdict  # type: ignore[method-assign]
-            assert bool(awaited(m)) == (verdict not in (Verdict.NOBODY_ASKS, Verdict.FORMED, Verdict.READY))
+            assert bool(awaited(m)) == (verdict not in (Verdict.NO_JOINS, Verdict.FORMED, Verdict.READY))
 
 
 class TestExplain:
@@ -165,7 +165,7 @@ class TestExplain:
     def test_nobody_asks(self):
         m = machine()
         m.handle(beat("a"), now=0)
-        assert explain(m, 1) == "nobody asks for a quorum; 1 alive"
+        assert explain(m, 1) == "no replica group asks for a quorum; 1 alive"
 
     def test_too_few(self):
         m = machine(min_replicas=3)
@@ -217,7 +217,7 @@ class TestExplain:
             m.handle(event, now=0)
             seen[explain(m, 0)] = m.verdict()
         assert set(seen.values()) == {
-            Verdict.NOBODY_ASKS,
+            Verdict.NO_JOINS,
             Verdict.TOO_FEW_PARTICIPANTS,
             Verdict.WAITING_FOR_STRAGGLERS,
         }

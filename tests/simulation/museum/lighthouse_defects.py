@@ -93,11 +93,11 @@ def _forget_seen_ids(self: Numbering, chosen: list[Member], seen_id: int, *, alw
 def _recall_for_anybody(self: QuorumMachine) -> None:
     if self.standing.phase is not QuorumPhase.STANDING:
         return
-    draining = self.attendance.draining()
+    draining = self.presence.draining()
     if draining:
-        self.attendance.recall(f"{draining[0]} drains")
+        self.presence.recall(f"{draining[0]} drains")
     elif self.joins.newcomers:
-        self.attendance.recall(f"{self.joins.newcomers} ask to come in")
+        self.presence.recall(f"{self.joins.newcomers} ask to come in")
 
 
 def _missed_by_anyones_clock(self: QuorumMachine) -> float | None:

@@ -1,0 +1,63 @@
+"""The present quorum: the last one that was formed, by this lighthouse or by an earlier one.
+
+It stands here once, and the parts of the machine read it: its replica groups, which of the members that are present
+belong to it, and when it was formed.
+"""
+
+from collections.abc import Sequence
+
+from lighthouse.members.rules.roster import LastQuorumTold, Member
+from lighthouse_protocol.messages.membership import Quorum
+
+
+class CurrentQuorum:
+    """`quorum` None: none was formed yet. `formed_at` of an earlier lighthouse's: when this one first had an event."""
+
+    def __init__(self) -> None:
+        self.quorum: Quorum | None = None
+        self.replica_ids: frozenset[str] = frozenset()
+        self.formed_at: float | None = None
+        self.rounds = 0
+        self.changes = 0  # of the quorum_id
+        self._births: dict[str, int] = {}
+        self._before: dict[tuple[str, str], LastQuorumTold] = {}  # by replica_id and incarnation
+
+    def restore(self, quorum: Quorum) -> None:
+        """It was the last one before a restart of the lighthouse: each member of it that comes was told it."""
+        told = LastQuorumTold(quorum.quorum_id, max(member.step for member in quorum.participants), None, lowest=0)
+        self._before = {(member.replica_id, member.incarnation): told for member in quorum.participants}
+        self._set(quorum)
+
+    def form(self, quorum: Quorum, members: Sequence[Member], now: float, *, is_new: bool) -> None:
+        """`members` are its participants, in the same order; `is_new`: its id is."""
+        self._before = {}
+        self._births = {member.replica_id: member.birth for member in members}
+        self._set(quorum)
+        self.rounds += 1
+        if is_new:
+            self.changes += 1
+            self.formed_at = now
+
+    def _set(self, quorum: Quorum) -> None:
+        self.quorum = quorum
+        self.replica_ids = frozenset(member.replica_id for member in quorum.participants)
+
+    def has(self, member: Member) -> bool:
+        """This incarnation of it is a participant."""
+        if self._births.get(member.replica_id) == member.birth:
+            return True
+        return (member.replica_id, member.incarnation) in self._before
+
+    def told_before(self, replica_id: str, incarnation: str) -> LastQuorumTold | None:
+        """What an earlier lighthouse has told that member."""
+        return self._before.get((replica_id, incarnation))
+
+    def consists_of(self, members: Sequence[Member]) -> bool:
+        """It was formed here from the same members at the same addresses."""
+        participants = self.quorum.participants if self.quorum is not None else ()
+        return len(members) == len(participants) and all(
+            self._births.get(member.replica_id) == member.birth
+            and member.participant is not None
+            and member.participant.identity == participant.identity
+            for member, participant in zip(members, participants, strict=True)
+        )
