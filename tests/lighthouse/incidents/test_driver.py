@@ -289,36 +289,6 @@ class TestALoss:
         assert (summary.noticed_s, summary.quorum_s, summary.step_s) == (0.0, 3.0, 4.0)
         assert summary.quorum_id == job.quorum_id
 
-    def test_of_ranks_whose_manager_lives(self, make: Make):
-        job = make()
-        job.start()
-        job.managers["b"].beat(0, down="rank 1 has ended")
-        job.go_on_without("b")
-        assert [summary.text for summary in job.incidents] == ["b: rank 1 has ended"]
-
-    def test_noticed_by_silence(self, make: Make):
-        job = make()
-        job.start()
-        for _ in range(1010):
-            job.loop.go(1)
-            for name in "ac":
-                job.managers[name].beat(0)
-        job.go_on_without("b")
-        [summary] = job.incidents
-        assert summary.text == "b: it is silent"
-        assert summary.noticed_s == pytest.approx(1000.0, abs=1.1)
-
-    def test_training_that_ends_is_none(self, make: Make):
-        job = make()
-        job.start()
-        for manager in job.managers.values():
-            manager.beat(0, down="rank 0 has ended")
-            job.loop.go(0.2)
-        for manager in job.managers.values():
-            job.driver.end_session(manager.session)
-        job.loop.go(100)
-        assert job.incidents == ()
-
     def test_who_leaves_in_good_order_is_none(self, make: Make):
         job = make()
         job.start()

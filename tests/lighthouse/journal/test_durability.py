@@ -18,7 +18,7 @@ import pytest
 import lighthouse.journal.database
 from lighthouse.journal.database import beside
 from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase, Welcome
+from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase, Welcome
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
 from tests.virtual_loop import VirtualLoop
 
@@ -163,33 +163,6 @@ def test_a_pause_of_the_lighthouse_moves_the_return(loop: VirtualLoop, path: Pat
     assert life.driver.status().phase == "standing"
     assert (a.quorum_id, b.quorum_id) == (first, first)
     assert not orders(a, QuorumPhase.REVOKED)
-    life.die()
-
-
-def test_a_quorum_that_comes_back_keeps_its_id(loop: VirtualLoop, path: Path) -> None:
-    """S9: a restart costs no new id, though new ids begin at the wall clock."""
-    life = Life(loop, path)
-    a, b = formed(life, "ab")
-    first = a.quorum_id
-    life.die()
-    loop.go(1.0)
-    life = Life(loop, path)
-    beat_for(loop, [a.connect(life), b.connect(life)], 2)
-    assert (life.driver.status().phase, life.driver.status().quorum_id) == ("standing", first)
-    life.die()
-
-
-def test_a_quorum_that_stands_keeps_no_id_when_it_forms_again(loop: VirtualLoop) -> None:
-    """The same list, after a recall or a revoke, is another formation: S1."""
-    life = Life(loop, None)
-    a, b = formed(life, "ab")
-    first = a.quorum_id
-    b.held = HeldQuorum(first, HoldState.REVOKED, 0)
-    b.beat()
-    for manager in (a, b):
-        manager.held = None
-        manager.join()
-    assert (a.quorum_id, b.quorum_id) == (first + 1, first + 1)
     life.die()
 
 

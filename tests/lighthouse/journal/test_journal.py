@@ -22,8 +22,6 @@ import lighthouse.journal.database
 import lighthouse.journal.journal
 from lighthouse.journal.journal import Journal, default_path
 from lighthouse.quorum.rules.record import JoinState, QuorumRecord
-from lighthouse.quorum.store import JobStore
-from lighthouse.server.config import LighthouseConfig
 from lighthouse_protocol.limits import MAX_QUORUM_ID
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, WrongState
@@ -158,18 +156,6 @@ def test_of_many_forgotten_jobs_one_number_is_left(path: Path, monkeypatch: pyte
         }
         assert journal.last_id("job-30") == 30
         assert [journal.last_id(job) for job in ("job-60", "job-10", "unheard of")] == [60, 60, 60]
-
-
-def test_a_job_that_comes_back_is_a_job_again(path: Path) -> None:
-    memory: JobStore = Journal(path)
-    memory.claim()
-    memory.commit("job", record(1))
-    memory.forget("job")
-    memory.commit("job", record(2))
-    memory.forget("never heard of")
-    assert memory.load() == {"job": record(2)}
-    memory.release()
-    memory.release()
 
 
 # -- how it is kept
@@ -345,17 +331,6 @@ def test_a_forked_child_that_ends_leaves_the_parents_journal_whole(path: Path) -
         holder.wait()
     with claimed(path) as journal:
         assert journal.load() == {"job": QuorumRecord(8), "after": QuorumRecord(8)}
-
-
-def test_its_holder_is_named_by_its_address(path: Path) -> None:
-    config = LighthouseConfig(bind="localhost:29510", journal=str(path))
-    first, second = config.memory(), config.memory()
-    assert isinstance(first, Journal)
-    assert isinstance(second, Journal)
-    first.claim()
-    with pytest.raises(WrongState, match=r"is held by the lighthouse at localhost:29510 \(pid "):
-        second.claim()
-    first.release()
 
 
 def test_a_lock_file_removed_by_hand_lets_the_newer_one_win(path: Path) -> None:

@@ -132,15 +132,6 @@ class TestSizes:
 
 
 class TestLoopback:
-    @pytest.mark.parametrize("others", ["a", "ac", "acd", "acde"])
-    def test_beside_a_routable_one(self, others: str):
-        error = why(on_loopback("b"), roster_of(*map(group, others)))
-        assert isinstance(error, WrongState)
-        assert all(
-            word in str(error)
-            for word in ("address:", "b advertises a loopback (127.0.0.1:29512)", "a (a.example:29512)", "--advertise")
-        )
-
     @pytest.mark.parametrize("names", ["ab", "abc", "abcd"])
     def test_one_that_moves_onto_a_loopback_is_told_of_another(self, names: str):
         error = why(on_loopback("a", incarnation="i2"), roster_of(*map(group, names)))
@@ -150,13 +141,6 @@ class TestLoopback:
         assert why(on_loopback("a", incarnation="i2"), roster_of(group("a"))) is None
         assert why(on_loopback("b"), roster_of(on_loopback("a"))) is None
         assert why(Participant("b"), roster_of(group("a"))) is None
-
-    def test_a_routable_one_sends_them_away(self):
-        roster = roster_of(on_loopback("b"), on_loopback("a"), on_loopback("c"), Participant("d"))
-        gone = sent_away(group("c", incarnation="i2"), roster)
-        assert [(m.replica_id, type(e)) for m, e in gone] == [("a", WrongState), ("b", WrongState)]
-        assert "a advertises a loopback (127.0.0.1:29512) beside c (c.example:29512)" in str(gone[0][1])
-        assert len(roster) == 4
 
     @pytest.mark.parametrize("newcomer", [on_loopback("b"), Participant("b")])
     def test_another_does_not(self, newcomer: Participant):

@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse.members.rules.reachability import is_loopback
 from lighthouse.members.rules.roster import Member, Roster, is_reborn
 from lighthouse.quorum.rules.current import CurrentQuorum
-from lighthouse_protocol.messages.membership import Participant
-from tests.lighthouse.builders import group, on_loopback
+from tests.lighthouse.builders import group
 
 
 def alive(roster: Roster) -> str:
@@ -20,29 +18,6 @@ def known(roster: Roster) -> str:
 
 
 class TestLapse:
-    def test_alive_for_heartbeat_timeout_after_the_last_sign(self):
-        roster = Roster(5, [].append, CurrentQuorum())
-        roster.beat("a", "", 10)
-        roster.beat("a", "", 12)
-        assert roster.expire(16.99) == []
-        assert [m.replica_id for m in roster.expire(17)] == ["a"]
-        assert (alive(roster), known(roster), roster.healthy) == ("", "a", set())
-
-    def test_an_open_call_keeps_alive_without_any_beat(self):
-        roster = Roster(5, [].append, CurrentQuorum())
-        member = roster.admit(group("a"), 0)
-        member.call = 1
-        for now in (5, 10, 1000):
-            assert roster.expire(now) == []
-
-    def test_after_its_call_ended_it_lapses_within_heartbeat_timeout(self):
-        roster = Roster(5, [].append, CurrentQuorum())
-        member = roster.admit(group("a"), 0)
-        member.call = 1
-        roster.expire(5)
-        member.call = None
-        assert roster.expire(10) == [member]
-
     @pytest.mark.parametrize("sign", ["beat", "admit"])
     def test_who_comes_back_lapses_again_as_soon_as_before(self, sign: str):
         roster = Roster(5, [].append, CurrentQuorum())
@@ -137,38 +112,6 @@ class TestHealth:
         roster.expire(5)
         roster.beat("a", "i1", 6)
         assert (alive(roster), roster.healthy) == ("a", set())
-
-
-class TestIndices:
-    def test_follow_addresses_and_sizes(self):
-        roster = Roster(5, [].append, CurrentQuorum())
-        roster.admit(group("a", group_world_size=2), 0)
-        roster.admit(on_loopback("b", group_world_size=4), 0)
-        assert (roster.routable, roster.loopback, roster.sizes) == ({"a"}, {"b"}, {2: {"a"}, 4: {"b"}})
-        roster.admit(on_loopback("a", group_world_size=4), 1)
-        assert (roster.routable, roster.loopback, roster.sizes) == (set(), {"a", "b"}, {4: {"a", "b"}})
-
-    def test_hold_only_the_living(self):
-        roster = Roster(5, [].append, CurrentQuorum())
-        roster.admit(group("a", group_world_size=2), 0)
-        roster.expire(5)
-        assert (roster.routable, roster.sizes, roster.healthy) == (set(), {}, set())
-        roster.beat("a", "i1", 6)
-        assert (roster.routable, roster.sizes, roster.healthy) == ({"a"}, {2: {"a"}}, {"a"})
-
-    @pytest.mark.parametrize(
-        ("addresses", "expected"),
-        [
-            (("", ""), None),
-            (("10.0.0.1:1", ""), False),
-            (("", "h:1"), False),
-            (("127.0.0.1:1", "h:1"), True),
-            (("h:1", "[::1]:1"), True),
-            (("http://localhost:1", ""), True),
-        ],
-    )
-    def test_is_loopback(self, addresses: tuple[str, str], expected: bool | None):
-        assert is_loopback(Participant("a", address=addresses[0], store_address=addresses[1])) is expected
 
 
 signs = st.tuples(

@@ -59,21 +59,6 @@ class TestSilence:
 class TestMassSilence:
     """More than half of the members at once: more likely the lighthouse's own network."""
 
-    def test_of_more_than_half_is_held_for_one_more_timeout(self):
-        m = standing("abcd")
-        assert ticked(m, 0, 5) == []
-        assert m.braked_until == 10
-        assert ticked(m, 5, 9.99) == []
-        effects = ticked(m, 9.99, 10)
-        assert effects[0] == told("revoked", (2, 3, 4), "a", "silent")
-        assert effects[1:] == [closed(n, Unreachable) for n in (1, 2, 3, 4)]
-
-    def test_who_is_heard_of_meanwhile_was_never_lost(self):
-        m = standing("abcd")
-        assert ticked(m, 0, 8) == []
-        assert beating(m, range(1, 5), 8, 20) == []
-        assert m.standing.phase is QuorumPhase.STANDING
-
     def test_and_may_be_held_again(self):
         m = standing("abcd")
         assert ticked(m, 0, 8) == []
@@ -158,15 +143,6 @@ class TestLateness:
         m.handle(WasLate(1), 1)
         assert beating(m, (1, 2, 3), 1, 4.5) == []
         assert m.handle(ended(1), 4.5) == [told("revoked", (2, 3), "a")]
-
-    def test_the_same_incarnation_takes_its_place_without_a_change(self):
-        m = standing("ab")
-        m.handle(WasLate(3), 3)
-        m.handle(ended(1), 3)
-        m.handle(ended(2), 3)
-        assert m.handle(opened(3, "a", **HOLDS), 4) == [welcomed(3, STANDING)]
-        assert m.handle(opened(4, "b", **HOLDS), 7) == [welcomed(4, STANDING)]
-        assert beating(m, (3, 4), 7, 20) == []
 
     def test_another_incarnation_is_the_loss_of_the_old_one_at_once(self):
         m = standing("ab")

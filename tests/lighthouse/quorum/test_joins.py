@@ -11,7 +11,6 @@ from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.events import QuorumFormed
 from lighthouse.quorum.rules.joins import JoinQueue, JoinTimer
 from lighthouse_protocol.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
-from lighthouse_protocol.messages.membership import Quorum
 from tests.lighthouse.builders import beat, beating, group, join, machine
 
 
@@ -68,47 +67,6 @@ class TestClock:
         clock.withdrew(12)
         clock.joined(13)
         assert clock.started_at == 10
-
-
-class TestJoins:
-    def test_in_the_order_in_which_they_came(self):
-        joins = JoinQueue(5, [].append, CurrentQuorum())
-        for call, name in enumerate("cab"):
-            joins.add(member(name), call, 10, 0)
-        assert [m.replica_id for m in joins] == ["c", "a", "b"]
-        assert "a" in joins
-        assert "d" not in joins
-
-    def test_a_withdrawal_takes_back_that_call_only(self):
-        joins = JoinQueue(5, [].append, CurrentQuorum())
-        a, b = member("a"), member("b")
-        joins.add(a, 1, 10, 0)
-        joins.add(b, 2, 20, 0)
-        assert joins.withdraw(1, 1) is a
-        assert joins.withdraw(1, 1) is None
-        assert (a.call, b.call, len(joins), joins.earliest_deadline_at) == (None, 2, 1, 20)
-
-    def test_take_answers_the_chosen_and_leaves_the_rest_waiting(self):
-        joins = JoinQueue(5, [].append, CurrentQuorum())
-        members = [member(name) for name in "abc"]
-        for call, m in enumerate(members):
-            joins.add(m, call, 10 * (call + 1), 0)
-        assert joins.take(members[:2], 7) == (0, 1)
-        assert [m.call for m in members] == [None, None, 2]
-        assert (joins.earliest_deadline_at, joins.anyone.started_at, joins.members.started_at) == (30, 7, None)
-        assert joins.withdraw(0, 8) is None
-
-    def test_the_members_clock_counts_members_of_the_last_quorum_only(self):
-        current = CurrentQuorum()
-        joins = JoinQueue(5, [].append, current)
-        a, n = member("a"), member("n")
-        joins.add(a, 1, 10, 0)
-        current.form(Quorum(1, (group("a"),)), [a], 1, is_new=True)
-        joins.take([a], 1)
-        joins.add(n, 2, 10, 2)
-        assert (joins.anyone.started_at, joins.members.started_at) == (2, None)
-        joins.add(a, 3, 10, 4)
-        assert (joins.anyone.started_at, joins.members.started_at, joins.members.asking) == (2, 4, 1)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 50)), max_size=30))

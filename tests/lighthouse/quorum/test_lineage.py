@@ -12,58 +12,11 @@ from lighthouse_protocol.messages.membership import Participant
 from tests.lighthouse.builders import group
 
 
-def handed(*states: tuple[int, int | None] | tuple[int, int | None, bool]) -> list[int]:
-    """The steps handed out to candidates of these (step, tag[, ranks_disagree])."""
-    candidates = [group(f"g{i}", s[0], ranks_disagree=len(s) > 2) for i, s in enumerate(states)]
-    return [p.step for p in assign_steps(candidates, [s[1] for s in states]).participants]
-
-
-class TestHandOut:
-    def test_all_alike(self):
-        assert handed((5, 2), (5, 2)) == [5, 5]
-
-    def test_who_is_behind_heals(self):
-        assert handed((5, 2), (3, 2), (0, 0)) == [5, 3, 0]
-
-    def test_the_larger_set_of_equal_tags(self):
-        assert handed((5, 9), (5, 2), (5, 2)) == [4, 5, 5]
-
-    def test_of_equally_large_ones_the_highest_quorum(self):
-        assert handed((5, 2), (5, 9)) == [4, 5]
-        assert handed((5, 9), (5, 9), (5, 3), (5, 3)) == [5, 5, 4, 4]
-
-    def test_an_unknown_tag_heals_however_many_have_none(self):
-        assert handed((5, None), (5, None), (5, 2)) == [4, 4, 5]
-
-    def test_where_all_are_unknown_the_first_is_the_source(self):
-        assert handed((5, None), (5, None), (4, None)) == [5, 4, 4]
-        assert handed((4, None), (5, None)) == [4, 5]
-
-    def test_one_that_ran_ahead_alone_is_up_to_date(self):
-        """That is what min_replicas 1 allows."""
-        assert handed((6, 3), (5, 2), (5, 2)) == [6, 5, 5]
-
-    def test_one_whose_ranks_disagree_heals(self):
-        assert handed((5, 2), (5, None, True)) == [5, 4]
-        assert handed((5, 2), (9, None, True)) == [5, 4]
-        assert handed((5, 2), (3, None, True)) == [5, 3]
-
-    def test_unless_all_do(self):
-        assert handed((5, None, True), (5, None, True)) == [5, 5]
-        assert handed((5, None, True), (4, None, True)) == [5, 4]
-
-    def test_a_newcomer_at_step_0_is_nobody_to_heal_from(self):
-        """Lower than step 0 nobody can be handed out: both would count as up to date and go on with other states."""
-        assert handed((3, None, True), (0, 0)) == [3, 0]
-
-    def test_at_step_0_all_are_alike(self):
-        assert handed((0, 0), (0, 0)) == [0, 0]
-
-    def test_nothing_but_steps_is_changed(self):
-        candidates = [group("a", 5, data="x", tag_quorum_id=1), group("b", 5, data="y", tag_quorum_id=2)]
-        lineage = assign_steps(candidates, [1, 2])
-        assert lineage.participants == (replace(candidates[0], step=4), candidates[1])
-        assert (lineage.max_step, lineage.tag_quorum_id) == (5, 2)
+def test_nothing_but_steps_is_changed():
+    candidates = [group("a", 5, data="x", tag_quorum_id=1), group("b", 5, data="y", tag_quorum_id=2)]
+    lineage = assign_steps(candidates, [1, 2])
+    assert lineage.participants == (replace(candidates[0], step=4), candidates[1])
+    assert (lineage.max_step, lineage.tag_quorum_id) == (5, 2)
 
 
 class TestTagOf:
@@ -127,33 +80,7 @@ def plainly_up_to_date(candidates: list[Participant], tags: list[int | None]) ->
 # -- a running job's history wins
 
 
-def running(*states: tuple[int, int | None, bool], named: tuple[int, ...] = (8, 9)) -> list[int]:
-    """The steps handed out to candidates of these (step, tag, is a member of the last quorum)."""
-    candidates = [group(f"g{i}", step) for i, (step, *_) in enumerate(states)]
-    tags = [tag for _, tag, _ in states]
-    strangers = foreign(candidates, tags, [member for *_, member in states], History((i, i) for i in named))
-    return [p.step for p in assign_steps(candidates, tags, strangers).participants]
-
-
 class TestHistory:
-    def test_a_stranger_heals_however_high_its_step(self):
-        assert running((5, 9, True), (5, 9, True), (10**6, 77, False)) == [5, 5, 4]
-        assert running((5, 9, True), (10**6, None, False)) == [5, 4]
-        assert running((5, 9, True), (5, 77, False)) == [5, 4]
-
-    def test_also_when_it_was_handed_a_quorum_and_has_not_healed(self):
-        assert running((5, 9, True), (10**6, 77, True)) == [5, 4]
-
-    def test_of_the_lineage_the_highest_step_wins(self):
-        assert running((5, 9, True), (7, 8, False)) == [5, 7]
-
-    def test_where_no_member_is_left_the_highest_step_wins(self):
-        assert running((5, 9, False), (10**6, 77, False)) == [5, 10**6]
-        assert running((5, 66, True), (10**6, 77, False)) == [5, 10**6]
-
-    def test_at_step_0_there_is_no_history(self):
-        assert running((0, 0, True), (500, 77, False)) == [0, 500]
-
     def test_ranges_are_bounded_and_keep_the_newest(self):
         history = History()
         for quorum_id in [1, 2, 3, *range(10, 10 + 4 * RANGES_KEPT, 2)]:

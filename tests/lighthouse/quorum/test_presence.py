@@ -19,7 +19,6 @@ from tests.lighthouse.sessions import (
     native,
     opened,
     pulse,
-    recalled,
     resumed,
     standing,
     stands,
@@ -41,10 +40,6 @@ class TestSessions:
         assert m.handle(opened(1, "a"), 0) == [welcomed(1)]
         assert alive(m) == "a"
 
-    def test_a_hello_is_no_join(self):
-        m = connected("a")
-        assert (len(m.joins), m.verdict()) == (0, Verdict.NO_JOINS)
-
     def test_a_beat_is_echoed_with_its_number(self):
         m = connected("a")
         assert m.handle(pulse(1, number=17), 1) == [echoed(1, 17)]
@@ -55,11 +50,6 @@ class TestSessions:
         assert m.handle(pulse(1), 1) == []
         assert m.handle(pulse(5), 1) == []
         assert alive(m) == ""
-
-    def test_all_with_watches_and_sessions_stand(self):
-        m = connected("ab")
-        assert m.handle(asks(1, 1, "a"), 0) == []
-        assert m.handle(asks(2, 2, "b"), 0) == [stands(1, (1, 2), native("a"), native("b"))]
 
     @pytest.mark.parametrize("why", ["unwatched", "no session", "held closing", "switched off"])
     def test_one_without_does_not(self, why: str):
@@ -168,11 +158,6 @@ class TestDuplicates:
 
 
 class TestLoss:
-    def test_an_end_without_a_leave_is_a_loss_at_once(self):
-        m = standing("abc")
-        assert m.handle(ended(2), 1) == [told("revoked", (1, 3), "b", "connection has ended")]
-        assert alive(m) == "ac"
-
     def test_of_one_that_waits_takes_its_join_along(self):
         m = connected("abc", min_replicas=2)
         m.handle(asks(1, 1, "a"), 0)
@@ -185,11 +170,6 @@ class TestLoss:
         m = standing("ab")
         m.handle(opened(3, "c"), 1)
         assert m.handle(ended(3), 1) == []
-
-    @pytest.mark.parametrize("make", [recalled, resumed])
-    def test_in_the_middle_of_a_recall_makes_it_a_revoke(self, make):
-        m = make("ab")
-        assert m.handle(ended(1), 0.1) == [told("revoked", (2,), "a", upto=m.standing.upto)]
 
     def test_a_leave_is_a_loss_too_while_it_stands(self):
         m = standing("ab")
@@ -227,16 +207,6 @@ class TestLoss:
 
 
 class TestDown:
-    def test_a_group_whose_ranks_restart_is_lost_and_not_waited_for(self):
-        m = standing("ab")
-        assert m.handle(pulse(1, down="rank 1 has ended", **HOLDS), 1) == [
-            told("revoked", (1, 2), "a", "rank 1 has ended"),
-            echoed(1, order=QuorumOrder(1, QuorumPhase.REVOKED, reason="a: rank 1 has ended", lost="a")),
-        ]
-        assert alive(m) == "ab"
-        b = native("b", 1, seen_quorum_id=1)
-        assert m.handle(asks(3, 2, b), 1) == [stands(2, (3,), b)]
-
     def test_it_is_said_once(self):
         m = standing("ab")
         m.handle(pulse(1, down="x"), 1)
@@ -265,14 +235,6 @@ class TestDown:
 
 
 class TestDrain:
-    def test_recalls_names_the_leaver_and_is_repeated_by_every_beat(self):
-        m = standing("ab")
-        assert m.handle(pulse(1, drains=True, **HOLDS), 1) == [
-            echoed(1, order=QuorumOrder(1, QuorumPhase.STANDING)),
-            told("recalled", (1, 2), "a drains"),
-        ]
-        assert m.handle(pulse(1, drains=True, **HOLDS), 1) == [echoed(1, order=m.standing.order())]
-
     def test_of_one_outside_the_quorum_recalls_nothing(self):
         m = standing("ab")
         m.handle(opened(3, "c", drains=True), 1)

@@ -6,7 +6,6 @@ import pytest
 
 from lighthouse.quorum.rules.events import QuorumFormed, Withdrawn
 from lighthouse.quorum.rules.verdict import Verdict
-from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.sessions import (
     asks,
@@ -21,9 +20,7 @@ from tests.lighthouse.sessions import (
     recalled,
     resumed,
     standing,
-    stands,
     told,
-    welcomed,
 )
 
 HOLDS = {"held": held(1)}
@@ -39,27 +36,6 @@ def names_of(effects: list[object]) -> list[str]:
 
 
 class TestNewcomer:
-    def test_from_its_join_to_the_next_quorum(self):
-        m = standing("ab")
-        assert m.handle(opened(9, "x"), 1) == [welcomed(9)]
-        assert m.handle(asks(9, 9, "x"), 1) == [told("recalled", (1, 2), "1 ask")]
-        assert m.verdict() is Verdict.WAITING_FOR_RECALL
-        recalled_order = QuorumOrder(1, QuorumPhase.RECALLED, 0, "1 ask to come in")
-        [echo] = m.handle(pulse(1, held=held(1, "frozen", 3)), 1.1)
-        assert echo.order == recalled_order
-        assert m.handle(pulse(2, held=held(1, "frozen", 4)), 1.2)[0] == told("resumed", (1, 2), upto=4)
-        assert m.verdict() is Verdict.WAITING_FOR_MEMBERS
-        assert m.handle(asks(10, 1, past("a")), 2) == []
-        assert m.handle(asks(11, 2, past("b")), 3) == [stands(2, (10, 11, 9), past("a"), past("b"), native("x"))]
-
-    def test_joins_that_arrive_meanwhile_are_taken_into_the_same_change(self):
-        m = resumed("ab")
-        for session, name in ((7, "v"), (8, "w")):
-            m.handle(opened(session, name), 1)
-            assert m.handle(asks(session, session, name), 1) == []
-        m.handle(asks(10, 1, past("a")), 2)
-        assert names_of(m.handle(asks(11, 2, past("b")), 2)) == ["abvwx"]
-
     @pytest.mark.parametrize("config", [{"active": 2}, {"allowed_sizes": frozenset({2, 4}), "min_replicas": 2}])
     def test_for_whom_there_is_no_place_recalls_nothing(self, config: dict[str, object]):
         """Forming with those who wait would give the same list."""
@@ -137,53 +113,7 @@ class TestLongSteps:
         assert names_of(pulsing(m, levels, 29, 31)) == ["ax"]
 
 
-class TestBursts:
-    def test_a_hundred_joins_are_one_change(self):
-        m = standing("ab")
-        said: list[object] = []
-        for n in range(10, 110):
-            m.handle(opened(n, f"x{n}"), 1)
-            said += m.handle(asks(n, n, f"x{n}"), 1)
-        for n in (1, 2):
-            said += m.handle(pulse(n, held=held(1, "frozen", 4)), 1)[:1]
-        said += [*m.handle(asks(1000, 1, past("a")), 2), *m.handle(asks(1001, 2, past("b")), 2)]
-        said = [effect for effect in said if not isinstance(effect, type(m)) and not hasattr(effect, "number")]
-        assert said[:2] == [told("recalled", (1, 2)), told("resumed", (1, 2), upto=4)]
-        [formed] = said[2:]
-        assert (formed.quorum.quorum_id, len(formed.quorum.participants)) == (2, 102)
-
-    def test_thirty_deaths_are_one_change(self):
-        names = [chr(ord("A") + n) for n in range(26)] + [chr(ord("a") + n) for n in range(14)]
-        m = standing("".join(names))
-        pulsing(m, dict.fromkeys(range(1, 41), HOLDS), 0, 1)
-        said = [effect for n in range(1, 31) for effect in m.handle(ended(n), 1)]
-        assert said == [told("revoked", tuple(range(2, 41)), "A")]
-        for n in range(31, 41):
-            said = m.handle(asks(100 + n, n, past(names[n - 1])), 1.5)
-        assert (said[0].quorum.quorum_id, len(said[0].quorum.participants)) == (2, 10)
-
-
 class TestWhenItMayForm:
-    def test_at_once_with_one_member(self):
-        m = standing("abc")
-        m.handle(ended(3), 1)
-        m.handle(ended(2), 1)
-        assert names_of(m.handle(asks(10, 1, past("a")), 1)) == ["a"]
-
-    def test_with_none_when_the_leases_of_all_have_run_out(self):
-        m = standing("ab", lease_s=5)
-        m.handle(opened(3, "x"), 0)
-        m.handle(pulse(1, **HOLDS), 2)
-        m.handle(pulse(2, **HOLDS), 3)
-        for n in (1, 2):
-            m.handle(ended(n), 3.5)
-        assert m.handle(asks(3, 3, "x"), 3.5) == []
-        assert m.verdict() is Verdict.WAITING_FOR_LEASES
-        assert m.deadline(3.5) == 5
-        m.handle(pulse(3), 4)
-        assert ticked(m, 4, 7.99) == []
-        assert names_of(ticked(m, 7.99, 8)) == ["x"]
-
     def test_a_lease_is_as_long_as_configured_whatever_the_timeout(self):
         m = standing("a", lease_s=20, heartbeat_timeout_s=5)
         m.handle(opened(3, "x"), 0)
@@ -237,18 +167,6 @@ class TestWhenItMayForm:
 
 
 class TestDrain:
-    def test_costs_no_step_and_lets_the_leaver_go_when_the_next_quorum_is_there(self):
-        m = standing("abc")
-        assert told("recalled", (1, 2, 3), "b drains") in m.handle(pulse(2, drains=True, held=held(1, granted=7)), 1)
-        for n in (1, 2, 3):
-            effects = m.handle(pulse(n, drains=n == 2, held=held(1, "frozen", 6 + (n == 3))), 1)
-        assert effects[0] == told("resumed", (1, 2, 3), "b drains", upto=7)
-        assert m.handle(left(2), 2) == []
-        m.handle(asks(10, 1, past("a", 8)), 2)
-        effects = m.handle(asks(11, 3, past("c", 8)), 2)
-        assert names_of(effects) == ["ac"]
-        assert (effects[1].session, effects[1].error) == (2, None)
-
     def test_two_that_drain_are_one_change(self):
         m = standing("abc")
         m.handle(pulse(2, drains=True, held=held(1, granted=7)), 1)

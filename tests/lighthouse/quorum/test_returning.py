@@ -25,7 +25,6 @@ from tests.lighthouse.sessions import (
     standing,
     stands,
     told,
-    welcomed,
 )
 
 
@@ -113,15 +112,6 @@ RECORD = record_of(standing("ab"))
 
 
 class TestMachine:
-    def test_all_back_costs_nothing(self):
-        m = restarted(RECORD)
-        assert m.handle(opened(1, "b", held=held(1, granted=5)), 1) == [welcomed(1, RETURNING)]
-        assert m.handle(opened(2, "a", held=held(1, granted=6)), 2) == [
-            told("standing", (1, 2)),
-            welcomed(2, STANDING),
-        ]
-        assert pulsing(m, {1: {"held": held(1)}, 2: {"held": held(1)}}, 2, 20) == []
-
     def test_nothing_forms_meanwhile(self):
         m = restarted(RECORD, until=5)
         m.handle(opened(1, "x"), 0)
@@ -143,21 +133,6 @@ class TestMachine:
         assert m.verdict() is Verdict.WAITING_FOR_LEASES
         assert ticked(m, 5.5, 9.49) == []
         assert ticked(m, 9.49, 9.5) == [stands(2, (1,), native("x"))]
-
-    def test_one_that_came_back_forms_the_next_without_the_missing_at_once(self):
-        m = restarted(RECORD, until=5)
-        m.handle(opened(2, "a", held=held(1, granted=5)), 4)
-        ticked(m, 4, 5)
-        a = native("a", 6, seen_quorum_id=1, tag_quorum_id=1)
-        assert m.handle(asks(1, 2, a), 5.1) == [stands(2, (1,), a)]
-
-    def test_who_was_not_told_is_handed_it_again(self):
-        """It had been told to b when the lighthouse died; a asks again with the very same join."""
-        m = restarted(RECORD)
-        assert m.handle(opened(1, "a"), 1) == [welcomed(1)]
-        assert m.handle(asks(7, 1, "a"), 1) == [QuorumResent(RECORD.quorum, 7)]
-        assert m.handle(opened(2, "b", held=held(1)), 1.1) == [told("standing", (1, 2)), welcomed(2, STANDING)]
-        assert len(m.joins) == 0
 
     def test_also_as_the_last_one_to_come_back(self):
         m = restarted(RECORD)
@@ -195,16 +170,6 @@ class TestMachine:
         m.handle(opened(2, "b", held=held(1)), 1)
         m.handle(opened(1, "a"), 1)
         assert m.handle(asks(7, 1, "a", **fields), 1) == [told("revoked", (1, 2), "a has lost it")]
-
-    def test_one_that_joins_past_it_makes_it_a_recall(self):
-        m = restarted(RECORD)
-        m.handle(opened(1, "a", held=held(1, "joining", 5)), 1)
-        m.handle(asks(7, 1, "a", step=6, seen_quorum_id=1), 1)
-        assert m.handle(opened(2, "b", held=held(1, granted=5)), 1)[0] == told("recalled", (1, 2))
-        assert m.verdict() is Verdict.WAITING_FOR_RECALL
-        assert m.handle(pulse(2, held=held(1, "frozen", 5)), 1)[0] == told("resumed", (1, 2), upto=5)
-        [formed] = m.handle(asks(8, 2, "b", step=6, seen_quorum_id=1), 2)
-        assert (formed.quorum.quorum_id, formed.calls) == (2, (7, 8))
 
     def test_its_restarted_incarnation_is_not_it(self):
         m = restarted(RECORD, until=5)

@@ -31,19 +31,6 @@ def names(chosen: list) -> str:
     return "".join(p.replica_id for p in chosen)
 
 
-def test_all_of_them_stay_in_their_order():
-    assert names(choose([group("c"), group("a"), group("b", 9)], {"b"}, 3)) == "cab"
-
-
-def test_members_first_then_those_who_wait_longest():
-    assert names(choose([group("x"), group("a"), group("y"), group("b")], {"a", "b", "c"}, 3)) == "abx"
-
-
-def test_an_up_to_date_member_at_their_head():
-    assert names(choose([group("a", 4), group("b", 5), group("c", 5)], set("abc"), 1)) == "b"
-    assert names(choose([group("x", 9), group("a", 4), group("b", 5)], set("ab"), 2)) == "ba"
-
-
 def test_a_member_of_another_history_is_not_at_their_head():
     """It is to heal, however high its step: a quorum of the foreign alone would end the running job's history."""
     members = [group("a", 9), group("b", 5), group("c", 4)]

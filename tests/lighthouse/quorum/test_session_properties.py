@@ -1,17 +1,11 @@
 """The lighthouse's machine with sessions against drawn configurations, drawn faults and dumb managers."""
 
-from collections.abc import Callable
-
-import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis import Phase as Part
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import HeartbeatReceived, Joined, SessionEnded, Withdrawn
-from lighthouse.quorum.rules.standing import Standing
-from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from tests.lighthouse.builders import FAR, group
 from tests.lighthouse.dumb_manager import DumbManager
 from tests.lighthouse.session_stage import NAMES, Stage
@@ -186,44 +180,7 @@ class LighthouseWithSessions(RuleBasedStateMachine):
             self.stage.settle()
 
 
-class WithoutTheEnd(LighthouseWithSessions):
-    """For rules that are broken before the faults end."""
-
-    def teardown(self) -> None:
-        pass
-
-
 LighthouseWithSessions.TestCase.settings = settings(
     max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestLighthouseWithSessions = LighthouseWithSessions.TestCase
-
-
-def resumes_up_to_the_lowest(self: Standing) -> QuorumOrder | None:
-    told = [holder.granted for holder in self._holders.values() if holder.granted is not None]
-    if self.phase is not QuorumPhase.RECALLED or len(told) < len(self._holders):
-        return None
-    self.upto, self.phase = min(told), QuorumPhase.RESUMED
-    return self.order()
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("_holder", lambda self, replica_id, incarnation: self._holders.get(replica_id)),
-        ("free_at", lambda self: 0.0),
-        ("_settle", resumes_up_to_the_lowest),
-    ],
-    ids=["met by replica_id alone", "no lease is waited for", "resumes below a grant"],
-)
-def test_a_wrong_rule_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, wrong: Callable[..., object]) -> None:
-    hunt = settings(
-        LighthouseWithSessions.TestCase.settings,
-        max_examples=1000,
-        derandomize=True,
-        database=None,
-        phases=[Part.generate],
-    )
-    monkeypatch.setattr(Standing, name, wrong)
-    with pytest.raises(AssertionError):
-        run_state_machine_as_test(WithoutTheEnd, settings=hunt)

@@ -60,20 +60,6 @@ def phase_of(order: QuorumOrder | None) -> QuorumPhase | None:
 
 
 class TestForming:
-    def test_stands_at_once_and_holds_everybody_back(self):
-        standing = formed()
-        assert standing.order() == QuorumOrder(QUORUM_ID, QuorumPhase.STANDING)
-        assert standing.holds_back
-        assert standing.entries == dict.fromkeys("abc", ENTRY)
-
-    def test_holders_are_incarnations(self):
-        standing = formed("ab")
-        assert standing.is_holder("a", "i1")
-        assert not standing.is_holder("a", "i2")
-        assert not standing.is_holder("x", "i1")
-        assert standing.is_member("a")
-        assert not standing.is_member("x")
-
     def test_what_does_not_stand_takes_its_place(self):
         standing = formed()
         standing.revoke("x")
@@ -83,20 +69,6 @@ class TestForming:
 
 
 class TestRecall:
-    def test_resumes_up_to_the_highest_when_all_have_said_what_they_granted(self):
-        standing = formed()
-        assert standing.recall("x asks") == QuorumOrder(QUORUM_ID, QuorumPhase.RECALLED, reason="x asks")
-        assert says(standing, "a", "frozen", 8) is None
-        assert says(standing, "b", "frozen", 9) is None
-        assert standing.holds_back
-        assert says(standing, "c", "frozen", 7) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 9, "x asks")
-        assert not standing.holds_back
-
-    def test_one_who_says_it_twice_is_one(self):
-        standing = formed()
-        standing.recall("x")
-        assert [says(standing, "a", "frozen", 8) for _ in range(3)] == [None] * 3
-
     def test_who_still_grants_has_not_answered(self):
         standing = formed("ab")
         standing.recall("x")
@@ -175,11 +147,6 @@ class TestCatchingUp:
         assert "a has caught up" in standing.reason
         assert self.wants(standing) is None, "once"
         assert (standing.recalls, standing.revokes) == (1, 0)
-
-    def test_what_it_says_of_another_quorum_is_nothing(self):
-        standing = formed()
-        assert self.wants(standing, QUORUM_ID - 1) is None
-        assert standing.phase is QuorumPhase.STANDING
 
     def test_it_comes_back_with_it_to_a_lighthouse_that_has_restarted(self):
         standing = unsettled(QuorumPhase.RETURNING)
@@ -275,18 +242,6 @@ class TestRevoke:
 
 class TestLeaving:
     """A member's script ends with the step that it has committed."""
-
-    def test_its_peers_do_that_step_and_then_the_quorum_is_over(self):
-        standing = formed()
-        assert says(standing, "c", "leaving", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RECALLED, reason="c has left")
-        says(standing, "a", "frozen", 5)
-        assert says(standing, "b", "frozen", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 5, "c has left")
-        assert standing.joined(holds("a", 6)) is None
-        over = says(standing, "b", "leaving", 5)
-        assert over is not None
-        assert (over.phase, over.lost) == (QuorumPhase.REVOKED, "")
-        assert "all have done step 5" in over.reason
-        assert (standing.recalls, standing.revokes) == (1, 0)
 
     def test_one_that_has_done_it_and_asks_for_nothing_is_not_waited_for(self):
         """It writes its model down, say."""

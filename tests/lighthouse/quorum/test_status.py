@@ -1,8 +1,9 @@
 """The one snapshot, and the verdict in words."""
 
+from collections.abc import Callable
+
 import pytest
 
-from lighthouse.quorum.rules.events import Withdrawn
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.status import NAMES_SHOWN, awaited, explain, job_status
 from lighthouse.quorum.rules.verdict import Verdict
@@ -104,24 +105,55 @@ class TestStarting:
         assert explain(m, 1) == "no replica group asks for a quorum; 1 alive"
 
 
+def asked(m: QuorumMachine, names: str, now: float = 0.0) -> QuorumMachine:
+    for call, name in enumerate(names, start=10):
+        m.handle(join(call, name), now)
+    return m
+
+
+@pytest.mark.parametrize(
+    ("make", "now", "explained", "waited_for"),
+    [
+        (lambda: training("abc"), 1, "3 participants train; 3 alive", ""),
+        (
+            lambda: asked(machine(min_replicas=3), "a"),
+            1,
+            "1 of at least 3 joined (--min-replicas)",
+            "2 more replica groups: at least 3 are needed (--min-replicas), joined: a",
+        ),
+        (
+            lambda: asked(machine(min_replicas=3), "ab"),
+            1,
+            "2 of at least 3 joined (--min-replicas)",
+            "1 more replica group: at least 3 are needed (--min-replicas), joined: a, b",
+        ),
+        (
+            lambda: asked(machine(allowed_sizes=frozenset({8, 4})), "a"),
+            0,
+            "1 joined; allowed sizes are 4, 8",
+            "more replica groups: allowed sizes are 4, 8, joined: a",
+        ),
+        (
+            lambda: asked(training("ab"), "n", 1),
+            1,
+            "1 joined; waiting for the quorum's members to finish their step: a, b",
+            "the quorum's members to finish their step: a, b",
+        ),
+        (
+            lambda: asked(training("abc", join_timeout_s=60), "b", 2),
+            12,
+            "1 of 3 joined; waiting for a, c, at most 50 s more",
+            "a, c, at most 60 s (--join-timeout)",
+        ),
+    ],
+)
+def test_a_verdict_in_words(make: Callable[[], QuorumMachine], now: float, explained: str, waited_for: str):
+    m = make()
+    assert (explain(m, now), awaited(m)) == (explained, waited_for)
+
+
 class TestAwaited:
     """What requests for a quorum wait for: the same words for as long as nothing happens."""
-
-    def test_nothing_where_nobody_waits(self):
-        assert [awaited(m) for m in (machine(), training("ab"), connected("ab"))] == ["", "", ""]
-
-    @pytest.mark.parametrize(
-        ("names", "text"),
-        [
-            ("a", "2 more replica groups: at least 3 are needed (--min-replicas), joined: a"),
-            ("ab", "1 more replica group: at least 3 are needed (--min-replicas), joined: a, b"),
-        ],
-    )
-    def test_more_groups(self, names: str, text: str):
-        m = machine(min_replicas=3)
-        for call, name in enumerate(names, start=1):
-            m.handle(join(call, name), now=0)
-        assert awaited(m) == text
 
     def test_groups_that_start(self):
         m = machine(min_replicas=2)
@@ -131,23 +163,6 @@ class TestAwaited:
         m.handle(asks(1, 1, native("a", group_world_size=2)), 1)
         joined = "1 more replica group: at least 2 are needed (--min-replicas), joined: a"
         assert awaited(m) == f"{joined}; starting: b; c has rank 0 of 2; missing: 1"
-
-    def test_an_allowed_size(self):
-        m = machine(allowed_sizes=frozenset({4, 8}))
-        m.handle(join(1, "a"), now=0)
-        assert awaited(m) == "more replica groups: allowed sizes are 4, 8, joined: a"
-
-    def test_stragglers(self):
-        m = training("abc", join_timeout_s=60)
-        m.handle(join(4, "b"), now=2)
-        assert awaited(m) == "a, c, at most 60 s (--join-timeout)"
-        m.tick(4)
-        assert awaited(m) == "a, c, at most 60 s (--join-timeout)"
-
-    def test_members_at_work(self):
-        m = training("ab")
-        m.handle(join(3, "n"), now=1)
-        assert awaited(m) == "the quorum's members to finish their step: a, b"
 
     def test_every_verdict_that_is_a_wait_has_words(self):
         for verdict in Verdict:
@@ -159,19 +174,6 @@ class TestAwaited:
 class TestExplain:
     """The verdict with its numbers."""
 
-    def test_formed(self):
-        assert explain(training("abc"), 1) == "3 participants train; 3 alive"
-
-    def test_nobody_asks(self):
-        m = machine()
-        m.handle(beat("a"), now=0)
-        assert explain(m, 1) == "no replica group asks for a quorum; 1 alive"
-
-    def test_too_few(self):
-        m = machine(min_replicas=3)
-        m.handle(join(1, "a"), now=0)
-        assert explain(m, 1) == "1 of at least 3 joined (--min-replicas)"
-
     def test_too_few_to_shrink_to(self):
         """Three have joined, but a member asks to admit no newcomer."""
         m = training("abc", min_replicas=2)
@@ -181,46 +183,12 @@ class TestExplain:
         assert m.verdict() is Verdict.TOO_FEW_PARTICIPANTS
         assert explain(m, 10).startswith("1 of at least 2 ")
 
-    @pytest.mark.parametrize(
-        ("config", "text"),
-        [
-            ({"allowed_sizes": frozenset({8, 4})}, "1 joined; allowed sizes are 4, 8"),
-            ({"allowed_sizes": frozenset({1, 8}), "min_replicas": 1, "active": 0}, "1 joined; allowed sizes are 1, 8"),
-        ],
-    )
-    def test_no_allowed_size(self, config: dict, text: str):
-        m = machine(**config)
-        m.handle(join(1, "a"), now=0)
-        assert explain(m, 0) == text
-
-    def test_members_at_work(self):
-        m = training("ab")
-        m.handle(join(3, "n"), now=1)
-        assert explain(m, 1) == "1 joined; waiting for the quorum's members to finish their step: a, b"
-
-    def test_stragglers(self):
-        m = training("abc", join_timeout_s=60)
-        m.handle(join(4, "b"), now=2)
-        assert explain(m, 12) == "1 of 3 joined; waiting for a, c, at most 50 s more"
-
     def test_no_more_names_than_fit(self):
         m = machine()
         for n in range(NAMES_SHOWN + 4):
             m.handle(beat(f"g{n:02}"), now=0)
         m.handle(join(1, "a"), now=0)
         assert "g00, g01, g02, g03, g04, g05, g06, g07 and 4 more, at most" in explain(m, 0)
-
-    def test_of_every_verdict_in_a_life(self):
-        m = machine(min_replicas=2)
-        seen = {explain(m, 0): m.verdict()}
-        for event in (join(1, "a"), beat("c"), join(2, "b"), Withdrawn(1)):
-            m.handle(event, now=0)
-            seen[explain(m, 0)] = m.verdict()
-        assert set(seen.values()) == {
-            Verdict.NO_JOINS,
-            Verdict.TOO_FEW_PARTICIPANTS,
-            Verdict.WAITING_FOR_STRAGGLERS,
-        }
 
 
 def test_the_step_follows_the_beats_of_a_standing_quorum():
