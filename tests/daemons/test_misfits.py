@@ -48,7 +48,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "size of the buckets": ({"bucket_mb": 0.0005}, OTHER_SCRIPT + r" \d+ bytes of float32 \(\w+, bucket 0\) as"),
     "dtype of a sum": (
         {"sums": "float64"},
-        OTHER_SCRIPT + r" 8 bytes of float64 as collective 2 where a and b reduce 4",
+        OTHER_SCRIPT + r" 8 bytes of float64 as collective 2 where (a and b reduce|[ab] reduces) 4",
     ),
 }
 

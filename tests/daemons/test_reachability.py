@@ -21,20 +21,23 @@ socket.getaddrinfo = lambda host, *more, **options: resolve(
 """
 
 
+JOB = "reach"
+
+
 def alive(client: LighthouseClient) -> list[str]:
     """Also where its job is not known yet."""
-    return [m.replica_id for found in client.status().jobs if found.job == client.job for m in found.members]
+    return [m.replica_id for found in client.status().jobs if found.job == JOB for m in found.members]
 
 
 @pytest.mark.slow
 def test_a_name_that_resolves_to_a_loopback_at_home(lighthouse: Lighthouse) -> None:
     hidden = Manager(
-        lighthouse.address, "h", "--job", "reach", "--advertise", "myhost", store="10.0.0.9:1",
+        lighthouse.address, "h", "--job", JOB, "--advertise", "myhost", store="10.0.0.9:1",
         code=AS_ON_DEBIAN + MANAGER_CODE,
     )  # fmt: skip
-    with hidden, LighthouseClient(lighthouse.address, job="reach") as client:
+    with hidden, LighthouseClient(lighthouse.address, job=JOB) as client:
         eventually(lambda: alive(client) == ["h"])
-        with Manager(lighthouse.address, "a", "--job", "reach", "--advertise", "10.0.0.8", store="10.0.0.8:29600"):
+        with Manager(lighthouse.address, "a", "--job", JOB, "--advertise", "10.0.0.8", store="10.0.0.8:29600"):
             eventually(lambda: alive(client) == ["a"])
             port = hidden.address.rpartition(":")[2]
             with ManagerClient(f"127.0.0.1:{port}") as rank, pytest.raises(WrongState) as refused:

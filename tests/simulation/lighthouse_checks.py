@@ -57,6 +57,7 @@ class LighthouseChecks:
         self._waiting: dict[int, Participant] = {}
         self._granted: dict[tuple[int, Member], int] = {}
         self._left: set[tuple[int, Member]] = set()
+        self._phases: dict[int, QuorumPhase] = {}
 
     @property
     def _config(self) -> QuorumConfig:
@@ -94,16 +95,24 @@ class LighthouseChecks:
     def answers(self, effect: events.Effect) -> None:
         match effect:
             case events.HeartbeatAnswered(session, _, order):
-                if session in self._members and (order is None or order.phase is not QuorumPhase.REVOKED):
+                if session in self._members and self._renews(order):
                     self._ledger.answered[self._members[session]] = self._world.now, self._site.lease_s
-            case events.Ordered(order, _) if order.phase is QuorumPhase.RESUMED:
-                self._check_resumed(order)
+            case events.Ordered(order, _):
+                self._phases[order.quorum_id] = order.phase
+                if order.phase is QuorumPhase.RESUMED:
+                    self._check_resumed(order)
             case events.JoinRefused(call):
                 self._waiting.pop(call, None)
             case events.QuorumFormed():
                 self._check_formed(effect)
             case _:
                 pass
+
+    def _renews(self, order: QuorumOrder | None) -> bool:
+        """An answer about a quorum that is revoked renews nothing of it; one about none comes after that order, too."""
+        standing = self._ledger.standing
+        phase = self._phases.get(standing.quorum_id if standing is not None else 0)
+        return phase is not QuorumPhase.REVOKED if order is None else order.phase is not QuorumPhase.REVOKED
 
     # -- what must hold
 

@@ -98,7 +98,11 @@ class LighthouseProcess(Process):
         try:
             self._handle(end, message)
         except LighthouseError as error:
-            EndPeer(self, end).end(error)
+            if end in self._sessions or isinstance(message, Hello):
+                EndPeer(self, end).end(error)
+            else:
+                self.say(f"refuses a call: {error}")
+                self.close_stream(end)
 
     def _handle(self, end: End, message: Any) -> None:
         if isinstance(message, Hello):
