@@ -23,7 +23,7 @@ class PendingActor(OuterActor):
         link = self.agent._manager
         for owner, name in ((link._client, "quorum"), (link._client, "vote"), (link._client, "status")):
             self._count(owner, name)
-        self._count(link._votes, "cast")
+        self._count(link._votes, "send")
 
     def _count(self, owner: object, name: str) -> None:
         call = getattr(owner, name)

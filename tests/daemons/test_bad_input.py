@@ -104,7 +104,12 @@ OTHERS: list[Case] = [
         INVALID,
         "incarnation: '/ /' has ' '",
     ),
-    (STATUS, lighthouse_pb2.LighthouseStatusRequest(job="z"), StatusCode.NOT_FOUND, "job: nobody has asked for"),
+    (
+        STATUS,
+        lighthouse_pb2.LighthouseStatusRequest(job="z"),
+        StatusCode.NOT_FOUND,
+        "job: no replica group has asked for",
+    ),
     (STATUS, lighthouse_pb2.LighthouseStatusRequest(job=LONG), INVALID, "job: has 100000 characters"),
     (KILL, lighthouse_pb2.LighthouseKillRequest(), INVALID, "replica_id: is empty"),
     (
@@ -113,7 +118,12 @@ OTHERS: list[Case] = [
         StatusCode.NOT_FOUND,
         "replica_id: no live replica group 'z'; alive: a, b",
     ),
-    (KILL, lighthouse_pb2.LighthouseKillRequest(replica_id="a", job="z"), StatusCode.NOT_FOUND, "job: nobody has"),
+    (
+        KILL,
+        lighthouse_pb2.LighthouseKillRequest(replica_id="a", job="z"),
+        StatusCode.NOT_FOUND,
+        "job: no replica group has",
+    ),
     ("/lighthouse.v1.LighthouseService/Nothing", b"", StatusCode.UNIMPLEMENTED, "Method not found!"),
     ("/torchft.ManagerService/Quorum", b"", StatusCode.UNIMPLEMENTED, "Method not found!"),
     ("/", b"", StatusCode.UNIMPLEMENTED, ""),

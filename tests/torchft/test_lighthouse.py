@@ -99,6 +99,7 @@ def test_heartbeats_keep_a_silent_member_waited_for(stock: StockTorchft) -> None
         client = stock.lighthouse_client(lighthouse.address)
         one_quorum(client.join("a"), client.join("b"))
         answer = client.join("a", step=1)
+        eventually(lambda: members(lighthouse)["a"] == "joined", "a has joined again")
         ends_at = time.monotonic() + 1.5 * timeout_s
         while time.monotonic() < ends_at:
             client.do("heartbeat", replica_id="b")
