@@ -6,7 +6,6 @@ reads events, and the configuration as a person would.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from lighthouse.quorum.rules import events
 from lighthouse.quorum.rules.config import QuorumConfig
@@ -14,9 +13,6 @@ from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 from tests.simulation.world import MAX_RATE, Violation, World
-
-if TYPE_CHECKING:
-    from tests.simulation.lighthouse_site import Lighthouse
 
 TOLD = (HoldState.FROZEN, HoldState.JOINING, HoldState.LEAVING)
 Member = tuple[str, str]
@@ -28,40 +24,45 @@ def member_of(participant: Participant) -> Member:
 
 @dataclass(slots=True)
 class Ledger:
-    """`answered`: when a beat of each member came last whose answer renewed its lease, and what lease that was.
-    `standing`: the quorum that was written down last, if it stands. `ids`: all that were formed."""
+    """`standing`: the quorum that was written down last, if it stands. `leases`: until when a member of it may hold
+    one, by all answers since. `renewed`: the same, by the newest answer alone; with that a manager begins a quorum.
+    `ids`: all that were formed."""
 
-    answered: dict[Member, tuple[float, float]] = field(default_factory=dict[Member, tuple[float, float]])
     standing: Quorum | None = None
+    leases: dict[Member, float] = field(default_factory=dict[Member, float])
+    renewed: dict[Member, float] = field(default_factory=dict[Member, float])
     ids: set[int] = field(default_factory=set[int])
 
     def wrote(self, record: QuorumRecord) -> None:
         """From now on somebody may be told."""
         self.standing = record.quorum if record.stands else None
+        if record.quorum_id not in self.ids:
+            self.leases = dict(self.renewed)
         self.ids.add(record.quorum_id)
+
+    def renew(self, member: Member, until: float) -> None:
+        self.renewed[member] = until
+        self.leases[member] = max(until, self.leases.get(member, 0.0))
 
     def lost_journal(self) -> None:
         """What was written down binds nobody any more; of what members say it learns again."""
-        self.answered.clear()
+        self.leases.clear()
+        self.renewed.clear()
         self.standing = None
 
 
 class LighthouseChecks:
     """Of one life."""
 
-    def __init__(self, site: "Lighthouse", world: World) -> None:
-        self._site = site
-        self._ledger = site.ledger
+    def __init__(self, config: QuorumConfig, ledger: Ledger, world: World) -> None:
+        self._config = config
+        self._ledger = ledger
         self._world = world
         self._members: dict[int, Member] = {}
         self._waiting: dict[int, Participant] = {}
         self._granted: dict[tuple[int, Member], int] = {}
         self._left: set[tuple[int, Member]] = set()
         self._phases: dict[int, QuorumPhase] = {}
-
-    @property
-    def _config(self) -> QuorumConfig:
-        return self._site.config
 
     # -- what happens
 
@@ -96,7 +97,7 @@ class LighthouseChecks:
         match effect:
             case events.HeartbeatAnswered(session, _, order):
                 if session in self._members and self._renews(order):
-                    self._ledger.answered[self._members[session]] = self._world.now, self._site.lease_s
+                    self._ledger.renew(self._members[session], self._world.now + self._config.lease_s / MAX_RATE)
             case events.Ordered(order, _):
                 self._phases[order.quorum_id] = order.phase
                 if order.phase is QuorumPhase.RESUMED:
@@ -165,9 +166,8 @@ class LighthouseChecks:
         if standing is None or members & {member_of(p) for p in standing.participants}:
             return
         for participant in standing.participants:
-            answered_at, lease_s = self._ledger.answered.get(member_of(participant), (0.0, 0.0))
-            left_s = answered_at + lease_s / MAX_RATE - self._world.now
-            if answered_at and left_s > 0:
+            left_s = self._ledger.leases.get(member_of(participant), 0.0) - self._world.now
+            if left_s > 0:
                 other = f"quorum {standing.quorum_id}, whose member {participant.replica_id}"
                 raise Violation(f"S3 {where} forms beside {other} may hold a lease for {left_s:.3f} s more")
 

@@ -39,7 +39,8 @@ class LighthouseProcess(Process):
     def __init__(self, site: "Lighthouse") -> None:
         super().__init__(site.world, f"{site.host}{site.starts}", site.host)
         self.site = site
-        self.checks = LighthouseChecks(site, site.world)
+        self.config = site.config
+        self.checks = LighthouseChecks(self.config, site.ledger, site.world)
         self.crash_in: int | None = None
         self._armed: int | None = None
         self._is_making = False
@@ -55,7 +56,7 @@ class LighthouseProcess(Process):
         self._scrape()
 
     def _config(self, first_quorum_id: int) -> QuorumConfig:
-        return replace(self.site.config, first_quorum_id=first_quorum_id)
+        return replace(self.config, first_quorum_id=first_quorum_id)
 
     @property
     def driver(self) -> JobDriver:

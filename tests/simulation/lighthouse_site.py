@@ -59,11 +59,6 @@ class Lighthouse:
     def is_up(self) -> bool:
         return self.process is not None and self.process.is_up
 
-    @property
-    def lease_s(self) -> float:
-        """As the present life gives it; the record may hold a longer one of a life before."""
-        return self.config.lease_s
-
     def wall(self) -> float:
         """Seconds since the epoch."""
         return FIRST_WALL_S + self.world.now + self.wall_offset_s

@@ -103,8 +103,8 @@ class ManagerChecks:
     def _lease_s(self) -> float | None:
         """What the lighthouse that answers counts for an answered beat."""
         link = self._process.link
-        site = getattr(link.peer.process, "site", None) if link is not None else None
-        return site.lease_s if site is not None else None
+        config = getattr(link.peer.process, "config", None) if link is not None else None
+        return config.lease_s if config is not None else None
 
     def _obey(self, order: QuorumOrder | None) -> None:
         held = self._held.get(order.quorum_id) if order is not None else None
