@@ -24,6 +24,18 @@ from lighthouse_protocol.wire import streams
 
 CALLS = 500
 LIMIT = 1.05
+RENAMED = {  # since the base
+    "Decision": "Vote",
+    "GroupReport": "Levels",
+    "Heartbeat": "Beat",
+    "HeartbeatAck": "Echo",
+    "HeldQuorum": "Held",
+    "HoldState": "HoldMode",
+    "JoinAccepted": "Handed",
+    "ProgressSample": "Sample",
+    "Vote": "Ballot",
+    "VoteAnswer": "Counted",
+}
 
 Act = Callable[[], object]
 
@@ -38,72 +50,43 @@ class Cost:
     ratio: Spread | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Where the classes of messages are, and those that were renamed."""
-
-    membership: Any
-    progress: Any
-    session: Any
-    phase_count: Callable[[str, int], Any]
-    group_report: type[Any]
-    held_quorum: type[Any]
-    standing: Any
-    heartbeat: type[Any]
-    heartbeat_ack: type[Any]
-    join_accepted: type[Any]
-
-
-def messages(of: Names) -> dict[str, tuple[str, Any]]:
-    """By what they are called here: the stream, and a message as it is in training."""
-    phases = (of.progress.OpenPhase("step", 0, None, 0.01), of.progress.OpenPhase("validation", 3, 25, 0.5))
-    sample = of.progress.Sample(
+def messages(of: Callable[[str], Any]) -> dict[str, tuple[str, Any]]:
+    """The stream, and a message as it is in training. `of` finds a class."""
+    sample = of("ProgressSample")(
         step=812,
-        phases=phases,
-        entered=(of.phase_count("step", 1), of.phase_count("validation", 1)),
-        collective=of.progress.Collective(17, 24, "all_reduce", "4096x1024"),
+        phases=(of("OpenPhase")("step", 0, None, 0.01), of("OpenPhase")("validation", 3, 25, 0.5)),
+        entered=(of("PhaseCount")("step", 1), of("PhaseCount")("validation", 1)),
+        collective=of("Collective")(17, 24, "all_reduce", "4096x1024"),
         still_s=0.1,
-        times=(of.progress.PhaseTime("step", 800, 40.0, 0.1),) * 4,
+        times=(of("PhaseTime")("step", 800, 40.0, 0.1),) * 4,
     )
-    name = of.progress.RankName
-    ranks = tuple(of.progress.RankView(name("group-1", n), sample, 60.0, 0.2, "worker", "host", 77) for n in range(8))
-    view = of.progress.GroupView("group-1", "0f3a", ranks)
-    participant = of.membership.Participant(
+    ranks = (of("RankView")(of("RankName")("group-1", n), sample, 60.0, 0.2, "worker", "host", 77) for n in range(8))
+    view = of("GroupView")("group-1", "0f3a", tuple(ranks))
+    participant = of("Participant")(
         "group-1", "0f3a", address="10.0.0.7:29512", store_address="10.0.0.7:29600", step=812, group_world_size=8
     )
-    assignment = of.membership.Assignment(
+    assignment = of("Assignment")(
         17, 1, 3, ("group-0", "group-1", "group-2"), "10.0.0.7:29600", 812, 1, 3, 3, "10.0.0.6:29512", place=1
     )
-    report = of.group_report(of.held_quorum(17, of.standing, 812))
-    quorum = of.membership.Quorum(17, (participant,) * 3)
+    report = of("GroupReport")(of("HeldQuorum")(17, of("HoldState").STANDING, 812))
+    quorum = of("Quorum")(17, (participant,) * 3)
     return {
-        "vote": ("to manager", of.session.Ballot(7, 812, True, 17, True, 59.5)),
-        "its answer, with the next grant": ("to rank", of.session.Counted(7, of.membership.Vote(True, assignment))),
+        "vote": ("to manager", of("Vote")(7, 812, True, 17, True, 59.5)),
+        "its answer, with the next grant": ("to rank", of("VoteAnswer")(7, of("Decision")(True, assignment))),
         "rank sample": ("to manager", sample),
-        "revoked": ("to rank", of.session.Revoked(17, "lost group-2", "group-2")),
-        "heartbeat": ("to lighthouse", of.heartbeat(5, report)),
-        "heartbeat with 8 ranks": ("to lighthouse", of.heartbeat(5, report, view)),
-        "its answer": ("from lighthouse", of.heartbeat_ack(5, 1.0)),
-        "join": ("to lighthouse", of.session.JoinRequest(3, participant, 59.5)),
-        "its answer, 3 groups": ("from lighthouse", of.join_accepted(3, quorum, True)),
-        "world": ("from lighthouse", of.membership.World(24, 3)),
+        "revoked": ("to rank", of("Revoked")(17, "lost group-2", "group-2")),
+        "heartbeat": ("to lighthouse", of("Heartbeat")(5, report)),
+        "heartbeat with 8 ranks": ("to lighthouse", of("Heartbeat")(5, report, view)),
+        "its answer": ("from lighthouse", of("HeartbeatAck")(5, 1.0)),
+        "join": ("to lighthouse", of("JoinRequest")(3, participant, 59.5)),
+        "its answer, 3 groups": ("from lighthouse", of("JoinAccepted")(3, quorum, True)),
+        "world": ("from lighthouse", of("World")(24, 3)),
     }
 
 
 def ours() -> dict[str, tuple[Act, Act]]:
     """How each message is written, and read."""
-    names = Names(
-        membership,
-        progress,
-        session,
-        progress.PhaseCount,
-        session.GroupReport,
-        session.HeldQuorum,
-        session.HoldState.STANDING,
-        session.Heartbeat,
-        session.HeartbeatAck,
-        session.JoinAccepted,
-    )
+    known = vars(membership) | vars(progress) | vars(session)
     of_stream = {
         "to manager": streams.WATCH_REQUESTS,
         "to rank": streams.WATCH_RESPONSES,
@@ -111,7 +94,7 @@ def ours() -> dict[str, tuple[Act, Act]]:
         "from lighthouse": streams.SESSION_RESPONSES,
     }
     wires = {name: (stream.write, stream.read) for name, stream in of_stream.items()}
-    return {what: acts(message, *wires[stream]) for what, (stream, message) in messages(names).items()}
+    return {what: acts(message, *wires[stream]) for what, (stream, message) in messages(known.__getitem__).items()}
 
 
 def theirs(folder: Path) -> dict[str, tuple[Act, Act]]:
@@ -121,32 +104,20 @@ def theirs(folder: Path) -> dict[str, tuple[Act, Act]]:
     default, descriptor_pool.Default = descriptor_pool.Default, lambda: pool
     sys.path.insert(0, str(folder))
     try:
-        told, where, held, watch, join = (
-            importlib.import_module(f"protos.{name}")
-            for name in ("session", "progress", "membership", "watch_wire", "session_wire")
-        )
+        told = [importlib.import_module(f"protos.{name}") for name in ("membership", "progress", "session")]
+        watch, join = (importlib.import_module(f"protos.{name}") for name in ("watch_wire", "session_wire"))
     finally:
         sys.path.remove(str(folder))
         descriptor_pool.Default = default
-    names = Names(
-        held,
-        where,
-        told,
-        lambda name, entered: (name, entered),
-        told.Levels,
-        told.Held,
-        told.HoldMode.STANDING,
-        told.Beat,
-        told.Echo,
-        told.Handed,
-    )
+    known = {"PhaseCount": lambda *pair: pair} | {name: cls for module in told for name, cls in vars(module).items()}
     wires = {
         "to manager": (watch.watch_request_to_wire, watch.word_from_wire),
         "to rank": (watch.watch_response_to_wire, watch.watch_response_from_wire),
         "to lighthouse": (join.session_request_to_wire, join.session_request_from_wire),
         "from lighthouse": (join.session_response_to_wire, join.session_response_from_wire),
     }
-    return {what: acts(message, *wires[stream]) for what, (stream, message) in messages(names).items()}
+    found = messages(lambda name: known[RENAMED.get(name, name)])
+    return {what: acts(message, *wires[stream]) for what, (stream, message) in found.items()}
 
 
 def acts(message: Any, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> tuple[Act, Act]:

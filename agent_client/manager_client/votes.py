@@ -6,8 +6,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from lighthouse_protocol.messages.membership import Vote
-from lighthouse_protocol.messages.session import Ballot, Counted
+from lighthouse_protocol.messages.membership import Decision
+from lighthouse_protocol.messages.session import Vote, VoteAnswer
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime.client.streams import Watch
 
@@ -22,7 +22,7 @@ class PendingVote:
     ends_at: float
     number: int = 0
     """Of its last transmission; 0: it was not sent."""
-    outcome: "queue.SimpleQueue[Vote | LighthouseError]" = field(default_factory=queue.SimpleQueue)
+    outcome: "queue.SimpleQueue[Decision | LighthouseError]" = field(default_factory=queue.SimpleQueue)
     """The answer to its last transmission."""
 
     @property
@@ -61,13 +61,13 @@ class VoteChannel:
                 vote.outcome.put(Unreachable("the watch at the manager has ended"))
                 return
             self._under_way[vote.number] = vote
-        watch.send(Ballot(vote.number, vote.step, vote.vote, vote.quorum_id, wants_next, vote.left_s))
+        watch.send(Vote(vote.number, vote.step, vote.vote, vote.quorum_id, wants_next, vote.left_s))
 
-    def take(self, counted: Counted) -> None:
+    def take(self, counted: VoteAnswer) -> None:
         if (vote := self._under_way.pop(counted.number, None)) is not None:  # else it came too late
             vote.outcome.put(counted.outcome)
 
-    def result(self, vote: PendingVote, timeout_s: float) -> Vote:
+    def result(self, vote: PendingVote, timeout_s: float) -> Decision:
         """Raises what the manager refused it with, why the watch has ended, or DeadlinePassed."""
         try:
             outcome = vote.outcome.get(timeout=timeout_s)

@@ -16,9 +16,8 @@ from agent_client.manager_client.votes import VoteChannel
 from agent_client.progress import self_report
 from agent_client.progress.progress import Progress
 from lighthouse_protocol.messages.membership import World
-from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.session import (
-    Counted,
     EvidenceAsked,
     Killed,
     Leaving,
@@ -26,9 +25,10 @@ from lighthouse_protocol.messages.session import (
     Released,
     Revoked,
     ToRank,
+    VoteAnswer,
     Waiting,
+    WatchHello,
     WatchOpened,
-    WatchRequest,
 )
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
 from lighthouse_runtime.client.manager import ManagerClient
@@ -89,7 +89,7 @@ class RankWatch:
         self._has_opened.clear()
         pid = os.getpid()
         where = (host_id(), started_at(pid), socket.gethostname())
-        request = WatchRequest(self._group_rank, self._worker, pid, *where, self_report.offer())
+        request = WatchHello(self._group_rank, self._worker, pid, *where, self_report.offer())
         self._stream = self._client.watch(request, wait_for_ready=wait_for_ready)
         self._votes.open(self._stream)
         threading.Thread(target=self._follow, args=(self._stream,), name="lighthouse watch", daemon=True).start()
@@ -159,7 +159,7 @@ class RankWatch:
                 log.warning("the manager is lost: %s", reason)
             self._on_revoked(None, reason)
 
-    def _sample(self) -> Sample | None:
+    def _sample(self) -> ProgressSample | None:
         """A defect in the sample does not end the watch."""
         assert self._progress is not None
         try:
@@ -179,7 +179,7 @@ class RankWatch:
 
     def _take(self, message: ToRank, stream: Watch) -> None:
         match message:
-            case Counted():
+            case VoteAnswer():
                 self._votes.take(message)
             case World():
                 if message.pending and (self.world is None or message.pending != self.world.pending):

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from agent_client.progress.activity import Activity, ActivityBlock, Inside, Shape, TorchCollective
 from agent_client.progress.rules.collective_ids import CollectiveIds, Number
 from agent_client.progress.rules.phase_times import Name, PhaseTimes
-from lighthouse_protocol.messages.progress import MAX_NAME_CHARS, MAX_NAMES, OTHER, STEP, Sample
+from lighthouse_protocol.messages.progress import MAX_NAME_CHARS, MAX_NAMES, OTHER, STEP, ProgressSample
 
 MAX_UNREAD = 4096
 
@@ -116,7 +116,7 @@ class Progress:
 
     # -- on any thread
 
-    def sample(self) -> Sample:
+    def sample(self) -> ProgressSample:
         with self._reckoning:
             self._reckon()
             return self._times.sample(self.own.read(), self.clock())

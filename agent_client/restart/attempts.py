@@ -3,7 +3,7 @@
 from typing import Protocol, Self
 
 from agent_client.restart.rules.events import Ended, Run
-from lighthouse_protocol.messages.run import Counters, Done, Stop
+from lighthouse_protocol.messages.run import RunCompleted, RunCounters, RunStopped
 
 
 class Attempts(Protocol):
@@ -25,7 +25,7 @@ class LocalAttempts:
     def __init__(self, rank: int, world_size: int, max_iterations: int | None) -> None:
         self._place = rank, world_size
         self._max_iterations = max_iterations
-        self._counters = Counters()
+        self._counters = RunCounters()
         self._has_returned = False
 
     def __enter__(self) -> Self:
@@ -39,11 +39,11 @@ class LocalAttempts:
 
     def wait(self) -> Run | Ended:
         if self._has_returned:
-            return Ended(Done(self._counters.number))
+            return Ended(RunCompleted(self._counters.number))
         number = self._counters.number + 1
         if self._max_iterations is not None and number >= self._max_iterations:
-            return Ended(Stop(f"max_iterations: {self._max_iterations} iterations were run", "", number - 1))
-        self._counters = Counters(number, job_restarts=number, ranks_restarts=number)
+            return Ended(RunStopped(f"max_iterations: {self._max_iterations} iterations were run", "", number - 1))
+        self._counters = RunCounters(number, job_restarts=number, ranks_restarts=number)
         return Run(self._counters, *self._place)
 
     def raised(self, reason: str) -> None:

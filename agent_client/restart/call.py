@@ -16,7 +16,7 @@ from agent_client.restart.rules.events import Ended, Run
 from agent_client.restart.run_session import RunSession
 from agent_client.restart.state import RestartAbort, State
 from agent_client.restart.store import StoreMixin
-from lighthouse_protocol.messages.run import Done, Stop
+from lighthouse_protocol.messages.run import RunCompleted, RunStopped
 
 log = logging.getLogger(__name__)
 
@@ -140,9 +140,9 @@ class WrappedCall(Generic[T]):
 
     def _outcome(self, ended: Ended) -> T | None:
         match ended.outcome:
-            case Done():
+            case RunCompleted():
                 return self._result
-            case Stop(reason, who):
+            case RunStopped(reason, who):
                 text = f"the run is stopped: {reason}{f' ({who})' if who else ''}"
                 log.error("%s", text)  # an exit by a status says nothing
                 raise RestartAbort(text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agent_client.errors import ConfigurationError
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN
-from lighthouse_protocol.messages.run import RankHello, RankId, Terms
+from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Launch:
             is_supervised=bool(reader.text("LIGHTHOUSE_INCARNATION")),
         )
 
-    def entry(self, terms: Terms) -> RankHello:
+    def entry(self, terms: RunTerms) -> RankHello:
         rank = RankId(self.slot, self.incarnation)
         return RankHello(rank, terms, self.attempt, host=socket.gethostname(), pid=os.getpid())
 

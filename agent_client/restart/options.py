@@ -10,7 +10,7 @@ from agent_client.errors import ConfigurationError
 from agent_client.restart.launch import Launch
 from agent_client.restart.rules.config import RankConfig
 from agent_client.restart.state import State
-from lighthouse_protocol.messages.run import Terms
+from lighthouse_protocol.messages.run import RunTerms
 
 Hook = Callable[[State], object]
 Duration = timedelta | float
@@ -96,11 +96,11 @@ class Options:
     def store_timeout_s(self) -> float:
         return seconds(self.store_kwargs.get("timeout", 5.0), "store_kwargs['timeout']")
 
-    def terms(self, launch: Launch) -> Terms:
+    def terms(self, launch: Launch) -> RunTerms:
         """What all ranks of the run agree on."""
         active = self.active_world_size if self.active_world_size is not None else launch.active
         min_active = self.min_active if self.min_active is not None else launch.min_active
-        return Terms(
+        return RunTerms(
             world_size=launch.slots,
             active=active,
             min_active=min_active or 1,

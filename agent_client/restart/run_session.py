@@ -15,7 +15,7 @@ from agent_client.restart.rules.events import Ended, Run
 from agent_client.restart.rules.machine import RankMachine
 from agent_client.restart.state import RestartAbort
 from agent_client.restart.store import enter_run, last_generation, leave_run
-from lighthouse_protocol.messages.run import Done
+from lighthouse_protocol.messages.run import RunCompleted
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 
@@ -82,7 +82,7 @@ class RunSession:
         return verdict.number
 
     def ended(self, verdict: Ended) -> None:
-        if isinstance(verdict.outcome, Done):
+        if isinstance(verdict.outcome, RunCompleted):
             _completed.add(self._key)
 
     def abort(self, end: SystemExit | KeyboardInterrupt) -> None:

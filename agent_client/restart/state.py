@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from agent_client.errors import ConfigurationError
-from lighthouse_protocol.messages.run import Counters
+from lighthouse_protocol.messages.run import RunCounters
 
 
 class RestartAbort(SystemExit):
@@ -43,7 +43,7 @@ class State:
     use_global_iteration: bool = False
     store: Coordination | None = dataclasses.field(default=None, repr=False, compare=False)
 
-    def take(self, counters: Counters, rank: int, world_size: int) -> None:
+    def take(self, counters: RunCounters, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.iteration = counters.number
         self.global_iteration_counter = counters.global_iteration

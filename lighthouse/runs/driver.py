@@ -18,17 +18,17 @@ from lighthouse.runs.store import RunStore
 from lighthouse.runs.streams import RankStreams, SupervisorStreams
 from lighthouse_protocol.messages.incident import Incident
 from lighthouse_protocol.messages.run import (
-    Done,
     FromRunRank,
     Generation,
+    GenerationEnded,
+    GenerationFormed,
+    HelloRejected,
     KeyKind,
-    Over,
     RankHello,
     RankId,
-    Refusal,
-    Told,
+    RankWelcome,
+    RunCompleted,
     ToRunRank,
-    Welcome,
 )
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.supervisor import (
@@ -85,7 +85,7 @@ class RunDriver:
         self._ranks.add(session, entry.rank, peer)
         self._feed(events.RankJoined(entry, session))
         if self._ranks.rank_of(session) is not None:
-            self._ranks.tell((entry.rank,), Welcome())
+            self._ranks.tell((entry.rank,), RankWelcome())
         return session
 
     def receive_from_rank(self, session: int, message: FromRunRank) -> None:
@@ -201,13 +201,13 @@ class RunDriver:
             case events.GenerationTold(rank, generation):
                 self._tell(generation, (rank,))
             case events.Interrupted(number, reason, ranks):
-                self._ranks.tell(ranks, Over(number, reason))
+                self._ranks.tell(ranks, GenerationEnded(number, reason))
             case events.RankRefused(rank, error):
-                self._ranks.refuse(rank, Refusal(error))
+                self._ranks.refuse(rank, HelloRejected(error))
             case events.Completed(number, ranks, is_new):
-                self._ranks.tell(ranks, Done(number))
+                self._ranks.tell(ranks, RunCompleted(number))
                 if is_new:
-                    self._supervisors.tell_all(Done(number))
+                    self._supervisors.tell_all(RunCompleted(number))
             case events.Stopped(stop, ranks, is_new):
                 self._ranks.tell(ranks, stop)
                 if is_new:
@@ -225,7 +225,7 @@ class RunDriver:
 
     def _tell(self, generation: Generation, ranks: Sequence[RankId]) -> None:
         slots = tuple(rank.slot for rank in generation.active)
-        self._ranks.tell(ranks, Told(generation.counters, slots))
+        self._ranks.tell(ranks, GenerationFormed(generation.counters, slots))
 
     def _remember(self, record: RunRecord) -> None:
         kept = self.machine.keys.generations

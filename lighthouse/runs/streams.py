@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lighthouse_protocol.messages.run import RankId, Refusal, ToRunRank
+from lighthouse_protocol.messages.run import HelloRejected, RankId, ToRunRank
 from lighthouse_protocol.messages.supervisor import SupervisorHello, ToSupervisor
 from lighthouse_protocol.refusals import LighthouseError, Superseded
 from lighthouse_runtime.ports import Peer
@@ -42,7 +42,7 @@ class RankStreams:
             if (stream := self._streams.get(self._newest.get(rank, 0))) is not None:
                 stream.peer.send(message)
 
-    def refuse(self, rank: RankId, refusal: Refusal) -> None:
+    def refuse(self, rank: RankId, refusal: HelloRejected) -> None:
         self.tell((rank,), refusal)
         session = self._newest.get(rank, 0)
         if (stream := self._streams.get(session)) is not None:
@@ -85,7 +85,7 @@ class SupervisorStreams:
         if stream is None:
             return
         stream.peer.send(message)
-        if isinstance(message, Refusal):
+        if isinstance(message, HelloRejected):
             stream.peer.end()
             self.remove(session)
 

@@ -181,7 +181,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Vote:
+class Decision:
     """What the ranks of a group have decided; `next` is the grant of the next step, if one came with it."""
 
     commit: bool

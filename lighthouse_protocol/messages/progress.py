@@ -85,7 +85,7 @@ class PhaseSeconds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ProgressSample:
     """Where a rank is. `phases` are the open ones, the innermost last.
 
     `waits_for`: what its script has declared to wait for. `still_s`: since the last mark. `is_first`: this process has
@@ -126,7 +126,7 @@ class RankView:
     """A rank as somebody else sees it. `limit_s`: how long it may be without a mark where it is."""
 
     name: RankName
-    sample: Sample
+    sample: ProgressSample
     limit_s: Age
     beat_age_s: Age = 0.0
     worker: Text = ""

@@ -31,7 +31,7 @@ class RankId:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RunTerms:
     """What all ranks of a run agree on.
 
     `active`: so many train and the others are spares; None: all. `stride`: a restarted process begins at the next
@@ -63,7 +63,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class RunCounters:
     """The documents' counters. `number` is that of the generation, -1 before the first.
 
     `global_iteration` is the number of the last generation that a restarted process began. `job_restarts` counts
@@ -81,7 +81,7 @@ class Generation:
     """`active[i]` is rank i. It never changes; another list is another generation."""
 
     active: tuple[RankId, ...]
-    counters: Counters
+    counters: RunCounters
 
     @property
     def number(self) -> int:
@@ -101,7 +101,7 @@ class RankHello:
     """
 
     rank: RankId
-    terms: Terms
+    terms: RunTerms
     attempt: int = 0
     host: Text = ""
     pid: Count = 0
@@ -117,7 +117,7 @@ class RankHello:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class RunStopped:
     """The run is over and restarts nothing. `generation`: the number at that time, -1 before the first."""
 
     reason: Reason
@@ -165,36 +165,36 @@ class RankHeartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyReport:
     """It runs nothing, and waits. `generation`: the one that it leaves, the last in which it was active."""
 
     generation: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailureReport:
     generation: Count
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishReport:
     generation: Count
 
 
-FromRunRank = RankHello | RankHeartbeat | Ready | Failure | Finish
+FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishReport
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class GenerationFormed:
     """`slots[i]` is rank i; who is not in it is a spare. The same for all, so that it is serialised once."""
 
-    counters: Counters
+    counters: RunCounters
     slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class GenerationEnded:
     """Generation `number` is over: stop what runs, and say ready."""
 
     number: Count
@@ -202,20 +202,20 @@ class Over:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class RunCompleted:
     """All have finished generation `number`."""
 
     number: Count
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class HelloRejected:
     error: LighthouseError
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class RankWelcome:
     """The hello was taken; who runs is told nothing else for long. All else may come before it."""
 
 
-ToRunRank = Welcome | Told | Over | Stop | Done | Refusal
+ToRunRank = RankWelcome | GenerationFormed | GenerationEnded | RunStopped | RunCompleted | HelloRejected

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from lighthouse_protocol.constraints import Count, Offset
-from lighthouse_protocol.messages.run import Counters, Stop, Terms
+from lighthouse_protocol.messages.run import RunCounters, RunStopped, RunTerms
 
 
 class RankState(StrEnum):
@@ -55,11 +55,11 @@ class RunStatus:
     job: str
     run: str
     verdict: str
-    counters: Counters
-    terms: Terms
+    counters: RunCounters
+    terms: RunTerms
     slots: tuple[int, ...]
     is_complete: bool
-    stop: Stop | None
+    stop: RunStopped | None
     ranks: tuple[RankStatus, ...]
     supervisors: tuple[SupervisorStatus, ...]
     excluded: tuple[ExcludedHost, ...]

@@ -23,8 +23,8 @@ from lighthouse_protocol.constraints import (
 )
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.evidence import RankEvidence, SelfReport
-from lighthouse_protocol.messages.membership import Participant, Quorum, Vote, World
-from lighthouse_protocol.messages.progress import GroupView, Sample
+from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, World
+from lighthouse_protocol.messages.progress import GroupView, ProgressSample
 from lighthouse_protocol.refusals import LighthouseError
 
 
@@ -244,7 +244,7 @@ class EvidenceOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchRequest:
+class WatchHello:
     """The first message of a watch: what a rank says of its process. `host` names the machine and its pid namespace;
     `started` the process's start.
 
@@ -313,23 +313,23 @@ class Killed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ballot:
-    """A vote, by a rank that holds a watch: answered by a Counted of the same number within `time_left_s`."""
+class Vote:
+    """A vote, by a rank that holds a watch: answered by a VoteAnswer of the same number within `time_left_s`."""
 
     number: int
     step: int
-    vote: bool
+    should_commit: bool
     quorum_id: int | None
     wants_next: bool
     time_left_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """The answer to a ballot: what was decided, or why it was refused."""
+class VoteAnswer:
+    """The answer to a vote: what was decided, or why it was refused."""
 
     number: int
-    outcome: Vote | LighthouseError
+    outcome: Decision | LighthouseError
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,5 +339,5 @@ class EvidenceAsked:
     number: Count
 
 
-FromRank = WatchRequest | Ballot | Sample | SelfReport | Leaving
-ToRank = WatchOpened | Revoked | RankGone | Released | Waiting | Killed | Counted | EvidenceAsked | World
+FromRank = WatchHello | Vote | ProgressSample | SelfReport | Leaving
+ToRank = WatchOpened | Revoked | RankGone | Released | Waiting | Killed | VoteAnswer | EvidenceAsked | World

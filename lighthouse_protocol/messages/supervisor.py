@@ -8,7 +8,7 @@ from typing import Annotated
 
 from lighthouse_protocol.constraints import Entries, Name, Output, Reason, Seconds, Slot, Text
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
-from lighthouse_protocol.messages.run import Done, RankId, Refusal, Stop
+from lighthouse_protocol.messages.run import HelloRejected, RankId, RunCompleted, RunStopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +59,4 @@ class SupervisorWelcome:
     beat_interval_s: Seconds
 
 
-ToSupervisor = SupervisorWelcome | Stop | Done | Refusal
+ToSupervisor = SupervisorWelcome | RunStopped | RunCompleted | HelloRejected

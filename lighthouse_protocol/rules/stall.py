@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from lighthouse_protocol.messages.progress import RankName, RankView, Sample
+from lighthouse_protocol.messages.progress import ProgressSample, RankName, RankView
 from lighthouse_protocol.rules.rank_text import doing, each, listed, named, operation, parties, place, signature
 
 FLOOR_S = 60.0
@@ -153,7 +153,7 @@ def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> l
     return _least(last, shared_phases(rank.sample for rank in ranks), are_behind=are_behind)
 
 
-def _is_suspectable(sample: Sample, least: Order | None) -> bool:
+def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
     """`least`: what everybody has entered; None: not all of them are known."""
     return _order(sample) == least if sample.is_inside else not sample.waits_for
 
@@ -171,16 +171,16 @@ def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -
     ]
 
 
-def _order(sample: Sample) -> Order:
+def _order(sample: ProgressSample) -> Order:
     return sample.collective.order if sample.collective is not None else NOTHING
 
 
-def _level(sample: Sample) -> tuple[Order, bool, int]:
+def _level(sample: ProgressSample) -> tuple[Order, bool, int]:
     """Who is still in a collective is behind those who have left it."""
     return _order(sample), not sample.is_inside, sample.step
 
 
-def shared_phases(samples: Iterable[Sample]) -> frozenset[str]:
+def shared_phases(samples: Iterable[ProgressSample]) -> frozenset[str]:
     """Those that at least two ranks have entered in their step: one that is one rank's own orders nobody."""
     once: set[str] = set()
     twice: set[str] = set()
@@ -191,13 +191,13 @@ def shared_phases(samples: Iterable[Sample]) -> frozenset[str]:
     return frozenset(twice)
 
 
-def is_behind_in_phases(sample: Sample, other: Sample, shared: frozenset[str]) -> bool:
+def is_behind_in_phases(sample: ProgressSample, other: ProgressSample, shared: frozenset[str]) -> bool:
     """Within one step: by some of the shared phases, and ahead by none."""
     mine, theirs = _phases_of(sample, shared), _phases_of(other, shared)
     return mine != theirs and all(have <= others for have, others in zip(mine, theirs, strict=True))
 
 
-def _phases_of(sample: Sample, shared: frozenset[str]) -> tuple[tuple[int, bool, int], ...]:
+def _phases_of(sample: ProgressSample, shared: frozenset[str]) -> tuple[tuple[int, bool, int], ...]:
     """Of each shared phase: how often entered, whether left since, and the ticks if not. More is further."""
     entered = dict(sample.entered)
     done = {phase.name: phase.done for phase in sample.phases}

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from lighthouse_protocol.constraints import check_count, check_quorum_id
 from lighthouse_protocol.identity import parse_address, read_identity
 from lighthouse_protocol.limits import MAX_DATA_BYTES, MAX_GROUP_WORLD_SIZE, MAX_MEMBER_BYTES
-from lighthouse_protocol.messages.membership import Assignment, Distrust, Participant, Quorum, Vote
+from lighthouse_protocol.messages.membership import Assignment, Decision, Distrust, Participant, Quorum
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import InvalidRequest
@@ -266,8 +266,8 @@ def vote_to_native(commit: bool, next_: Assignment | None = None) -> manager_pb2
     )
 
 
-def vote_from_native(message: manager_pb2.ShouldCommitResponse) -> Vote:
-    return Vote(message.should_commit, assignment_from_native(message.next) if message.HasField("next") else None)
+def vote_from_native(message: manager_pb2.ShouldCommitResponse) -> Decision:
+    return Decision(message.should_commit, assignment_from_native(message.next) if message.HasField("next") else None)
 
 
 def assignment_to_torchft(answer: Assignment, handles: Iterable[str]) -> torchft_pb2.ManagerQuorumResponse:
@@ -292,7 +292,7 @@ def assignment_to_torchft(answer: Assignment, handles: Iterable[str]) -> torchft
 by_hand(Participant, lighthouse_pb2.QuorumMember, participant_to_native, participant_from_native)
 by_hand(Quorum, lighthouse_pb2.Quorum, lambda quorum: quorum_to_native(quorum, 0.0).quorum, quorum_from_native)
 by_hand(
-    Vote,
+    Decision,
     manager_pb2.ShouldCommitResponse,
     lambda vote: vote_to_native(vote.commit, vote.next),
     vote_from_native,

@@ -12,8 +12,8 @@ from lighthouse_protocol.limits import MAX_REQUEST_BYTES
 from lighthouse_protocol.messages.evidence import SelfReport
 from lighthouse_protocol.messages.hosts import FromHost, ToHost
 from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.progress import Sample
-from lighthouse_protocol.messages.run import FromRunRank, Refusal, ToRunRank, Welcome
+from lighthouse_protocol.messages.progress import ProgressSample
+from lighthouse_protocol.messages.run import FromRunRank, ToRunRank
 from lighthouse_protocol.messages.session import (
     Evidence,
     FromRank,
@@ -21,7 +21,6 @@ from lighthouse_protocol.messages.session import (
     ToLighthouse,
     ToManager,
     ToRank,
-    WatchRequest,
 )
 from lighthouse_protocol.messages.supervisor import FromSupervisor, ToSupervisor
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
@@ -63,9 +62,6 @@ def _write_heartbeat(heartbeat: Heartbeat) -> lighthouse_pb2.Heartbeat:
     return message
 
 
-compiled(WatchRequest, manager_pb2.WatchHello)
-compiled(Welcome, run_pb2.RankWelcome)
-compiled(Refusal, run_pb2.HelloRejected)
 _HEARTBEAT = compiled(Heartbeat, lighthouse_pb2.Heartbeat)
 by_hand(Heartbeat, lighthouse_pb2.Heartbeat, _write_heartbeat, _HEARTBEAT.read)
 
@@ -88,7 +84,7 @@ def accepted_for(shared: bytes, join: int) -> bytes:
 
 # -- of a watch, a rank of a run, a supervisor, a further host
 
-WATCH_REQUESTS: Stream[FromRank] = Stream(FromRank, manager_pb2.WatchRequest, advisory=(Sample, SelfReport))
+WATCH_REQUESTS: Stream[FromRank] = Stream(FromRank, manager_pb2.WatchRequest, advisory=(ProgressSample, SelfReport))
 WATCH_RESPONSES: Stream[ToRank] = Stream(ToRank, manager_pb2.WatchResponse)
 RANK_REQUESTS: Stream[FromRunRank] = Stream(FromRunRank, run_pb2.RankRequest)
 RANK_RESPONSES: Stream[ToRunRank] = Stream(ToRunRank, run_pb2.RankResponse)

@@ -4,7 +4,7 @@ Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refus
 """
 
 from lighthouse_protocol.limits import DEFAULT_JOB
-from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.connection import AsyncClient, Method, SyncClient, metadata_of
 from lighthouse_runtime.client.streams import AsyncWatch, NodeStream, Watch
@@ -25,7 +25,7 @@ class ManagerClient(_ManagerMethods, SyncClient):
     def __init__(self, address: str, *, token: str | None = None) -> None:
         super().__init__(address, metadata_of(DEFAULT_JOB, token))
 
-    def watch(self, request: WatchRequest, *, wait_for_ready: bool = False) -> Watch:
+    def watch(self, request: WatchHello, *, wait_for_ready: bool = False) -> Watch:
         """Be watched for as long as it is open, and hear what happens to the quorum."""
         watch = self.open(rpcs.WATCH, wait_for_ready)
         watch.send(request)
@@ -36,7 +36,7 @@ class AsyncManagerClient(_ManagerMethods, AsyncClient):
     def __init__(self, address: str, *, token: str | None = None) -> None:
         super().__init__(address, metadata_of(DEFAULT_JOB, token))
 
-    def watch(self, request: WatchRequest, *, wait_for_ready: bool = False) -> AsyncWatch:
+    def watch(self, request: WatchHello, *, wait_for_ready: bool = False) -> AsyncWatch:
         """Be watched for as long as it is open, and hear what happens to the quorum."""
         watch = self.open(rpcs.WATCH, wait_for_ready)
         watch.send(request)

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary
-from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, Participant, Quorum, Vote
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Decision, Distrust, Participant, Quorum
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.status import LighthouseStatus, ManagerStatus
@@ -289,7 +289,7 @@ def vote(
     quorum_id: int | None = None,
     wants_next: bool = False,
     wait_for_ready: bool = True,
-) -> Rpc[Vote]:
+) -> Rpc[Decision]:
     """Vote, and the decision of all ranks of the group. With `wants_next` a commit may bring the grant of the next
     step, as an answer to quorum() would."""
     return Rpc(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from lighthouse_protocol.messages.evidence import ProcessSnapshot
-from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
+from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
 from lighthouse_runtime.process.children import process_descriptor
 from manager.evidence.proc_status import read_process
 from manager.evidence.python_stacks import NoStacksError, take_stacks
@@ -25,17 +25,17 @@ OUTPUT_WITHIN_S = 2.0
 ELSEWHERE = "process: it is on another host, or in another pid namespace, than its manager"
 NO_OUTPUT = "output: only `lighthouse-manager run` keeps it"
 
-ProbeProcess = Callable[[WatchRequest, bool], Coroutine[Any, Any, ProcessSnapshot]]
+ProbeProcess = Callable[[WatchHello, bool], Coroutine[Any, Any, ProcessSnapshot]]
 """What a rank says of its process, and whether that is on this host."""
 
 
-async def look_alone(request: WatchRequest, is_here: bool) -> ProcessSnapshot:
+async def look_alone(request: WatchHello, is_here: bool) -> ProcessSnapshot:
     """Without a supervisor."""
     outside = await look(request) if is_here else ProcessSnapshot(missing=(ELSEWHERE,))
     return replace(outside, missing=(*outside.missing, NO_OUTPUT))
 
 
-async def look_with_output(request: WatchRequest, lines: Awaitable[tuple[str, ...] | None]) -> ProcessSnapshot:
+async def look_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...] | None]) -> ProcessSnapshot:
     """`lines`: what the rank wrote last; None: its process is none of this supervisor's."""
     async with asyncio.TaskGroup() as both:
         seeing = both.create_task(look(request))
@@ -44,7 +44,7 @@ async def look_with_output(request: WatchRequest, lines: Awaitable[tuple[str, ..
     return replace(outside, output=output, missing=(*outside.missing, *missing))
 
 
-async def look(request: WatchRequest) -> ProcessSnapshot:
+async def look(request: WatchHello) -> ProcessSnapshot:
     """At a process of this host."""
     offer = request.offer or EvidenceOffer()
     try:

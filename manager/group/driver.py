@@ -11,17 +11,17 @@ from typing import Any
 
 from lighthouse_protocol.limits import answer_margin_s
 from lighthouse_protocol.messages.evidence import SelfReport
-from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum, Vote
-from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.membership import Assignment, Decision, Participant, Quorum
+from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.session import (
-    Ballot,
-    Counted,
     FromRank,
     Leaving,
     ToManager,
     ToRank,
+    Vote,
+    VoteAnswer,
+    WatchHello,
     WatchOpened,
-    WatchRequest,
 )
 from lighthouse_protocol.messages.session import Killed as KilledMessage
 from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, LighthouseError, Unreachable, Unrecoverable
@@ -47,17 +47,17 @@ Answer = tuple[Assignment, Quorum | None]
 
 
 @dataclass(frozen=True, slots=True)
-class BallotReply:
-    """The Reply to a ballot goes by the watch that it came on."""
+class VoteReply:
+    """The Reply to a vote goes by the watch that it came on."""
 
     peer: Peer[ToRank]
     number: int
 
-    def answer(self, value: Vote) -> None:
-        self.peer.send(Counted(self.number, value))
+    def answer(self, value: Decision) -> None:
+        self.peer.send(VoteAnswer(self.number, value))
 
     def refuse(self, error: LighthouseError) -> None:
-        self.peer.send(Counted(self.number, error))
+        self.peer.send(VoteAnswer(self.number, error))
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class GroupDriver:
 
         return self._begin(_Call(reply), event, answer_within_s, self._no_quorum)
 
-    def vote(self, reply: Reply[Vote], time_left_s: float, *, wants_next: bool = False, **fields: Any) -> int:
+    def vote(self, reply: Reply[Decision], time_left_s: float, *, wants_next: bool = False, **fields: Any) -> int:
         """A rank's vote (the fields of Voted)."""
         return self._cast(_Call(reply), time_left_s, wants_next=wants_next, **fields)
 
@@ -151,7 +151,7 @@ class GroupDriver:
 
     # -- watches of ranks
 
-    def open_watch(self, hello: WatchRequest, peer: Peer[ToRank], *, is_local: bool) -> int:
+    def open_watch(self, hello: WatchHello, peer: Peer[ToRank], *, is_local: bool) -> int:
         """The number of the watch. `is_local` as in Watch. Raises InvalidRequest for a rank that the group does not
         have."""
         check_rank(hello.group_rank, self.machine.me.group_world_size)
@@ -172,23 +172,23 @@ class GroupDriver:
             return
         watch.heard_at = self._clock()
         match message:
-            case Ballot(ballot, step, vote, quorum_id, wants_next, time_left_s):
+            case Vote(vote, step, should_commit, quorum_id, wants_next, time_left_s):
                 self._cast(
-                    _Call(BallotReply(watch.peer, ballot), watch),
+                    _Call(VoteReply(watch.peer, vote), watch),
                     time_left_s,
                     wants_next=wants_next,
                     group_rank=watch.hello.group_rank,
                     step=step,
-                    vote=vote,
+                    vote=should_commit,
                     quorum_id=quorum_id,
                 )
             case Leaving(step):
                 self._feed(events.RankLeaves(number, step))
-            case Sample():
+            case ProgressSample():
                 self._progress.take(watch, message)
             case SelfReport():
                 self._evidence.answered(watch, message)
-            case WatchRequest():
+            case WatchHello():
                 raise InvalidRequest("is only the first message of a watch", field="rank")
             case None:
                 pass
@@ -296,7 +296,7 @@ class GroupDriver:
                     self._progress.answered(assignment)
                     self._answer(call, (replace(assignment, world=self._worlds.world), quorum))
                 case Decided(call, decision, _, following):
-                    self._answer(call, Vote(decision, following))
+                    self._answer(call, Decision(decision, following))
                 case events.CallRefused(call, error):
                     if isinstance(error, Unrecoverable):
                         log.error("the ranks cannot go on: %s", error)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from lighthouse_protocol.messages.membership import Assignment, Participant
-from lighthouse_protocol.messages.progress import GroupView, Sample
+from lighthouse_protocol.messages.progress import GroupView, ProgressSample
 from lighthouse_protocol.rules.stall import Limits, StallVerdict
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.stall_watch import StallWatch
@@ -33,7 +33,7 @@ class GroupProgressDriver:
         """A rank was let into a step."""
         self._is_alone = assignment.replica_world_size == 1
 
-    def take(self, watch: Watch, sample: Sample) -> None:
+    def take(self, watch: Watch, sample: ProgressSample) -> None:
         """A sample of an old watch says nothing of the rank's newer one."""
         hello = watch.hello
         if self._newest.get(hello.group_rank) is watch:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from lighthouse_protocol.messages.session import ToRank, WatchRequest
+from lighthouse_protocol.messages.session import ToRank, WatchHello
 from lighthouse_runtime.ports import Peer
 
 
@@ -12,7 +12,7 @@ class Watch:
     """A rank's stream, and the process that it is of. `is_local`: that process is on this host, in this pid namespace.
     `heard_at`: when the rank last sent something, whatever that was."""
 
-    hello: WatchRequest
+    hello: WatchHello
     peer: Peer[ToRank]
     is_local: bool
     heard_at: float

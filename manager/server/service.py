@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from lighthouse_protocol.constraints import check_count, check_quorum_id, check_short
 from lighthouse_protocol.limits import cut_reason
-from lighthouse_protocol.messages.membership import CatchUp, Quorum, Tag, Vote
-from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.messages.membership import CatchUp, Decision, Quorum, Tag
+from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
@@ -117,8 +117,8 @@ class ManagerService:
         except Unrecoverable as e:
             raise e if is_agent else WrongState(str(e)) from None
 
-    async def _vote(self, call: Call, **fields: Any) -> Vote:
-        reply = FutureReply[Vote]()
+    async def _vote(self, call: Call, **fields: Any) -> Decision:
+        reply = FutureReply[Decision]()
         return await self._wait(self._driver.vote(reply, call.require_deadline(), **fields), reply)
 
     async def _wait(self, number: int, reply: FutureReply[T]) -> T:
@@ -181,7 +181,7 @@ class ManagerService:
         hello = await requests.first(WATCH_REQUESTS.read, "hello", self._watch_within_s)
         if hello is None:
             return
-        if not isinstance(hello, WatchRequest):
+        if not isinstance(hello, WatchHello):
             raise InvalidRequest("must be a watch's first message", field="hello")
         is_local = call.is_local and hello.host == host_id()
         driver = self._driver

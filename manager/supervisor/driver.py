@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from lighthouse_protocol.messages.run import Done, Refusal, Stop
+from lighthouse_protocol.messages import run as messages
 from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
@@ -65,11 +65,11 @@ class SupervisorDriver:
         match message:
             case SupervisorWelcome():
                 self.feed(HostReady(0))
-            case Stop(reason, who):
+            case messages.RunStopped(reason, who):
                 self.feed(RunStopped(f"{reason} (by {who})"))
-            case Done(number):
+            case messages.RunCompleted(number):
                 self.feed(RunCompleted(f"the run has completed, with generation {number}"))
-            case Refusal(error):
+            case messages.HelloRejected(error):
                 self.feed(EndAsked(1, f"the lighthouse refuses this supervisor: {error}"))
 
     def manager_ended(self, status: int) -> None:

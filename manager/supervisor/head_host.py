@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.hosts import GroupEnded, HaltRanks, StartRanks
-from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_runtime.process.loop import STOP_SIGNALS
 from manager.evidence.process_probe import look_alone
@@ -112,7 +112,7 @@ class HeadHost:
         self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
         self._link.open()
 
-    async def _look(self, request: WatchRequest, is_here: bool) -> ProcessSnapshot:
+    async def _look(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
         if not is_here:
             return await self._workers.look(request)
         return await self._local.look(request) if self._local is not None else await look_alone(request, is_here)

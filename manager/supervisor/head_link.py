@@ -18,7 +18,7 @@ from lighthouse_protocol.messages.hosts import (
     StartRanks,
     ToHost,
 )
-from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime.client.manager import AsyncManagerClient
 from lighthouse_runtime.client.streams import NodeStream
@@ -127,7 +127,7 @@ class HeadLink:
 
     async def _look(self, asked: ProbeRequest) -> None:
         assert self.host is not None
-        request = WatchRequest(asked.rank, "", asked.pid, asked.host, asked.started, offer=asked.offer)
+        request = WatchHello(asked.rank, "", asked.pid, asked.host, asked.started, offer=asked.offer)
         self._send(ProbeResult(asked.number, await self.host.look(request)))
 
     def _send(self, message: HostRankEnded | HostCheckFailed | HostEndAsked | ProbeResult) -> None:

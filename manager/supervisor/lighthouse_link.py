@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from lighthouse_protocol.messages.run import Done, Refusal, Stop
+from lighthouse_protocol.messages.run import HelloRejected, RunCompleted, RunStopped
 from lighthouse_protocol.messages.supervisor import (
     HostExcluded,
     ProcessLost,
@@ -92,7 +92,7 @@ class SupervisorLink:
                         self._note(f"{self._address} has ended the stream")
                 except (Unreachable, DeadlinePassed) as e:
                     if isinstance(e, WrongProtocol) and not self._has_answered:
-                        self._receive(stream, Refusal(e))
+                        self._receive(stream, HelloRejected(e))
                     else:
                         self._note(str(e))
                 except NotServed:
@@ -100,7 +100,7 @@ class SupervisorLink:
                     self._is_over = True
                     self._hear(SupervisorWelcome(1.0))
                 except LighthouseError as e:
-                    self._receive(stream, Refusal(e))
+                    self._receive(stream, HelloRejected(e))
                 finally:
                     self._stream = None
                     self._report.ended(self._clock())
@@ -111,11 +111,11 @@ class SupervisorLink:
         match message:
             case SupervisorWelcome(beat_interval_s):
                 self._welcomed(stream, beat_interval_s)
-            case Stop():
+            case RunStopped():
                 self._has_heard_stop.set()
-            case Refusal():
+            case HelloRejected():
                 self._is_over = True
-            case Done():
+            case RunCompleted():
                 pass
         self._hear(message)
 

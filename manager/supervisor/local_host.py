@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.run import RankId
-from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.messages.supervisor import ProcessLost
 from manager.evidence.process_probe import look_with_output
 from manager.guard.client import Command, Ended, GuardClient, shown
@@ -100,7 +100,7 @@ class LocalHost:
             if all(self._live[rank].is_halted for rank in examined):
                 self._guard.halt(check, 0.0)
 
-    async def look(self, request: WatchRequest) -> ProcessSnapshot:
+    async def look(self, request: WatchHello) -> ProcessSnapshot:
         """At a rank's process on this host, and at what it has written last."""
         return await look_with_output(request, self.last_lines(request.group_rank))
 

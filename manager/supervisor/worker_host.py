@@ -6,7 +6,7 @@ import signal
 
 from lighthouse_protocol.limits import MANAGER_PORT
 from lighthouse_protocol.messages.hosts import GroupEnded, HostHello, HostWelcome
-from lighthouse_protocol.messages.run import Done, Refusal, Stop
+from lighthouse_protocol.messages.run import HelloRejected, RunCompleted, RunStopped
 from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
 from lighthouse_runtime.client.channel import target
 from lighthouse_runtime.client.manager import AsyncManagerClient
@@ -82,14 +82,14 @@ class WorkerHost:
         match message:
             case SupervisorWelcome():
                 self._orders = self._orders or asyncio.create_task(self._head.run(), name="host 0")
-            case Stop(reason, who):
+            case RunStopped(reason, who):
                 over = GroupEnded(STOPPED_STATUS, f"the run is stopped: {reason} (by {who})")
                 self._end(over, min(self._launch.settings.termination_grace_s, STOP_GRACE_S))
-            case Done(number) if self._orders is None:
+            case RunCompleted(number) if self._orders is None:
                 self._over(GroupEnded(0, f"the run has completed, with generation {number}"))
-            case Done():
+            case RunCompleted():
                 pass
-            case Refusal(error):
+            case HelloRejected(error):
                 self._over(GroupEnded(1, f"the lighthouse refuses this supervisor: {error}"))
 
     def _signalled(self, status: int) -> None:

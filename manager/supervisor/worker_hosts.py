@@ -19,7 +19,7 @@ from lighthouse_protocol.messages.hosts import (
     ProbeResult,
     ToHost,
 )
-from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
+from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
 from lighthouse_protocol.pb.extensions import hosts_pb2
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
 from lighthouse_protocol.wire.streams import NODE_REQUESTS, NODE_RESPONSES
@@ -64,7 +64,7 @@ class WorkerHosts:
         if (sender := self._senders.get(host)) is not None:
             sender.send(NODE_RESPONSES.write(message))
 
-    async def look(self, request: WatchRequest) -> ProcessSnapshot:
+    async def look(self, request: WatchHello) -> ProcessSnapshot:
         """At a rank's process on its own host, by the supervisor there, whichever that is."""
         if not self._senders:
             return ProcessSnapshot(missing=(ELSEWHERE,))

@@ -12,21 +12,21 @@ import pytest
 from examples.ports import free_port
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.run import (
-    Counters,
-    Done,
-    Failure,
-    Finish,
+    FailureReport,
+    FinishReport,
+    GenerationEnded,
+    GenerationFormed,
+    HelloRejected,
     KeyKind,
-    Over,
     RankHeartbeat,
     RankHello,
     RankId,
-    Ready,
-    Refusal,
-    Stop,
-    Terms,
-    Told,
-    Welcome,
+    RankWelcome,
+    ReadyReport,
+    RunCompleted,
+    RunCounters,
+    RunStopped,
+    RunTerms,
 )
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.supervisor import (
@@ -42,8 +42,8 @@ from lighthouse_runtime.client.rpcs import RANK, SUPERVISE
 from lighthouse_runtime.client.streams import AsyncRankStream, SupervisorStream
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse
 
-TERMS = Terms(world_size=2, stride=100)
-FIRST = Told(Counters(0), (0, 1))
+TERMS = RunTerms(world_size=2, stride=100)
+FIRST = GenerationFormed(RunCounters(0), (0, 1))
 
 
 def rank_id(slot: int) -> RankId:
@@ -65,7 +65,7 @@ async def entered(at: AsyncLighthouseClient, slot: int, **held: object) -> Async
 
 async def said(stream: AsyncRankStream | SupervisorStream) -> object:
     """The next message that is more than a welcome to a rank."""
-    while isinstance(message := await anext(stream), Welcome):
+    while isinstance(message := await anext(stream), RankWelcome):
         pass
     return message
 
@@ -102,10 +102,10 @@ async def test_a_loss_is_told_in_milliseconds(lighthouse: Lighthouse):
         b.cancel()
         over = await said(a)
         assert time.monotonic() - began_at < 5.0  # and not the 30 s of a rank that is silent
-        assert isinstance(over, Over)
+        assert isinstance(over, GenerationEnded)
         supervisor.send(ProcessLost(rank_id(1), "SIGSEGV", ("last words",)))
-        a.send(Ready(0))
-        assert await said(a) == Told(Counters(1, 0, 1, 1), (0,))
+        a.send(ReadyReport(0))
+        assert await said(a) == GenerationFormed(RunCounters(1, 0, 1, 1), (0,))
         a.send(RankHeartbeat(7, "forward"))
         shown = await seen(at, "loss", lambda run: run.ranks[0].step == 7)
         (summary,) = [
@@ -124,18 +124,18 @@ async def test_a_failure_and_the_end(lighthouse: Lighthouse):
     async with client(lighthouse, "end") as at, await supervised(at) as supervisor:
         await said(supervisor)
         a, b = await two_ranks(at)
-        a.send(Failure(0, "ValueError"))
-        assert await said(b) == Over(0, "slot 0 (i0) has failed: ValueError")
+        a.send(FailureReport(0, "ValueError"))
+        assert await said(b) == GenerationEnded(0, "slot 0 (i0) has failed: ValueError")
         await said(a)
         for rank in (a, b):
-            rank.send(Ready(0))
+            rank.send(ReadyReport(0))
         told = [await said(a), await said(b)]
-        assert told == [Told(Counters(1, 0, 1, 1), (0, 1))] * 2
+        assert told == [GenerationFormed(RunCounters(1, 0, 1, 1), (0, 1))] * 2
         for rank in (a, b):
-            rank.send(Finish(1))
-        assert [await said(a), await said(b), await said(supervisor)] == [Done(1)] * 3
+            rank.send(FinishReport(1))
+        assert [await said(a), await said(b), await said(supervisor)] == [RunCompleted(1)] * 3
         late = await supervised(at, "late", "s2")
-        assert await said(late) == Done(1)
+        assert await said(late) == RunCompleted(1)
 
 
 async def test_a_newer_stream_takes_the_older_ones_place(lighthouse: Lighthouse):
@@ -145,12 +145,12 @@ async def test_a_newer_stream_takes_the_older_ones_place(lighthouse: Lighthouse)
         newer.send(RankHello(rank_id(0), TERMS, generation=0))
         with pytest.raises(Superseded):
             await said(a)
-        newer.send(Ready(0))
+        newer.send(ReadyReport(0))
         one, other = await supervised(at), await supervised(at, incarnation="s2")
         assert await said(one) == SupervisorWelcome(1.0)
         assert await said(other) == SupervisorWelcome(1.0)
         told = await said(one)
-        assert isinstance(told, Refusal)
+        assert isinstance(told, HelloRejected)
         assert isinstance(told.error, Superseded)
         assert [message async for message in one] == []
 
@@ -164,10 +164,10 @@ async def test_keys_are_fenced(lighthouse: Lighthouse):
         assert await at.get_keys(0) == (0, both)
         assert await at.get_keys(kind=KeyKind.JOB_RESTART) == (0, {(KeyKind.JOB_RESTART, "count"): b"1"})
         assert await at.get_keys(name="rank_0") == (0, {(KeyKind.ITERATION, "rank_0"): b"5"})
-        a.send(Failure(0, "x"))
+        a.send(FailureReport(0, "x"))
         for rank in (a, _):
-            rank.send(Ready(0))
-        while isinstance(await said(a), Over):
+            rank.send(ReadyReport(0))
+        while isinstance(await said(a), GenerationEnded):
             pass
         with pytest.raises(WrongState, match="generation: 0 is not the present one"):
             await at.put_key(0, KeyKind.ITERATION, "rank_0", b"6")
@@ -182,7 +182,7 @@ async def test_an_excluded_host(lighthouse: Lighthouse):
         supervisor.send(HostExcluded("GPU 3 has fallen off the bus"))
         await seen(at, "host", lambda run: bool(run.excluded))
         refused = await said(await supervised(at, "other", "s9"))
-        assert isinstance(refused, Refusal)
+        assert isinstance(refused, HelloRejected)
         assert "host: h1 is excluded from this run: GPU 3" in str(refused.error)
         await at.resume_run()
         assert await said(await supervised(at, "other", "s9")) == SupervisorWelcome(1.0)
@@ -226,7 +226,7 @@ async def test_a_stop_outlives_the_lighthouse_and_holds_for_its_run(tmp_path: Pa
         supervisor = await supervised(at)
         assert await said(supervisor) == SupervisorWelcome(1.0)
         a, b = await two_ranks(at)
-        stop = Stop("exit code 130 of slot 1", "g", 0)
+        stop = RunStopped("exit code 130 of slot 1", "g", 0)
         supervisor.send(StopAsked(stop.reason))
         assert [await said(a), await said(b), await said(supervisor)] == [stop] * 3
         first.kill()
@@ -259,24 +259,24 @@ async def test_a_run_goes_on_after_a_kill_of_the_lighthouse(tmp_path: Path):
             rank.send(RankHello(rank_id(slot), TERMS, generation=0, seen=0))
         await seen(at, "r", lambda run: {rank.state for rank in run.ranks} == {"active"})
         assert await at.get_keys(0) == (0, {(KeyKind.ITERATION, "rank_0"): b"5"})
-        b.send(Failure(0, "x"))
-        assert isinstance(await said(a), Over)
-        assert isinstance(await said(b), Over)
+        b.send(FailureReport(0, "x"))
+        assert isinstance(await said(a), GenerationEnded)
+        assert isinstance(await said(b), GenerationEnded)
         for rank in (a, b):
-            rank.send(Ready(0))
-            rank.send(Finish(1))
-        assert await said(a) == Told(Counters(1, 0, 1, 1), (0, 1))
-        assert await said(a) == Done(1)
+            rank.send(ReadyReport(0))
+            rank.send(FinishReport(1))
+        assert await said(a) == GenerationFormed(RunCounters(1, 0, 1, 1), (0, 1))
+        assert await said(a) == RunCompleted(1)
         second.kill()
     async with lighthouse_at(port, journal) as third, client(third, "r") as at:
         late = at.rank()
         late.send(RankHello(RankId(1, "restarted"), TERMS, attempt=1))
-        assert await said(late) == Done(1)
+        assert await said(late) == RunCompleted(1)
         anew = [at.rank(), at.rank()]
         late.cancel()
         for slot, rank in enumerate(anew):
             rank.send(RankHello(RankId(slot, f"new{slot}"), TERMS, is_ready=True))
-        assert [await said(rank) for rank in anew] == [Told(Counters(100, 100), (0, 1))] * 2
+        assert [await said(rank) for rank in anew] == [GenerationFormed(RunCounters(100, 100), (0, 1))] * 2
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
     Drained,
@@ -219,7 +219,7 @@ def test_defect_10_ranks_are_answered_by_a_lighthouse_that_comes_back(pool: Thre
 
 
 def test_defect_14_a_watch_of_a_rank_out_of_range_is_refused() -> None:
-    with group_of_two() as (_, manager), manager.watch(WatchRequest(7, "w"), wait_for_ready=True) as watch:
+    with group_of_two() as (_, manager), manager.watch(WatchHello(7, "w"), wait_for_ready=True) as watch:
         with pytest.raises(InvalidRequest, match="rank: is 7; the group has ranks 0 to 1"):
             next(watch)
 

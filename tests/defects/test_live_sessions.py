@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lighthouse_protocol.messages.membership import Assignment
-from lighthouse_protocol.messages.session import Revoked, WatchOpened, WatchRequest
+from lighthouse_protocol.messages.session import Revoked, WatchHello, WatchOpened
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
 from lighthouse_runtime.client.streams import Watch
@@ -34,7 +34,7 @@ class Rank:
         self.watch: Watch | None = self._watched() if watched else None
 
     def _watched(self) -> Watch:
-        watch = self._stack.enter_context(self.client.watch(WatchRequest(0, "w"), wait_for_ready=True))
+        watch = self._stack.enter_context(self.client.watch(WatchHello(0, "w"), wait_for_ready=True))
         assert isinstance(next(watch), WatchOpened)
         threading.Thread(target=self._listen, args=(watch,), daemon=True).start()
         return watch

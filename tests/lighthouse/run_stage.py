@@ -25,16 +25,16 @@ from lighthouse.runs.rules.events import (
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord, dump, parse
 from lighthouse_protocol.messages.run import (
-    Counters,
-    Failure,
-    Finish,
+    FailureReport,
+    FinishReport,
     Generation,
     RankHeartbeat,
     RankHello,
     RankId,
-    Ready,
-    Stop,
-    Terms,
+    ReadyReport,
+    RunCounters,
+    RunStopped,
+    RunTerms,
 )
 from lighthouse_protocol.refusals import LighthouseError
 
@@ -55,7 +55,7 @@ class Worker:
     is_done: bool = False
     numbers: list[int] = field(default_factory=list)
     refusals: list[LighthouseError] = field(default_factory=list)
-    stop: Stop | None = None
+    stop: RunStopped | None = None
 
     @property
     def slot(self) -> int:
@@ -95,7 +95,7 @@ class RunStage:
     def __init__(
         self, world_size: int = 4, *, obedient: bool = True, wall_offset_s: float = 0.0, **terms: object
     ) -> None:
-        self.terms = Terms(world_size=world_size, **terms)  # pyright: ignore[reportArgumentType]
+        self.terms = RunTerms(world_size=world_size, **terms)  # pyright: ignore[reportArgumentType]
         self.config = RunConfig(wall_offset_s=wall_offset_s)
         self.machine = RunMachine(self.config)
         self.obedient = obedient
@@ -156,19 +156,19 @@ class RunStage:
             if worker.is_done:
                 continue
             worker.runs, worker.is_ready = False, True
-            self.feed(RankSaid(worker.rank, Ready(worker.generation)))
+            self.feed(RankSaid(worker.rank, ReadyReport(worker.generation)))
 
     def fail(self, slot: int, reason: str = "ValueError") -> None:
         worker = self.workers[slot]
         assert worker.generation is not None
-        self.feed(RankSaid(worker.rank, Failure(worker.generation, reason)))
+        self.feed(RankSaid(worker.rank, FailureReport(worker.generation, reason)))
         self.obey()
 
     def finish(self, *slots: int) -> None:
         for slot in slots:
             worker = self.workers[slot]
             assert worker.generation is not None
-            self.feed(RankSaid(worker.rank, Finish(worker.generation)))
+            self.feed(RankSaid(worker.rank, FinishReport(worker.generation)))
 
     def kill(self, *slots: int) -> None:
         for slot in slots:
@@ -250,7 +250,7 @@ class RunStage:
 
     def feed(self, event: Event) -> None:
         match event:
-            case RankSaid(rank, Finish(generation)):
+            case RankSaid(rank, FinishReport(generation)):
                 self.finished.add((rank, generation))
             case _:
                 pass
@@ -343,7 +343,7 @@ class RunStage:
     # -- what is
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> RunCounters:
         return self.machine.generations.restarts.counters
 
     @property

@@ -14,7 +14,7 @@ from lighthouse.quorum.rules.numbering import AHEAD_MS
 from lighthouse.runs.rules.events import GenerationFormed, RankJoined, RankRefused
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse_protocol.limits import MAX_COUNT, MAX_LEARNED_GENERATION, MAX_QUORUM_ID
-from lighthouse_protocol.messages.run import RankHello, RankId, Terms
+from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState
 from lighthouse_protocol.refusals import InvalidRequest
 from tests.lighthouse.builders import AnswersOnly
@@ -96,7 +96,7 @@ def test_whatever_members_say_the_next_id_is_valid(seen_ids: list[int], first_id
 @pytest.mark.parametrize("field", ["seen", "generation"])
 def test_a_generation_that_a_run_cannot_have_come_to_is_refused(field: str) -> None:
     machine = RunMachine()
-    terms = Terms(world_size=1)
+    terms = RunTerms(world_size=1)
     evil = RankHello(RankId(0, "evil"), terms, is_ready=True)
     evil = replace(evil, **{field: MAX_LEARNED_GENERATION + 1})
     [refused] = machine.handle(RankJoined(evil, 1), 0)
@@ -109,7 +109,7 @@ def test_a_generation_that_a_run_cannot_have_come_to_is_refused(field: str) -> N
 
 def test_after_the_highest_that_is_learned_a_run_goes_on_for_long() -> None:
     machine = RunMachine()
-    terms = Terms(world_size=1, stride=65536)
+    terms = RunTerms(world_size=1, stride=65536)
     number = MAX_LEARNED_GENERATION
     for life in range(5):
         rank = RankHello(RankId(0, f"i{life}"), terms, attempt=life, is_ready=True, seen=number)

@@ -13,9 +13,9 @@ from lighthouse_protocol.constraints import Between, Chars, Cut, Entries, Form
 from lighthouse_protocol.identity import check_name, split_replica_id
 from lighthouse_protocol.limits import MAX_COUNT, MAX_GROUP_WORLD_SIZE, MAX_QUORUM_ID, MAX_SECONDS
 from lighthouse_protocol.messages.hosts import HostHello
-from lighthouse_protocol.messages.membership import Participant, Quorum, Vote
-from lighthouse_protocol.messages.progress import GroupView, RankName, RankView, Sample
-from lighthouse_protocol.messages.run import Terms
+from lighthouse_protocol.messages.membership import Decision, Participant, Quorum
+from lighthouse_protocol.messages.progress import GroupView, ProgressSample, RankName, RankView
+from lighthouse_protocol.messages.run import RunTerms
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse_protocol.builders import assignments, names, native_participants
 
@@ -127,7 +127,7 @@ def refused(field: Field) -> Iterator[Any]:
         yield from (0, 99, "of a newer version")
 
 
-def _group_view(replica_id: str, incarnation: str, samples: list[Sample], whole: GroupView) -> GroupView:
+def _group_view(replica_id: str, incarnation: str, samples: list[ProgressSample], whole: GroupView) -> GroupView:
     ranks = (RankView(RankName(replica_id, rank), sample, 1.0) for rank, sample in enumerate(samples))
     return GroupView(replica_id, incarnation, tuple(ranks), whole.seconds)
 
@@ -136,13 +136,13 @@ _participants = native_participants.filter(lambda one: split_replica_id(one.wire
 HAND_WRITTEN: dict[Any, st.SearchStrategy[Any]] = {
     Participant: _participants,
     Quorum: st.builds(Quorum, st.integers(0, MAX_QUORUM_ID), st.lists(_participants, max_size=3).map(tuple)),
-    Vote: st.builds(Vote, st.booleans(), st.none() | assignments),
+    Decision: st.builds(Decision, st.booleans(), st.none() | assignments),
     LighthouseError: st.sampled_from([LighthouseError, *LighthouseError.__subclasses__()]).map(lambda cls: cls("why")),
 }
 OF_CLASS = dict(HAND_WRITTEN)
 # Fields of these have to fit each other.
-OF_CLASS[Terms] = _built(Terms, min_active=st.just(1), divisible_by=st.just(1))
+OF_CLASS[RunTerms] = _built(RunTerms, min_active=st.just(1), divisible_by=st.just(1))
 OF_CLASS[HostHello] = _built(HostHello, node_rank=st.integers(1, 9), nnodes=st.integers(10, MAX_GROUP_WORLD_SIZE))
 OF_CLASS[GroupView] = st.builds(
-    _group_view, names, TEXTS, st.lists(_built(Sample), min_size=1, max_size=2), _built(GroupView)
+    _group_view, names, TEXTS, st.lists(_built(ProgressSample), min_size=1, max_size=2), _built(GroupView)
 )

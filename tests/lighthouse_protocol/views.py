@@ -1,6 +1,14 @@
 """Ranks at places, in short words."""
 
-from lighthouse_protocol.messages.progress import STEP, Collective, OpenPhase, PhaseCount, RankName, RankView, Sample
+from lighthouse_protocol.messages.progress import (
+    STEP,
+    Collective,
+    OpenPhase,
+    PhaseCount,
+    ProgressSample,
+    RankName,
+    RankView,
+)
 
 
 def rank(
@@ -19,7 +27,7 @@ def rank(
     """`inside`: the collective that it is in; `left`: or the last one that it was in."""
     named = tuple(OpenPhase(phase) if isinstance(phase, str) else phase for phase in phases)
     counts = dict.fromkeys((phase.name for phase in named), 1) | (entered or {})
-    sample = Sample(
+    sample = ProgressSample(
         step=step,
         phases=(OpenPhase(STEP), *named),
         entered=tuple(map(PhaseCount._make, counts.items())),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lighthouse_protocol.limits import JOB_METADATA_KEY, RUN_METADATA_KEY
-from lighthouse_protocol.messages.run import Counters, Done, Key, KeyKind, Keys, Stop, Terms
+from lighthouse_protocol.messages.run import Key, KeyKind, Keys, RunCompleted, RunCounters, RunStopped, RunTerms
 from lighthouse_protocol.messages.run import RankHello as RankEntry
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.supervisor import SupervisorHello, SupervisorWelcome
@@ -15,7 +15,7 @@ from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Call, Entry, Method, Stream
 from lighthouse_runtime.server.streams import Requests, Sender
 
-RUN = RunStatus("j", "r", "stands", Counters(3), Terms(8), (0,), False, None, (), (), ())
+RUN = RunStatus("j", "r", "stands", RunCounters(3), RunTerms(8), (0,), False, None, (), (), ())
 
 
 class RunServer:
@@ -42,9 +42,9 @@ class RunServer:
             self.heard.append(message)
             sender.send(pb.RankResponse())  # of a kind that only a newer lighthouse knows
             if isinstance(message, RankEntry):
-                sender.send(RANK_RESPONSES.write(Stop(_named(call), "", 0)))
+                sender.send(RANK_RESPONSES.write(RunStopped(_named(call), "", 0)))
             else:
-                sender.send(RANK_RESPONSES.write(Done(0)))
+                sender.send(RANK_RESPONSES.write(RunCompleted(0)))
                 raise Superseded("the end")
 
     async def supervise(self, requests: Requests[pb.SupervisorRequest], call: Call, sender: Sender) -> None:
@@ -53,7 +53,7 @@ class RunServer:
             self.heard.append(message)
             if isinstance(message, SupervisorHello):
                 sender.send(SUPERVISOR_RESPONSES.write(SupervisorWelcome(2.5)))
-                sender.send(SUPERVISOR_RESPONSES.write(Stop(_named(call), "", 0)))
+                sender.send(SUPERVISOR_RESPONSES.write(RunStopped(_named(call), "", 0)))
             else:
                 return
 

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Callable
 import uvloop
 
 from lighthouse_protocol.limits import JOB_METADATA_KEY
-from lighthouse_protocol.messages.membership import Assignment, Vote
+from lighthouse_protocol.messages.membership import Assignment, Decision
 from lighthouse_protocol.messages.session import (
-    Counted,
     Goodbye,
     Heartbeat,
     HeartbeatAck,
@@ -17,6 +16,7 @@ from lighthouse_protocol.messages.session import (
     Revoked,
     ToLighthouse,
     ToManager,
+    VoteAnswer,
     WatchOpened,
     Welcome,
 )
@@ -97,8 +97,12 @@ class StreamServer:
             sender.send(WATCH_RESPONSES.write(Revoked(7, f"of rank {rank}")))
             async for request in requests:
                 ballot = WATCH_REQUESTS.read(request)
-                outcome = Vote(ballot.vote, NEXT if ballot.wants_next else None) if ballot.step else Drained("over")
-                sender.send(WATCH_RESPONSES.write(Counted(ballot.number, outcome)))
+                outcome = (
+                    Decision(ballot.should_commit, NEXT if ballot.wants_next else None)
+                    if ballot.step
+                    else Drained("over")
+                )
+                sender.send(WATCH_RESPONSES.write(VoteAnswer(ballot.number, outcome)))
         finally:
             self.endings.put_nowait(sender.ending)
 

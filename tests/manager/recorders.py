@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToRank, WatchRequest
+from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToRank, WatchHello
 from lighthouse_protocol.refusals import LighthouseError
 from manager.group.watches import Watch
 
@@ -72,5 +72,5 @@ class NoEvidence:
 
 
 def watch(rank: int = 0, peer: Heard | None = None, *, is_local: bool = False, **fields: Any) -> Watch:
-    hello = WatchRequest(rank, **({"worker": f"w{rank}"} | fields))
+    hello = WatchHello(rank, **({"worker": f"w{rank}"} | fields))
     return Watch(hello, peer or Heard(), is_local, heard_at=0.0)

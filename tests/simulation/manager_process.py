@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum, Vote
-from lighthouse_protocol.messages.session import EvidenceDone, EvidenceRequest, Leaving, Released, Revoked, WatchRequest
+from lighthouse_protocol.messages.membership import Assignment, Decision, Participant, Quorum
+from lighthouse_protocol.messages.session import EvidenceDone, EvidenceRequest, Leaving, Released, Revoked, WatchHello
 from lighthouse_protocol.refusals import LighthouseError
 from manager.group.driver import GroupDriver
 from manager.group.rules.machine import GroupMachine
@@ -95,7 +95,7 @@ class ManagerProcess(Process):
     def on_watch(self, rank: "Rank") -> None:
         if not rank.is_up:
             return
-        request = WatchRequest(rank.group_rank, rank.worker)
+        request = WatchHello(rank.group_rank, rank.worker)
         rank.watch = self.driver.open_watch(request, WatchPeer(self, rank), is_local=True)
         self._watching[rank.watch] = rank
         rank.after(LOCAL_DELAY_S, rank.on_watched, self)
@@ -169,7 +169,7 @@ class VoteReply:
     rank: "Rank"
     token: int
 
-    def answer(self, value: Vote) -> None:
+    def answer(self, value: Decision) -> None:
         if value.next is not None:
             self.manager.site.checkers.answered(self.manager, value.next, is_grant=True)
         self.manager.reply(self.rank, self.token, "on_decision", value.commit, value.next)

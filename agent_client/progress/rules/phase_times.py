@@ -15,7 +15,7 @@ from lighthouse_protocol.messages.progress import (
     OpenPhase,
     PhaseCount,
     PhaseTime,
-    Sample,
+    ProgressSample,
 )
 
 WAITING = "(waiting)"
@@ -129,14 +129,14 @@ class PhaseTimes(Generic[N]):
 
     # -- read
 
-    def sample(self, own: ActivitySample, now: float) -> Sample:
+    def sample(self, own: ActivitySample, now: float) -> ProgressSample:
         """What the Agent is busy with is where the rank is: the script waits for that, or does something beside it."""
         named = [visit for visit in self._open if not visit.of.is_wait]
         phases = [OpenPhase(visit.of.name, visit.done, visit.of.total, max(0.0, now - visit.since)) for visit in named]
         waits_for = next((visit.of.name for visit in self._open if visit.of.is_wait), own.waits_for)
         if own.busy:
             phases, waits_for = [*phases, OpenPhase(own.busy, open_s=max(0.0, now - own.since))], ""
-        return Sample(
+        return ProgressSample(
             step=self._step,
             phases=tuple(phases[-MAX_DEPTH:]),
             entered=self._entered(Counter(visit.of for visit in named)),

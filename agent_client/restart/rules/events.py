@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lighthouse_protocol.messages.run import Counters, Done, FromRunRank, Stop, ToRunRank
+from lighthouse_protocol.messages.run import FromRunRank, RunCompleted, RunCounters, RunStopped, ToRunRank
 from lighthouse_protocol.refusals import LighthouseError
 
 # -- events: of the stream. `session` is the number that Connect gave it; what an older one says is nothing any more.
@@ -79,7 +79,7 @@ class Send:
 class Run:
     """Run the function, as rank `rank` of `world_size`."""
 
-    counters: Counters
+    counters: RunCounters
     rank: int
     world_size: int
 
@@ -92,7 +92,7 @@ class Run:
 class StandBy:
     """A generation runs without this rank: it is a spare."""
 
-    counters: Counters
+    counters: RunCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Kill:
 class Ended:
     """There is nothing more to run: all have finished, the run is stopped, or this rank may not take part."""
 
-    outcome: Done | Stop | LighthouseError
+    outcome: RunCompleted | RunStopped | LighthouseError
 
 
 @dataclass(frozen=True, slots=True)

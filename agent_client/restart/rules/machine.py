@@ -22,19 +22,19 @@ from agent_client.restart.rules.config import RankConfig, RankPhase
 from agent_client.restart.rules.interrupt_timer import InterruptTimer
 from agent_client.restart.rules.reconnect import Reconnect
 from lighthouse_protocol.messages.run import (
-    Done,
-    Failure,
-    Finish,
+    FailureReport,
+    FinishReport,
     FromRunRank,
-    Over,
+    GenerationEnded,
+    GenerationFormed,
+    HelloRejected,
     RankHeartbeat,
     RankHello,
-    Ready,
-    Refusal,
-    Stop,
-    Told,
+    RankWelcome,
+    ReadyReport,
+    RunCompleted,
+    RunStopped,
     ToRunRank,
-    Welcome,
 )
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
 
@@ -50,11 +50,11 @@ class RankMachine:
         self.generation = entry.generation
         self.seen = entry.seen
         self.step = entry.step
-        self.outcome: Done | Stop | LighthouseError | None = None
+        self.outcome: RunCompleted | RunStopped | LighthouseError | None = None
         self._entry = entry
         self._stream = Reconnect(self.config.accept_timeout_s, self.config.duplicate_timeout_s)
         self._leaving = InterruptTimer(self.config.interrupt_interval_s, self.config.hard_timeout_s)
-        self._failure: Failure | None = None
+        self._failure: FailureReport | None = None
         self._beat_at = 0.0
         self._report_at: float | None = None
         self._stepped_at: float | None = None
@@ -81,7 +81,7 @@ class RankMachine:
             case events.Waiting():
                 effects = self._wait()
             case events.Raised(reason):
-                effects = self._leave(Failure(self.generation or 0, reason))
+                effects = self._leave(FailureReport(self.generation or 0, reason))
             case events.Returned():
                 effects = self._return()
         return [*effects, *self.tick(now)]
@@ -121,9 +121,9 @@ class RankMachine:
         )
         held: list[FromRunRank] = [entry]
         if self._failure is not None:
-            held += [self._failure, Ready(self.generation)] if is_ready else [self._failure]
+            held += [self._failure, ReadyReport(self.generation)] if is_ready else [self._failure]
         if self.phase is RankPhase.FINISHED and self.generation is not None:
-            held.append(Finish(self.generation))
+            held.append(FinishReport(self.generation))
         return held
 
     def _send(self, *messages: FromRunRank) -> list[events.RankEffect]:
@@ -173,20 +173,20 @@ class RankMachine:
     def _hear(self, session: int, message: ToRunRank, now: float) -> list[events.RankEffect]:
         if not self._is_of_now(session):
             return []
-        if isinstance(message, Refusal):
+        if isinstance(message, HelloRejected):
             return self._closed(session, message.error, 0.5, now)
         effects = self._accept()
         match message:
-            case Welcome():
+            case RankWelcome():
                 return effects
-            case Told():
+            case GenerationFormed():
                 return effects + self._told(message, now)
-            case Over(number, reason):
+            case GenerationEnded(number, reason):
                 return effects + self._over(number, reason, now)
-            case Stop() | Done():
+            case RunStopped() | RunCompleted():
                 return effects + self._end(message, now)
 
-    def _told(self, told: Told, now: float) -> list[events.RankEffect]:
+    def _told(self, told: GenerationFormed, now: float) -> list[events.RankEffect]:
         number = told.counters.number
         if self.generation is not None and number <= self.generation:
             return []
@@ -207,15 +207,15 @@ class RankMachine:
         self._failure = None
         if self.phase is RankPhase.FINISHED:
             self.phase = RankPhase.READY
-            return self._send(Ready(number))
+            return self._send(ReadyReport(number))
         return self._interrupt(reason, now)
 
-    def _end(self, outcome: Done | Stop | LighthouseError, now: float) -> list[events.RankEffect]:
+    def _end(self, outcome: RunCompleted | RunStopped | LighthouseError, now: float) -> list[events.RankEffect]:
         """Rule 4."""
         self.outcome = outcome
         effects: list[events.RankEffect] = [events.Disconnect(self._stream.session)] if self._stream.is_open else []
         self._stream.give_up()
-        reason = outcome.reason if isinstance(outcome, Stop) else str(outcome)
+        reason = outcome.reason if isinstance(outcome, RunStopped) else str(outcome)
         return [*effects, events.Ended(outcome), *self._interrupt(reason, now)]
 
     # -- what the function does
@@ -225,9 +225,9 @@ class RankMachine:
             return []
         self.phase = RankPhase.READY
         self._leaving.end()
-        return self._send(Ready(self.generation))
+        return self._send(ReadyReport(self.generation))
 
-    def _leave(self, failure: Failure | None) -> list[events.RankEffect]:
+    def _leave(self, failure: FailureReport | None) -> list[events.RankEffect]:
         """What was interrupted has not failed by itself."""
         has_failed = self.phase is RankPhase.RUNNING and failure is not None
         self.phase = RankPhase.IDLE
@@ -243,7 +243,7 @@ class RankMachine:
         if self.phase is not RankPhase.RUNNING or self.generation is None:
             return self._leave(None)
         self.phase = RankPhase.FINISHED
-        return self._send(Finish(self.generation))
+        return self._send(FinishReport(self.generation))
 
     def _step(self, step: int, now: float) -> list[events.RankEffect]:
         self._stepped_at = now
@@ -271,7 +271,7 @@ class RankMachine:
         silent_at = self._silent_at()
         if silent_at is None or now < silent_at or self.generation is None:
             return []
-        self._failure = Failure(self.generation, f"no progress for {self.config.soft_timeout_s:g} s")
+        self._failure = FailureReport(self.generation, f"no progress for {self.config.soft_timeout_s:g} s")
         self._interrupt(self._failure.reason, now)
         return [*self._send(self._failure), *self._leaving.tick(now)]
 

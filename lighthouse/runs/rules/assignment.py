@@ -10,7 +10,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lighthouse_protocol.messages.run import RankId, Terms
+from lighthouse_protocol.messages.run import RankId, RunTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Candidate:
     waiting_since: float = 0.0
 
 
-def assign(members: Iterable[Candidate], previous: Sequence[int], terms: Terms) -> tuple[RankId, ...]:
+def assign(members: Iterable[Candidate], previous: Sequence[int], terms: RunTerms) -> tuple[RankId, ...]:
     """`previous[i]`: the slot that was rank i. The answer's item i is rank i; empty: too few."""
     here = _eligible(list(members), terms)
     size = _size(len(here), terms)
@@ -39,12 +39,12 @@ def assign(members: Iterable[Candidate], previous: Sequence[int], terms: Terms) 
     return tuple(places[place] if place in places else next(fill) for place in range(size))
 
 
-def _size(ready: int, terms: Terms) -> int:
+def _size(ready: int, terms: RunTerms) -> int:
     size = min(ready, terms.target) // terms.divisible_by * terms.divisible_by
     return size if size >= terms.min_active else 0
 
 
-def _eligible(members: list[Candidate], terms: Terms) -> list[Candidate]:
+def _eligible(members: list[Candidate], terms: RunTerms) -> list[Candidate]:
     ready = [member for member in members if member.is_ready]
     if not terms.hosts_together:
         return ready

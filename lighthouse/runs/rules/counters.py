@@ -7,14 +7,14 @@
 
 from dataclasses import replace
 
-from lighthouse_protocol.messages.run import Counters
+from lighthouse_protocol.messages.run import RunCounters
 
 
 def next_number(current: int, stride: int, *, is_process_restart: bool) -> int:
     return (current // stride + 1) * stride if is_process_restart else current + 1
 
 
-def advance(counters: Counters, stride: int, *, is_process_restart: bool, after_incident: bool) -> Counters:
+def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, after_incident: bool) -> RunCounters:
     """Those of the next generation."""
     number = next_number(counters.number, stride, is_process_restart=is_process_restart)
     begins = is_process_restart or stride == 1 or counters.number < 0
@@ -26,11 +26,11 @@ def advance(counters: Counters, stride: int, *, is_process_restart: bool, after_
     )
 
 
-def count_incident(counters: Counters) -> Counters:
+def count_incident(counters: RunCounters) -> RunCounters:
     return replace(counters, job_restarts=counters.job_restarts + 1)
 
 
-def learn(counters: Counters, seen: int, stride: int) -> Counters:
+def learn(counters: RunCounters, seen: int, stride: int) -> RunCounters:
     """A rank was told of `seen`, which is not known here any more: the next number is above it."""
     if seen <= counters.number:
         return counters

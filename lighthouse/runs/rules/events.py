@@ -4,11 +4,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lighthouse.runs.rules.record import RestartRecord, RunRecord
-from lighthouse_protocol.messages.run import Failure, Finish, Generation, RankHeartbeat, RankHello, RankId, Ready, Stop
+from lighthouse_protocol.messages.run import (
+    FailureReport,
+    FinishReport,
+    Generation,
+    RankHeartbeat,
+    RankHello,
+    RankId,
+    ReadyReport,
+    RunStopped,
+)
 from lighthouse_protocol.messages.supervisor import SupervisorHello, ToSupervisor
 from lighthouse_protocol.refusals import LighthouseError
 
-RankMessage = RankHeartbeat | Ready | Failure | Finish
+RankMessage = RankHeartbeat | ReadyReport | FailureReport | FinishReport
 
 # -- events
 
@@ -141,7 +150,7 @@ class Completed:
 class Stopped:
     """To `ranks`, and to every supervisor if it is new: it has just come into force."""
 
-    stop: Stop
+    stop: RunStopped
     ranks: tuple[RankId, ...]
     is_new: bool = False
 

@@ -14,7 +14,7 @@ from lighthouse.runs.rules.assignment import Candidate, assign
 from lighthouse.runs.rules.events import RunVerdict
 from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.ranks import Rank, Ranks
-from lighthouse_protocol.messages.run import Counters, RankId, Terms
+from lighthouse_protocol.messages.run import RankId, RunCounters, RunTerms
 
 
 class FormationClock:
@@ -24,14 +24,14 @@ class FormationClock:
         self._waits_since: float | None = None
         self._short_since: float | None = None
 
-    def look(self, ranks: Ranks, current: GenerationState, terms: Terms, now: float) -> RunVerdict:
+    def look(self, ranks: Ranks, current: GenerationState, terms: RunTerms, now: float) -> RunVerdict:
         """Call it after each change."""
         self._waits_since = _since(self._waits_since, now, bool(ranks.ready) and not current.stands)
         verdict = self.verdict(ranks, current, terms, now)
         self._short_since = _since(self._short_since, now, _is_short(verdict, current))
         return verdict
 
-    def is_hopeless(self, terms: Terms, now: float) -> bool:
+    def is_hopeless(self, terms: RunTerms, now: float) -> bool:
         return self._short_since is not None and now >= self._short_since + terms.return_timeout_s
 
     def shift(self, by_s: float) -> None:
@@ -39,12 +39,12 @@ class FormationClock:
         self._waits_since = None if self._waits_since is None else self._waits_since + by_s
         self._short_since = None if self._short_since is None else self._short_since + by_s
 
-    def moments(self, terms: Terms) -> list[float]:
+    def moments(self, terms: RunTerms) -> list[float]:
         """When time alone may change the verdict, or make it hopeless."""
         waits = [] if self._waits_since is None else [self._waits_since + terms.join_timeout_s]
         return waits + ([] if self._short_since is None else [self._short_since + terms.return_timeout_s])
 
-    def verdict(self, ranks: Ranks, current: GenerationState, terms: Terms, now: float) -> RunVerdict:
+    def verdict(self, ranks: Ranks, current: GenerationState, terms: RunTerms, now: float) -> RunVerdict:
         if current.stands:
             return RunVerdict.STANDS
         if self._waits_since is None:
@@ -57,7 +57,9 @@ class FormationClock:
         return RunVerdict.READY if choose(ranks, current, terms) else RunVerdict.TOO_FEW
 
 
-def choose(ranks: Ranks, current: GenerationState, terms: Terms, *, with_running: bool = False) -> tuple[RankId, ...]:
+def choose(
+    ranks: Ranks, current: GenerationState, terms: RunTerms, *, with_running: bool = False
+) -> tuple[RankId, ...]:
     """The ranks that would be active now; `with_running`: once all that run are ready. O(n log n)."""
     candidates = (
         Candidate(
@@ -71,7 +73,7 @@ def choose(ranks: Ranks, current: GenerationState, terms: Terms, *, with_running
     return assign(candidates, current.slots, terms)
 
 
-def begins_by_restart(members: Iterable[Rank], current: GenerationState, counters: Counters) -> bool:
+def begins_by_restart(members: Iterable[Rank], current: GenerationState, counters: RunCounters) -> bool:
     """Whether restarted processes begin it; also when numbers go on and all that is here is new: another launch."""
     members = list(members)
     is_launch = current.generation is None and counters.number >= 0 and all(rank.generation is None for rank in members)
@@ -88,14 +90,14 @@ def _is_short(verdict: RunVerdict, current: GenerationState) -> bool:
     return current.generation is not None and (verdict is RunVerdict.TOO_FEW or is_lost)
 
 
-def _is_incomplete(ranks: Ranks, current: GenerationState, terms: Terms) -> bool:
+def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
     """A rank is waited for."""
     if current.survivors:
         return bool(current.running)
     return len(ranks.ready) < terms.target or any(slot not in ranks.ready for slot in range(terms.target))
 
 
-def _is_majority(ranks: Ranks, current: GenerationState, terms: Terms) -> bool:
+def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
     """O(n)."""
     if not current.survivors:
         return len(ranks.ready) >= terms.target // 2 + 1

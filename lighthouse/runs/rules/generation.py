@@ -6,7 +6,7 @@ says ready by itself: then it is advancing, and the others are waited for.
 
 from collections.abc import Iterable
 
-from lighthouse_protocol.messages.run import Counters, Generation, RankId
+from lighthouse_protocol.messages.run import Generation, RankId, RunCounters
 
 
 class GenerationState:
@@ -43,7 +43,7 @@ class GenerationState:
         """`slots[i]` is rank i."""
         return [rank.slot for rank in self.generation.active] if self.generation else []
 
-    def begin(self, active: tuple[RankId, ...], counters: Counters) -> Generation:
+    def begin(self, active: tuple[RankId, ...], counters: RunCounters) -> Generation:
         generation = Generation(active, counters)
         self.__init__(generation, active)
         return generation

@@ -26,7 +26,15 @@ from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.ranks import Rank, Ranks
 from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.restart_log import RestartLog
-from lighthouse_protocol.messages.run import Failure, Finish, Generation, RankHeartbeat, RankHello, RankId, Ready
+from lighthouse_protocol.messages.run import (
+    FailureReport,
+    FinishReport,
+    Generation,
+    RankHeartbeat,
+    RankHello,
+    RankId,
+    ReadyReport,
+)
 
 
 class Generations:
@@ -136,11 +144,11 @@ class Generations:
                 rank.step, rank.phase = step or rank.step, phase or rank.phase
                 if is_step:
                     self.restarts.step(self.wall(now))
-            case Ready(generation):
+            case ReadyReport(generation):
                 self._ready(rank, generation, now)
-            case Failure(generation, reason):
+            case FailureReport(generation, reason):
                 self._fail(rank, generation, reason, now)
-            case Finish(generation):
+            case FinishReport(generation):
                 self._finish(rank, generation)
 
     def _holds(self, rank: Rank, generation: int | None) -> None:

@@ -19,7 +19,7 @@ from lighthouse.runs.rules.key_space import KeySpaces, Row
 from lighthouse.runs.rules.launches import Launches
 from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.supervisors import Supervisors
-from lighthouse_protocol.messages.run import Done, RankHeartbeat, RankHello, RankId, Refusal, Stop
+from lighthouse_protocol.messages.run import HelloRejected, RankHeartbeat, RankHello, RankId, RunCompleted, RunStopped
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, SupervisorWelcome, ToSupervisor
 
 
@@ -199,7 +199,7 @@ class RunMachine:
             return
         of_ranks = _supervisors(rank.rank for rank in self.generations.ranks.here if rank.session is not None)
         self.supervisors.stop(reason, of_ranks | self.supervisors.connected)
-        self.stop = Stop(reason, who, self.generations.current.number)
+        self.stop = RunStopped(reason, who, self.generations.current.number)
         self.generations.current.is_broken = True
         self.generations.end()
         self._emit(events.Stopped(self.stop, self.generations.everyone, is_new=True))
@@ -230,7 +230,7 @@ class RunMachine:
             return
         replaced = self.supervisors.enter(entry, session)
         if replaced is not None:
-            self._emit(events.SupervisorTold(replaced[0], Refusal(replaced[1])))
+            self._emit(events.SupervisorTold(replaced[0], HelloRejected(replaced[1])))
         self._emit(events.SupervisorTold(session, SupervisorWelcome(self.config.beat_interval_s)))
         self._emit(events.RecordChanged())
 
@@ -238,13 +238,13 @@ class RunMachine:
         if self.stop is not None:
             return self.stop
         if self.completed is not None:
-            return Done(self.completed)
+            return RunCompleted(self.completed)
         if (number := self.launches.completed_for(entry.incarnation)) is not None:
-            return Done(number)
+            return RunCompleted(number)
         if (reason := self.supervisors.stopped_by(entry.incarnation)) is not None:
-            return Stop(reason, "the run, which was resumed since", self.generations.current.number)
+            return RunStopped(reason, "the run, which was resumed since", self.generations.current.number)
         error = self.supervisors.refusal(entry)
-        return None if error is None else Refusal(error)
+        return None if error is None else HelloRejected(error)
 
     def _explain(self, event: events.RankLost, now: float) -> None:
         """Rule 2."""

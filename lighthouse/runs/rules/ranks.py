@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
 from lighthouse.runs.rules.record import RankRecord
-from lighthouse_protocol.messages.run import RankHello, RankId, Terms
+from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 from lighthouse_protocol.refusals import (
     DuplicateReplica,
     InvalidRequest,
@@ -93,7 +93,7 @@ class Ranks:
             return Superseded(f"{rank} has a successor, {found.rank}; end this process")
         return UnknownName(f"{rank} is not here, or no more; enter again")
 
-    def refusal(self, entry: RankHello, terms: Terms) -> LighthouseError | None:
+    def refusal(self, entry: RankHello, terms: RunTerms) -> LighthouseError | None:
         """Why it may not come in. `terms`: those of the ranks that are here; a refusal changes nothing."""
         size = entry.terms.world_size
         if not 0 <= entry.rank.slot < size:

@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from lighthouse.runs.rules.key_space import Row
-from lighthouse_protocol.messages.run import Counters, Generation, RankId, Stop, Terms
+from lighthouse_protocol.messages.run import Generation, RankId, RunCounters, RunStopped, RunTerms
 from lighthouse_protocol.messages.run_status import ExcludedHost
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello
 
@@ -80,12 +80,12 @@ class RunRecord:
     incarnations, and the reason of the stop that each was told, and ends by.
     """
 
-    counters: Counters = field(default_factory=Counters)
-    terms: Terms = field(default_factory=Terms)
+    counters: RunCounters = field(default_factory=RunCounters)
+    terms: RunTerms = field(default_factory=RunTerms)
     generation: Generation | None = None
     is_broken: bool = False
     formed: int = 0
-    stop: Stop | None = None
+    stop: RunStopped | None = None
     ranks: tuple[RankRecord, ...] = ()
     restarts: tuple[RestartRecord, ...] = ()
     finished: tuple[RankId, ...] = ()

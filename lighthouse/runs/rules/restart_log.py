@@ -10,7 +10,7 @@ from lighthouse.runs.rules import counters
 from lighthouse.runs.rules.events import IncidentChanged
 from lighthouse.runs.rules.record import RestartRecord, RunRecord
 from lighthouse_protocol.limits import MAX_LEARNED_GENERATION
-from lighthouse_protocol.messages.run import Counters, RankHello, RankId
+from lighthouse_protocol.messages.run import RankHello, RankId, RunCounters
 from lighthouse_protocol.messages.supervisor import ProcessLost
 from lighthouse_protocol.refusals import InvalidRequest
 
@@ -95,7 +95,7 @@ class RestartLog:
             incident = self._make_id(at)
             self._add(RestartRecord(number, cause, at, incident, (rank,), evidence=(process,), ends_nothing=True))
 
-    def form(self, stride: int, at: float, *, is_process_restart: bool) -> Counters:
+    def form(self, stride: int, at: float, *, is_process_restart: bool) -> RunCounters:
         """Those of the next generation, which ends the open restart."""
         last = self.open_one
         self.counters = counters.advance(
@@ -121,7 +121,7 @@ class RestartLog:
 
     def begin_anew(self) -> None:
         """Another launch: numbers go on upwards, and nothing else does."""
-        self.counters = Counters(self.counters.number, self.counters.global_iteration)
+        self.counters = RunCounters(self.counters.number, self.counters.global_iteration)
         self.formed = 0
 
     def _add(self, restart: RestartRecord) -> None:

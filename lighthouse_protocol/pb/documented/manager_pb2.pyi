@@ -419,7 +419,7 @@ class WatchRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: builtins.int
-    BALLOT_FIELD_NUMBER: builtins.int
+    VOTE_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
     LEAVING_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
@@ -428,9 +428,9 @@ class WatchRequest(google.protobuf.message.Message):
         """first, and once"""
 
     @property
-    def ballot(self) -> global___Ballot: ...
+    def vote(self) -> global___Vote: ...
     @property
-    def progress(self) -> lighthouse_protocol.pb.extensions.progress_pb2.Sample: ...
+    def progress(self) -> lighthouse_protocol.pb.extensions.progress_pb2.ProgressSample: ...
     @property
     def leaving(self) -> global___Leaving:
         """last: the Agent closes, the process may go on"""
@@ -443,14 +443,14 @@ class WatchRequest(google.protobuf.message.Message):
         self,
         *,
         hello: global___WatchHello | None = ...,
-        ballot: global___Ballot | None = ...,
-        progress: lighthouse_protocol.pb.extensions.progress_pb2.Sample | None = ...,
+        vote: global___Vote | None = ...,
+        progress: lighthouse_protocol.pb.extensions.progress_pb2.ProgressSample | None = ...,
         leaving: global___Leaving | None = ...,
         evidence: lighthouse_protocol.pb.extensions.evidence_pb2.SelfReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "hello", b"hello", "leaving", b"leaving", "message", b"message", "progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ballot", b"ballot", "evidence", b"evidence", "hello", b"hello", "leaving", b"leaving", "message", b"message", "progress", b"progress"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ballot", "progress", "leaving", "evidence"] | None: ...
+    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "hello", b"hello", "leaving", b"leaving", "message", b"message", "progress", b"progress", "vote", b"vote"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "hello", b"hello", "leaving", b"leaving", "message", b"message", "progress", b"progress", "vote", b"vote"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "vote", "progress", "leaving", "evidence"] | None: ...
 
 global___WatchRequest = WatchRequest
 
@@ -461,7 +461,7 @@ class WatchResponse(google.protobuf.message.Message):
     OPENED_FIELD_NUMBER: builtins.int
     REVOKED_FIELD_NUMBER: builtins.int
     KILLED_FIELD_NUMBER: builtins.int
-    COUNTED_FIELD_NUMBER: builtins.int
+    VOTE_ANSWER_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
     WORLD_FIELD_NUMBER: builtins.int
     GONE_FIELD_NUMBER: builtins.int
@@ -476,7 +476,7 @@ class WatchResponse(google.protobuf.message.Message):
     @property
     def killed(self) -> global___Killed: ...
     @property
-    def counted(self) -> global___Counted: ...
+    def vote_answer(self) -> global___VoteAnswer: ...
     @property
     def evidence(self) -> global___EvidenceAsked:
         """only to a rank that offers it"""
@@ -497,16 +497,16 @@ class WatchResponse(google.protobuf.message.Message):
         opened: global___WatchOpened | None = ...,
         revoked: global___Revoked | None = ...,
         killed: global___Killed | None = ...,
-        counted: global___Counted | None = ...,
+        vote_answer: global___VoteAnswer | None = ...,
         evidence: global___EvidenceAsked | None = ...,
         world: lighthouse_protocol.pb.documented.lighthouse_pb2.World | None = ...,
         gone: global___RankGone | None = ...,
         waiting: global___Waiting | None = ...,
         released: global___Released | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "waiting", b"waiting", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counted", b"counted", "evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "waiting", b"waiting", "world", b"world"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "counted", "evidence", "world", "gone", "waiting", "released"] | None: ...
+    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "vote_answer", b"vote_answer", "waiting", b"waiting", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "vote_answer", b"vote_answer", "waiting", b"waiting", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "vote_answer", "evidence", "world", "gone", "waiting", "released"] | None: ...
 
 global___WatchResponse = WatchResponse
 
@@ -553,19 +553,19 @@ class WatchHello(google.protobuf.message.Message):
 global___WatchHello = WatchHello
 
 @typing.final
-class Ballot(google.protobuf.message.Message):
+class Vote(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
-    VOTE_FIELD_NUMBER: builtins.int
+    SHOULD_COMMIT_FIELD_NUMBER: builtins.int
     QUORUM_ID_FIELD_NUMBER: builtins.int
     WANTS_NEXT_FIELD_NUMBER: builtins.int
     TIME_LEFT_S_FIELD_NUMBER: builtins.int
     number: builtins.int
     """the answer carries it"""
     step: builtins.int
-    vote: builtins.bool
+    should_commit: builtins.bool
     quorum_id: builtins.int
     """as in ShouldCommitRequest"""
     wants_next: builtins.bool
@@ -576,16 +576,16 @@ class Ballot(google.protobuf.message.Message):
         *,
         number: builtins.int = ...,
         step: builtins.int = ...,
-        vote: builtins.bool = ...,
+        should_commit: builtins.bool = ...,
         quorum_id: builtins.int | None = ...,
         wants_next: builtins.bool = ...,
         time_left_s: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_quorum_id", b"_quorum_id", "quorum_id", b"quorum_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_quorum_id", b"_quorum_id", "number", b"number", "quorum_id", b"quorum_id", "step", b"step", "time_left_s", b"time_left_s", "vote", b"vote", "wants_next", b"wants_next"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_quorum_id", b"_quorum_id", "number", b"number", "quorum_id", b"quorum_id", "should_commit", b"should_commit", "step", b"step", "time_left_s", b"time_left_s", "wants_next", b"wants_next"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_quorum_id", b"_quorum_id"]) -> typing.Literal["quorum_id"] | None: ...
 
-global___Ballot = Ballot
+global___Vote = Vote
 
 @typing.final
 class Leaving(google.protobuf.message.Message):
@@ -655,30 +655,30 @@ class Killed(google.protobuf.message.Message):
 global___Killed = Killed
 
 @typing.final
-class Counted(google.protobuf.message.Message):
+class VoteAnswer(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
-    VOTE_FIELD_NUMBER: builtins.int
+    DECISION_FIELD_NUMBER: builtins.int
     REFUSAL_FIELD_NUMBER: builtins.int
     number: builtins.int
-    """of the ballot that is answered"""
+    """of the vote that is answered"""
     @property
-    def vote(self) -> global___ShouldCommitResponse: ...
+    def decision(self) -> global___ShouldCommitResponse: ...
     @property
     def refusal(self) -> lighthouse_protocol.pb.extensions.refusal_pb2.Refusal: ...
     def __init__(
         self,
         *,
         number: builtins.int = ...,
-        vote: global___ShouldCommitResponse | None = ...,
+        decision: global___ShouldCommitResponse | None = ...,
         refusal: lighthouse_protocol.pb.extensions.refusal_pb2.Refusal | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["outcome", b"outcome", "refusal", b"refusal", "vote", b"vote"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["number", b"number", "outcome", b"outcome", "refusal", b"refusal", "vote", b"vote"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["vote", "refusal"] | None: ...
+    def HasField(self, field_name: typing.Literal["decision", b"decision", "outcome", b"outcome", "refusal", b"refusal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["decision", b"decision", "number", b"number", "outcome", b"outcome", "refusal", b"refusal"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["decision", "refusal"] | None: ...
 
-global___Counted = Counted
+global___VoteAnswer = VoteAnswer
 
 @typing.final
 class EvidenceAsked(google.protobuf.message.Message):

@@ -124,7 +124,7 @@ class PhaseTime(google.protobuf.message.Message):
 global___PhaseTime = PhaseTime
 
 @typing.final
-class Sample(google.protobuf.message.Message):
+class ProgressSample(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STEP_FIELD_NUMBER: builtins.int
@@ -169,7 +169,7 @@ class Sample(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["collective", b"collective"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["collective", b"collective", "entered", b"entered", "is_first", b"is_first", "phases", b"phases", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
 
-global___Sample = Sample
+global___ProgressSample = ProgressSample
 
 @typing.final
 class RankName(google.protobuf.message.Message):
@@ -211,12 +211,12 @@ class RankView(google.protobuf.message.Message):
     @property
     def name(self) -> global___RankName: ...
     @property
-    def sample(self) -> global___Sample: ...
+    def sample(self) -> global___ProgressSample: ...
     def __init__(
         self,
         *,
         name: global___RankName | None = ...,
-        sample: global___Sample | None = ...,
+        sample: global___ProgressSample | None = ...,
         limit_s: builtins.float = ...,
         beat_age_s: builtins.float = ...,
         worker: builtins.str = ...,

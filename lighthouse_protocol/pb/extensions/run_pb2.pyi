@@ -31,19 +31,19 @@ class RankRequest(google.protobuf.message.Message):
     @property
     def heartbeat(self) -> global___RankHeartbeat: ...
     @property
-    def ready(self) -> global___Ready: ...
+    def ready(self) -> global___ReadyReport: ...
     @property
-    def failure(self) -> global___Failure: ...
+    def failure(self) -> global___FailureReport: ...
     @property
-    def finish(self) -> global___Finish: ...
+    def finish(self) -> global___FinishReport: ...
     def __init__(
         self,
         *,
         hello: global___RankHello | None = ...,
         heartbeat: global___RankHeartbeat | None = ...,
-        ready: global___Ready | None = ...,
-        failure: global___Failure | None = ...,
-        finish: global___Finish | None = ...,
+        ready: global___ReadyReport | None = ...,
+        failure: global___FailureReport | None = ...,
+        finish: global___FinishReport | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure", "finish", b"finish", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "ready", b"ready"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["failure", b"failure", "finish", b"finish", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "ready", b"ready"]) -> None: ...
@@ -62,13 +62,13 @@ class RankResponse(google.protobuf.message.Message):
     REJECTED_FIELD_NUMBER: builtins.int
     WELCOME_FIELD_NUMBER: builtins.int
     @property
-    def formed(self) -> global___Told: ...
+    def formed(self) -> global___GenerationFormed: ...
     @property
-    def ended(self) -> global___Over: ...
+    def ended(self) -> global___GenerationEnded: ...
     @property
-    def stopped(self) -> global___Stop: ...
+    def stopped(self) -> global___RunStopped: ...
     @property
-    def completed(self) -> global___Done: ...
+    def completed(self) -> global___RunCompleted: ...
     @property
     def rejected(self) -> global___HelloRejected:
         """the stream ends"""
@@ -80,10 +80,10 @@ class RankResponse(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        formed: global___Told | None = ...,
-        ended: global___Over | None = ...,
-        stopped: global___Stop | None = ...,
-        completed: global___Done | None = ...,
+        formed: global___GenerationFormed | None = ...,
+        ended: global___GenerationEnded | None = ...,
+        stopped: global___RunStopped | None = ...,
+        completed: global___RunCompleted | None = ...,
         rejected: global___HelloRejected | None = ...,
         welcome: global___RankWelcome | None = ...,
     ) -> None: ...
@@ -140,7 +140,7 @@ class RankId(google.protobuf.message.Message):
 global___RankId = RankId
 
 @typing.final
-class Terms(google.protobuf.message.Message):
+class RunTerms(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WORLD_SIZE_FIELD_NUMBER: builtins.int
@@ -183,7 +183,7 @@ class Terms(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_iterations", b"_max_iterations"]) -> typing.Literal["max_iterations"] | None: ...
 
-global___Terms = Terms
+global___RunTerms = RunTerms
 
 @typing.final
 class RankHello(google.protobuf.message.Message):
@@ -211,12 +211,12 @@ class RankHello(google.protobuf.message.Message):
     @property
     def rank(self) -> global___RankId: ...
     @property
-    def terms(self) -> global___Terms: ...
+    def terms(self) -> global___RunTerms: ...
     def __init__(
         self,
         *,
         rank: global___RankId | None = ...,
-        terms: global___Terms | None = ...,
+        terms: global___RunTerms | None = ...,
         attempt: builtins.int = ...,
         host: builtins.str = ...,
         pid: builtins.int = ...,
@@ -253,7 +253,7 @@ class RankHeartbeat(google.protobuf.message.Message):
 global___RankHeartbeat = RankHeartbeat
 
 @typing.final
-class Ready(google.protobuf.message.Message):
+class ReadyReport(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: builtins.int
@@ -268,10 +268,10 @@ class Ready(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "generation", b"generation"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
 
-global___Ready = Ready
+global___ReadyReport = ReadyReport
 
 @typing.final
-class Failure(google.protobuf.message.Message):
+class FailureReport(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: builtins.int
@@ -286,10 +286,10 @@ class Failure(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["generation", b"generation", "reason", b"reason"]) -> None: ...
 
-global___Failure = Failure
+global___FailureReport = FailureReport
 
 @typing.final
-class Finish(google.protobuf.message.Message):
+class FinishReport(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: builtins.int
@@ -301,10 +301,10 @@ class Finish(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["generation", b"generation"]) -> None: ...
 
-global___Finish = Finish
+global___FinishReport = FinishReport
 
 @typing.final
-class Counters(google.protobuf.message.Message):
+class RunCounters(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
@@ -326,16 +326,16 @@ class Counters(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["global_iteration", b"global_iteration", "job_restarts", b"job_restarts", "number", b"number", "ranks_restarts", b"ranks_restarts"]) -> None: ...
 
-global___Counters = Counters
+global___RunCounters = RunCounters
 
 @typing.final
-class Told(google.protobuf.message.Message):
+class GenerationFormed(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     COUNTERS_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
     @property
-    def counters(self) -> global___Counters: ...
+    def counters(self) -> global___RunCounters: ...
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """slots[i] is rank i; one that is not in it is a spare"""
@@ -343,16 +343,16 @@ class Told(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        counters: global___Counters | None = ...,
+        counters: global___RunCounters | None = ...,
         slots: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["counters", b"counters"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["counters", b"counters", "slots", b"slots"]) -> None: ...
 
-global___Told = Told
+global___GenerationFormed = GenerationFormed
 
 @typing.final
-class Over(google.protobuf.message.Message):
+class GenerationEnded(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
@@ -367,10 +367,10 @@ class Over(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["number", b"number", "reason", b"reason"]) -> None: ...
 
-global___Over = Over
+global___GenerationEnded = GenerationEnded
 
 @typing.final
-class Stop(google.protobuf.message.Message):
+class RunStopped(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
@@ -389,10 +389,10 @@ class Stop(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["generation", b"generation", "reason", b"reason", "who", b"who"]) -> None: ...
 
-global___Stop = Stop
+global___RunStopped = RunStopped
 
 @typing.final
-class Done(google.protobuf.message.Message):
+class RunCompleted(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
@@ -404,7 +404,7 @@ class Done(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
 
-global___Done = Done
+global___RunCompleted = RunCompleted
 
 @typing.final
 class SupervisorRequest(google.protobuf.message.Message):
@@ -457,9 +457,9 @@ class SupervisorResponse(google.protobuf.message.Message):
         """first, unless the run is stopped, completed, or the hello is rejected"""
 
     @property
-    def stopped(self) -> global___Stop: ...
+    def stopped(self) -> global___RunStopped: ...
     @property
-    def completed(self) -> global___Done: ...
+    def completed(self) -> global___RunCompleted: ...
     @property
     def rejected(self) -> global___HelloRejected:
         """the stream ends"""
@@ -468,8 +468,8 @@ class SupervisorResponse(google.protobuf.message.Message):
         self,
         *,
         welcome: global___SupervisorWelcome | None = ...,
-        stopped: global___Stop | None = ...,
-        completed: global___Done | None = ...,
+        stopped: global___RunStopped | None = ...,
+        completed: global___RunCompleted | None = ...,
         rejected: global___HelloRejected | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["completed", b"completed", "message", b"message", "rejected", b"rejected", "stopped", b"stopped", "welcome", b"welcome"]) -> builtins.bool: ...
@@ -791,15 +791,15 @@ class RunStatus(google.protobuf.message.Message):
     """one word of a closed set: why the next generation forms, or does not"""
     is_complete: builtins.bool
     @property
-    def counters(self) -> global___Counters: ...
+    def counters(self) -> global___RunCounters: ...
     @property
-    def terms(self) -> global___Terms: ...
+    def terms(self) -> global___RunTerms: ...
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """of the last generation: slots[i] is rank i"""
 
     @property
-    def stop(self) -> global___Stop:
+    def stop(self) -> global___RunStopped:
         """absent: it is not stopped"""
 
     @property
@@ -814,11 +814,11 @@ class RunStatus(google.protobuf.message.Message):
         job: builtins.str = ...,
         run: builtins.str = ...,
         verdict: builtins.str = ...,
-        counters: global___Counters | None = ...,
-        terms: global___Terms | None = ...,
+        counters: global___RunCounters | None = ...,
+        terms: global___RunTerms | None = ...,
         slots: collections.abc.Iterable[builtins.int] | None = ...,
         is_complete: builtins.bool = ...,
-        stop: global___Stop | None = ...,
+        stop: global___RunStopped | None = ...,
         ranks: collections.abc.Iterable[global___RankStatus] | None = ...,
         supervisors: collections.abc.Iterable[global___SupervisorStatus] | None = ...,
         excluded: collections.abc.Iterable[global___ExcludedHost] | None = ...,

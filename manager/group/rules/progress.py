@@ -14,9 +14,9 @@ from lighthouse_protocol.messages.progress import (
     GroupView,
     PhaseSeconds,
     PhaseTime,
+    ProgressSample,
     RankName,
     RankView,
-    Sample,
 )
 from lighthouse_protocol.rules.stall import Limits, StallVerdict, judge, time_left_s
 
@@ -38,7 +38,7 @@ class Process:
 @dataclass(frozen=True, slots=True)
 class _Heard:
     process: Process
-    sample: Sample
+    sample: ProgressSample
     at: float
 
 
@@ -51,7 +51,7 @@ class GroupProgress:
         self._longest: dict[str, float] = {}
         self._past_s: dict[str, float] = {}  # of processes that are gone
 
-    def take(self, group_rank: int, process: Process, sample: Sample, now: float) -> None:
+    def take(self, group_rank: int, process: Process, sample: ProgressSample, now: float) -> None:
         before = self._heard.get(group_rank)
         if before is not None and before.process.worker != process.worker:
             self.lose(group_rank)
@@ -66,7 +66,7 @@ class GroupProgress:
         if heard is not None:
             _add(self._past_s, heard.sample)
 
-    def limit_s(self, sample: Sample) -> float:
+    def limit_s(self, sample: ProgressSample) -> float:
         """How long a rank that stands there may be without a mark."""
         return self._limits.limit_s(self._longest.get(sample.innermost.name, 0.0), is_first=sample.is_first)
 
@@ -149,7 +149,7 @@ def _place(rank: RankView) -> tuple[object, ...]:
     return rank.name, rank.worker, sample.step, phases, sample.collective, sample.waits_for
 
 
-def _add(total: dict[str, float], sample: Sample) -> None:
+def _add(total: dict[str, float], sample: ProgressSample) -> None:
     for time in sample.times:
         name = time.name if time.name in total or len(total) < MAX_KNOWN else OTHER
         total[name] = total.get(name, 0.0) + time.seconds

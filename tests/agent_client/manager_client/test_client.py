@@ -10,7 +10,7 @@ from agent_client.manager_client.client import ManagerConnection
 from agent_client.manager_client.watch import SAMPLED_EVERY_S, RankWatch
 from agent_client.progress.progress import Progress
 from lighthouse_protocol.messages.membership import Assignment
-from lighthouse_protocol.messages.progress import STEP, Sample
+from lighthouse_protocol.messages.progress import STEP, ProgressSample
 from lighthouse_protocol.messages.session import FromRank, Leaving, ToRank, WatchOpened
 from lighthouse_protocol.refusals import Drained, LighthouseError, Unreachable
 from lighthouse_runtime.client.manager import ManagerClient
@@ -23,13 +23,13 @@ class FakeWatch:
     def __init__(self, *tells: ToRank) -> None:
         self._tells = tells
         self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.repeated: list[tuple[Callable[[], Sample | None], float]] = []
+        self.repeated: list[tuple[Callable[[], ProgressSample | None], float]] = []
 
     def send(self, message: FromRank) -> None:
         assert message == Leaving(None)
         self._over.put(None)
 
-    def repeat(self, say: Callable[[], Sample | None], every_s: float) -> None:
+    def repeat(self, say: Callable[[], ProgressSample | None], every_s: float) -> None:
         self.repeated.append((say, every_s))
 
     def end(self) -> None:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from agent_client.manager_client.client import ManagerConnection
-from lighthouse_protocol.messages.membership import Assignment, Vote
+from lighthouse_protocol.messages.membership import Assignment, Decision
 from lighthouse_protocol.messages.session import (
-    Ballot,
-    Counted,
     FromRank,
     Leaving,
     Released,
     Revoked,
     ToRank,
+    Vote,
+    VoteAnswer,
     WatchOpened,
 )
 from lighthouse_protocol.refusals import LighthouseError, Unreachable, WrongState
@@ -47,17 +47,17 @@ class FakeWatch:
     def __init__(self) -> None:
         self.says: queue.SimpleQueue[ToRank | LighthouseError] = queue.SimpleQueue()
         self.says.put(WatchOpened())
-        self.heard: queue.SimpleQueue[Ballot] = queue.SimpleQueue()
+        self.heard: queue.SimpleQueue[Vote] = queue.SimpleQueue()
         self.is_cancelled = threading.Event()
 
     def send(self, message: FromRank) -> None:
-        if isinstance(message, Ballot):
+        if isinstance(message, Vote):
             self.heard.put(message)
         else:
             assert isinstance(message, Leaving)
             self.says.put(Released())
 
-    def ballot(self) -> Ballot:
+    def ballot(self) -> Vote:
         return self.heard.get(timeout=PATIENCE_S)
 
     def end(self) -> None:
@@ -97,12 +97,12 @@ class FakeManager:
     def ask(self, step: int) -> Assignment:
         return self.link.ask(step, "", tag_quorum_id=QUORUM, commit_failures=0, timeout_s=PATIENCE_S)
 
-    def tell(self, step: int) -> Ballot:
+    def tell(self, step: int) -> Vote:
         self.link.tell(step, quorum_id=QUORUM, timeout_s=PATIENCE_S)
         return self.watches[-1].ballot()
 
-    def count(self, ballot: Ballot, outcome: Vote | LighthouseError) -> None:
-        self.watches[-1].says.put(Counted(ballot.number, outcome))
+    def count(self, ballot: Vote, outcome: Decision | LighthouseError) -> None:
+        self.watches[-1].says.put(VoteAnswer(ballot.number, outcome))
 
 
 @pytest.fixture
@@ -123,11 +123,11 @@ def beside(act: Callable[[], Any]) -> "queue.SimpleQueue[Any]":
 
 def test_the_next_request_waits_for_its_answer_and_takes_the_grant_that_comes_with_it(manager: FakeManager) -> None:
     ballot = manager.tell(4)
-    assert (ballot.step, ballot.vote, ballot.quorum_id, ballot.wants_next) == (4, True, QUORUM, True)
+    assert (ballot.step, ballot.should_commit, ballot.quorum_id, ballot.wants_next) == (4, True, QUORUM, True)
     answer = beside(lambda: manager.ask(5))
     with pytest.raises(queue.Empty):
         answer.get(timeout=0.1)
-    manager.count(ballot, Vote(commit=True, next=GRANT))
+    manager.count(ballot, Decision(commit=True, next=GRANT))
     assert answer.get(timeout=PATIENCE_S) is GRANT
     assert manager.asked == [(4, QUORUM)]
 
@@ -136,11 +136,11 @@ def test_the_vote_of_a_long_step_asks_for_no_grant_of_the_next(manager: FakeMana
     manager.link.asks_ahead = False
     ballot = manager.tell(4)
     assert not ballot.wants_next
-    manager.count(ballot, Vote(commit=True))
+    manager.count(ballot, Decision(commit=True))
 
 
 def test_without_a_grant_the_next_quorum_is_asked_for(manager: FakeManager) -> None:
-    manager.count(manager.tell(4), Vote(commit=True))
+    manager.count(manager.tell(4), Decision(commit=True))
     manager.ask(5)
     assert manager.asked == [(4, QUORUM), (5, QUORUM)]
 
@@ -152,15 +152,15 @@ def test_it_is_repeated_over_the_next_watch_until_it_is_counted(manager: FakeMan
     while len(manager.watches) < 2:
         threading.Event().wait(0.01)
     repeated = manager.watches[1].ballot()
-    assert (repeated.step, repeated.vote, repeated.quorum_id) == (4, True, QUORUM)
+    assert (repeated.step, repeated.should_commit, repeated.quorum_id) == (4, True, QUORUM)
     assert answer.empty()
-    manager.count(repeated, Vote(commit=True, next=GRANT))
+    manager.count(repeated, Decision(commit=True, next=GRANT))
     assert answer.get(timeout=PATIENCE_S) is GRANT
 
 
-@pytest.mark.parametrize("outcome", [Vote(commit=False), WrongState("step: the step in flight is 9")])
+@pytest.mark.parametrize("outcome", [Decision(commit=False), WrongState("step: the step in flight is 9")])
 def test_whatever_the_manager_says_to_it_the_state_has_its_tag(
-    manager: FakeManager, outcome: Vote | LighthouseError
+    manager: FakeManager, outcome: Decision | LighthouseError
 ) -> None:
     """It had taken this rank for lost, or another worker has come: the decision stands, and the next join tells."""
     manager.count(manager.tell(4), outcome)
@@ -171,7 +171,7 @@ def test_whatever_the_manager_says_to_it_the_state_has_its_tag(
 def test_a_revoke_while_it_is_under_way_is_known_when_its_grant_is_taken(manager: FakeManager) -> None:
     ballot = manager.tell(4)
     manager.watches[-1].says.put(Revoked(QUORUM, "b is lost"))
-    manager.count(ballot, Vote(commit=True, next=GRANT))
+    manager.count(ballot, Decision(commit=True, next=GRANT))
     assert manager.ask(5) is GRANT
     assert manager.link.revoked(QUORUM) == "b is lost"
     assert manager.revoked == [QUORUM]
@@ -181,7 +181,7 @@ def test_it_is_counted_before_the_link_is_closed(manager: FakeManager) -> None:
     ballot = manager.tell(4)
     closed = beside(manager.link.close)
     assert not manager.watches[-1].is_cancelled.wait(0.1)
-    manager.count(ballot, Vote(commit=True))
+    manager.count(ballot, Decision(commit=True))
     closed.get(timeout=PATIENCE_S)
 
 

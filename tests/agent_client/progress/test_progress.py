@@ -20,7 +20,7 @@ from lighthouse_protocol.messages.progress import (
     STEP,
     Collective,
     OpenPhase,
-    Sample,
+    ProgressSample,
 )
 
 
@@ -49,11 +49,11 @@ def progress(clock: Clock) -> Progress:
     return made
 
 
-def longest(sample: Sample) -> dict[str, float]:
+def longest(sample: ProgressSample) -> dict[str, float]:
     return {time.name: time.longest_s for time in sample.times}
 
 
-def seconds(sample: Sample) -> dict[str, float]:
+def seconds(sample: ProgressSample) -> dict[str, float]:
     return {time.name: time.seconds for time in sample.times}
 
 
@@ -61,7 +61,7 @@ class TestPlace:
     def test_at_first_and_in_a_step(self, clock: Clock):
         progress = Progress(clock)
         clock.go(2)
-        assert progress.sample() == Sample(phases=(OpenPhase(STEP, open_s=2),), still_s=2, is_first=True)
+        assert progress.sample() == ProgressSample(phases=(OpenPhase(STEP, open_s=2),), still_s=2, is_first=True)
         progress.step(7)
         sample = progress.sample()
         assert (sample.step, sample.still_s, sample.is_first) == (7, 0, True)
@@ -281,7 +281,7 @@ def test_samples_are_never_torn():
 
     interval = sys.getswitchinterval()
     trainer = threading.Thread(target=train, daemon=True)
-    samples: list[Sample] = []
+    samples: list[ProgressSample] = []
     sys.setswitchinterval(1e-6)
     try:
         trainer.start()

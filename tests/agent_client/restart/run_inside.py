@@ -10,16 +10,16 @@ from typing import Any
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse_protocol.messages.run import (
-    Done,
     FromRunRank,
-    Over,
+    GenerationEnded,
+    GenerationFormed,
+    HelloRejected,
     RankHeartbeat,
     RankHello,
     RankId,
-    Refusal,
-    Told,
+    RankWelcome,
+    RunCompleted,
     ToRunRank,
-    Welcome,
 )
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
 
@@ -34,16 +34,16 @@ def told_by(effect: events.Effect) -> list[tuple[RankId, ToRunRank]]:
     """What an effect says, and to whom."""
     match effect:
         case events.GenerationFormed(generation, spares):
-            told = Told(generation.counters, tuple(rank.slot for rank in generation.active))
+            told = GenerationFormed(generation.counters, tuple(rank.slot for rank in generation.active))
             return [(rank, told) for rank in (*generation.active, *spares)]
         case events.GenerationTold(rank, generation):
-            return [(rank, Told(generation.counters, tuple(rank.slot for rank in generation.active)))]
+            return [(rank, GenerationFormed(generation.counters, tuple(rank.slot for rank in generation.active)))]
         case events.Interrupted(number, reason, ranks):
-            return [(rank, Over(number, reason)) for rank in ranks]
+            return [(rank, GenerationEnded(number, reason)) for rank in ranks]
         case events.RankRefused(rank, error):
-            return [(rank, Refusal(error))]
+            return [(rank, HelloRejected(error))]
         case events.Completed(number, ranks):
-            return [(rank, Done(number)) for rank in ranks]
+            return [(rank, RunCompleted(number)) for rank in ranks]
         case events.Stopped(stop, ranks):
             return [(rank, stop) for rank in ranks]
         case _:
@@ -107,7 +107,7 @@ class RunInside:
                     self.steps[stream.rank.slot] = message.step
                 self.do(event_of(stream.rank, message, stream.session))
                 if isinstance(message, RankHello):
-                    stream.tell(Welcome())
+                    stream.tell(RankWelcome())
 
     def close(self, stream: StreamInside) -> None:
         with self._lock:

@@ -5,7 +5,7 @@ import pytest
 from agent_client.errors import ConfigurationError
 from agent_client.restart.launch import Launch
 from agent_client.restart.options import Options
-from lighthouse_protocol.messages.run import Terms
+from lighthouse_protocol.messages.run import RunTerms
 
 
 def test_under_a_supervisor() -> None:
@@ -25,9 +25,9 @@ def test_under_a_supervisor() -> None:
         }
     )
     assert (launch.slot, launch.slots, launch.attempt, launch.run, launch.is_supervised) == (5, 8, 2, "run", True)
-    assert Options(use_global_iteration=True).terms(launch) == Terms(8, 6, 4, stride=100)
+    assert Options(use_global_iteration=True).terms(launch) == RunTerms(8, 6, 4, stride=100)
     chosen = Options(use_global_iteration=True, active_world_size=5, min_active=2, barrier_timeout=7, max_iterations=9)
-    assert chosen.terms(launch) == Terms(8, 5, 2, stride=100, join_timeout_s=7.0, max_iterations=9)
+    assert chosen.terms(launch) == RunTerms(8, 5, 2, stride=100, join_timeout_s=7.0, max_iterations=9)
 
 
 def test_without_one_by_torchruns_variables() -> None:

@@ -18,7 +18,7 @@ from agent_client.restart.rules.events import Connect, MessageReceived, RankEffe
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol import refusals
 from lighthouse_protocol.messages import run as messages
-from lighthouse_protocol.messages.run import RankHello, RankId, Terms
+from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 from lighthouse_protocol.refusals import DuplicateReplica, Unreachable
 from tests.scenarios.paragraphs import scenarios_of
 
@@ -27,7 +27,7 @@ NAMES = vars(refusals) | vars(messages) | {
     each.__name__: each for each in (events.Raised, events.Returned, events.StepDone, events.Waiting, MessageReceived)
 }  # fmt: skip
 BEGINNINGS = {"idle": (), "ready": ("Waiting()",), "running": ("Waiting()", "Told(Counters(0), (0, 1, 2))")}
-HELLO = RankHello(RankId(1, "i"), Terms(3), attempt=2, host="h", pid=7)
+HELLO = RankHello(RankId(1, "i"), RunTerms(3), attempt=2, host="h", pid=7)
 QUIET = {"beat_interval_s": 1000.0, "interrupt_interval_s": 1.0, "hard_timeout_s": 5.0, "lighthouse_timeout_s": 60.0}
 
 
@@ -124,7 +124,7 @@ def test_a_slot_that_is_taken_is_asked_for_until_its_predecessor_must_be_missed(
     life = Life()
     taken = DuplicateReplica("slot: 1 is that of pid 3")
     for _ in range(200):
-        effects = life.handle(MessageReceived(life.session, messages.Refusal(taken)))
+        effects = life.handle(MessageReceived(life.session, messages.HelloRejected(taken)))
         if events.Ended(taken) in effects:
             break
         life.later(4.0)

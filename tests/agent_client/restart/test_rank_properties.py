@@ -11,7 +11,15 @@ from agent_client.restart.rules.config import RankPhase
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse.runs.rules import events as generation_events
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse_protocol.messages.run import Done, FromRunRank, RankHello, RankId, Terms, ToRunRank, Welcome
+from lighthouse_protocol.messages.run import (
+    FromRunRank,
+    RankHello,
+    RankId,
+    RankWelcome,
+    RunCompleted,
+    RunTerms,
+    ToRunRank,
+)
 from lighthouse_protocol.refusals import Unreachable
 from tests.agent_client.restart.run_inside import event_of, told_by
 
@@ -35,7 +43,7 @@ class World:
         self.runs: dict[int, list[tuple[int, int]]] = {slot: [] for slot in range(SIZE)}
         self.ended: dict[int, object] = {}
         self.ids = [RankId(slot, f"i{slot}") for slot in range(SIZE)]
-        terms = Terms(SIZE, active=3, join_timeout_s=5.0)
+        terms = RunTerms(SIZE, active=3, join_timeout_s=5.0)
         self.ranks = [RankMachine(RankHello(rank, terms)) for rank in self.ids]
         for slot, rank in enumerate(self.ranks):
             self.perform(slot, list(rank.start(self.now)))
@@ -89,7 +97,7 @@ class World:
             message = self.up[slot].popleft()
             self.hear(event_of(self.ids[slot], message, self.streams[slot]))
             if isinstance(message, RankHello):
-                self.down[slot].append(Welcome())
+                self.down[slot].append(RankWelcome())
         if self.down[slot]:
             self.do(slot, events.MessageReceived(self.session[slot], self.down[slot].popleft()))
 
@@ -144,5 +152,5 @@ def test_numbers_rise_are_agreed_on_and_all_end(operations: list[tuple[str, int]
     places = [(number, rank) for runs in world.runs.values() for number, rank in runs]
     assert len(places) == len(set(places))  # nobody shares a rank
     assert max(number for number, _ in places) <= world.lighthouse.generations.current.number  # nobody made one up
-    assert {type(outcome) for outcome in world.ended.values()} == {Done}
+    assert {type(outcome) for outcome in world.ended.values()} == {RunCompleted}
     assert len(world.ended) == SIZE

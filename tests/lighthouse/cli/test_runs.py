@@ -6,14 +6,16 @@ import pytest
 from lighthouse.cli.keys import keys
 from lighthouse.cli.runs import runs
 from lighthouse.cli.stop import resume, stop
-from lighthouse_protocol.messages.run import Counters, KeyKind, Stop, Terms
+from lighthouse_protocol.messages.run import KeyKind, RunCounters, RunStopped, RunTerms
 from lighthouse_protocol.messages.run_status import RunStatus
 
-RUN = RunStatus("default", "r1", "stands", Counters(1, 0, 1, 1), Terms(3), (0, 2), False, None, (), (), ())
+RUN = RunStatus("default", "r1", "stands", RunCounters(1, 0, 1, 1), RunTerms(3), (0, 2), False, None, (), (), ())
 
 
 def test_a_line_for_each_run(fake, run):
-    stopped = replace(RUN, run="r2", verdict="stopped", stop=Stop("exit code 130", "g0", 1), counters=Counters())
+    stopped = replace(
+        RUN, run="r2", verdict="stopped", stop=RunStopped("exit code 130", "g0", 1), counters=RunCounters()
+    )
     fake.runs = [RUN, stopped]
     assert run(runs).output == (
         "default/r1  generation 1, 2 ranks, 1 restarts, stands\n"
@@ -33,7 +35,10 @@ def test_json(fake, run):
 
 @pytest.mark.parametrize(("command", "done"), [(stop, "stopped"), (resume, "resumed")])
 def test_what_is_asked_and_said(fake, run, tmp_path, command, done):
-    fake.runs = [replace(RUN, stop=Stop("maintenance", "ada", 1)), replace(RUN, run="default", stop=Stop("x", "y", 1))]
+    fake.runs = [
+        replace(RUN, stop=RunStopped("maintenance", "ada", 1)),
+        replace(RUN, run="default", stop=RunStopped("x", "y", 1)),
+    ]
     file = tmp_path / "token"
     file.write_text("secret\n")
     result = run(command, "--run", "r1", "--job", "j", "--control-token-file", str(file))

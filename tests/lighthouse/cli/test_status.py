@@ -4,7 +4,7 @@ import json
 import pytest
 
 from lighthouse.cli.status import status as command
-from lighthouse_protocol.messages.run import Counters, Stop, Terms
+from lighthouse_protocol.messages.run import RunCounters, RunStopped, RunTerms
 from lighthouse_protocol.messages.run_status import RunStatus
 from lighthouse_protocol.messages.status import MemberState
 from lighthouse_protocol.refusals import Unreachable
@@ -123,8 +123,8 @@ def test_who_is_behind_stands_below_the_quorum(fake, run, width):
 
 def test_says_which_run_is_stopped_and_by_what(fake, run):
     fake.answers = [status(job(member("a")))]
-    stop = Stop("no\x1b money", "ada", 1)
-    stopped = RunStatus("default", "r1", "stopped", Counters(), Terms(3), (), False, stop, (), (), ())
+    stop = RunStopped("no\x1b money", "ada", 1)
+    stopped = RunStatus("default", "r1", "stopped", RunCounters(), RunTerms(3), (), False, stop, (), (), ())
     fake.runs = [stopped, dataclasses.replace(stopped, run="r2", stop=None)]
     *_, last = run(command).output.splitlines()
     assert last == "run r1 of job default is stopped: no? money (by ada); `lighthouse resume --run r1` lifts it"

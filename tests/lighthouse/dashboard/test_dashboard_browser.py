@@ -13,7 +13,7 @@ from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord
 from lighthouse.runs.rules.status import run_status
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
-from lighthouse_protocol.messages.run import Stop
+from lighthouse_protocol.messages.run import RunStopped
 from lighthouse_protocol.messages.status import JobStatus, MemberState, RankState, TimelineEntry, TimelineKind
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_runtime.server import rpc_handler
@@ -268,7 +268,7 @@ async def test_a_crowd_is_shown_in_part_the_worst_first_and_can_be_filtered_and_
 
 @pytest.mark.slow
 async def test_shows_the_runs_in_a_line_each(browser: Chromium, lighthouse: FakeLighthouse):
-    run = run_status(("default", "r<1>"), RunMachine(record=RunRecord(stop=Stop("<b>enough</b>", "g", 3))), 0.0)
+    run = run_status(("default", "r<1>"), RunMachine(record=RunRecord(stop=RunStopped("<b>enough</b>", "g", 3))), 0.0)
     lighthouse.runs = (run,)
     async with browser.page(lighthouse.url) as page:
         seen = await shown(page)

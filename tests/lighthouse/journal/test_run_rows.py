@@ -11,19 +11,19 @@ from lighthouse.journal import database, run_rows
 from lighthouse.journal.journal import Journal
 from lighthouse.runs.rules.record import Former, RestartRecord, RunRecord, SavedRun, SupervisorRecord
 from lighthouse.runs.store import RunStore, RunStoreInProcess
-from lighthouse_protocol.messages.run import Counters, Generation, KeyKind, RankId, Stop, Terms
+from lighthouse_protocol.messages.run import Generation, KeyKind, RankId, RunCounters, RunStopped, RunTerms
 from lighthouse_protocol.messages.run_status import ExcludedHost
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello
 from lighthouse_protocol.refusals import WrongState
 
 A, B = RankId(0, "a"), RankId(1, "b")
 FULL = RunRecord(
-    counters=Counters(3, 0, 2, 1),
-    terms=Terms(4, active=2, stride=100),
-    generation=Generation((A, B), Counters(3)),
+    counters=RunCounters(3, 0, 2, 1),
+    terms=RunTerms(4, active=2, stride=100),
+    generation=Generation((A, B), RunCounters(3)),
     is_broken=True,
     formed=4,
-    stop=Stop("enough", "operator", 3),
+    stop=RunStopped("enough", "operator", 3),
     restarts=(RestartRecord(2, "x", 1.5, "i", (A,), 3, 2.5, 3.5, (ProcessLost(A, "y", ("l",)),)),),
     ending={"s": "enough"},
     finished=(B,),

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lighthouse.runs.rules.assignment import Candidate, assign
-from lighthouse_protocol.messages.run import RankId, Terms
+from lighthouse_protocol.messages.run import RankId, RunTerms
 
 WORLD = 10
 
@@ -23,9 +23,9 @@ def members(draw: st.DrawFn) -> list[Candidate]:
     ]
 
 
-def terms(hosts_together: bool) -> st.SearchStrategy[Terms]:
+def terms(hosts_together: bool) -> st.SearchStrategy[RunTerms]:
     return st.builds(
-        Terms,
+        RunTerms,
         world_size=st.just(WORLD),
         active=st.none() | st.integers(1, WORLD),
         min_active=st.integers(1, 4),
@@ -40,7 +40,7 @@ unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 
 @unhurried
 @given(members(), previous_slots, terms(False) | terms(True))
-def test_sizes(members: list[Candidate], previous: list[int], terms: Terms):
+def test_sizes(members: list[Candidate], previous: list[int], terms: RunTerms):
     active = assign(members, previous, terms)
     ready = {member.rank for member in members if member.is_ready}
     assert set(active) <= ready
@@ -54,7 +54,7 @@ def test_sizes(members: list[Candidate], previous: list[int], terms: Terms):
 
 @unhurried
 @given(members(), previous_slots, terms(False))
-def test_who_was_active_stays_and_keeps_its_rank(members: list[Candidate], previous: list[int], terms: Terms):
+def test_who_was_active_stays_and_keeps_its_rank(members: list[Candidate], previous: list[int], terms: RunTerms):
     active = assign(members, previous, terms)
     slots = [rank.slot for rank in active]
     ready = {member.rank.slot for member in members if member.is_ready}
@@ -70,7 +70,9 @@ def test_who_was_active_stays_and_keeps_its_rank(members: list[Candidate], previ
 
 @unhurried
 @given(members(), previous_slots.map(lambda slots: slots or [0]), terms(False))
-def test_no_chosen_spare_waits_shorter_than_one_left_out(members: list[Candidate], previous: list[int], terms: Terms):
+def test_no_chosen_spare_waits_shorter_than_one_left_out(
+    members: list[Candidate], previous: list[int], terms: RunTerms
+):
     active = set(assign(members, previous, terms))
     spares = [member for member in members if member.is_ready and member.rank.slot not in previous]
     chosen = [member.waiting_since for member in spares if member.rank in active]
@@ -80,7 +82,7 @@ def test_no_chosen_spare_waits_shorter_than_one_left_out(members: list[Candidate
 
 @unhurried
 @given(members(), previous_slots, terms(True))
-def test_no_host_is_torn(members: list[Candidate], previous: list[int], terms: Terms):
+def test_no_host_is_torn(members: list[Candidate], previous: list[int], terms: RunTerms):
     active = set(assign(members, previous, terms))
     torn = {member.host for member in members if not member.is_ready}
     assert not {member.host for member in members if member.rank in active} & torn
@@ -88,6 +90,6 @@ def test_no_host_is_torn(members: list[Candidate], previous: list[int], terms: T
 
 @unhurried
 @given(members(), previous_slots, terms(False) | terms(True))
-def test_nothing_changes_without_a_change(members: list[Candidate], previous: list[int], terms: Terms):
+def test_nothing_changes_without_a_change(members: list[Candidate], previous: list[int], terms: RunTerms):
     active = assign(members, previous, terms)
     assert assign(members, [rank.slot for rank in active], terms) == active

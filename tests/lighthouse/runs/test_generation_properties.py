@@ -18,7 +18,7 @@ from lighthouse.runs.rules.generation import GenerationState
 from lighthouse.runs.rules.key_space import SPACES_KEPT
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.restart_log import KEPT
-from lighthouse_protocol.messages.run import Finish, RankId, Ready, Stop
+from lighthouse_protocol.messages.run import FinishReport, RankId, ReadyReport, RunStopped
 from tests.lighthouse.run_stage import RunStage, Worker
 
 WORLD = 5
@@ -42,7 +42,7 @@ def terms(draw: st.DrawFn) -> dict[str, Any]:
 
 class RunOfRanks(RuleBasedStateMachine):
     stage: RunStage
-    stop: Stop | None = None
+    stop: RunStopped | None = None
 
     @initialize(terms=terms(), start=st.booleans())
     def begin(self, terms: dict[str, Any], start: bool) -> None:
@@ -70,8 +70,8 @@ class RunOfRanks(RuleBasedStateMachine):
         if ready:
             self.stage.ready(slot)
 
-    @rule(slot=slots, says=st.sampled_from([Ready, Finish]))
-    def a_predecessor_is_heard_late(self, slot: int, says: type[Ready] | type[Finish]) -> None:
+    @rule(slot=slots, says=st.sampled_from([ReadyReport, FinishReport]))
+    def a_predecessor_is_heard_late(self, slot: int, says: type[ReadyReport] | type[FinishReport]) -> None:
         old = self.old.get(slot)
         if old is not None and old.generation is not None:
             self.stage.feed(RankSaid(old.rank, says(old.generation)))
@@ -106,7 +106,7 @@ class RunOfRanks(RuleBasedStateMachine):
         for slot in sorted(which):
             worker = self.worker(slot)
             if worker is not None and worker.generation is not None and (worker.runs or stale):
-                self.stage.feed(RankSaid(worker.rank, Finish(worker.generation)))
+                self.stage.feed(RankSaid(worker.rank, FinishReport(worker.generation)))
 
     @rule(which=st.sets(slots, min_size=1, max_size=3))
     def kill(self, which: set[int]) -> None:

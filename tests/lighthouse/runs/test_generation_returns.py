@@ -11,7 +11,7 @@ from lighthouse.runs.rules.events import (
     RecordDue,
     SessionEnded,
 )
-from lighthouse_protocol.messages.run import RankHeartbeat, RankHello, RankId, Ready, Terms
+from lighthouse_protocol.messages.run import RankHeartbeat, RankHello, RankId, ReadyReport, RunTerms
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, WrongState
 from tests.lighthouse.run_stage import RunStage, running
 
@@ -45,14 +45,14 @@ class TestCatchUp:
         stage = running(2)
         rank = stage.workers[0].rank
         assert stage.named[0].active[0] == rank
-        assert stage.machine.handle(RankSaid(rank, Ready()), 1.0) == [GenerationTold(rank, stage.named[0])]
+        assert stage.machine.handle(RankSaid(rank, ReadyReport()), 1.0) == [GenerationTold(rank, stage.named[0])]
         assert stage.machine.generations.current.stands
 
     def test_a_predecessors_messages_are_refused(self):
         stage = running(2, **SUPERVISED)
         old = stage.workers[1].rank
         stage.start(1)
-        for event in (RankSaid(old, RankHeartbeat()), RankSaid(old, Ready(0))):
+        for event in (RankSaid(old, RankHeartbeat()), RankSaid(old, ReadyReport(0))):
             (effect,) = stage.machine.handle(event, stage.now)
             assert isinstance(effect, RankRefused)
             assert isinstance(effect.error, Superseded)
@@ -115,7 +115,7 @@ class TestIdentity:
 
     def test_all_have_the_same_terms(self):
         stage = running(2)
-        entry = RankHello(RankId(1, "other"), Terms(world_size=2, active=1), attempt=1)
+        entry = RankHello(RankId(1, "other"), RunTerms(world_size=2, active=1), attempt=1)
         (effect,) = stage.machine.handle(RankJoined(entry, 50), stage.now)
         assert isinstance(effect, RankRefused)
         assert isinstance(effect.error, WrongState)
@@ -123,7 +123,7 @@ class TestIdentity:
     def test_other_terms_when_nobody_is_here(self):
         stage = running(4)
         stage.kill(0, 1, 2, 3)
-        stage.terms = Terms(world_size=2)
+        stage.terms = RunTerms(world_size=2)
         stage.workers.clear()
         stage.start(0, 1)
         assert stage.running() == {0, 1}
@@ -176,7 +176,7 @@ class TestLighthouseGone:
         stage = running(3, obedient=False)
         stage.fail(0)
         stage.ready(0, 1)
-        effects = list(stage.machine.handle(RankSaid(stage.workers[2].rank, Ready(0)), stage.now))
+        effects = list(stage.machine.handle(RankSaid(stage.workers[2].rank, ReadyReport(0)), stage.now))
         assert isinstance(effects[0], RecordDue)
         stage.workers[2].runs, stage.workers[2].is_ready = False, True
         stage.record = effects[0].record

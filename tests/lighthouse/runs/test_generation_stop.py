@@ -11,7 +11,7 @@ from lighthouse.runs.rules.events import (
     StopAsked,
     Stopped,
 )
-from lighthouse_protocol.messages.run import Failure, Finish, RankHeartbeat, Ready, Stop
+from lighthouse_protocol.messages.run import FailureReport, FinishReport, RankHeartbeat, ReadyReport, RunStopped
 from tests.lighthouse.run_stage import RunStage, running
 
 
@@ -24,7 +24,7 @@ def stopped() -> RunStage:
 
 def test_all_are_told_at_once_and_it_is_written_down():
     stage = stopped()
-    stop = Stop("exit code 130", "slot 1", generation=1)
+    stop = RunStopped("exit code 130", "slot 1", generation=1)
     assert {worker.stop for worker in stage.workers.values()} == {stop}
     assert stage.record.stop == stop
     assert stage.running() == set()
@@ -37,7 +37,7 @@ def test_the_first_reason_stays():
     assert stage.machine.stop.reason == "exit code 130"
 
 
-@pytest.mark.parametrize("message", [RankHeartbeat(), Ready(), Failure(1, "x"), Finish(1)])
+@pytest.mark.parametrize("message", [RankHeartbeat(), ReadyReport(), FailureReport(1, "x"), FinishReport(1)])
 def test_whoever_says_something_is_told_again(message: RankMessage):
     stage = stopped()
     rank = stage.workers[2].rank

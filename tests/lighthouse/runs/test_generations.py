@@ -15,7 +15,15 @@ from lighthouse.runs.rules.events import (
 )
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RestartRecord, RunRecord
-from lighthouse_protocol.messages.run import Counters, Generation, RankHeartbeat, RankHello, RankId, Ready, Terms
+from lighthouse_protocol.messages.run import (
+    Generation,
+    RankHeartbeat,
+    RankHello,
+    RankId,
+    ReadyReport,
+    RunCounters,
+    RunTerms,
+)
 from tests.lighthouse.run_stage import RunStage, running
 
 SUPERVISED = {"stride": 100}
@@ -25,16 +33,16 @@ DUE = RecordDue(RunRecord())
 class TestAdvance:
     def test_when_all_are_ready_all_are_told_at_once(self):
         machine = RunMachine()
-        terms = Terms(world_size=2)
+        terms = RunTerms(world_size=2)
         a, b = RankId(0, "a"), RankId(1, "b")
         assert machine.handle(RankJoined(RankHello(a, terms), 1), 0.0) == []
         assert machine.handle(RankJoined(RankHello(b, terms), 2), 0.0) == []
-        assert machine.handle(RankSaid(a, Ready()), 1.0) == []
-        formed = Generation((a, b), Counters(number=0))
-        assert machine.handle(RankSaid(b, Ready()), 2.0) == [DUE, GenerationFormed(formed)]
-        assert machine.handle(RankSaid(a, Ready(0)), 3.0) == []
-        again = Generation((a, b), Counters(number=1, global_iteration=1))
-        assert machine.handle(RankSaid(b, Ready(0)), 4.0) == [DUE, GenerationFormed(again)]
+        assert machine.handle(RankSaid(a, ReadyReport()), 1.0) == []
+        formed = Generation((a, b), RunCounters(number=0))
+        assert machine.handle(RankSaid(b, ReadyReport()), 2.0) == [DUE, GenerationFormed(formed)]
+        assert machine.handle(RankSaid(a, ReadyReport(0)), 3.0) == []
+        again = Generation((a, b), RunCounters(number=1, global_iteration=1))
+        assert machine.handle(RankSaid(b, ReadyReport(0)), 4.0) == [DUE, GenerationFormed(again)]
 
     def test_a_loss_interrupts_the_others_at_once(self):
         stage = running(3, obedient=False)
@@ -73,7 +81,7 @@ class TestAdvance:
 class TestAlive:
     def test_moments_are_the_lighthouses_own(self):
         """Nothing that a rank says can be a moment: no event has a field for one."""
-        fields = {name for event in (RankHeartbeat, Ready, RankHello) for name in event.__dataclass_fields__}
+        fields = {name for event in (RankHeartbeat, ReadyReport, RankHello) for name in event.__dataclass_fields__}
         assert not {name for name in fields if name.endswith(("_at", "time", "clock"))}
 
     @pytest.mark.parametrize("skew_s", [-31.0, 31.0])

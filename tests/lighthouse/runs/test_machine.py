@@ -28,7 +28,17 @@ from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord, dump, parse
 from lighthouse.runs.rules.restart_log import EVIDENCE_KEPT, KEPT, LOST_KEPT
 from lighthouse.runs.rules.supervisors import MAX_SUPERVISORS, Supervisors
-from lighthouse_protocol.messages.run import Done, Finish, RankHeartbeat, RankHello, RankId, Ready, Refusal, Stop, Terms
+from lighthouse_protocol.messages.run import (
+    FinishReport,
+    HelloRejected,
+    RankHeartbeat,
+    RankHello,
+    RankId,
+    ReadyReport,
+    RunCompleted,
+    RunStopped,
+    RunTerms,
+)
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello, SupervisorWelcome
 from lighthouse_protocol.refusals import LighthouseError, Superseded, WrongState
 from tests.lighthouse.run_stage import RunStage, running
@@ -53,7 +63,7 @@ def told(effects: object, session: int) -> object:
 
 
 def refusal(message: object) -> LighthouseError:
-    assert isinstance(message, Refusal)
+    assert isinstance(message, HelloRejected)
     return message.error
 
 
@@ -91,11 +101,11 @@ class TestSupervisors:
     def test_a_stop_is_told_to_who_comes_later_and_outlives_the_lighthouse(self):
         machine = RunMachine()
         machine.handle(SupervisorJoined(supervisor(), 1), 0.0)
-        stop = Stop("exit code 130", "g", -1)
+        stop = RunStopped("exit code 130", "g", -1)
         assert machine.handle(StopAsked("exit code 130", "g"), 1.0) == [DUE, Stopped(stop, (), is_new=True)]
         for each in (machine, again(machine)):
             assert each.handle(SupervisorJoined(supervisor("late"), 2), 6.0) == [SupervisorTold(2, stop)]
-            assert each.handle(RankJoined(RankHello(RankId(0, "a"), Terms(2)), 3), 6.0) == [
+            assert each.handle(RankJoined(RankHello(RankId(0, "a"), RunTerms(2)), 3), 6.0) == [
                 Stopped(stop, (RankId(0, "a"),))
             ]
 
@@ -114,17 +124,17 @@ class TestLiftedStops:
         machine = self.stopped(SupervisorJoined(supervisor(), 1))
         machine = again(machine) if restarts else machine
         stop = told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2)
-        assert isinstance(stop, Stop)
+        assert isinstance(stop, RunStopped)
         assert stop.reason == "enough"
         assert machine.handle(StopAsked("a rank has ended by 130", "g"), 9.0) == []
         assert machine.stop is None
 
     def test_one_of_which_a_rank_was_connected_is_told_it_also_without_having_been_here(self):
-        machine = self.stopped(RankJoined(RankHello(RankId(0, "1.7"), Terms(2)), 7))
-        assert isinstance(told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2), Stop)
+        machine = self.stopped(RankJoined(RankHello(RankId(0, "1.7"), RunTerms(2)), 7))
+        assert isinstance(told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2), RunStopped)
 
     @pytest.mark.parametrize(
-        "came", [SupervisorJoined(supervisor(), 1), RankJoined(RankHello(RankId(0, "1.7"), Terms(2)), 7)]
+        "came", [SupervisorJoined(supervisor(), 1), RankJoined(RankHello(RankId(0, "1.7"), RunTerms(2)), 7)]
     )
     def test_who_comes_while_it_is_in_force_ends_by_it_and_that_is_written_down(self, came: Event):
         machine = RunMachine()
@@ -132,19 +142,19 @@ class TestLiftedStops:
         assert machine.handle(came, 1.0)[-1] == RecordChanged()
         machine = again(machine)
         machine.handle(ResumeAsked(), 8.0)
-        assert isinstance(told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2), Stop)
+        assert isinstance(told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2), RunStopped)
 
     def test_one_that_was_away_with_all_its_ranks_goes_on_and_may_stop_the_run(self):
         machine = self.stopped(SupervisorJoined(supervisor(), 1), SupervisorEnded(1))
         assert told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2) == WELCOME
         machine.handle(StopAsked("a rank has ended by 130", "g"), 9.0)
-        assert machine.stop == Stop("a rank has ended by 130", "g", -1)
+        assert machine.stop == RunStopped("a rank has ended by 130", "g", -1)
 
     def test_its_successor_may_stop_the_run(self):
         machine = self.stopped(SupervisorJoined(supervisor(), 1))
         assert told(machine.handle(SupervisorJoined(supervisor(incarnation="2"), 2), 9.0), 2) == WELCOME
         machine.handle(StopAsked("again", "g"), 9.0)
-        assert machine.stop == Stop("again", "g", -1)
+        assert machine.stop == RunStopped("again", "g", -1)
 
     def test_what_is_kept_of_them_is_bounded(self):
         supervisors = Supervisors()
@@ -313,7 +323,9 @@ class TestCompletion:
         ]
         for session, entry in enumerate(late, start=90):
             assert stage.machine.handle(RankJoined(entry, session), stage.now) == [Completed(0, (entry.rank,))]
-            assert stage.machine.handle(RankSaid(entry.rank, Ready(0)), stage.now) == [Completed(0, (entry.rank,))]
+            assert stage.machine.handle(RankSaid(entry.rank, ReadyReport(0)), stage.now) == [
+                Completed(0, (entry.rank,))
+            ]
         stage.wait(1000)
         assert stage.number == 0
 
@@ -324,7 +336,7 @@ class TestCompletion:
         stage.finish(0, 1)
         stage.read_ends()
         for machine in (stage.machine, again(stage.machine)):
-            assert machine.handle(SupervisorJoined(supervisor(), 71), 9.0) == [SupervisorTold(71, Done(0))]
+            assert machine.handle(SupervisorJoined(supervisor(), 71), 9.0) == [SupervisorTold(71, RunCompleted(0))]
 
     def test_while_one_of_it_is_connected_nothing_begins(self):
         stage = running(2)
@@ -332,7 +344,7 @@ class TestCompletion:
         stage.finish(0, 1)
         stage.read_ends()
         newer = SupervisorJoined(supervisor("other", "2"), 71)
-        assert stage.machine.handle(newer, 9.0) == [SupervisorTold(71, Done(0))]
+        assert stage.machine.handle(newer, 9.0) == [SupervisorTold(71, RunCompleted(0))]
         stage.feed(SupervisorEnded(70))
         assert told(stage.machine.handle(newer, 10.0), 71) == WELCOME
 
@@ -364,7 +376,7 @@ class TestCompletion:
         stage.read_ends()
         stage.feed(SupervisorJoined(supervisor(incarnation="new"), 71))
         assert stage.machine.handle(SupervisorJoined(supervisor(incarnation="old"), 72), stage.now) == [
-            SupervisorTold(72, Done(0))
+            SupervisorTold(72, RunCompleted(0))
         ]
 
     @pytest.mark.parametrize("restarts", [False, True])
@@ -389,11 +401,11 @@ class TestCompletion:
         stage = RunStage(1)
         rank = RankId(0, "old.1")
         stage.feed(RankJoined(RankHello(rank, stage.terms), 70))
-        stage.feed(RankSaid(rank, Ready()))
-        stage.feed(RankSaid(rank, Finish(0)))
+        stage.feed(RankSaid(rank, ReadyReport()))
+        stage.feed(RankSaid(rank, FinishReport(0)))
         stage.feed(SessionEnded(70))
         late = SupervisorJoined(supervisor(incarnation="old"), 71)
-        assert stage.machine.handle(late, 1.0) == [SupervisorTold(71, Done(0))]
+        assert stage.machine.handle(late, 1.0) == [SupervisorTold(71, RunCompleted(0))]
 
     def test_a_stop_after_it_is_nothing(self):
         assert self.completed().machine.handle(StopAsked("late", "g"), 1.0) == []

@@ -14,18 +14,18 @@ from lighthouse.runs.registry import RunRegistry
 from lighthouse.runs.store import RunStoreInProcess
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.run import (
-    Counters,
-    Done,
-    Failure,
-    Finish,
+    FailureReport,
+    FinishReport,
+    GenerationEnded,
+    GenerationFormed,
     KeyKind,
-    Over,
     RankHeartbeat,
     RankHello,
     RankId,
-    Ready,
-    Terms,
-    Told,
+    ReadyReport,
+    RunCompleted,
+    RunCounters,
+    RunTerms,
 )
 from lighthouse_protocol.messages.supervisor import SupervisorHello
 from lighthouse_protocol.refusals import (
@@ -38,7 +38,7 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_runtime.timing.loop_lag import LoopLag
 
-TERMS = Terms(world_size=2)
+TERMS = RunTerms(world_size=2)
 
 
 class Listener:
@@ -57,7 +57,11 @@ class Listener:
 
     @property
     def heard(self) -> list[object]:
-        return [message for message in self.messages if isinstance(message, Told | Over | Done)]
+        return [
+            message
+            for message in self.messages
+            if isinstance(message, GenerationFormed | GenerationEnded | RunCompleted)
+        ]
 
 
 @pytest.fixture
@@ -88,7 +92,7 @@ def entered(driver: RunDriver, slot: int, incarnation: str = "i") -> tuple[int, 
 async def test_all_are_told_one_message(runs: RunRegistry):
     driver = runs.get("j", "r")
     (_, a), (_, b) = entered(driver, 0), entered(driver, 1)
-    assert a.heard == b.heard == [Told(Counters(0), (0, 1))]
+    assert a.heard == b.heard == [GenerationFormed(RunCounters(0), (0, 1))]
     assert a.heard[0] is b.heard[0], "so that it is serialised once"
 
 
@@ -132,11 +136,11 @@ async def test_a_restart_is_an_incident(runs: RunRegistry, incidents: IncidentRe
     """From the fault to the first step after it; its durations are those that a scrape shows."""
     driver = runs.get("j", "r")
     (a, listener), (b, _) = entered(driver, 0), entered(driver, 1)
-    driver.receive_from_rank(b, Failure(0, "x"))
+    driver.receive_from_rank(b, FailureReport(0, "x"))
     for session in (a, b):
-        driver.receive_from_rank(session, Ready(0))
+        driver.receive_from_rank(session, ReadyReport(0))
     driver.receive_from_rank(a, RankHeartbeat(3))
-    assert isinstance(listener.heard[-1], Told)
+    assert isinstance(listener.heard[-1], GenerationFormed)
     driver.receive_from_rank(a, RankHeartbeat(4))
     (summary,) = incidents.newest("j")
     assert summary.text == "run r, generation 0: slot 1 (i1) has failed: x"
@@ -165,9 +169,9 @@ async def test_all_are_told_of_the_completion(runs: RunRegistry):
     driver.open_supervisor(SupervisorHello("g", "1"), supervisor)
     ranks = [entered(driver, slot) for slot in (0, 1)]
     for session, _ in ranks:
-        driver.receive_from_rank(session, Finish(0))
-    assert [listener.heard[-1] for _, listener in ranks] == [Done(0), Done(0)]
-    assert supervisor.messages[-1] == Done(0)
+        driver.receive_from_rank(session, FinishReport(0))
+    assert [listener.heard[-1] for _, listener in ranks] == [RunCompleted(0), RunCompleted(0)]
+    assert supervisor.messages[-1] == RunCompleted(0)
 
 
 async def test_a_refused_rank_ends_and_is_heard_no_more(runs: RunRegistry):

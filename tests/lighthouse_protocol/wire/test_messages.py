@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lighthouse_protocol.constraints import Cut, Entries
 from lighthouse_protocol.messages import hosts, incident, run, run_status, session, status, supervisor
 from lighthouse_protocol.messages.evidence import RankEvidence, SelfReport
-from lighthouse_protocol.messages.progress import GroupView, OpenPhase, RankName, RankView, Sample
+from lighthouse_protocol.messages.progress import GroupView, OpenPhase, ProgressSample, RankName, RankView
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.wire import codecs, streams
 from lighthouse_protocol.wire.codec import CODECS, Codec
@@ -137,11 +137,14 @@ def test_every_double_is_checked(cls: type[Any]):
 @pytest.mark.parametrize(
     ("value", "refusal"),
     [
-        (run.Terms(world_size=8, min_active=9), "min_active: is 9; at most 8 ranks can be active"),
-        (run.Terms(world_size=8, divisible_by=3, min_active=7), "min_active: is 7; at most 6 ranks"),
+        (run.RunTerms(world_size=8, min_active=9), "min_active: is 9; at most 8 ranks can be active"),
+        (run.RunTerms(world_size=8, divisible_by=3, min_active=7), "min_active: is 7; at most 6 ranks"),
         (hosts.HostHello("a", "r", 2, 2, 8, "i"), "node_rank: is 2; of 2 hosts it is 1 to 1"),
-        (GroupView("a", "i", (RankView(RankName("a", 0), Sample(), 1.0),) * 2), "ranks: names a rank twice"),
-        (GroupView("a", "i", (RankView(RankName("b", 0), Sample(), 1.0),)), "ranks: names a rank of another group"),
+        (GroupView("a", "i", (RankView(RankName("a", 0), ProgressSample(), 1.0),) * 2), "ranks: names a rank twice"),
+        (
+            GroupView("a", "i", (RankView(RankName("b", 0), ProgressSample(), 1.0),)),
+            "ranks: names a rank of another group",
+        ),
     ],
 )
 def test_fields_that_do_not_fit_each_other_are_refused(value: Any, refusal: str):
@@ -156,7 +159,7 @@ def test_fields_that_do_not_fit_each_other_are_refused(value: Any, refusal: str)
 @pytest.mark.parametrize(
     ("stream", "value"),
     [
-        (streams.WATCH_REQUESTS, Sample(step=-1)),
+        (streams.WATCH_REQUESTS, ProgressSample(step=-1)),
         (streams.WATCH_REQUESTS, SelfReport(-1)),
         (streams.SESSION_REQUESTS, session.Evidence(3, RankEvidence(-1))),
     ],
@@ -166,6 +169,6 @@ def test_a_message_for_people_that_cannot_be_read_is_skipped(stream: Stream[Any]
 
 
 def test_nor_does_progress_end_a_session():
-    unreadable = GroupView("a", "i", (RankView(RankName("a", 0), Sample(phases=(OpenPhase("n" * 999),)), 1.0),))
+    unreadable = GroupView("a", "i", (RankView(RankName("a", 0), ProgressSample(phases=(OpenPhase("n" * 999),)), 1.0),))
     heartbeat = session.Heartbeat(3, progress=unreadable)
     assert streams.SESSION_REQUESTS.read(streams.SESSION_REQUESTS.write(heartbeat)) == session.Heartbeat(3)

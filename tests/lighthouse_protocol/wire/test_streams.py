@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from lighthouse_protocol.limits import MAX_REASON_CHARS, MAX_REQUEST_BYTES
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.progress import GroupView, OpenPhase, PhaseCount, RankName, RankView, Sample
-from lighthouse_protocol.messages.session import Counted, Heartbeat, JoinAccepted, JoinRejected
+from lighthouse_protocol.messages.progress import GroupView, OpenPhase, PhaseCount, ProgressSample, RankName, RankView
+from lighthouse_protocol.messages.session import Heartbeat, JoinAccepted, JoinRejected, VoteAnswer
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.refusals import Drained, InvalidRequest, LighthouseError, Superseded, WrongState
 from lighthouse_protocol.wire.streams import (
@@ -53,9 +53,9 @@ class TestRefusals:
         class StepInFlight(WrongState):
             pass
 
-        message = WATCH_RESPONSES.write(Counted(1, StepInFlight("x")))
+        message = WATCH_RESPONSES.write(VoteAnswer(1, StepInFlight("x")))
         assert message == manager_pb2.WatchResponse(
-            counted={"number": 1, "refusal": {"kind": "WrongState", "text": "x"}}
+            vote_answer={"number": 1, "refusal": {"kind": "WrongState", "text": "x"}}
         )
 
     def test_are_cut_by_writer_and_reader(self):
@@ -72,12 +72,14 @@ class TestRefusals:
 
 def test_a_decision_without_an_outcome_is_refused():
     with pytest.raises(InvalidRequest, match="^outcome: is missing"):
-        WATCH_RESPONSES.read(manager_pb2.WatchResponse(counted={"number": 1}))
+        WATCH_RESPONSES.read(manager_pb2.WatchResponse(vote_answer={"number": 1}))
 
 
 @pytest.mark.parametrize(("count", "told"), [(10, 10), (700, 700), (9000, 0)])
 def test_a_heartbeat_is_below_the_limit_of_a_request_whatever_its_group_looks_like(count: int, told: int):
-    here = Sample(phases=(OpenPhase("step"), OpenPhase("validation", 3, 25)), entered=(PhaseCount("é" * 60, 1),) * 8)
+    here = ProgressSample(
+        phases=(OpenPhase("step"), OpenPhase("validation", 3, 25)), entered=(PhaseCount("é" * 60, 1),) * 8
+    )
     view = GroupView("g", "i", tuple(RankView(RankName("g", n), here, 1.0) for n in range(count)))
     body = SESSION_REQUESTS.write(Heartbeat(1, progress=view)).SerializeToString()
     assert len(body) <= MAX_REQUEST_BYTES

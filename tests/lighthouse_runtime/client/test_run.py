@@ -5,14 +5,22 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from lighthouse_protocol.messages.run import Done, KeyKind, RankHeartbeat, RankHello, RankId, Stop, Terms
+from lighthouse_protocol.messages.run import (
+    KeyKind,
+    RankHeartbeat,
+    RankHello,
+    RankId,
+    RunCompleted,
+    RunStopped,
+    RunTerms,
+)
 from lighthouse_protocol.messages.supervisor import StopAsked, SupervisorHello, SupervisorWelcome
 from lighthouse_protocol.refusals import Superseded, WrongState
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient, LighthouseClient
 from tests.lighthouse_runtime.run_server import RUN, RunServer
 from tests.processes import LOCALHOST
 
-ENTRY = RankHello(RankId(0, "a"), Terms(world_size=2))
+ENTRY = RankHello(RankId(0, "a"), RunTerms(world_size=2))
 SUPERVISOR = SupervisorHello("g", "1", "h", (0, 1))
 
 
@@ -37,7 +45,7 @@ async def test_a_rank_of_a_training_process_says_and_hears(server: tuple[RunServ
                 next(stream)
             return heard
 
-    assert await asyncio.to_thread(live) == [Stop("None/r", "", 0), Done(0)]
+    assert await asyncio.to_thread(live) == [RunStopped("None/r", "", 0), RunCompleted(0)]
     assert running.heard == [ENTRY, RankHeartbeat(1)]
 
 
@@ -49,14 +57,14 @@ async def test_a_stream_given_up_by_another_thread_ends(server: tuple[RunServer,
             stream.cancel()
             return heard + list(stream)
 
-    assert await asyncio.to_thread(live) == [Stop("None/None", "", 0)]
+    assert await asyncio.to_thread(live) == [RunStopped("None/None", "", 0)]
 
 
 async def test_a_supervisor_says_and_hears(server: tuple[RunServer, str]):
     running, address = server
     async with AsyncLighthouseClient(address, run="r") as client, client.supervise() as stream:
         stream.send(SUPERVISOR)
-        assert [await anext(stream), await anext(stream)] == [SupervisorWelcome(2.5), Stop("None/r", "", 0)]
+        assert [await anext(stream), await anext(stream)] == [SupervisorWelcome(2.5), RunStopped("None/r", "", 0)]
         stream.send(StopAsked("130"))
         assert [message async for message in stream] == []
     assert running.heard == [SUPERVISOR, StopAsked("130")]

@@ -17,11 +17,9 @@ import pytest
 
 from examples.ports import free_port
 from lighthouse_protocol.limits import MAX_REQUEST_BYTES
-from lighthouse_protocol.messages.membership import Participant, Vote
-from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.membership import Decision, Participant
+from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.session import (
-    Ballot,
-    Counted,
     Goodbye,
     Heartbeat,
     HeartbeatAck,
@@ -29,8 +27,10 @@ from lighthouse_protocol.messages.session import (
     Leave,
     Revoked,
     ToRank,
+    Vote,
+    VoteAnswer,
+    WatchHello,
     WatchOpened,
-    WatchRequest,
 )
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.refusals import (
@@ -365,7 +365,7 @@ async def ended(sender: Sender) -> None:
             await asyncio.sleep(0.01)
 
 
-REQUEST = WatchRequest(1, "w")
+REQUEST = WatchHello(1, "w")
 OPENED = [WatchOpened(), Revoked(7, "of rank 1")]
 
 
@@ -381,24 +381,27 @@ class TestAsyncWatch:
             async with client.watch(REQUEST) as watch:
                 assert await anext(watch) == WatchOpened()
             assert await ending(server) in (Ending.PEER, Ending.BROKEN)
-            async with client.watch(WatchRequest(9, "w")) as watch:
+            async with client.watch(WatchHello(9, "w")) as watch:
                 with pytest.raises(WrongState, match="9 is not of this group"):
                     await anext(watch)
-            async with client.watch(WatchRequest(1, "")) as watch:
+            async with client.watch(WatchHello(1, "")) as watch:
                 with pytest.raises(InvalidRequest, match=r"^worker: "):
                     await anext(watch)
 
     async def test_a_rank_votes(self, server: StreamServer):
         async with AsyncManagerClient(f"{LOCALHOST}:{server.port}") as client, client.watch(REQUEST) as watch:
             assert [await anext(watch), await anext(watch)] == OPENED
-            watch.send(Ballot(5, 3, True, 7, True, 1.0))
-            watch.send(Ballot(6, 3, False, None, False, 1.0))
-            assert [await anext(watch), await anext(watch)] == [Counted(5, Vote(True, NEXT)), Counted(6, Vote(False))]
-            watch.send(Ballot(7, 0, True, 7, False, 1.0))
+            watch.send(Vote(5, 3, True, 7, True, 1.0))
+            watch.send(Vote(6, 3, False, None, False, 1.0))
+            assert [await anext(watch), await anext(watch)] == [
+                VoteAnswer(5, Decision(True, NEXT)),
+                VoteAnswer(6, Decision(False)),
+            ]
+            watch.send(Vote(7, 0, True, 7, False, 1.0))
             refused = await anext(watch)
-            assert isinstance(refused, Counted)
+            assert isinstance(refused, VoteAnswer)
             assert isinstance(refused.outcome, Drained)
-            watch.send(Ballot(8, 0, True, 7, False, 0.0))
+            watch.send(Vote(8, 0, True, 7, False, 0.0))
             with pytest.raises(InvalidRequest, match="time_left_s"):
                 await anext(watch)
 
@@ -425,9 +428,9 @@ class TestWatch:
     def test_it_votes_from_any_thread(self, remote: Server):
         with ManagerClient(remote.address) as client, client.watch(REQUEST) as watch:
             assert [next(watch), next(watch)] == OPENED
-            voting = threading.Thread(target=watch.send, args=(Ballot(5, 3, True, 7, False, 1.0),))
+            voting = threading.Thread(target=watch.send, args=(Vote(5, 3, True, 7, False, 1.0),))
             voting.start()
-            assert next(watch) == Counted(5, Vote(True))
+            assert next(watch) == VoteAnswer(5, Decision(True))
             voting.join()
 
     def test_another_thread_cancels_it(self, remote: Server):
@@ -442,7 +445,7 @@ class TestWatch:
 
     def test_a_refusal_and_a_death_are_raised(self, remote: Server):
         with ManagerClient(remote.address) as client:
-            with client.watch(WatchRequest(9, "w")) as watch, pytest.raises(WrongState, match="9 is not of this"):
+            with client.watch(WatchHello(9, "w")) as watch, pytest.raises(WrongState, match="9 is not of this"):
                 next(watch)
             with client.watch(REQUEST) as watch:
                 listening = Listening(watch)
@@ -457,12 +460,12 @@ class TestWatch:
         taken: list[Iterator[bytes]] = []
         steps = itertools.count()
         watch = Watch(lambda messages: taken.append(messages) or mock.Mock(), "m", WATCH)
-        watch.send(WatchRequest(0, "w"))
+        watch.send(WatchHello(0, "w"))
         words = (WATCH_REQUESTS.read(manager_pb2.WatchRequest.FromString(body)) for body in taken[0])
-        assert WATCH_REQUESTS.read(manager_pb2.WatchRequest.FromString(next(taken[0]))) == WatchRequest(0, "w")
-        watch.repeat(lambda: None if (step := next(steps)) == 1 else Sample(step), 0.01)
-        assert [next(words) for _ in range(3)] == [Sample(0), Sample(2), Sample(3)]
-        ballot = Ballot(5, 3, True, 7, False, 1.0)
+        assert WATCH_REQUESTS.read(manager_pb2.WatchRequest.FromString(next(taken[0]))) == WatchHello(0, "w")
+        watch.repeat(lambda: None if (step := next(steps)) == 1 else ProgressSample(step), 0.01)
+        assert [next(words) for _ in range(3)] == [ProgressSample(0), ProgressSample(2), ProgressSample(3)]
+        ballot = Vote(5, 3, True, 7, False, 1.0)
         watch.send(ballot)
         assert ballot in itertools.islice(words, 100)
 
@@ -472,7 +475,7 @@ class TestWatch:
         with ManagerClient(remote.address) as client:
             before = threading.active_count()
             for number in range(20):
-                watch = client.watch(REQUEST if number % 2 else WatchRequest(9, "w"))
+                watch = client.watch(REQUEST if number % 2 else WatchHello(9, "w"))
                 kept.append(watch)
                 match number % 4:
                     case 0:
@@ -546,8 +549,8 @@ class TestClients:
             with pytest.raises(UnknownName, match=r"^j b enough$"):
                 client.drain("b", "enough", timeout_s=PATIENCE_S)
         with ManagerClient(remote.address) as client:
-            assert client.vote(0, 3, True, timeout_s=PATIENCE_S, wants_next=True) == Vote(True, NEXT)
-            assert client.vote(0, 3, False, timeout_s=PATIENCE_S) == Vote(False)
+            assert client.vote(0, 3, True, timeout_s=PATIENCE_S, wants_next=True) == Decision(True, NEXT)
+            assert client.vote(0, 3, False, timeout_s=PATIENCE_S) == Decision(False)
             assert client.should_commit(0, 3, True, timeout_s=PATIENCE_S) is True
             with pytest.raises(Drained, match=r"^this was the last step$"):
                 client.vote(9, 3, True, timeout_s=PATIENCE_S)

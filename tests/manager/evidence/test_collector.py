@@ -15,7 +15,7 @@ from lighthouse_protocol.messages.session import (
     EvidenceRequest,
     ToLighthouse,
     ToRank,
-    WatchRequest,
+    WatchHello,
 )
 from manager.evidence import collector
 from manager.evidence.collector import EvidenceCollector
@@ -34,7 +34,7 @@ class Rank:
         self.desk = desk
         self.asked: asyncio.Queue[int] = asyncio.Queue()
         offer = None if old else EvidenceOffer(44, 3)
-        hello = WatchRequest(rank, f"w{rank}", 70 + rank, "boot", 1, f"host-{rank}", offer=offer)
+        hello = WatchHello(rank, f"w{rank}", 70 + rank, "boot", 1, f"host-{rank}", offer=offer)
         self.watch = Watch(hello, self, is_local, heard_at=0.0)
         desk.opened(self.watch)
 
@@ -67,7 +67,7 @@ class Group:
         self.signalled: list[int] = []
         self.desk = EvidenceCollector(3, self.sent.put_nowait, self.look)
 
-    async def look(self, request: WatchRequest, is_here: bool) -> ProcessSnapshot:
+    async def look(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
         if not is_here:
             return await look_alone(request, is_here)
         if request.offer is None:
@@ -222,7 +222,7 @@ async def test_who_asks_twice_at_a_time_is_told_the_same(group: Group):
 
 
 async def test_a_look_that_fails_is_named(group: Group, caplog: pytest.LogCaptureFixture):
-    async def fail(request: WatchRequest, is_here: bool) -> ProcessSnapshot:
+    async def fail(request: WatchHello, is_here: bool) -> ProcessSnapshot:
         raise ZeroDivisionError(f"{request.group_rank} {is_here}")
 
     group.desk = EvidenceCollector(3, group.sent.put_nowait, fail)

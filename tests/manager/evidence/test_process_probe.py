@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lighthouse_protocol.messages.evidence import ProcessSnapshot
-from lighthouse_protocol.messages.session import EvidenceOffer, WatchRequest
+from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
 from lighthouse_runtime.process.children import host_id, started_at
 from manager.evidence import process_probe
 from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look, look_alone, look_with_output
@@ -16,7 +16,7 @@ from tests.processes import PATIENCE_S
 
 SEEN = ProcessSnapshot("stacks", "pid 71: S (sleeping)", missing=("other: why",))
 # This process offers nothing.
-OWN = WatchRequest(1, "w", os.getpid(), host_id(), started_at(os.getpid()))
+OWN = WatchHello(1, "w", os.getpid(), host_id(), started_at(os.getpid()))
 GONE = replace(OWN, started=OWN.started + 1)
 
 

@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 
-from lighthouse_protocol.messages.membership import Participant, Vote, World
-from lighthouse_protocol.messages.progress import Sample
+from lighthouse_protocol.messages.membership import Decision, Participant, World
+from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.session import (
-    Ballot,
-    Counted,
     HeartbeatAck,
     Hello,
     JoinAccepted,
@@ -16,8 +14,10 @@ from lighthouse_protocol.messages.session import (
     KillRequest,
     Leaving,
     ToManager,
+    Vote,
+    VoteAnswer,
+    WatchHello,
     WatchOpened,
-    WatchRequest,
     Welcome,
 )
 from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, Unreachable
@@ -58,13 +58,13 @@ class Group:
 
     def watch(self, rank: int) -> tuple[int, Heard]:
         heard = Heard()
-        return self.driver.open_watch(WatchRequest(rank, f"w{rank}"), heard, is_local=False), heard
+        return self.driver.open_watch(WatchHello(rank, f"w{rank}"), heard, is_local=False), heard
 
     def commit(self) -> None:
         """The step that quorum 1 was formed for."""
         self.hear(JoinAccepted(1, formed(1), True))
         for outcome in [self.vote(rank) for rank in range(2)]:
-            assert outcome.value == Vote(True)
+            assert outcome.value == Decision(True)
 
 
 @pytest.fixture
@@ -132,32 +132,32 @@ class TestCalls:
 class TestWatches:
     def test_votes_are_answered_on_the_watch(self, group: Group):
         (first, heard), (second, other) = group.watch(0), group.watch(1)
-        group.driver.receive(first, Ballot(7, 0, True, None, False, 60.0))
+        group.driver.receive(first, Vote(7, 0, True, None, False, 60.0))
         assert heard.messages == [WatchOpened()]
-        group.driver.receive(second, Ballot(9, 0, True, None, False, 60.0))
-        assert heard.messages[1:] == [Counted(7, Vote(True))]
-        assert other.messages[1:] == [Counted(9, Vote(True))]
+        group.driver.receive(second, Vote(9, 0, True, None, False, 60.0))
+        assert heard.messages[1:] == [VoteAnswer(7, Decision(True))]
+        assert other.messages[1:] == [VoteAnswer(9, Decision(True))]
 
     def test_votes_end_with_it(self, group: Group):
         number, heard = group.watch(0)
-        group.driver.receive(number, Ballot(7, 0, True, None, False, 60.0))
+        group.driver.receive(number, Vote(7, 0, True, None, False, 60.0))
         timers = group.loop.timers
         group.driver.end_watch(number)
         group.driver.end_watch(number)
         assert (len(heard.messages), heard.has_ended, group.loop.timers) == (1, True, timers - 1)
         assert not group.driver.machine.ranks.commit.is_voting
-        group.driver.receive(number, Ballot(8, 0, True, None, False, 60.0))
+        group.driver.receive(number, Vote(8, 0, True, None, False, 60.0))
         assert not group.driver.machine.ranks.commit.is_voting
 
     def test_what_a_rank_says_shows_that_it_runs(self, group: Group):
         number, _ = group.watch(0)
         [watch] = group.driver._watches
-        for message in (Sample(1), Leaving(1), None):
+        for message in (ProgressSample(1), Leaving(1), None):
             group.loop.go(1)
             group.driver.receive(number, message)
             assert watch.heard_at == group.loop.now
         with pytest.raises(InvalidRequest, match="first message"):
-            group.driver.receive(number, WatchRequest(0, "w0"))
+            group.driver.receive(number, WatchHello(0, "w0"))
 
     def test_a_rank_that_the_group_does_not_have(self, group: Group):
         with pytest.raises(InvalidRequest, match="rank"):

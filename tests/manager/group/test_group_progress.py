@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from lighthouse_protocol.messages.membership import Assignment, Participant
-from lighthouse_protocol.messages.progress import Collective, OpenPhase, PhaseTime, Sample
+from lighthouse_protocol.messages.progress import Collective, OpenPhase, PhaseTime, ProgressSample
 from lighthouse_protocol.rules.stall import Limits
 from manager.group.progress import GroupProgressDriver
 from manager.group.watches import Watch
@@ -13,8 +13,8 @@ from tests.manager.recorders import watch
 from tests.virtual_loop import VirtualLoop
 
 KNOWN = (PhaseTime("step", 1, 1.0, 1.0), PhaseTime("validation", 1, 1.0, 1.0))
-VALIDATES = Sample(9, (OpenPhase("step"), OpenPhase("validation", 3, 25)), (("validation", 1),), times=KNOWN)
-REDUCES = Sample(9, collective=Collective(4, 17, "all_reduce", within_group=True), times=KNOWN)
+VALIDATES = ProgressSample(9, (OpenPhase("step"), OpenPhase("validation", 3, 25)), (("validation", 1),), times=KNOWN)
+REDUCES = ProgressSample(9, collective=Collective(4, 17, "all_reduce", within_group=True), times=KNOWN)
 
 
 class Group:
@@ -73,7 +73,7 @@ def test_the_log_says_who_is_behind(group: Group, caplog: pytest.LogCaptureFixtu
 
 
 def test_whoever_waits_for_other_groups_is_not_judged_here(group: Group, caplog: pytest.LogCaptureFixture):
-    over_groups = Sample(9, collective=Collective(4, 18, "all_reduce"), times=KNOWN)
+    over_groups = ProgressSample(9, collective=Collective(4, 18, "all_reduce"), times=KNOWN)
     group.places.take(group.rank_0, over_groups)
     group.places.take(group.rank_1, over_groups)
     group.loop.go(300)

@@ -4,16 +4,24 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse_protocol.messages.progress import OTHER, STEP, Collective, OpenPhase, PhaseTime, RankName, Sample
+from lighthouse_protocol.messages.progress import (
+    OTHER,
+    STEP,
+    Collective,
+    OpenPhase,
+    PhaseTime,
+    ProgressSample,
+    RankName,
+)
 from lighthouse_protocol.rules.stall import Limits
 from manager.group.rules.progress import MAX_KNOWN, REPEATED_S, SOON_S, TOLD_S, GroupProgress, Process, ProgressReporter
 
 W = Process("w", "host", 77)
 
 
-def at(name: str = STEP, still_s: float = 0.0, is_first: bool = False, **longest_s: float) -> Sample:
+def at(name: str = STEP, still_s: float = 0.0, is_first: bool = False, **longest_s: float) -> ProgressSample:
     times = tuple(PhaseTime(phase, 1, 10.0, longest) for phase, longest in longest_s.items())
-    return Sample(phases=(OpenPhase(STEP), OpenPhase(name)), still_s=still_s, is_first=is_first, times=times)
+    return ProgressSample(phases=(OpenPhase(STEP), OpenPhase(name)), still_s=still_s, is_first=is_first, times=times)
 
 
 @pytest.fixture
@@ -98,7 +106,7 @@ class TestVerdict:
     def test_so_long_is_left_until_there_may_be_one(self, group: GroupProgress):
         assert group.left_s(0) is None
         group.take(0, W, at(still_s=1, step=1, n=1), 0)
-        group.take(1, W, Sample(collective=Collective(1, 1, "all_reduce")), 0)
+        group.take(1, W, ProgressSample(collective=Collective(1, 1, "all_reduce")), 0)
         due = group.left_s(0)
         assert due is not None
         assert group.verdict(due - 0.01, is_complete=True) is None
@@ -110,7 +118,7 @@ class TestVerdict:
         assert left_s <= SOON_S
 
     def test_ranks_that_wait_for_other_groups_have_none(self, group: GroupProgress):
-        group.take(0, W, Sample(collective=Collective(1, 1, "all_reduce")), 0)
+        group.take(0, W, ProgressSample(collective=Collective(1, 1, "all_reduce")), 0)
         assert group.verdict(1000, is_complete=False) is None
         assert group.verdict(1000, is_complete=True) is not None
 
@@ -126,7 +134,7 @@ class TestTelling:
     def test_a_thousand_steps_in_a_second_are_told_once(self, telling: ProgressReporter, group: GroupProgress):
         told = 0
         for step in range(1000):
-            group.take(0, W, Sample(step=step), step / 1000)
+            group.take(0, W, ProgressSample(step=step), step / 1000)
             told += telling.news(step / 1000) is not None
         assert told == 1 + int(1 / TOLD_S)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunRecord
-from lighthouse_protocol.messages.run import Generation, RankHello, RankId, Stop, Told
+from lighthouse_protocol.messages.run import Generation, GenerationFormed, RankHello, RankId, RunStopped
 from lighthouse_protocol.refusals import LighthouseError, WrongState
 from tests.simulation.runs.counters import Recount
 from tests.simulation.runs.keys import KeyRequest
@@ -32,7 +32,7 @@ class Checkers:
         self.named: dict[int, Generation] = {}
         self.newest: Generation | None = None
         self.formed_at = 0.0
-        self.stop: Stop | None = None
+        self.stop: RunStopped | None = None
         self.stopped_at = 0.0
         self.completed_at: float | None = None
         self.over_at: dict[int, float] = {}
@@ -221,7 +221,7 @@ class Checkers:
 
     # -- G2, G3: ranks
 
-    def heard(self, rank: RankId, told: Told) -> None:
+    def heard(self, rank: RankId, told: GenerationFormed) -> None:
         """In the order of its stream: numbers never go back there."""
         number = told.counters.number
         generation = self.named.get(number)

@@ -4,14 +4,22 @@ from collections.abc import Container, Mapping
 
 from lighthouse.runs.rules import events
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse_protocol.messages.run import Counters, Failure, Finish, Generation, RankHello, RankId, Terms
+from lighthouse_protocol.messages.run import (
+    FailureReport,
+    FinishReport,
+    Generation,
+    RankHello,
+    RankId,
+    RunCounters,
+    RunTerms,
+)
 
 
 class Recount:
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: RunTerms) -> None:
         self._terms = terms
         self._floor = -1
-        self._before = Counters()
+        self._before = RunCounters()
         self._generation: Generation | None = None
         self._here: set[RankId] = set()
         self._finished: set[RankId] = set()
@@ -46,7 +54,7 @@ class Recount:
 
     def completed(self) -> None:
         """What comes is another launch: numbers go on, and nothing else does."""
-        self._before = Counters(self._before.number, self._before.global_iteration)
+        self._before = RunCounters(self._before.number, self._before.global_iteration)
         self._generation, self._here, self._has_fault = None, set(), False
 
     def begins(self, machine: RunMachine, event: events.Event | None, now: float) -> None:
@@ -72,9 +80,11 @@ class Recount:
             return
         number = self._generation.number
         match event:
-            case events.RankSaid(rank, Failure(generation)) if generation == number and rank in here - self._finished:
+            case events.RankSaid(rank, FailureReport(generation)) if (
+                generation == number and rank in here - self._finished
+            ):
                 self._has_fault = self._has_fault or stood
-            case events.RankSaid(rank, Finish(generation)) if generation == number and rank in here and stood:
+            case events.RankSaid(rank, FinishReport(generation)) if generation == number and rank in here and stood:
                 self._finished.add(rank)
             case _:
                 pass
@@ -84,7 +94,7 @@ class Recount:
         """To break the generation: a fault, or room for who has come."""
         return self._has_fault or len(self._members) < self._terms.target
 
-    def formed(self, told: Counters, attempts: Mapping[RankId, int], fresh: Container[RankId]) -> list[str]:
+    def formed(self, told: RunCounters, attempts: Mapping[RankId, int], fresh: Container[RankId]) -> list[str]:
         """What is wrong with them. `fresh`: those that were never active before."""
         before, stride = self._before, self._terms.stride
         base = max(before.number, self._floor)
@@ -96,7 +106,7 @@ class Recount:
             iteration = max(iteration, base // stride * stride)
         if is_restart or stride == 1 or base < 0:
             iteration = number
-        expected = Counters(
+        expected = RunCounters(
             number,
             iteration,
             before.job_restarts + self._has_fault,

@@ -19,7 +19,7 @@ from lighthouse.runs.rules.generations import Generations
 from lighthouse.runs.rules.key_space import KeySpaces
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.restart_log import RestartLog
-from lighthouse_protocol.messages.run import Over, RankHello, RankId, Stop
+from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RankId, RunStopped
 from tests.simulation.runs.plan import RunPlan, draw_plan
 from tests.simulation.runs.rank import RankProcess
 from tests.simulation.runs.simulation import Result, run_plan
@@ -73,7 +73,7 @@ def _hand_by_slot(self: Generations, rank: Any) -> None:
 
 def _stop_ranks_only(self: RunMachine, reason: str, who: str) -> None:
     if not self._is_over:
-        self.stop = Stop(reason, who, self.generations.current.number)
+        self.stop = RunStopped(reason, who, self.generations.current.number)
         self.generations.current.is_broken = True
         self.generations.end()
         self._emit(lighthouse_events.Stopped(self.stop, self.generations.everyone, is_new=True))
@@ -189,7 +189,7 @@ EXHIBITS = (
         "runs-on",
         "a rank does not stop when its generation is over",
         "G4",
-        ((RankProcess, "_heard", _deaf_to(Over, _heard_by_rank)),),
+        ((RankProcess, "_heard", _deaf_to(GenerationEnded, _heard_by_rank)),),
     ),
     Exhibit(
         "stop-forgotten",
@@ -215,8 +215,8 @@ EXHIBITS = (
         "a supervisor that is told the stop goes on",
         "G5",
         (
-            (Supervisor, "_heard", _deaf_to(Stop, _heard_by_supervisor)),
-            (RankProcess, "_heard", _deaf_to(Stop, _heard_by_rank)),
+            (Supervisor, "_heard", _deaf_to(RunStopped, _heard_by_supervisor)),
+            (RankProcess, "_heard", _deaf_to(RunStopped, _heard_by_rank)),
         ),
         scenario="stops",
         plan={"mix": ("stop_run",)},

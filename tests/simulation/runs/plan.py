@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from lighthouse_protocol.messages.run import Terms
+from lighthouse_protocol.messages.run import RunTerms
 
 STRIDE = 100
 
@@ -15,7 +15,7 @@ class RunPlan:
 
     seed: int
     scenario: str
-    terms: Terms
+    terms: RunTerms
     hosts: int
     ranks_per_host: int
     mix: tuple[str, ...]
@@ -73,12 +73,12 @@ def draw_plan(seed: int, scenario: str | None = None) -> RunPlan:
     )
 
 
-def _draw_terms(r: random.Random, world_size: int) -> Terms:
+def _draw_terms(r: random.Random, world_size: int) -> RunTerms:
     active = world_size - r.choice((0, 0, 1, 2))
     active = active if 1 <= active < world_size else None
     target = active or world_size
     divisible_by = 2 if target % 2 == 0 and r.random() < 0.2 else 1
-    return Terms(
+    return RunTerms(
         world_size=world_size,
         active=active,
         min_active=r.choice((1, 1, max(1, target - 1), target)),

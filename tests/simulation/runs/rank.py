@@ -6,7 +6,7 @@ from agent_client.restart.driver import RankDriver
 from agent_client.restart.rules import events
 from agent_client.restart.rules.config import RankConfig, RankPhase
 from agent_client.restart.rules.machine import RankMachine
-from lighthouse_protocol.messages.run import Done, KeyKind, RankHello, RankId, Stop, Told
+from lighthouse_protocol.messages.run import GenerationFormed, KeyKind, RankHello, RankId, RunCompleted, RunStopped
 from tests.simulation.runs.keys import KeyAnswer, KeyRequest
 from tests.simulation.runs.links import Link
 from tests.simulation.world import Process, Timer
@@ -96,7 +96,7 @@ class RankProcess(Process):
     def _heard(self, message: Any) -> None:
         if isinstance(message, KeyAnswer):
             return None
-        if isinstance(message, Told):
+        if isinstance(message, GenerationFormed):
             self.told = max(message.counters.number, -1 if self.told is None else self.told)
             self.simulation.checkers.heard(self.rank, message)
         return self.feed(events.MessageReceived(self._session, message))
@@ -158,7 +158,7 @@ class RankProcess(Process):
         outcome = ended.outcome
         if self.machine.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return
-        code = 0 if isinstance(outcome, Done) else EXIT_STOPPED if isinstance(outcome, Stop) else 1
+        code = 0 if isinstance(outcome, RunCompleted) else EXIT_STOPPED if isinstance(outcome, RunStopped) else 1
         self.exit(code, str(outcome))
 
     def exit(self, code: int, reason: str = "") -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lighthouse_protocol.messages.run import RankId, Stop
+from lighthouse_protocol.messages.run import RankId, RunStopped
 from lighthouse_protocol.messages.supervisor import (
     ProcessLost,
     SupervisorHeartbeat,
@@ -116,7 +116,7 @@ class Supervisor(Process):
         match message:
             case SupervisorWelcome():
                 self._report.welcomed(self.clock())
-            case Stop():
+            case RunStopped():
                 self._has_heard_stop = True
             case _:
                 pass
