@@ -41,7 +41,7 @@ class ManagerConnection:
         self,
         address: str,
         group_rank: int,
-        worker: str,
+        rank_incarnation: str,
         on_revoked: Callable[[int | None, str], None],
         *,
         on_group_lost: Callable[[str], None] = lambda _: None,
@@ -50,11 +50,11 @@ class ManagerConnection:
     ) -> None:
         self.address = address
         self.group_rank = group_rank
-        self._worker = worker
+        self._rank_incarnation = rank_incarnation
         self._client = ManagerClient(address)
         self._votes = VoteChannel()
         callbacks = (on_revoked, on_group_lost)
-        self._watch = RankWatch(self._client, group_rank, worker, self._votes, *callbacks, progress)
+        self._watch = RankWatch(self._client, group_rank, rank_incarnation, self._votes, *callbacks, progress)
         self._waits = WaitLog(group_rank, self._waiting_for)
         self._returns_within_s = returns_within_s
         self._gone_since: float | None = None
@@ -124,7 +124,7 @@ class ManagerConnection:
                     timeout_s=timeout_s,
                     tag_quorum_id=tag_quorum_id,
                     commit_failures=commit_failures,
-                    worker=self._worker,
+                    rank_incarnation=self._rank_incarnation,
                     catch_up=catch_up,
                     compares=True,
                     distrust=distrust,
@@ -189,7 +189,7 @@ class ManagerConnection:
             return
         self._has_reported = True
         try:
-            self._client.report(self.group_rank, self._worker, reason, ends_group=ends_group)
+            self._client.report(self.group_rank, self._rank_incarnation, reason, ends_group=ends_group)
         except LighthouseError as e:
             log.info("the manager was not told why this rank ends: %s", e)
 

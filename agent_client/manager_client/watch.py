@@ -55,7 +55,7 @@ class RankWatch:
         self,
         client: ManagerClient,
         group_rank: int,
-        worker: str,
+        rank_incarnation: str,
         votes: VoteChannel,
         on_revoked: Callable[[int | None, str], None],
         on_group_lost: Callable[[str], None],
@@ -67,7 +67,7 @@ class RankWatch:
         self.is_closing = False  # its end is no news
         self._client = client
         self._group_rank = group_rank
-        self._worker = worker
+        self._rank_incarnation = rank_incarnation
         self._votes = votes
         self._on_revoked = on_revoked
         self._on_group_lost = on_group_lost
@@ -89,7 +89,7 @@ class RankWatch:
         self._has_opened.clear()
         pid = os.getpid()
         where = (host_id(), started_at(pid), socket.gethostname())
-        request = WatchHello(self._group_rank, self._worker, pid, *where, self_report.offer())
+        request = WatchHello(self._group_rank, self._rank_incarnation, pid, *where, self_report.offer())
         self._stream = self._client.watch(request, wait_for_ready=wait_for_ready)
         self._votes.open(self._stream)
         threading.Thread(target=self._follow, args=(self._stream,), name="lighthouse watch", daemon=True).start()

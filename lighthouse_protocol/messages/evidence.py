@@ -52,7 +52,7 @@ class RankEvidence:
     `process` what /proc says, in lines; `output` its last lines; `missing` what could not be had, and why."""
 
     group_rank: GroupRank
-    worker: Text = ""
+    rank_incarnation: Text = ""
     pid: Count = 0
     host: Text = ""
     stacks: str = ""

@@ -129,7 +129,7 @@ class RankView:
     sample: ProgressSample
     limit_s: Age
     beat_age_s: Age = 0.0
-    worker: Text = ""
+    rank_incarnation: Text = ""
     host: Text = ""
     pid: Count = 0
 
@@ -145,7 +145,7 @@ class RankView:
 
     def aged(self, by_s: float) -> "RankView":
         beat_age_s = self.beat_age_s + by_s  # not by replace: thousands are aged at a time
-        return RankView(self.name, self.sample, self.limit_s, beat_age_s, self.worker, self.host, self.pid)
+        return RankView(self.name, self.sample, self.limit_s, beat_age_s, self.rank_incarnation, self.host, self.pid)
 
 
 @dataclass(frozen=True, slots=True)

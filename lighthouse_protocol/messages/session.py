@@ -32,7 +32,7 @@ class HoldState(StrEnum):
     """How a manager holds the standing quorum that it was handed last."""
 
     STANDING = "standing"  # it grants the next step by itself
-    FROZEN = "frozen"  # recalled: it grants nothing beyond its highest grant
+    RECALLED = "recalled"  # recalled: it grants nothing beyond its highest grant
     RESUMED = "resumed"  # it grants up to a step, then joins
     JOINING = "joining"  # it has done the last step that it may, and never grants under it again
     LEAVING = "leaving"  # its ranks have ended in good order; `granted` is what they have committed
@@ -249,11 +249,11 @@ class WatchHello:
     `started` the process's start.
 
     Where `host` is the manager's own, the manager watches the process too, by its pid. `hostname` is for a person.
-    `worker` is new at every start of the process. `offer`: None for a rank that cannot be asked.
+    `rank_incarnation` is new at every start of the process. `offer`: None for a rank that cannot be asked.
     """
 
     group_rank: GroupRank
-    worker: FilledText
+    rank_incarnation: FilledText
     pid: Count = 0
     host: Text = ""
     started: Count = 0

@@ -230,7 +230,7 @@ def quorum(
     shrink_only: bool = False,
     init_sync: bool = True,
     commit_failures: int = 0,
-    worker: str = "",
+    rank_incarnation: str = "",
     catch_up: CatchUp = PLAIN,
     compares: bool = False,
     distrust: Distrust | None = None,
@@ -239,7 +239,7 @@ def quorum(
 ) -> Rpc[Assignment]:
     """One rank's request for a quorum; answered when every rank of the group has asked and one has formed.
 
-    `worker` names the rank's process: new at every start of it.
+    `rank_incarnation` names the rank's process: new at every start of it.
     """
     held = catch_up.held
     request = manager_pb2.ManagerQuorumRequest(
@@ -250,7 +250,7 @@ def quorum(
         shrink_only=shrink_only,
         init_sync=init_sync,
         commit_failures=commit_failures,
-        worker=worker,
+        rank_incarnation=rank_incarnation,
         catch_up=catch_up.is_wanted,
         held_step=held.step if held else None,
         held_quorum_id=held.quorum_id if held else None,
@@ -318,9 +318,13 @@ def should_commit(
     )
 
 
-def report(group_rank: int, worker: str, reason: str, *, ends_group: bool = False, timeout_s: float = 1.0) -> Rpc[None]:
-    """Say why this rank is about to end, with `ends_group` its whole group. `worker` is that of its watch."""
-    request = manager_pb2.ReportRequest(rank=group_rank, worker=worker, reason=reason, ends_group=ends_group)
+def report(
+    group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool = False, timeout_s: float = 1.0
+) -> Rpc[None]:
+    """Say why this rank is about to end, with `ends_group` its whole group. `rank_incarnation` is that of its watch."""
+    request = manager_pb2.ReportRequest(
+        rank=group_rank, rank_incarnation=rank_incarnation, reason=reason, ends_group=ends_group
+    )
     return Rpc(MANAGER + "Report", request, manager_pb2.ReportResponse, _nothing, timeout_s)
 
 

@@ -117,7 +117,7 @@ class EvidenceCollector:
         missing = (*seen, *said.missing, *by_signal.missing)
         return RankEvidence(
             group_rank,
-            worker=watch.hello.worker,
+            rank_incarnation=watch.hello.rank_incarnation,
             pid=watch.hello.pid,
             host=watch.hello.hostname,
             stacks=stacks,

@@ -134,12 +134,12 @@ class GroupDriver:
             _stop(ended)
             self._feed(events.CallEnded(call))
 
-    def report(self, group_rank: int, worker: str, reason: str, *, ends_group: bool) -> None:
+    def report(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
         """A rank is about to end, with `ends_group` its whole group.
 
         Raises InvalidRequest for one that the group does not have."""
         check_rank(group_rank, self.machine.me.group_world_size)
-        self._feed(events.RankFailed(group_rank, worker, reason, ends_group))
+        self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
         """Where that rank serves its state. Raises a refusal for one that never asked, or is at another step."""
@@ -162,7 +162,7 @@ class GroupDriver:
         peer.send(WatchOpened())
         self._worlds.opened(watch)
         self._waits.opened(watch)
-        self._feed(events.WatchOpened(number, hello.group_rank, hello.worker))
+        self._feed(events.WatchOpened(number, hello.group_rank, hello.rank_incarnation))
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:

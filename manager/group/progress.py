@@ -37,7 +37,7 @@ class GroupProgressDriver:
         """A sample of an old watch says nothing of the rank's newer one."""
         hello = watch.hello
         if self._newest.get(hello.group_rank) is watch:
-            process = Process(hello.worker, hello.hostname, hello.pid)
+            process = Process(hello.rank_incarnation, hello.hostname, hello.pid)
             self._progress.take(hello.group_rank, process, sample, self._clock())
             self._watch.wake()
 

@@ -73,15 +73,15 @@ class ManagerService:
         }
 
     async def quorum(self, request: manager_pb2.ManagerQuorumRequest, call: Call) -> manager_pb2.ManagerQuorumResponse:
-        worker = _checked(request.worker, "worker")
+        rank_incarnation = _checked(request.rank_incarnation, "rank_incarnation")
         assignment, _ = await self._ask(
             call,
-            is_agent=bool(worker),
+            is_agent=bool(rank_incarnation),
             group_rank=request.rank,
             step=request.step,
             checkpoint_address=_checked(request.checkpoint_server_addr, "checkpoint_server_addr"),
             tag_quorum_id=_tag(request),
-            worker=worker,
+            rank_incarnation=rank_incarnation,
             shrink_only=request.shrink_only,
             init_sync=request.init_sync if request.HasField("init_sync") else True,
             commit_failures=check_count(request.commit_failures, "commit_failures"),
@@ -172,8 +172,8 @@ class ManagerService:
 
     async def report(self, request: manager_pb2.ReportRequest, _: Call) -> manager_pb2.ReportResponse:
         reason = cut_reason(request.reason)
-        worker = _checked(request.worker, "worker")
-        self._driver.report(request.rank, worker, reason or "no reason given", ends_group=request.ends_group)
+        rank_incarnation = _checked(request.rank_incarnation, "rank_incarnation")
+        self._driver.report(request.rank, rank_incarnation, reason or "no reason given", ends_group=request.ends_group)
         return manager_pb2.ReportResponse()
 
     async def watch(self, requests: Requests[manager_pb2.WatchRequest], call: Call, sender: Sender) -> None:

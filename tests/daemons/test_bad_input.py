@@ -229,7 +229,7 @@ RANKS: list[Case] = [
     (MQUORUM, rank(step=9), INVALID, "step: of rank 0 went from 10 back to 9"),
     (MQUORUM, rank(commit_failures=-1), INVALID, "commit_failures: is -1"),
     (MQUORUM, rank(checkpoint_server_addr=LONG), INVALID, "checkpoint_server_addr: has 100000 characters"),
-    (MQUORUM, rank(worker=LONG), INVALID, "worker: has 100000 characters"),
+    (MQUORUM, rank(rank_incarnation=LONG), INVALID, "rank_incarnation: has 100000 characters"),
     (MQUORUM, rank(tag_quorum_id=-1), INVALID, "tag_quorum_id: is -1"),
     (MQUORUM, bytes(MAX_REQUEST_BYTES + 1), StatusCode.RESOURCE_EXHAUSTED, "larger than max"),
     (MQUORUM, b"\xff", INVALID, "request: 1 bytes are no manager.v1.ManagerQuorumRequest"),

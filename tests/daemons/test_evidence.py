@@ -90,7 +90,7 @@ async def test_whatever_they_hang_in(lighthouse: StreamServer) -> None:
         [entry] = json.loads(waiting.flight_recorder)
         assert (entry["operation"], entry["seq"], entry["input_sizes"]) == ("gloo:all_reduce", 1, [[3, 4]])
         assert waiting.missing == (NO_OUTPUT,)
-        assert (waiting.worker, waiting.pid) == ("w2", ranks[2].pid)
+        assert (waiting.rank_incarnation, waiting.pid) == ("w2", ranks[2].pid)
         assert waiting.host
 
         assert stopped.process.startswith(f"pid {ranks[3].pid} (python): T (stopped), VmRSS ")

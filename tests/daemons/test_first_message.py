@@ -96,7 +96,7 @@ async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it(
 
 async def test_once_it_has_spoken_it_may_be_silent():
     async with opened(manager(SOON_S), WATCH.path) as stream:
-        await stream.write(manager_pb2.WatchRequest(hello={"worker": "w"}).SerializeToString())
+        await stream.write(manager_pb2.WatchRequest(hello={"rank_incarnation": "w"}).SerializeToString())
         assert manager_pb2.WatchResponse.FromString(await stream.read()).HasField("opened")
         await asyncio.sleep(3 * SOON_S)
         assert not stream.done()

@@ -47,7 +47,13 @@ class Rank:
 
     def ask(self, step: int, timeout_s: float = LONG_S, failures: int = 0) -> "Future[Assignment]":
         return self._pool.submit(
-            self.client.quorum, 0, step, timeout_s=timeout_s, commit_failures=failures, worker="w", tag_quorum_id=0
+            self.client.quorum,
+            0,
+            step,
+            timeout_s=timeout_s,
+            commit_failures=failures,
+            rank_incarnation="w",
+            tag_quorum_id=0,
         )
 
     def vote(self, step: int, quorum_id: int, yes: bool = True) -> bool:

@@ -184,7 +184,7 @@ class TestDefect12TheDeadAreNeverForgotten:
     def test_defect_12_nor_the_managers(self):
         m, c = GatherMachine("a", 1), CommitMachine(1)
         for n in range(500):
-            m.handle(ask(n, 0, n, worker=f"w{n % 7}"))
+            m.handle(ask(n, 0, n, rank_incarnation=f"w{n % 7}"))
             m.handle(QuorumReceived(m._round, quorum(member("a", n), quorum_id=n)))
             c.handle(Opened(n, n))
             c.handle(Voted(n, 0, n, True))
@@ -313,8 +313,8 @@ class TestDefect14AnyRankCompletesABarrier:
 
     def test_defect_14_the_steps_of_the_ranks_are_not_compared(self):
         m = GatherMachine("a", 2)
-        m.handle(ask(1, 0, 5, worker=""))
-        assert m.handle(ask(2, 1, 6, worker="")) == [
+        m.handle(ask(1, 0, 5, rank_incarnation=""))
+        assert m.handle(ask(2, 1, 6, rank_incarnation="")) == [
             rank_refused(1, Unrecoverable, "5", "6"),
             rank_refused(2, Unrecoverable, "5", "6"),
         ]

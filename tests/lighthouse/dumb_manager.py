@@ -32,7 +32,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.sessions import native
 
-GRANTING = (HoldState.STANDING, HoldState.FROZEN, HoldState.RESUMED)
+GRANTING = (HoldState.STANDING, HoldState.RECALLED, HoldState.RESUMED)
 LEASE_SHARE = 0.8
 
 
@@ -227,7 +227,7 @@ class DumbManager:
             return
         match order.phase:
             case QuorumPhase.RECALLED:
-                self.mode = HoldState.FROZEN
+                self.mode = HoldState.RECALLED
             case QuorumPhase.RESUMED:
                 self.mode, self.upto = HoldState.RESUMED, order.upto
             case QuorumPhase.REVOKED:

@@ -19,7 +19,7 @@ RECORDER = '[{"pg": "17", "seq": 24, "operation": "all_reduce", "sizes": [[4096,
 def rank(number: int = 0, **fields: object) -> RankEvidence:
     given = RankEvidence(
         number,
-        worker="w1",
+        rank_incarnation="w1",
         pid=4711,
         host="node-4",
         stacks=STACKS,

@@ -149,7 +149,7 @@ def resumed(names: str = "ab", upto: int = 4, now: float = 0.0, **config: object
     """`recalled`, and all have answered; the last has granted the most."""
     machine = recalled(names, now, **config)
     for session in range(len(names), 0, -1):
-        machine.handle(pulse(session, held=held(1, "frozen", upto if session == len(names) else upto - 1)), now)
+        machine.handle(pulse(session, held=held(1, "recalled", upto if session == len(names) else upto - 1)), now)
     assert (machine.standing.phase, machine.standing.upto) == (QuorumPhase.RESUMED, upto)
     return machine
 

@@ -17,8 +17,8 @@ def quorum(*members: Participant, quorum_id: int = 1) -> Quorum:
 
 
 def ask(call: int, group_rank: int, step: int = 0, deadline_at: float = 100.0, **fields: object) -> QuorumRequest:
-    """Of an Agent, unless `worker` is empty."""
-    defaults = {"worker": f"w{group_rank}", "checkpoint_address": f"ckpt{group_rank}"}
+    """Of an Agent, unless `rank_incarnation` is empty."""
+    defaults = {"rank_incarnation": f"w{group_rank}", "checkpoint_address": f"ckpt{group_rank}"}
     return QuorumRequest(call, group_rank, step, deadline_at, **(defaults | fields))
 
 

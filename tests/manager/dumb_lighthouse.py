@@ -62,7 +62,7 @@ class DumbLighthouse:
                 pass
 
     def _note(self, held: HeldQuorum) -> None:
-        if held.mode is HoldState.FROZEN and self.phase is QuorumPhase.RECALLED:
+        if held.mode is HoldState.RECALLED and self.phase is QuorumPhase.RECALLED:
             self._frozen_at = held.granted
         self.has_left = held.mode is HoldState.LEAVING
         if held.mode is HoldState.REVOKED and self.phase is not QuorumPhase.NONE:

@@ -21,7 +21,7 @@ class Rank:
     since: float = 0.0
 
     @property
-    def worker(self) -> str:
+    def rank_incarnation(self) -> str:
         return f"w{self.number}.{self.life}"
 
     def decided(self, is_commit: bool, following: Assignment | None) -> None:

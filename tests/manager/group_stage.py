@@ -119,7 +119,7 @@ class Stage:
         """What the lighthouse waits for is told at once."""
         assert self.told is not None
         assert (self.told.drains, self.told.down) == (levels.drains, levels.down)
-        if levels.held is not None and levels.held.mode in (HoldState.FROZEN, HoldState.LEAVING, HoldState.REVOKED):
+        if levels.held is not None and levels.held.mode in (HoldState.RECALLED, HoldState.LEAVING, HoldState.REVOKED):
             assert self.told.held == levels.held
 
     def wait(self, seconds: float) -> None:
@@ -174,7 +174,7 @@ class Stage:
                 step=rank.step,
                 deadline_at=self.now + time_left_s,
                 tag_quorum_id=rank.tag,
-                worker=rank.worker,
+                rank_incarnation=rank.rank_incarnation,
                 commit_failures=rank.failures,
             )
         )
@@ -206,14 +206,14 @@ class Stage:
     def watch(self, rank: Rank) -> None:
         if self.watched and rank.watch is None:
             rank.watch = self.number()
-            self.feed(WatchOpened(rank.watch, rank.number, rank.worker))
+            self.feed(WatchOpened(rank.watch, rank.number, rank.rank_incarnation))
 
     def watch_again(self, rank: Rank) -> None:
         """By a new stream, before the end of the old one is noticed."""
         old = rank.watch
         if old is not None:
             rank.watch = self.number()
-            self.feed(WatchOpened(rank.watch, rank.number, rank.worker))
+            self.feed(WatchOpened(rank.watch, rank.number, rank.rank_incarnation))
             self.feed(WatchEnded(old))
 
     def kill(self, rank: Rank, *, keeps_state: bool) -> None:
@@ -296,7 +296,7 @@ class Stage:
         match message:
             case Heartbeat(number, levels):
                 self.lease.sent_at[number] = self.now
-                if levels.held is not None and levels.held.mode in (HoldState.FROZEN, HoldState.LEAVING):
+                if levels.held is not None and levels.held.mode in (HoldState.RECALLED, HoldState.LEAVING):
                     self.stop(levels.held.quorum_id, levels.held.granted)
             case JoinRequest():
                 if self.machine.held is not None:

@@ -13,7 +13,7 @@ class MarkingRanks:
         self.now = 1000.0
         self.ranks = [Progress(lambda: self.now) for _ in range(size)]
         self.manager = GroupProgress()
-        self.worker = "w"
+        self.rank_incarnation = "w"
         if is_started:
             for number in range(3):
                 for rank in self.ranks:
@@ -26,7 +26,7 @@ class MarkingRanks:
     def beat(self) -> None:
         """Every rank's sample comes to the manager, now."""
         for number, rank in enumerate(self.ranks):
-            self.manager.take(number, Process(self.worker), rank.sample(), self.now)
+            self.manager.take(number, Process(self.rank_incarnation), rank.sample(), self.now)
 
     def verdict(self) -> StallVerdict | None:
         self.beat()

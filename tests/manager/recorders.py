@@ -72,5 +72,5 @@ class NoEvidence:
 
 
 def watch(rank: int = 0, peer: Heard | None = None, *, is_local: bool = False, **fields: Any) -> Watch:
-    hello = WatchHello(rank, **({"worker": f"w{rank}"} | fields))
+    hello = WatchHello(rank, **({"rank_incarnation": f"w{rank}"} | fields))
     return Watch(hello, peer or Heard(), is_local, heard_at=0.0)

@@ -1,8 +1,8 @@
 """The lines that are about sessions, beside those of lighthouse_script.py.
 
-open a b holds=1 frozen granted=7               sessions; holds= after a restart: what they hold of which quorum
+open a b holds=1 recalled granted=7               sessions; holds= after a restart: what they hold of which quorum
 join a step=8                                   by its session, where it has one
-beat a frozen granted=7 drains down=crashed     what it says of the quorum that it holds, from now on
+beat a recalled granted=7 drains down=crashed     what it says of the quorum that it holds, from now on
 end a; leave a                                  its connection ends (session=1: an older one); it goes in good order
 pass 60s beating=(a,b)                          time passes; they beat every second, as they did last
 paused 10s                                      the lighthouse was paused, and acts now on what it should have seen

@@ -14,7 +14,7 @@ from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 from tests.simulation.world import MAX_RATE, Violation, World
 
-TOLD = (HoldState.FROZEN, HoldState.JOINING, HoldState.LEAVING)
+TOLD = (HoldState.RECALLED, HoldState.JOINING, HoldState.LEAVING)
 Member = tuple[str, str]
 
 

@@ -38,7 +38,7 @@ class _Held:
     stands: bool
     granted: int
     over: str = ""
-    frozen: bool = False
+    is_recalled: bool = False
     upto: int | None = None
     committed: set[int] = field(default_factory=set[int])
 
@@ -114,7 +114,7 @@ class ManagerChecks:
             case QuorumPhase.REVOKED:
                 held.over = held.over or "it was revoked"
             case QuorumPhase.RECALLED:
-                held.frozen = True
+                held.is_recalled = True
             case QuorumPhase.RESUMED:
                 held.upto = order.upto
             case _:
@@ -165,7 +165,7 @@ class ManagerChecks:
             self._break("S3", f"grants {where}, though {held.over}")
         if held.upto is not None and step > held.upto:
             self._break("S6", f"grants {where}, and that was resumed up to {held.upto}")
-        if held.frozen and held.upto is None:
+        if held.is_recalled and held.upto is None:
             self._break("S6", f"grants {where}, which is recalled")
         if step != held.granted + 1:
             self._break("S4", f"grants {where} after step {held.granted}")

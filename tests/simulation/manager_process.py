@@ -95,7 +95,7 @@ class ManagerProcess(Process):
     def on_watch(self, rank: "Rank") -> None:
         if not rank.is_up:
             return
-        request = WatchHello(rank.group_rank, rank.worker)
+        request = WatchHello(rank.group_rank, rank.rank_incarnation)
         rank.watch = self.driver.open_watch(request, WatchPeer(self, rank), is_local=True)
         self._watching[rank.watch] = rank
         rank.after(LOCAL_DELAY_S, rank.on_watched, self)

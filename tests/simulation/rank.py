@@ -39,12 +39,12 @@ class Snapshot:
 
 
 class Rank(ManagerSide):
-    def __init__(self, site: "Group", group_rank: int, worker: str, snapshot: Snapshot) -> None:
+    def __init__(self, site: "Group", group_rank: int, rank_incarnation: str, snapshot: Snapshot) -> None:
         machine = StepMachine(step=snapshot.step, tag_quorum_id=snapshot.tag_quorum_id, is_alone=site.size == 1)
         super().__init__(site, group_rank, machine)
         self.plan = site.plan
         self.group_rank = group_rank
-        self.worker = worker
+        self.rank_incarnation = rank_incarnation
         self.wire_id = site.wire_id
         self.state: int | None = snapshot.state
         self.has_vanished = False
@@ -127,7 +127,7 @@ class Rank(ManagerSide):
             "step": machine.step,
             "checkpoint_address": f"{self.site.address}/{self.group_rank}",
             "tag_quorum_id": machine.tag_quorum_id,
-            "worker": self.worker,
+            "rank_incarnation": self.rank_incarnation,
             "shrink_only": self.site.shrinks,
             "init_sync": self.plan.init_sync,
             "commit_failures": machine.discards,

@@ -12,7 +12,7 @@ It is a lease with recall, as file servers delegate files to clients.
 4. The next quorum may form at once if a member (replica_id and incarnation) is in it: that one has stopped granting for
    good, and without it the others cannot complete a step. If none is, only after the leases of all have run out.
 5. After a restart of the lighthouse the quorum is RETURNING: its members go on, and come back. When all are back it
-   stands again. A member that comes back revoked, or not within the lease, revokes it; one that comes back frozen,
+   stands again. A member that comes back revoked, or not within the lease, revokes it; one that comes back recalled,
    resumed or joining makes it a recall. Nothing forms before that is settled.
 6. A member that was told its quorum and did not hear it (its connection broke, the lighthouse died) comes back with
    the very join that the quorum was formed from: it is told the quorum again.
@@ -190,7 +190,7 @@ class Standing:
             return self.recall(f"{replica_id} has caught up, or cannot") if held.wants_next else None
         order = self.recall("a member has stopped granting") if self.phase is QuorumPhase.STANDING else None
         is_spent = held.mode is HoldState.JOINING
-        if is_spent or (self.phase is QuorumPhase.RECALLED and held.mode is HoldState.FROZEN):
+        if is_spent or (self.phase is QuorumPhase.RECALLED and held.mode is HoldState.RECALLED):
             return self._told(holder, held.granted, is_spent=is_spent) or order
         return order
 

@@ -31,7 +31,7 @@ def incident_of(name: RunName, restart: RestartRecord) -> Incident:
                 run,
                 RankEvidence(
                     process.rank.slot,
-                    worker=process.rank.incarnation,
+                    rank_incarnation=process.rank.incarnation,
                     process=f"ended: {process.reason}",
                     output=process.output,
                 ),

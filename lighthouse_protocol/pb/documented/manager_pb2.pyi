@@ -27,7 +27,7 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
     INIT_SYNC_FIELD_NUMBER: builtins.int
     COMMIT_FAILURES_FIELD_NUMBER: builtins.int
     TAG_QUORUM_ID_FIELD_NUMBER: builtins.int
-    WORKER_FIELD_NUMBER: builtins.int
+    RANK_INCARNATION_FIELD_NUMBER: builtins.int
     CATCH_UP_FIELD_NUMBER: builtins.int
     HELD_STEP_FIELD_NUMBER: builtins.int
     HELD_QUORUM_ID_FIELD_NUMBER: builtins.int
@@ -46,7 +46,7 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
     commit_failures: builtins.int
     tag_quorum_id: builtins.int
     """the quorum under which this rank's step was committed"""
-    worker: builtins.str
+    rank_incarnation: builtins.str
     """new at every start of the rank's process"""
     catch_up: builtins.bool
     """where the group is behind, it heals beside its steps"""
@@ -73,7 +73,7 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
         init_sync: builtins.bool | None = ...,
         commit_failures: builtins.int = ...,
         tag_quorum_id: builtins.int | None = ...,
-        worker: builtins.str = ...,
+        rank_incarnation: builtins.str = ...,
         catch_up: builtins.bool = ...,
         held_step: builtins.int | None = ...,
         held_quorum_id: builtins.int | None = ...,
@@ -83,7 +83,7 @@ class ManagerQuorumRequest(google.protobuf.message.Message):
         distrust: lighthouse_protocol.pb.documented.lighthouse_pb2.Distrust | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_heals_first", b"_heals_first", "_held_quorum_id", b"_held_quorum_id", "_held_step", b"_held_step", "_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "distrust", b"distrust", "heals_first", b"heals_first", "held_quorum_id", b"held_quorum_id", "held_step", b"held_step", "init_sync", b"init_sync", "tag_quorum_id", b"tag_quorum_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_heals_first", b"_heals_first", "_held_quorum_id", b"_held_quorum_id", "_held_step", b"_held_step", "_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "catch_up", b"catch_up", "checkpoint_server_addr", b"checkpoint_server_addr", "commit_failures", b"commit_failures", "compares", b"compares", "distrust", b"distrust", "has_source", b"has_source", "heals_first", b"heals_first", "held_quorum_id", b"held_quorum_id", "held_step", b"held_step", "init_sync", b"init_sync", "rank", b"rank", "shrink_only", b"shrink_only", "step", b"step", "tag_quorum_id", b"tag_quorum_id", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_heals_first", b"_heals_first", "_held_quorum_id", b"_held_quorum_id", "_held_step", b"_held_step", "_init_sync", b"_init_sync", "_tag_quorum_id", b"_tag_quorum_id", "catch_up", b"catch_up", "checkpoint_server_addr", b"checkpoint_server_addr", "commit_failures", b"commit_failures", "compares", b"compares", "distrust", b"distrust", "has_source", b"has_source", "heals_first", b"heals_first", "held_quorum_id", b"held_quorum_id", "held_step", b"held_step", "init_sync", b"init_sync", "rank", b"rank", "rank_incarnation", b"rank_incarnation", "shrink_only", b"shrink_only", "step", b"step", "tag_quorum_id", b"tag_quorum_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_heals_first", b"_heals_first"]) -> typing.Literal["heals_first"] | None: ...
     @typing.overload
@@ -380,7 +380,7 @@ class ManagerStatusResponse(google.protobuf.message.Message):
     commits: builtins.int
     discards: builtins.int
     mode: builtins.str
-    """how it holds its quorum: standing, frozen, resumed, joining, leaving, revoked or none"""
+    """how it holds its quorum: standing, recalled, resumed, joining, leaving, revoked or none"""
     grants: builtins.int
     """steps that it let its ranks into by itself"""
     @property
@@ -515,14 +515,14 @@ class WatchHello(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GROUP_RANK_FIELD_NUMBER: builtins.int
-    WORKER_FIELD_NUMBER: builtins.int
+    RANK_INCARNATION_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     STARTED_FIELD_NUMBER: builtins.int
     HOSTNAME_FIELD_NUMBER: builtins.int
     OFFER_FIELD_NUMBER: builtins.int
     group_rank: builtins.int
-    worker: builtins.str
+    rank_incarnation: builtins.str
     """new at every start of the rank's process"""
     pid: builtins.int
     """0: not told"""
@@ -540,7 +540,7 @@ class WatchHello(google.protobuf.message.Message):
         self,
         *,
         group_rank: builtins.int = ...,
-        worker: builtins.str = ...,
+        rank_incarnation: builtins.str = ...,
         pid: builtins.int = ...,
         host: builtins.str = ...,
         started: builtins.int = ...,
@@ -548,7 +548,7 @@ class WatchHello(google.protobuf.message.Message):
         offer: lighthouse_protocol.pb.extensions.evidence_pb2.EvidenceOffer | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["offer", b"offer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["group_rank", b"group_rank", "host", b"host", "hostname", b"hostname", "offer", b"offer", "pid", b"pid", "started", b"started", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_rank", b"group_rank", "host", b"host", "hostname", b"hostname", "offer", b"offer", "pid", b"pid", "rank_incarnation", b"rank_incarnation", "started", b"started"]) -> None: ...
 
 global___WatchHello = WatchHello
 
@@ -746,11 +746,11 @@ class ReportRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RANK_FIELD_NUMBER: builtins.int
-    WORKER_FIELD_NUMBER: builtins.int
+    RANK_INCARNATION_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     ENDS_GROUP_FIELD_NUMBER: builtins.int
     rank: builtins.int
-    worker: builtins.str
+    rank_incarnation: builtins.str
     """as in WatchHello"""
     reason: builtins.str
     ends_group: builtins.bool
@@ -759,11 +759,11 @@ class ReportRequest(google.protobuf.message.Message):
         self,
         *,
         rank: builtins.int = ...,
-        worker: builtins.str = ...,
+        rank_incarnation: builtins.str = ...,
         reason: builtins.str = ...,
         ends_group: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ends_group", b"ends_group", "rank", b"rank", "reason", b"reason", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ends_group", b"ends_group", "rank", b"rank", "rank_incarnation", b"rank_incarnation", "reason", b"reason"]) -> None: ...
 
 global___ReportRequest = ReportRequest
 

@@ -17,7 +17,7 @@ class RankEvidence(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GROUP_RANK_FIELD_NUMBER: builtins.int
-    WORKER_FIELD_NUMBER: builtins.int
+    RANK_INCARNATION_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     STACKS_FIELD_NUMBER: builtins.int
@@ -27,7 +27,7 @@ class RankEvidence(google.protobuf.message.Message):
     MISSING_FIELD_NUMBER: builtins.int
     TOOK_S_FIELD_NUMBER: builtins.int
     group_rank: builtins.int
-    worker: builtins.str
+    rank_incarnation: builtins.str
     """new at every start of the process"""
     pid: builtins.int
     host: builtins.str
@@ -50,7 +50,7 @@ class RankEvidence(google.protobuf.message.Message):
         self,
         *,
         group_rank: builtins.int = ...,
-        worker: builtins.str = ...,
+        rank_incarnation: builtins.str = ...,
         pid: builtins.int = ...,
         host: builtins.str = ...,
         stacks: builtins.str = ...,
@@ -60,7 +60,7 @@ class RankEvidence(google.protobuf.message.Message):
         missing: collections.abc.Iterable[builtins.str] | None = ...,
         took_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["flight_recorder", b"flight_recorder", "group_rank", b"group_rank", "host", b"host", "missing", b"missing", "output", b"output", "pid", b"pid", "process", b"process", "stacks", b"stacks", "took_s", b"took_s", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["flight_recorder", b"flight_recorder", "group_rank", b"group_rank", "host", b"host", "missing", b"missing", "output", b"output", "pid", b"pid", "process", b"process", "rank_incarnation", b"rank_incarnation", "stacks", b"stacks", "took_s", b"took_s"]) -> None: ...
 
 global___RankEvidence = RankEvidence
 

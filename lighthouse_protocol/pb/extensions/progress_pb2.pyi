@@ -197,14 +197,14 @@ class RankView(google.protobuf.message.Message):
     SAMPLE_FIELD_NUMBER: builtins.int
     LIMIT_S_FIELD_NUMBER: builtins.int
     BEAT_AGE_S_FIELD_NUMBER: builtins.int
-    WORKER_FIELD_NUMBER: builtins.int
+    RANK_INCARNATION_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     limit_s: builtins.float
     """how long it may be without a mark where it is"""
     beat_age_s: builtins.float
     """how old the sample is"""
-    worker: builtins.str
+    rank_incarnation: builtins.str
     """new at every start of the process"""
     host: builtins.str
     pid: builtins.int
@@ -219,12 +219,12 @@ class RankView(google.protobuf.message.Message):
         sample: global___ProgressSample | None = ...,
         limit_s: builtins.float = ...,
         beat_age_s: builtins.float = ...,
-        worker: builtins.str = ...,
+        rank_incarnation: builtins.str = ...,
         host: builtins.str = ...,
         pid: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["name", b"name", "sample", b"sample"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beat_age_s", b"beat_age_s", "host", b"host", "limit_s", b"limit_s", "name", b"name", "pid", b"pid", "sample", b"sample", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beat_age_s", b"beat_age_s", "host", b"host", "limit_s", b"limit_s", "name", b"name", "pid", b"pid", "rank_incarnation", b"rank_incarnation", "sample", b"sample"]) -> None: ...
 
 global___RankView = RankView
 

@@ -31,7 +31,7 @@ class CallExpired:
 class WatchOpened:
     watch: int
     group_rank: int
-    worker: str
+    rank_incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RankFailed:
     """It says so itself, and ends; `ends_group`: and no rank of the group can go on."""
 
     group_rank: int
-    worker: str
+    rank_incarnation: str
     reason: str
     ends_group: bool = False
 

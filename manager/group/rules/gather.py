@@ -10,7 +10,7 @@ had that state to itself.
 A rank that asks again takes the place of its older call; one that withdraws takes the group's join back. An answer
 belongs to the round it was asked in and never reaches another. An error reaches every waiting rank at once.
 
-A rank whose process is new (`worker` differs) has lost its state: the group takes a new incarnation.
+A rank whose process is new (`rank_incarnation` differs) has lost its state: the group takes a new incarnation.
 """
 
 from collections.abc import Sequence
@@ -184,7 +184,7 @@ class GatherMachine:
     def _check_step(self, ask: QuorumRequest) -> None:
         check_count(ask.step, "step")
         last = self._last.get(ask.group_rank)
-        if last is None or last.worker != ask.worker:
+        if last is None or last.rank_incarnation != ask.rank_incarnation:
             return
         # What counts is the state that the rank holds: one that catches up works at a later step, and may return. It
         # may have been told to heal to an older state than its own, and that, where it catches up, some quorums ago.
@@ -199,7 +199,7 @@ class GatherMachine:
 
     def _note_worker(self, ask: QuorumRequest) -> None:
         last = self._last.get(ask.group_rank)
-        if last is not None and last.worker != ask.worker:
+        if last is not None and last.rank_incarnation != ask.rank_incarnation:
             self.incarnation += 1
             self._had_peers = False
 
@@ -297,7 +297,7 @@ def _heals_first(asks: Sequence[QuorumRequest]) -> bool | None:
 
 def _cannot_meet(ask: QuorumRequest, other: QuorumRequest) -> bool:
     """At different steps; and one of them, being no Agent, could not heal inside its group's step."""
-    return ask.step != other.step and not (ask.worker and other.worker)
+    return ask.step != other.step and not (ask.rank_incarnation and other.rank_incarnation)
 
 
 def _went_back(received: int, seen: int) -> WrongState:

@@ -77,7 +77,7 @@ class GrantMachine:
     @property
     def grants(self) -> bool:
         """It may let ranks into a further step by itself."""
-        return self._quorum is not None and self.mode in (HoldState.STANDING, HoldState.FROZEN, HoldState.RESUMED)
+        return self._quorum is not None and self.mode in (HoldState.STANDING, HoldState.RECALLED, HoldState.RESUMED)
 
     @property
     def is_leaving(self) -> bool:
@@ -137,7 +137,7 @@ class GrantMachine:
             return False
         match order.phase:
             case QuorumPhase.RECALLED:
-                self.mode = HoldState.FROZEN
+                self.mode = HoldState.RECALLED
             case QuorumPhase.RESUMED:
                 self.mode, self._upto = HoldState.RESUMED, order.upto
                 self._end_when_done()
@@ -189,7 +189,7 @@ class GrantMachine:
         if has_failed or ask.step != self.granted + 1 or self._committed != self.granted:
             self.mode = HoldState.REVOKED
             return Join(gives_up=True)
-        if self.mode is HoldState.FROZEN:
+        if self.mode is HoldState.RECALLED:
             return Wait()
         if now >= self.lease_until:
             return Wait()

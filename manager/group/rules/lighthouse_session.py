@@ -33,7 +33,7 @@ from manager.group.rules.progress import ProgressReporter
 FIRST_BEAT_INTERVAL_S = 1.0
 FIRST_LEASE_S = 5.0
 SILENT_AFTER_INTERVALS = 1.5
-_NEWS = (HoldState.FROZEN, HoldState.LEAVING, HoldState.REVOKED)
+_NEWS = (HoldState.RECALLED, HoldState.LEAVING, HoldState.REVOKED)
 
 
 @dataclass(slots=True)

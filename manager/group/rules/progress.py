@@ -28,9 +28,9 @@ REPEATED_S = 4.0  # less than stall.SILENT_S
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Which one a sample is from; `worker` is new at every start."""
+    """Which one a sample is from; `rank_incarnation` is new at every start."""
 
-    worker: str
+    rank_incarnation: str
     host: str = ""
     pid: int = 0
 
@@ -53,7 +53,7 @@ class GroupProgress:
 
     def take(self, group_rank: int, process: Process, sample: ProgressSample, now: float) -> None:
         before = self._heard.get(group_rank)
-        if before is not None and before.process.worker != process.worker:
+        if before is not None and before.process.rank_incarnation != process.rank_incarnation:
             self.lose(group_rank)
         self._heard[group_rank] = _Heard(process, sample, now)
         if not sample.is_first:
@@ -111,7 +111,7 @@ class GroupProgress:
             sample,
             limit_s=self.limit_s(sample),
             beat_age_s=now - heard.at,
-            worker=process.worker,
+            rank_incarnation=process.rank_incarnation,
             host=process.host,
             pid=process.pid,
         )
@@ -146,7 +146,7 @@ def _place(rank: RankView) -> tuple[object, ...]:
     """What of it does not change with time alone."""
     sample = rank.sample
     phases = [(phase.name, phase.done) for phase in sample.phases]
-    return rank.name, rank.worker, sample.step, phases, sample.collective, sample.waits_for
+    return rank.name, rank.rank_incarnation, sample.step, phases, sample.collective, sample.waits_for
 
 
 def _add(total: dict[str, float], sample: ProgressSample) -> None:

@@ -17,7 +17,7 @@ to end them, too, where its process has ended."""
 @dataclass(frozen=True, slots=True)
 class _Watch:
     group_rank: int
-    worker: str
+    rank_incarnation: str
     has_left: bool = False
     is_released: bool = False
 
@@ -100,11 +100,11 @@ class RankPresence:
 
     def of(self, workers: Container[str]) -> tuple[int, ...]:
         """The watches of these processes."""
-        return tuple(number for number, watch in self._open.items() if watch.worker in workers)
+        return tuple(number for number, watch in self._open.items() if watch.rank_incarnation in workers)
 
-    def is_watched(self, group_rank: int, worker: str) -> bool:
+    def is_watched(self, group_rank: int, rank_incarnation: str) -> bool:
         number = self._newest.get(group_rank)
-        return number is not None and self._open[number].worker == worker
+        return number is not None and self._open[number].rank_incarnation == rank_incarnation
 
     def asked(self, group_rank: int) -> None:
         """A rank has asked for a quorum, watched or not: it is there."""
@@ -112,13 +112,13 @@ class RankPresence:
             self._asked.add(group_rank)
             self._here(group_rank)
 
-    def opened(self, watch: int, group_rank: int, worker: str) -> bool:
+    def opened(self, watch: int, group_rank: int, rank_incarnation: str) -> bool:
         """Whether another process of that rank was watched, which is lost by that."""
         old = self._newest.get(group_rank)
-        self._open[watch] = _Watch(group_rank, worker)
+        self._open[watch] = _Watch(group_rank, rank_incarnation)
         self._newest[group_rank] = watch
         self._here(group_rank)
-        return old is not None and self._open[old].worker != worker
+        return old is not None and self._open[old].rank_incarnation != rank_incarnation
 
     def leaves(self, watch: int) -> bool:
         """Its end is near, and in good order. Whether that is the rank's present process."""
@@ -147,9 +147,9 @@ class RankPresence:
         self._lose(entry.group_rank, f"rank {entry.group_rank} has ended", now, has_left=entry.has_left)
         return entry.group_rank
 
-    def failed(self, group_rank: int, worker: str, reason: str, now: float) -> bool:
+    def failed(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
         """Whether the rank is lost by that."""
-        if not self.is_watched(group_rank, worker):
+        if not self.is_watched(group_rank, rank_incarnation):
             return False
         self._lose(group_rank, f"rank {group_rank} has failed: {reason}", now)
         return True
@@ -208,5 +208,5 @@ class RankPresence:
         self._started.discard(group_rank)
         self._lost[group_rank] = how
         self.missing |= {group_rank}
-        mates = frozenset(watch.worker for watch in self._open.values() if watch.group_rank != group_rank)
+        mates = frozenset(watch.rank_incarnation for watch in self._open.values() if watch.group_rank != group_rank)
         self._absent[group_rank] = LostRank(group_rank, now, mates, has_left)

@@ -102,8 +102,8 @@ class Ranks:
                 return self._end_call(call)
             case events.CallExpired(call, error):
                 return self._expire_call(call, error)
-            case events.WatchOpened(watch, group_rank, worker):
-                is_other = self.watches.opened(watch, group_rank, worker)
+            case events.WatchOpened(watch, group_rank, rank_incarnation):
+                is_other = self.watches.opened(watch, group_rank, rank_incarnation)
                 return self.give_up(f"rank {group_rank} has restarted", now) if is_other else []
             case events.WatchEnded(watch):
                 rank = self.watches.ended(watch, now)
@@ -115,8 +115,8 @@ class Ranks:
             case events.RanksStarted():
                 self.watches.started()
                 return []
-            case events.RankFailed(group_rank, worker, reason, ends_group):
-                is_known = self.watches.failed(group_rank, worker, reason, now)
+            case events.RankFailed(group_rank, rank_incarnation, reason, ends_group):
+                is_known = self.watches.failed(group_rank, rank_incarnation, reason, now)
                 reported = events.FailureReported(group_rank, reason, is_known)
                 if not is_known:
                     return [reported]
@@ -220,7 +220,7 @@ class Ranks:
             *self._miss([group_rank]),
         ]
         for ask in (*self._waiting.values(), *self.gather.asks):
-            if ask.worker in mates:
+            if ask.rank_incarnation in mates:
                 effects += self._refuse(ask.group_rank, WrongState(reason))
         return effects
 

@@ -8,7 +8,7 @@ from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Supers
 
 @dataclass(frozen=True, slots=True)
 class QuorumRequest:
-    """One rank's call. `worker` is empty, and `tag_quorum_id` None, for a caller that does not say."""
+    """One rank's call. `rank_incarnation` is empty, and `tag_quorum_id` None, for a caller that does not say."""
 
     call: int
     group_rank: int
@@ -16,7 +16,7 @@ class QuorumRequest:
     deadline_at: float
     checkpoint_address: str = ""
     tag_quorum_id: int | None = None
-    worker: str = ""
+    rank_incarnation: str = ""
     shrink_only: bool = False
     init_sync: bool = True
     commit_failures: int = 0

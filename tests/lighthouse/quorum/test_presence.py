@@ -193,7 +193,7 @@ class TestLoss:
     def test_the_last_to_leave_is_said_goodbye(self):
         m = standing("a")
         m.handle(pulse(1, drains=True, held=held(1, granted=3)), 1)
-        m.handle(pulse(1, drains=True, held=held(1, "frozen", granted=3)), 1)
+        m.handle(pulse(1, drains=True, held=held(1, "recalled", granted=3)), 1)
         assert m.handle(left(1), 1) == [closed(1)]
 
     def test_nor_is_one_left_waiting_where_all_leave(self):
@@ -201,7 +201,7 @@ class TestLoss:
         for session in (1, 2):
             m.handle(pulse(session, drains=True, held=held(1, granted=3)), 1)
         for session in (1, 2):
-            m.handle(pulse(session, drains=True, held=held(1, "frozen", granted=3)), 1)
+            m.handle(pulse(session, drains=True, held=held(1, "recalled", granted=3)), 1)
         goodbyes = [*m.handle(left(1), 1), *m.handle(left(2), 1)]
         assert goodbyes in ([closed(1), closed(2)], [closed(2), closed(1)])
 

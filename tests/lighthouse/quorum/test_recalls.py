@@ -74,7 +74,7 @@ class TestNewcomer:
         m = recalled("ab")
         m.handle(Withdrawn(9), 0.5)
         for n in (1, 2):
-            m.handle(pulse(n, held=held(1, "frozen", 4)), 1)
+            m.handle(pulse(n, held=held(1, "recalled", 4)), 1)
         m.handle(asks(10, 1, past("a")), 2)
         m.handle(ended(9), 2)
         assert names_of(m.handle(asks(11, 2, past("b")), 2)) == ["ab"]
@@ -172,7 +172,7 @@ class TestDrain:
         m.handle(pulse(2, drains=True, held=held(1, granted=7)), 1)
         m.handle(pulse(3, drains=True, held=held(1, granted=7)), 1)
         for n in (1, 2, 3):
-            m.handle(pulse(n, drains=n > 1, held=held(1, "frozen", 7)), 1)
+            m.handle(pulse(n, drains=n > 1, held=held(1, "recalled", 7)), 1)
         for n in (2, 3):
             m.handle(left(n), 2)
         assert names_of(m.handle(asks(10, 1, past("a", 8)), 2)) == ["a"]
@@ -183,6 +183,6 @@ class TestDrain:
         m.handle(opened(3, "x"), 1)
         assert m.handle(asks(3, 3, "x"), 1) == []
         for n in (1, 2):
-            m.handle(pulse(n, drains=n == 2, held=held(1, "frozen", 7)), 1)
+            m.handle(pulse(n, drains=n == 2, held=held(1, "recalled", 7)), 1)
         m.handle(left(2), 2)
         assert names_of(m.handle(asks(10, 1, past("a", 8)), 2)) == ["ax"]

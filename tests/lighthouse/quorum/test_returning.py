@@ -44,20 +44,20 @@ class TestPhases:
         assert says(standing, "c", "standing", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.STANDING)
 
     @pytest.mark.parametrize("odd", range(3), ids=["first", "second", "last"])
-    @pytest.mark.parametrize("mode", ["frozen", "resumed", "joining"])
+    @pytest.mark.parametrize("mode", ["recalled", "resumed", "joining"])
     def test_one_in_the_middle_of_a_recall_makes_it_a_recall_when_all_are_back(self, mode: str, odd: int):
         standing = returning()
         orders = [says(standing, name, mode if n == odd else "standing", 4) for n, name in enumerate("abc")]
         assert [phase_of(order) for order in orders] == [None, None, QuorumPhase.RECALLED]
-        assert [says(standing, name, "frozen", 4) for name in "ab"] == [None, None]
-        assert says(standing, "c", "frozen", 6) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 6, standing.reason)
+        assert [says(standing, name, "recalled", 4) for name in "ab"] == [None, None]
+        assert says(standing, "c", "recalled", 6) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 6, standing.reason)
 
     def test_one_that_joins_past_it_makes_it_a_recall_and_has_answered_it(self):
         standing = returning("ab")
         assert standing.joined(holds("a", 6)) is None
         assert phase_of(says(standing, "b", "standing", 5)) is QuorumPhase.RECALLED
         assert standing.holds_back
-        assert phase_of(says(standing, "b", "frozen", 5)) is QuorumPhase.RESUMED
+        assert phase_of(says(standing, "b", "recalled", 5)) is QuorumPhase.RESUMED
         assert standing.upto == 5
 
     @pytest.mark.parametrize("number", [0, 2])
@@ -219,7 +219,7 @@ class TestLostJournal:
         for session, name in enumerate("bc", start=2):
             m.handle(opened(session, name), 2)
             m.handle(asks(session, session, native(name, 70, tag_quorum_id=2000, seen_quorum_id=seen)), 2)
-        m.handle(pulse(1, held=held(5000, "frozen", 0)), 3)
+        m.handle(pulse(1, held=held(5000, "recalled", 0)), 3)
         effects = m.handle(asks(4, 1, native("a", 1, tag_quorum_id=5000, seen_quorum_id=5000)), 3)
         [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
         assert [(p.replica_id, p.step) for p in formed.quorum.participants] == [("a", 1), ("b", 70), ("c", 70)]
@@ -231,7 +231,7 @@ class TestLostJournal:
         m.handle(asks(1, 1, "a"), 1)
         m.handle(opened(2, "b"), 2)
         m.handle(asks(2, 2, native("b", 70, tag_quorum_id=2000)), 2)
-        m.handle(pulse(1, held=held(5000, "frozen", 0)), 3)
+        m.handle(pulse(1, held=held(5000, "recalled", 0)), 3)
         effects = m.handle(asks(4, 1, native("a", 1, tag_quorum_id=5000, seen_quorum_id=5000)), 3)
         [formed] = [effect for effect in effects if isinstance(effect, QuorumFormed)]
         assert [(p.replica_id, p.step) for p in formed.quorum.participants] == [("a", 1), ("b", 0)]
@@ -261,7 +261,7 @@ class TestMembersAreKnown:
         m.handle(opened(3, "c"), 1)
         m.handle(asks(3, 3, "c"), 1)
         for n in (1, 2):
-            m.handle(pulse(n, held=held(1, "frozen", 5)), 1)
+            m.handle(pulse(n, held=held(1, "recalled", 5)), 1)
         levels = {1: {"held": held(1, "resumed", 5)}, 2: {"held": held(1, "resumed", 5)}, 3: {}}
         assert pulsing(m, levels, 1, 90) == []
         assert m.handle(asks(1, 1, "a", step=6, seen_quorum_id=1), 90) == [], "b is in a long step"

@@ -72,16 +72,18 @@ class TestRecall:
     def test_who_still_grants_has_not_answered(self):
         standing = formed("ab")
         standing.recall("x")
-        says(standing, "a", "frozen", 8)
+        says(standing, "a", "recalled", 8)
         assert says(standing, "b", "standing", 8) is None
         assert says(standing, "b", "resumed", 8) is None
         assert standing.phase is QuorumPhase.RECALLED
-        assert phase_of(says(standing, "b", "frozen", 9)) is QuorumPhase.RESUMED
+        assert phase_of(says(standing, "b", "recalled", 9)) is QuorumPhase.RESUMED
 
     def test_a_join_says_it_too(self):
         standing = formed("ab")
         assert phase_of(standing.joined(holds("a", 6))) is QuorumPhase.RECALLED
-        assert says(standing, "b", "frozen", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 5, "a asks for a quorum")
+        assert says(standing, "b", "recalled", 5) == QuorumOrder(
+            QUORUM_ID, QuorumPhase.RESUMED, 5, "a asks for a quorum"
+        )
 
     def test_a_sole_member_that_asks_is_resumed_at_once(self):
         assert formed("a").joined(holds("a", 6)) == QuorumOrder(
@@ -93,22 +95,22 @@ class TestRecall:
         standing = formed("ab")
         standing.recall("x")
         if is_last:
-            says(standing, "b", "frozen", 6)
+            says(standing, "b", "recalled", 6)
             order = standing.joined(holds("a", 6))
         else:
             standing.joined(holds("a", 6))
-            order = says(standing, "b", "frozen", 6)
+            order = says(standing, "b", "recalled", 6)
         assert order is not None
         assert (order.phase, "a cannot do step 6" in order.reason) == (QuorumPhase.REVOKED, True)
 
     def test_one_who_froze_below_the_highest_does_the_step(self):
         standing = formed("ab")
         standing.recall("x")
-        says(standing, "a", "frozen", 5)
+        says(standing, "a", "recalled", 5)
         assert phase_of(standing.joined(holds("b", 7))) is QuorumPhase.RESUMED
         assert standing.upto == 6
 
-    @pytest.mark.parametrize("mode", ["frozen", "resumed", "joining"])
+    @pytest.mark.parametrize("mode", ["recalled", "resumed", "joining"])
     def test_a_member_that_has_stopped_granting_is_a_recall(self, mode: str):
         """Levels, not edges: whatever brought it there, the others must not wait for it."""
         standing = formed()
@@ -119,7 +121,7 @@ class TestRecall:
         standing.recall("x")
         assert standing.recall("y") is None
         for name in "abc":
-            says(standing, name, "frozen", 3)
+            says(standing, name, "recalled", 3)
         assert standing.recall("y") is None
         assert standing.revoke("z") is not None
         assert standing.recall("y") is None
@@ -127,7 +129,7 @@ class TestRecall:
     def test_of_another_quorum_says_nothing_about_this_one(self):
         standing = formed("a")
         standing.recall("x")
-        assert says(standing, "a", "frozen", 5, quorum_id=6) is None
+        assert says(standing, "a", "recalled", 5, quorum_id=6) is None
         assert says(standing, "a", "revoked", 5, quorum_id=6) is None
         assert standing.observe("a", "i1", None) is None
         assert standing.observe("a", "i2", held(QUORUM_ID, "revoked")) is None
@@ -159,7 +161,7 @@ class TestCatchingUp:
     def test_its_join_counts_by_the_step_that_it_works_at(self):
         standing = formed("ab")
         assert phase_of(standing.joined(holds("a", 2, works_at=6))) is QuorumPhase.RECALLED
-        assert says(standing, "b", "frozen", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 5, standing.reason)
+        assert says(standing, "b", "recalled", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 5, standing.reason)
         assert standing.joined(holds("a", 2, works_at=6)) is None
         assert phase_of(standing.joined(holds("a", 2, works_at=5))) is QuorumPhase.REVOKED
 
@@ -173,7 +175,7 @@ class TestRevoke:
             standing.recall("x")
         if before == "resumed":
             for name in "abc":
-                says(standing, name, "frozen", 5)
+                says(standing, name, "recalled", 5)
         assert standing.phase == before
         match why:
             case "lost":
@@ -190,7 +192,7 @@ class TestRevoke:
         standing = formed("ab")
         standing.recall("x")
         for name in "ab":
-            says(standing, name, "frozen", 5)
+            says(standing, name, "recalled", 5)
         assert standing.joined(holds("a", 6)) is None
         assert phase_of(standing.joined(holds("b", 5))) is QuorumPhase.REVOKED
 
@@ -211,7 +213,7 @@ class TestRevoke:
         assert standing.lose("b", "i1", "x") is None
         assert standing.revoke("x") is None
         assert standing.joined(holds("b", 6, commit_failures=1)) is None
-        assert says(standing, "b", "frozen", 5) is None
+        assert says(standing, "b", "recalled", 5) is None
         assert standing.order() == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="a: first", lost="a")
 
     def test_names_the_group_also_where_its_peers_gave_up_before(self):
@@ -228,7 +230,7 @@ class TestRevoke:
         standing = formed("ab")
         standing.recall("b drains")
         for name in "ab":
-            says(standing, name, "frozen", 5)
+            says(standing, name, "recalled", 5)
         assert standing.left("b", "i1") is None
         assert standing.phase is QuorumPhase.RESUMED
 
@@ -247,7 +249,7 @@ class TestLeaving:
         """It writes its model down, say."""
         standing = formed("ab")
         says(standing, "b", "leaving", 5)
-        says(standing, "a", "frozen", 5)
+        says(standing, "a", "recalled", 5)
         assert standing.at_work == ["a"]
         assert phase_of(says(standing, "a", "joining", 5)) is QuorumPhase.REVOKED
         assert standing.at_work == []
@@ -258,24 +260,24 @@ class TestLeaving:
     def test_one_that_was_granted_a_later_step_is_ended_in_it_when_nobody_is_in_an_earlier_one(self):
         standing = formed()
         says(standing, "c", "leaving", 5)
-        says(standing, "a", "frozen", 6)
-        assert says(standing, "b", "frozen", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 5, "c has left")
+        says(standing, "a", "recalled", 6)
+        assert says(standing, "b", "recalled", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 5, "c has left")
         order = standing.joined(holds("b", 6))
         assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, 5, "c: has left", lost="c")
 
     def test_all_that_were_granted_a_later_step_are_ended_at_once(self):
         standing = formed()
         says(standing, "c", "leaving", 5)
-        says(standing, "a", "frozen", 6)
-        order = says(standing, "b", "frozen", 6)
+        says(standing, "a", "recalled", 6)
+        order = says(standing, "b", "recalled", 6)
         assert order is not None
         assert (order.phase, order.lost) == (QuorumPhase.REVOKED, "c")
 
     def test_one_that_gives_its_later_grant_back_has_left_too(self):
         standing = formed()
         says(standing, "c", "leaving", 5)
-        says(standing, "a", "frozen", 6)
-        says(standing, "b", "frozen", 5)
+        says(standing, "a", "recalled", 6)
+        says(standing, "b", "recalled", 5)
         assert says(standing, "a", "leaving", 5) is None
         assert standing.phase is QuorumPhase.RESUMED
         assert phase_of(says(standing, "b", "leaving", 5)) is QuorumPhase.REVOKED
@@ -287,20 +289,20 @@ class TestLeaving:
         standing = formed()
         says(standing, "c", "leaving", 5)
         if before == "resumed":
-            says(standing, "a", "frozen", 5)
-            says(standing, "b", "frozen", 5)
+            says(standing, "a", "recalled", 5)
+            says(standing, "b", "recalled", 5)
         assert standing.ends_without("c", "i1") is None
         order = standing.lose("c", "i1", "its connection has ended") if how == "lose" else standing.left("c", "i1")
         assert order is None
         for name in "ab":
-            says(standing, name, "frozen", 5)
+            says(standing, name, "recalled", 5)
         assert standing.phase is QuorumPhase.RESUMED
 
     def test_a_member_that_has_joined_below_the_last_step_cannot_do_it(self):
         standing = formed()
         standing.joined(holds("a", 5))
         says(standing, "c", "leaving", 5)
-        assert phase_of(says(standing, "b", "frozen", 5)) is QuorumPhase.REVOKED
+        assert phase_of(says(standing, "b", "recalled", 5)) is QuorumPhase.REVOKED
 
     def test_while_it_leaves_a_loss_is_a_loss(self):
         standing = formed()
@@ -314,8 +316,8 @@ class TestLeaving:
         assert standing.left("c", "i1") is None
         says(standing, "a", "standing", 5)
         assert phase_of(says(standing, "b", "standing", 5)) is QuorumPhase.RECALLED
-        says(standing, "a", "frozen", 5)
-        assert phase_of(says(standing, "b", "frozen", 5)) is QuorumPhase.RESUMED
+        says(standing, "a", "recalled", 5)
+        assert phase_of(says(standing, "b", "recalled", 5)) is QuorumPhase.RESUMED
         assert standing.upto == 5
 
     def test_the_next_quorum_forms_with_one_that_stays(self):
@@ -323,7 +325,7 @@ class TestLeaving:
         says(standing, "c", "leaving", 5)
         assert not standing.may_form([holds("a")], now=0)
         for name in "ab":
-            says(standing, name, "frozen", 5)
+            says(standing, name, "recalled", 5)
         for name in "ab":
             standing.joined(holds(name, 6))
         assert standing.may_form([holds("a"), holds("b")], now=0)

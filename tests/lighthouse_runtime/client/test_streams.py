@@ -385,7 +385,7 @@ class TestAsyncWatch:
                 with pytest.raises(WrongState, match="9 is not of this group"):
                     await anext(watch)
             async with client.watch(WatchHello(1, "")) as watch:
-                with pytest.raises(InvalidRequest, match=r"^worker: "):
+                with pytest.raises(InvalidRequest, match=r"^rank_incarnation: "):
                     await anext(watch)
 
     async def test_a_rank_votes(self, server: StreamServer):

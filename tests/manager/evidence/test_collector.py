@@ -112,7 +112,7 @@ async def test_a_rank_elsewhere_says_it_itself(group: Group):
     group.desk.give(EvidenceRequest(1, (1,)))
     await rank_1.answer("own stacks", '[{"seq": 3}]', "other: why")
     rank = (await group.given())[1]
-    assert (rank.worker, rank.pid, rank.host) == ("w1", 71, "host-1")
+    assert (rank.rank_incarnation, rank.pid, rank.host) == ("w1", 71, "host-1")
     assert (rank.stacks, rank.flight_recorder, rank.process) == ("own stacks", '[{"seq": 3}]', "")
     assert rank.missing == (ELSEWHERE, NO_OUTPUT, "other: why")
     assert 0 <= rank.took_s < PATIENCE_S

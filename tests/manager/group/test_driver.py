@@ -47,7 +47,7 @@ class Group:
 
     def ask(self, rank: int, step: int = 0, within_s: float = 1000.0, **fields: Any) -> Outcome:
         outcome = Outcome()
-        fields = {"worker": f"w{rank}", "tag_quorum_id": step} | fields
+        fields = {"rank_incarnation": f"w{rank}", "tag_quorum_id": step} | fields
         self.driver.ask(outcome, within_s, group_rank=rank, step=step, **fields)
         return outcome
 

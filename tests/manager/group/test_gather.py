@@ -136,15 +136,15 @@ def test_what_a_request_leads_to(paragraph: str):
     assert play(paragraph).splitlines() == paragraph.splitlines()
 
 
-@pytest.mark.parametrize("worker", ["", "w"])
+@pytest.mark.parametrize("is_agent", [False, True])
 @pytest.mark.parametrize("group_rank", [0, 1, 2])
-def test_agents_and_torchft_callers_of_one_quorum_agree_who_serves_whom(worker: str, group_rank: int):
+def test_agents_and_torchft_callers_of_one_quorum_agree_who_serves_whom(is_agent: bool, group_rank: int):
     """Group a's ranks are Agents, group b's torchft's Managers, or the other way round; all are at step 0."""
     agents, others = {"tag_quorum_id": 0, "incarnation": "x.0"}, {}
-    q = quorum(member("a", **(agents if worker else others)), member("b", **(others if worker else agents)))
+    q = quorum(member("a", **(agents if is_agent else others)), member("b", **(others if is_agent else agents)))
     serves, takes = [], []
-    for name, w in (("a", worker), ("b", "" if worker else "w")):
-        m = gathered(3, name=name, worker=w)
+    for name, is_ours in (("a", is_agent), ("b", not is_agent)):
+        m = gathered(3, name=name, rank_incarnation="w" if is_ours else "")
         mine = m.handle(QuorumReceived(1, q))[1 + group_rank].assignment
         serves += [(target, mine.replica_rank) for target in mine.serve_to]
         takes += [(mine.replica_rank, mine.heal_from_rank)] if mine.heals else []
@@ -245,7 +245,7 @@ class Witness:
         is_behind = any(a.catch_up.held for a in asks)
         assert effect.works_at == (max(a.step for a in asks) if is_behind else None)
         assert effect.ranks_disagree == (len(states) > 1)
-        assert len({a.step for a in asks}) == 1 or all(a.worker for a in asks)
+        assert len({a.step for a in asks}) == 1 or all(a.rank_incarnation for a in asks)
         assert effect.tag_quorum_id == (None if effect.ranks_disagree else states.pop()[1])
         assert effect.deadline_at == min(a.deadline_at for a in asks)
         assert effect.seen_quorum_id == self.highest_id
@@ -260,15 +260,21 @@ def run(drawn: list[tuple[Any, ...]]) -> None:
             case "all ask":
                 for rank in details[0]:
                     calls += 1
-                    witness.open[calls] = ask(calls, rank, step, worker="w")
+                    witness.open[calls] = ask(calls, rank, step, rank_incarnation="w")
                     witness.feed(witness.open[calls])
             case "ask":
-                rank, ahead, worker, tag, lag = details
+                rank, ahead, rank_incarnation, tag, lag = details
                 calls += 1
-                held = None if lag is None or not worker else Tag(max(0, step - lag), tag)
+                held = None if lag is None or not rank_incarnation else Tag(max(0, step - lag), tag)
                 catch_up = CatchUp(held is not None, held)
                 event = ask(
-                    calls, rank, step + ahead, 100.0 - calls, worker=worker, tag_quorum_id=tag, catch_up=catch_up
+                    calls,
+                    rank,
+                    step + ahead,
+                    100.0 - calls,
+                    rank_incarnation=rank_incarnation,
+                    tag_quorum_id=tag,
+                    catch_up=catch_up,
                 )
                 witness.open[calls] = event
                 witness.feed(event)

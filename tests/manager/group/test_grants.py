@@ -3,7 +3,7 @@
 past=5                          quorum 1, formed for step 5, which all ranks have committed; its lease is valid until
                                 4. holds=5: the same without that commit; new: no quorum is held
 recalled(); ask(0, 6)           an order of the lighthouse; rank 0 asks for step 6, at 1 unless `at` says otherwise
-    frozen 5                    how the quorum is held, if that has changed, and what the rank is answered
+    recalled 5                  how the quorum is held, if that has changed, and what the rank is answered
     wait
 offer()                         all ranks have committed: may they go on with the decision?
 """

@@ -25,8 +25,8 @@ class Group:
         self.places = GroupProgressDriver(Participant("a", group_world_size=2), Limits(), self.loop, lambda: "i")
         self.rank_0, self.rank_1 = self.open(0, "w0"), self.open(1, "w1")
 
-    def open(self, rank: int, worker: str) -> Watch:
-        opened = watch(rank, worker=worker, pid=70 + rank, hostname=f"host-{rank}")
+    def open(self, rank: int, rank_incarnation: str) -> Watch:
+        opened = watch(rank, rank_incarnation=rank_incarnation, pid=70 + rank, hostname=f"host-{rank}")
         self.places.opened(opened)
         return opened
 
@@ -54,7 +54,7 @@ def test_a_lost_rank_is_gone_and_an_old_watch_says_nothing_of_a_new_one(group: G
     group.places.take(again, VALIDATES)
     group.places.ended(group.rank_0)
     group.places.take(group.rank_0, REDUCES)
-    assert group.places.view(group.loop.now).ranks[0].worker == "w0-again"
+    assert group.places.view(group.loop.now).ranks[0].rank_incarnation == "w0-again"
     group.places.ended(again)
     assert group.shown() == []
 

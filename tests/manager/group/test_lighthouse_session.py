@@ -72,7 +72,7 @@ class TestBeats:
 
     def test_at_once_when_a_level_has_changed(self):
         made = opened()
-        made.levels = GroupReport(held=HeldQuorum(1, HoldState.FROZEN, 3))
+        made.levels = GroupReport(held=HeldQuorum(1, HoldState.RECALLED, 3))
         assert made.session.tick(0.1) == [Heartbeat(2, made.levels)]
         assert made.session.tick(0.1) == []
         assert made.session.tick(1.09) == [], "the next interval begins with it"

@@ -69,7 +69,7 @@ class TestStarting:
 
     def test_an_echo_says_it_as_well_as_an_order(self):
         m = holding(1)
-        assert done(m, echo(2, order("recalled")), 0.1) == [beat(3, held("frozen", 0))]
+        assert done(m, echo(2, order("recalled")), 0.1) == [beat(3, held("recalled", 0))]
         m.handle(SessionClosed(), 1)
         m.handle(SessionOpened(), 2)
         m.handle(told(Welcome(1.0, 5.0, order("resumed", upto=3))), 2)

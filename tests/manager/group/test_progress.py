@@ -36,7 +36,7 @@ class TestAges:
         first, second = group.ranks(13)
         assert (first.name, first.beat_age_s, first.progress_age_s) == (RankName("a", 0), 1, 1)
         assert (second.name, second.beat_age_s, second.progress_age_s) == (RankName("a", 1), 3, 8)
-        assert (first.worker, first.host, first.pid) == ("w", "host", 77)
+        assert (first.rank_incarnation, first.host, first.pid) == ("w", "host", 77)
 
     def test_view_is_of_all_ranks(self, group: GroupProgress):
         group.take(0, W, at(v=1), 10)

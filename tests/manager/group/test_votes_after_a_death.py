@@ -131,9 +131,14 @@ def called(world: World, number: int, event: RankEvent, phase: str) -> World:
 
 def asks(world: World, number: int) -> World:
     rank = world.ranks[number]
-    worker, failures = f"w{number}.{rank.life}", int(rank.has_failed)
+    rank_incarnation, failures = f"w{number}.{rank.life}", int(rank.has_failed)
     event = ask(
-        call(20, number, rank), number, rank.step, tag_quorum_id=rank.tag, worker=worker, commit_failures=failures
+        call(20, number, rank),
+        number,
+        rank.step,
+        tag_quorum_id=rank.tag,
+        rank_incarnation=rank_incarnation,
+        commit_failures=failures,
     )
     return called(world, number, event, "asking")
 

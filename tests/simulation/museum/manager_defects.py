@@ -69,7 +69,7 @@ def _join_with_whoever_has_asked(self: GatherMachine, ask: QuorumRequest) -> lis
 
 def _compare_what_ranks_work_at(self: GatherMachine, ask: QuorumRequest) -> None:
     last = self._last.get(ask.group_rank)
-    if last is None or last.worker != ask.worker:
+    if last is None or last.rank_incarnation != ask.rank_incarnation:
         return
     if ask.step < min(last.step, self._max_step if self._max_step is not None else last.step):
         raise InvalidRequest(f"of rank {ask.group_rank} went from {last.step} back to {ask.step}", field="step")
