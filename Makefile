@@ -37,9 +37,9 @@ lint: $(VENV)/test.stamp
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-generate: $(VENV)/test.stamp
-	$(BIN)/pip install --quiet $(PIP_ARGS) --group generate
-	$(BIN)/python -m lighthouse_protocol.generate
+# In an environment of its own: grpcio-tools takes an older protobuf than the daemons.
+generate: $(VENV)/generate.stamp
+	$(VENV)/generate/bin/python -m lighthouse_protocol.generate
 
 clean:
 	rm -rf $(VENV) build dist
@@ -54,6 +54,12 @@ $(VENV)/base.stamp: pyproject.toml
 
 $(VENV)/demo.stamp: $(VENV)/base.stamp
 	$(BIN)/pip install --quiet $(PIP_ARGS) --group demo
+	touch $@
+
+$(VENV)/generate.stamp: $(VENV)/base.stamp
+	$(PYTHON) -m venv $(VENV)/generate
+	$(VENV)/generate/bin/python -m pip install --quiet $(PIP_ARGS) --upgrade "pip>=25.1"
+	$(VENV)/generate/bin/pip install --quiet $(PIP_ARGS) --group generate
 	touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp

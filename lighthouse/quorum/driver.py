@@ -69,6 +69,9 @@ from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
 from lighthouse_runtime.ports import Peer, Reply, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
+# A timer has no caller to tell that the journal cannot be written. registry.py logs that, and ends the daemon.
+_FROM_TIMER = suppress(LighthouseError)
+
 
 class JobDriver:
     """Its ports: `timers`; `wall`, seconds since the epoch; `remember`, which writes a record down before it returns;
@@ -135,7 +138,8 @@ class JobDriver:
 
     def _give_up(self, call: int, time_left_s: float) -> None:
         self._waiting.refuse(call, self._too_late(time_left_s))
-        self._feed(Withdrawn(call))
+        with _FROM_TIMER:
+            self._feed(Withdrawn(call))
 
     def _too_late(self, time_left_s: float) -> DeadlinePassed:
         reason = f"{self.machine.verdict()}: {explain(self.machine, self._clock())}"
@@ -268,7 +272,7 @@ class JobDriver:
     def _tick(self) -> None:
         self._check_lag()
         now = self._clock()
-        with suppress(LighthouseError):  # the journal cannot be written: registry.py logs that, and ends the daemon
+        with _FROM_TIMER:
             self._perform(self.machine.tick(now), now)
 
     def _perform(self, effects: Sequence[Effect], now: float) -> None:

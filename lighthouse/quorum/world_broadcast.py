@@ -1,5 +1,4 @@
-"""Managers are told of the world when it has changed, and which groups are held back for ranks that are
-missing goes to the log.
+"""Managers are told of the world when it has changed; the log is told which groups wait for missing ranks.
 
 Levels, not edges: a new session is told as soon as it is open, and a burst of changes is told once.
 """

@@ -26,24 +26,10 @@ class SessionFrames(Frames[ToManager]):
         return accepted_for(self._shared, message.join)
 
 
-class QuorumFrames:
-    """The newest quorum in the form of the documented service, and in torchft's."""
+def native_quorums() -> Frames[Quorum]:
+    """In the form of the documented service."""
+    return Frames(lambda quorum: documented.quorum_to_native(quorum, time.time()))
 
-    def __init__(self) -> None:
-        self._quorum: Quorum | None = None
-        self._forms: dict[str, bytes] = {}
-        self._created_at = 0.0
 
-    def native(self, quorum: Quorum) -> bytes:
-        return self._of(quorum, "native")
-
-    def torchft(self, quorum: Quorum) -> bytes:
-        return self._of(quorum, "torchft")
-
-    def _of(self, quorum: Quorum, form: str) -> bytes:
-        if quorum is not self._quorum:
-            self._quorum, self._forms, self._created_at = quorum, {}, time.time()
-        if form not in self._forms:
-            to_wire = documented.quorum_to_native if form == "native" else documented.quorum_to_torchft
-            self._forms[form] = to_wire(quorum, self._created_at).SerializeToString()
-        return self._forms[form]
+def torchft_quorums() -> Frames[Quorum]:
+    return Frames(lambda quorum: documented.quorum_to_torchft(quorum, time.time()))

@@ -10,7 +10,7 @@ from lighthouse.quorum.driver import JobDriver
 from lighthouse.quorum.metrics import Counters
 from lighthouse.quorum.registry import JobRegistry
 from lighthouse.quorum.waiting_joins import Answer
-from lighthouse.server.frames import QuorumFrames, SessionFrames
+from lighthouse.server.frames import SessionFrames, native_quorums, torchft_quorums
 from lighthouse.server.lookup import job_of, live_member
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import check_name, split_replica_id
@@ -39,7 +39,7 @@ from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 
 log = logging.getLogger(__name__)
 
-QUORUMS = QuorumFrames()
+NATIVE, TORCHFT = native_quorums(), torchft_quorums()
 TO_MANAGERS = SessionFrames()
 REFLECTED = ("lighthouse.v1.LighthouseService", "torchft.LighthouseService")
 
@@ -76,10 +76,10 @@ class LighthouseService:
         }
 
     async def quorum(self, request: lighthouse_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
-        return QUORUMS.native(await self._join(lambda: wire.participant_from_native(_requester(request)), call))
+        return NATIVE.of(await self._join(lambda: wire.participant_from_native(_requester(request)), call))
 
     async def torchft_quorum(self, request: torchft_pb2.LighthouseQuorumRequest, call: Call) -> bytes:
-        return QUORUMS.torchft(await self._join(lambda: wire.participant_from_torchft(_requester(request)), call))
+        return TORCHFT.of(await self._join(lambda: wire.participant_from_torchft(_requester(request)), call))
 
     async def heartbeat(
         self, request: lighthouse_pb2.LighthouseHeartbeatRequest, call: Call

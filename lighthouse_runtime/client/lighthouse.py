@@ -40,7 +40,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         super().__init__(_lighthouse(address), metadata_of(job, token, run))
 
     def rank(self, *, wait_for_ready: bool = False) -> RankStream:
-        """A rank's stream; the first message sent is an Entry."""
+        """A rank's stream; the first message sent is a RankHello."""
         return self.open(rpcs.RANK, wait_for_ready)
 
 
@@ -57,9 +57,9 @@ class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
         return self.open(rpcs.SESSION, wait_for_ready)
 
     def rank(self, *, wait_for_ready: bool = False) -> AsyncRankStream:
-        """A rank's stream; the first message sent is an Entry."""
+        """A rank's stream; the first message sent is a RankHello."""
         return self.open(rpcs.RANK, wait_for_ready)
 
     def supervise(self, *, wait_for_ready: bool = False) -> SupervisorStream:
-        """A supervisor's stream; the first message sent is a SupervisorEntry."""
+        """A supervisor's stream; the first message sent is a SupervisorHello."""
         return self.open(rpcs.SUPERVISE, wait_for_ready)

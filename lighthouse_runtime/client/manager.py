@@ -43,5 +43,5 @@ class AsyncManagerClient(_ManagerMethods, AsyncClient):
         return watch
 
     def node(self) -> NodeStream:
-        """The stream of the supervisor of a further host of the group; the first message sent is a NodeEntry."""
+        """The stream of the supervisor of a further host of the group; the first message sent is a HostHello."""
         return self.open(rpcs.NODE)

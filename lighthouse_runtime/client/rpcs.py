@@ -170,14 +170,7 @@ def get_keys(
 
 def runs(run: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[RunStatus, ...]]:
     """Of `run`, or of every run of the job."""
-    request = run_pb2.RunsRequest(run=run)
-    return Rpc(
-        LIGHTHOUSE + "Runs",
-        request,
-        run_pb2.RunsResponse,
-        _runs,
-        timeout_s,
-    )
+    return Rpc(LIGHTHOUSE + "Runs", run_pb2.RunsRequest(run=run), run_pb2.RunsResponse, _runs, timeout_s)
 
 
 def stop_run(reason: str, *, timeout_s: float = 10.0) -> Rpc[None]:

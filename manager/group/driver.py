@@ -189,7 +189,7 @@ class GroupDriver:
             case SelfReport():
                 self._evidence.answered(watch, message)
             case WatchHello():
-                raise InvalidRequest("is only the first message of a watch", field="rank")
+                raise InvalidRequest("is only the first message of a watch", field="hello")
             case None:
                 pass
 

@@ -38,6 +38,10 @@ class CurrentQuorum:
             self.changes += 1
             self.formed_at = now
 
+    def pass_time(self, now: float) -> None:
+        if self.formed_at is None and self.quorum is not None:
+            self.formed_at = now
+
     def _set(self, quorum: Quorum) -> None:
         self.quorum = quorum
         self.replica_ids = frozenset(member.replica_id for member in quorum.participants)

@@ -185,8 +185,7 @@ class QuorumMachine:
     # -- time
 
     def _pass_time(self, now: float) -> None:
-        if self.current.formed_at is None and self.quorum is not None:
-            self.current.formed_at = now
+        self.current.pass_time(now)
         self._now = now
         self.presence.pass_time(now)
         self.presence.standing_time(now)

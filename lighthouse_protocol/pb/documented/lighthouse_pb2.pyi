@@ -35,8 +35,8 @@ class _HoldStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     HOLD_STATE_UNSPECIFIED: _HoldState.ValueType  # 0
     HOLD_STATE_STANDING: _HoldState.ValueType  # 1
     """grants the next step by itself"""
-    HOLD_STATE_FROZEN: _HoldState.ValueType  # 2
-    """recalled: grants nothing beyond its highest grant"""
+    HOLD_STATE_RECALLED: _HoldState.ValueType  # 2
+    """grants nothing beyond its highest grant"""
     HOLD_STATE_RESUMED: _HoldState.ValueType  # 3
     """grants up to a step, then joins"""
     HOLD_STATE_JOINING: _HoldState.ValueType  # 4
@@ -51,8 +51,8 @@ class HoldState(_HoldState, metaclass=_HoldStateEnumTypeWrapper): ...
 HOLD_STATE_UNSPECIFIED: HoldState.ValueType  # 0
 HOLD_STATE_STANDING: HoldState.ValueType  # 1
 """grants the next step by itself"""
-HOLD_STATE_FROZEN: HoldState.ValueType  # 2
-"""recalled: grants nothing beyond its highest grant"""
+HOLD_STATE_RECALLED: HoldState.ValueType  # 2
+"""grants nothing beyond its highest grant"""
 HOLD_STATE_RESUMED: HoldState.ValueType  # 3
 """grants up to a step, then joins"""
 HOLD_STATE_JOINING: HoldState.ValueType  # 4

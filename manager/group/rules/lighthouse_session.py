@@ -117,7 +117,7 @@ class SessionMachine:
         self._interval_s, self.lease_s = welcome.heartbeat_interval_s, welcome.lease_s
         self._next_beat_at = min(self._next_beat_at, now + self._interval_s)
 
-    def echoed(self, ack: HeartbeatAck, now: float) -> float | None:
+    def acknowledged(self, ack: HeartbeatAck, now: float) -> float | None:
         """When the answered heartbeat was sent; None for one that was not sent on this connection."""
         self._heard_at, self._unheard = now, 0
         self._interval_s = ack.heartbeat_interval_s

@@ -167,7 +167,7 @@ class GroupMachine:
                 self.session.welcomed(message, now)
                 return self._obey(order, now)
             case HeartbeatAck(_, _, order):
-                sent_at = self.session.echoed(message, now)
+                sent_at = self.session.acknowledged(message, now)
                 effects = self._obey(order, now)
                 if sent_at is not None:
                     self.ranks.grants.renew(sent_at + LEASE_SHARE * self.session.lease_s)

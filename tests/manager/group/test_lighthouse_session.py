@@ -83,7 +83,7 @@ class TestBeats:
         m.welcomed(Welcome(0.25, 5.0), 0)
         assert m.deadline() == 0.25
         assert m.tick(0.25) == [Heartbeat(2)]
-        m.echoed(HeartbeatAck(2, 2.0), 0.3)
+        m.acknowledged(HeartbeatAck(2, 2.0), 0.3)
         assert m.tick(0.5) == [Heartbeat(3)]
         assert m.tick(2.4) == []
         assert m.tick(2.5) == [Heartbeat(4)]
@@ -104,7 +104,7 @@ class TestBeats:
         for now in (2, 3, 4):
             m.tick(now)
             assert m.deadline() == now + 1
-        m.echoed(HeartbeatAck(1, 3.0), 4.2)
+        m.acknowledged(HeartbeatAck(1, 3.0), 4.2)
         assert m.news_of_silence(4.2) is False
         m.tick(5)
         assert m.deadline() == 8
@@ -118,21 +118,21 @@ class TestEchoes:
     def test_says_when_the_echoed_beat_was_sent(self):
         m = opened(3).session
         m.tick(4)
-        assert m.echoed(HeartbeatAck(1, 1.0), 4.5) == 3
-        assert m.echoed(HeartbeatAck(2, 1.0), 4.6) == 4
+        assert m.acknowledged(HeartbeatAck(1, 1.0), 4.5) == 3
+        assert m.acknowledged(HeartbeatAck(2, 1.0), 4.6) == 4
 
     def test_once(self):
         m = opened().session
-        assert m.echoed(HeartbeatAck(1, 1.0), 0.5) == 0
-        assert m.echoed(HeartbeatAck(1, 1.0), 0.6) is None
+        assert m.acknowledged(HeartbeatAck(1, 1.0), 0.5) == 0
+        assert m.acknowledged(HeartbeatAck(1, 1.0), 0.6) is None
 
     def test_a_newer_one_outdates_the_older(self):
         m = opened().session
         for now in (1, 2):
             m.tick(now)
-        assert m.echoed(HeartbeatAck(2, 1.0), 2.1) == 1
-        assert m.echoed(HeartbeatAck(1, 1.0), 2.2) is None
-        assert m.echoed(HeartbeatAck(3, 1.0), 2.3) == 2
+        assert m.acknowledged(HeartbeatAck(2, 1.0), 2.1) == 1
+        assert m.acknowledged(HeartbeatAck(1, 1.0), 2.2) is None
+        assert m.acknowledged(HeartbeatAck(3, 1.0), 2.3) == 2
         assert m._sent_at == {}
 
     def test_of_the_connection_before_is_none(self):
@@ -140,11 +140,11 @@ class TestEchoes:
         m = opened().session
         m.closed()
         m.opened(ME, 2)
-        assert m.echoed(HeartbeatAck(1, 1.0), 2.1) is None
-        assert m.echoed(HeartbeatAck(2, 1.0), 2.2) == 2
+        assert m.acknowledged(HeartbeatAck(1, 1.0), 2.1) is None
+        assert m.acknowledged(HeartbeatAck(2, 1.0), 2.2) == 2
 
     def test_of_nothing_that_was_sent_is_none(self):
-        assert opened().session.echoed(HeartbeatAck(77, 1.0), 0.5) is None
+        assert opened().session.acknowledged(HeartbeatAck(77, 1.0), 0.5) is None
 
     def test_what_is_never_echoed_is_bounded_by_the_patience(self):
         m = opened().session
@@ -160,7 +160,7 @@ class TestEchoes:
 class TestSilence:
     def test_is_a_beat_without_an_answer_for_one_and_a_half_intervals(self):
         m = opened().session
-        m.echoed(HeartbeatAck(1, 1.0), 0.1)
+        m.acknowledged(HeartbeatAck(1, 1.0), 0.1)
         m.tick(1)
         assert m.news_of_silence(2.49) is None
         assert m.news_of_silence(2.5) is True
@@ -168,7 +168,7 @@ class TestSilence:
 
     def test_is_none_where_nothing_was_asked(self):
         m = opened().session
-        m.echoed(HeartbeatAck(1, 1.0), 0.1)
+        m.acknowledged(HeartbeatAck(1, 1.0), 0.1)
         assert m.news_of_silence(50) is None
 
     def test_follows_the_interval_that_the_lighthouse_gives(self):
@@ -182,7 +182,7 @@ class TestSilence:
         m.tick(1)
         m.tick(2)
         assert m.news_of_silence(2) is True
-        m.echoed(HeartbeatAck(1, 1.0), 2.1)
+        m.acknowledged(HeartbeatAck(1, 1.0), 2.1)
         assert m.news_of_silence(2.1) is False
         assert m.news_of_silence(3.59) is None, "the answer itself is a sign that the connection carries"
         assert m.news_of_silence(3.6) is True
@@ -193,7 +193,7 @@ class TestSilence:
             interval_s = min(1.0, lease_s / 4)
             m = opened().session
             m.welcomed(Welcome(interval_s, lease_s), 0)
-            m.echoed(HeartbeatAck(1, interval_s), 0)
+            m.acknowledged(HeartbeatAck(1, interval_s), 0)
             m.tick(interval_s)
             assert m._silent_at < 0.65 * lease_s
 
@@ -214,7 +214,7 @@ class TestSilence:
 class TestGivingUp:
     def test_without_an_echo_for_a_whole_lease(self):
         m = opened().session
-        m.echoed(HeartbeatAck(1, 1.0), 2)
+        m.acknowledged(HeartbeatAck(1, 1.0), 2)
         assert not m.is_given_up(6.99)
         assert m.is_given_up(7)
 
