@@ -15,8 +15,11 @@ from lighthouse.quorum.rules.verdict import Verdict
 from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose
 from tests.docs.tables import PROGRAMS
 
-# Of torchrun, of pip, of the example, of lighthouse_protocol.generate.
-OTHERS = {"--nproc-per-node", "--master-port", "--max-restarts", "--extra-index-url", "--steps", "--pace", "--check"}
+# Of torchrun, of pip, of the example, of lighthouse_protocol.generate, of pytest.
+OTHERS = {
+    "--nproc-per-node", "--master-port", "--max-restarts", "--extra-index-url", "--steps", "--pace", "--check",
+    "--random-order", "--random-order-seed",
+}  # fmt: skip
 TORCHFTS = {"TORCHFT_LIGHTHOUSE", "TORCHFT_QUORUM_TIMEOUT_SEC"}
 
 
