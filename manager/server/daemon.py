@@ -22,6 +22,7 @@ from lighthouse_runtime.process.loop import StopRequest
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Entry
+from lighthouse_runtime.timing.suspension import SuspensionTimers
 from lighthouse_runtime.web.server import HttpServer, HttpSide
 from manager.evidence.collector import EvidenceCollector
 from manager.evidence.process_probe import ProbeProcess, look_alone
@@ -81,7 +82,7 @@ class ManagerDaemon:
         driver = GroupDriver(
             me,
             secrets.token_hex(6),
-            asyncio.get_running_loop(),
+            SuspensionTimers(asyncio.get_running_loop()),
             self._link,
             EvidenceCollector(config.group_world_size, self._link.send, self._look),
             self._ended,

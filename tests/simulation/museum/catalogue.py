@@ -66,6 +66,13 @@ EXHIBITS: tuple[Exhibit, ...] = (
         manager.LEASE_NEVER_ENDS,
     ),
     Exhibit(
+        "clock-sleeps",
+        "the clock by which a manager counts its lease stands still while its machine is suspended",
+        "S3",
+        _storm("pause_beyond_lease", config={**ONE_AND_A_SPARE, **SHORT}, groups=2, step_s=0.1),
+        manager.CLOCK_SLEEPS,
+    ),
+    Exhibit(
         "formed-before-lease-end",
         "a quorum without a member of the present one forms before the leases of that one have run out",
         "S3",

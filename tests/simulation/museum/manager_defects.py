@@ -19,7 +19,9 @@ from manager.group.rules.lighthouse_session import SessionMachine
 from manager.group.rules.ranks import Effect as RanksEffect
 from manager.group.rules.ranks import Ranks
 from manager.group.rules.request import QuorumRequest, no_state
+from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.museum.exhibit import Replaced
+from tests.simulation.world import Process
 
 _decide = CommitMachine._decide
 _open = CommitMachine._open
@@ -103,11 +105,18 @@ def _without_state_or_peers(self: GatherMachine, *, may_heal: bool) -> Lighthous
     return _without_state(self, may_heal=False)
 
 
+def _pause_with_its_clock(self: ManagerProcess, for_s: float) -> None:
+    before = max(self.held_until, self.world.now)
+    Process.pause(self, for_s)
+    self._offset -= (self.held_until - before) * self.rate
+
+
 LEASE_NEVER_ENDS = (Replaced(GrantMachine, "renew", _renew_for_ever),)
 VOTE_FOR_ANOTHER_QUORUM = (
     Replaced(CommitMachine, "_open", _open_with_votes_of_the_same_step),
     Replaced(CommitMachine, "_decide", _decide_and_keep_votes),
 )
+CLOCK_SLEEPS = (Replaced(ManagerProcess, "pause", _pause_with_its_clock),)
 HALF_A_GROUP_JOINS = (Replaced(GatherMachine, "_ask", _join_with_whoever_has_asked),)
 CATCHING_UP_CONTRIBUTES = (Replaced(GrantMachine, "assignment", _assign_all_as_contributors),)
 JOIN_LOST = (Replaced(SessionMachine, "opened", _open_without_join),)
