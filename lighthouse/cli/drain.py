@@ -8,7 +8,7 @@ from lighthouse.cli.options import ClientOptions, control_options
 @click.command()
 @control_options
 def drain(given: ClientOptions, replica_id: str, reason: str) -> None:
-    """Ask the replica group REPLICA_ID to leave after its current step.
+    """Ask a replica group to leave after its current step.
 
     Returns once the group is asked; `lighthouse members` shows when it is gone.
     """

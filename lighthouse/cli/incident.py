@@ -17,9 +17,9 @@ from lighthouse_runtime.cli.terminal import printable
 @click.argument("id", metavar="ID")
 @client_options(job_help="Not needed: an id is of one job only.", timeout="10s", has_token=True)
 def incident(given: ClientOptions, id: str) -> None:
-    """Show the incident ID: what happened when, and what each rank was doing then, the suspects first.
+    """Show an incident: its timeline, and what each rank was doing.
 
-    `lighthouse incidents` lists the ids.
+    The suspects come first. `lighthouse incidents` lists the ids.
     """
     with given.connect() as client:
         found = client.incident(id, timeout_s=given.timeout)

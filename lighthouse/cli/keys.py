@@ -11,7 +11,7 @@ from lighthouse_runtime.cli.terminal import printable
 @click.command()
 @run_options()
 def keys(given: ClientOptions) -> None:
-    """List the keys that ranks have set in a run's current generation, one a line."""
+    """List the keys that ranks set in a run's current generation."""
     with given.connect() as client:
         generation, found = client.get_keys(timeout_s=given.timeout)
     rows = {key_text(generation, kind, name): value.decode(errors="replace") for (kind, name), value in found.items()}

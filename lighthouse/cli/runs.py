@@ -11,9 +11,10 @@ from lighthouse_runtime.cli.terminal import printable
 @click.command()
 @run_options(default=None)
 def runs(given: ClientOptions) -> None:
-    """List the runs: generation, ranks, restarts, why the next generation forms or does not, and who stopped it.
+    """List the runs with their generation, ranks and restarts.
 
-    `lighthouse incidents` lists why their generations ended.
+    A run that waits says for what, and one that was stopped, by whom. `lighthouse incidents` lists why generations
+    ended.
     """
     with given.connect() as client:
         found = client.runs(given.run, timeout_s=given.timeout)

@@ -14,9 +14,10 @@ from lighthouse_protocol.messages.incident import gathered_document
 )
 @client_options(job_help=f"The ranks' job.  [default: {DEFAULT_JOB}]", timeout="15s", has_token=True)
 def stacks(given: ClientOptions, ranks: tuple[str, ...]) -> None:
-    """Show the Python stacks, the newest collectives, the process and the last output of every rank of the quorum.
+    """Show what every rank of the quorum is doing now.
 
-    Ranks are not interrupted. A rank that holds the interpreter lock is shown, too. Missing evidence is named.
+    That is its Python stacks, newest collectives, process and last output. Ranks are not interrupted. A rank that
+    holds the interpreter lock is shown, too. Missing evidence is named.
     """
     with given.connect() as client:
         gathered = client.stacks(ranks, timeout_s=given.timeout)

@@ -9,9 +9,10 @@ from lighthouse.cli.options import ClientOptions, run_options
 @click.option("--reason", metavar="TEXT", default="", help="Why; every supervisor and rank of the run is told.")
 @run_options(has_control=True)
 def stop(given: ClientOptions, reason: str) -> None:
-    """Stop a run: its supervisors end their workers and restart nothing, until it is resumed.
+    """Stop a run until it is resumed.
 
-    It holds for this run id, also over a restart of the lighthouse, and for no other.
+    Its supervisors end their workers and restart nothing. The stop holds for this run id alone, also when the
+    lighthouse restarts.
     """
     with given.connect() as client:
         client.stop_run(reason, timeout_s=given.timeout)

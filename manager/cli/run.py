@@ -30,9 +30,10 @@ from manager.supervisor.worker_host import WorkerHost
 @click.option("--parent-pid", type=int, hidden=True, help="End when this process, the starter, ends.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")
 def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values: Any) -> None:
-    """Serve one replica group, and run its ranks: start CMD for each, watch it, and start it again when it dies.
+    """Run the ranks of a replica group, and restart them when they die.
 
-    Ends with 0 when all ranks are done, with 130 when the run was stopped, with 143 after SIGTERM.
+    It serves as the group's manager, as `serve` does, and starts CMD for each rank. Ends with 0 when all ranks are
+    done, with 130 when the run was stopped, with 143 after SIGTERM.
     """
     config, settings = from_options(ManagerConfig, values), from_options(SupervisorConfig, values)
     words = _words(command, module)

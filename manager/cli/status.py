@@ -30,7 +30,7 @@ from lighthouse_runtime.client.manager import ManagerClient
 @click.option("--timeout", type=Duration(), default="5s", show_default=True, help="How long to wait for an answer.")
 @reports_errors
 def status(address: str, output: str, timeout: float) -> None:
-    """Show one replica group's manager: its step, its quorum, who it waits for."""
+    """Show a manager: its step, its quorum, and whom it waits for."""
     with ManagerClient(address) as client:
         answer = client.status(timeout_s=timeout)
     if output == "json":

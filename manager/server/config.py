@@ -30,49 +30,58 @@ class ManagerConfig:
 
     lighthouse: str = setting(
         dataclasses.MISSING,
-        "The lighthouse to join; http://host:port works too.",
+        "Address of the lighthouse; http://host:port works too.",
         env=("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
         metavar="HOST:PORT",
     )
-    replica_id: str = setting(dataclasses.MISSING, "The group's own name.", env=("REPLICA_GROUP_ID",), metavar="ID")
-    group_world_size: int = setting(1, "How many ranks the group has.", kind=_SIZE, env=("WORLD_SIZE",))
-    bind: str = setting(f"[::]:{MANAGER_PORT}", "Where gRPC listens; port 0 takes a free one.", metavar="HOST:PORT")
+    replica_id: str = setting(
+        dataclasses.MISSING,
+        "Name of this replica group, the same after every restart.",
+        env=("REPLICA_GROUP_ID",),
+        metavar="ID",
+    )
+    group_world_size: int = setting(1, "Ranks in the group.", kind=_SIZE, env=("WORLD_SIZE",))
+    bind: str = setting(f"[::]:{MANAGER_PORT}", "Where gRPC listens; port 0: any free port.", metavar="HOST:PORT")
     store: str = setting(
         "auto", "The group's TCPStore; auto: host one in a child process (needs torch).", metavar="HOST:PORT|auto"
     )
     store_python: str = setting(
-        sys.executable, "The interpreter that hosts the store; it must have torch.", metavar="PATH"
+        sys.executable, "The Python interpreter that hosts the store; it must have torch.", metavar="PATH"
     )
     advertise: str | None = setting(
         None,
-        "The address of this host that its peers can reach. Default: that of --bind, or, where that is all "
-        "addresses, the one that routes to the lighthouse.",
+        "This host's address as its peers reach it. Default: that of --bind or, if that is all addresses, the one that "
+        "routes to the lighthouse.",
         metavar="HOST",
     )
     http: str | None = setting(
-        None, "Where to serve /metrics, /livez, /readyz and /status, if at all.", metavar="HOST:PORT"
+        None, "Where /metrics, /livez, /readyz and /status are served. Default: nowhere.", metavar="HOST:PORT"
     )
-    job: str = setting(DEFAULT_JOB, "The job, where several share a lighthouse.", env=("LIGHTHOUSE_JOB",))
+    job: str = setting(
+        DEFAULT_JOB, "The job of this group, if several jobs share a lighthouse.", env=("LIGHTHOUSE_JOB",)
+    )
     rank_timeout_s: float | None = setting(
         None,
-        "How long a rank that holds no watch (torchft's, a script's) may ask for nothing before it counts as dead. "
-        "Default: it is there for as long as this manager is.",
+        "Time without a request after which a rank that keeps no watch open (torchft's, a script's) counts as lost. "
+        "Default: never.",
         kind=Duration(),
     )
     stall_timeout_s: float = setting(
         FLOOR_S,
-        "Ranks may stand still for so long, or 5 times their longest healthy time where that is more, before the log "
-        "says who is behind.",
+        "How long a rank may work without progress before the log names it; 5 times its longest healthy time, if that "
+        "is longer.",
         kind=Duration(),
     )
-    control_token_file: Path | None = setting(None, "Who has this file's token may kill from another host.", kind=_PATH)
-    allow_remote_control: bool = setting(False, "Anyone who reaches the port may kill.")
-    drain_timeout_s: float = setting(
-        30.0, "How long the ranks may take, after SIGTERM or a drain, to do the step they are in.", kind=Duration()
+    control_token_file: Path | None = setting(
+        None, "Callers on other hosts that present this file's token may kill the group.", kind=_PATH
     )
-    shutdown_timeout_s: float = setting(2.0, "How long calls under way may take to end after SIGTERM.", kind=Duration())
-    log_level: str = setting("info", "What is logged.", kind=click.Choice(LEVELS))
-    log_format: str = setting("text", "How it is logged.", kind=click.Choice(FORMATS))
+    allow_remote_control: bool = setting(False, "Let anyone who reaches the port kill the group.")
+    drain_timeout_s: float = setting(
+        30.0, "How long ranks may take to finish their step after SIGTERM or a drain.", kind=Duration()
+    )
+    shutdown_timeout_s: float = setting(2.0, "How long open calls may take to end after SIGTERM.", kind=Duration())
+    log_level: str = setting("info", "The least severe level to log.", kind=click.Choice(LEVELS))
+    log_format: str = setting("text", "The format of the log.", kind=click.Choice(FORMATS))
 
     def __post_init__(self) -> None:
         check_bind(self.bind, "--bind")
