@@ -1,4 +1,4 @@
-"""Slurm, torchrun and the lighthouse as small scripts on PATH, to run train.sbatch without any of them."""
+"""Slurm, the supervisor and the lighthouse as small scripts on PATH, to run train.sbatch without any of them."""
 
 import os
 import shutil
@@ -48,7 +48,7 @@ words = " ".join(sys.argv[1:])
 """
 
 # Like real training it comes to no end without a lighthouse.
-_TORCHRUN = f"""{_COMMON}
+_SUPERVISOR = f"""{_COMMON}
 group, count, node, lighthouse = (
     os.environ[name] for name in ("REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS", "NODE", "LIGHTHOUSE_ADDRESS")
 )
@@ -57,6 +57,8 @@ end_by_sigterm(f"group {{group}}", 143)
 log(f"group {{group}} of {{count}} on {{node}}, lighthouse {{lighthouse}}: {{words}}")
 while not os.path.exists(os.environ["LOG"] + "serving") or training == "is_long":
     time.sleep(0.01)
+if training == "is_stopped":
+    sys.exit(130)
 sys.exit(training == "fails" or training == "fails_once" and is_first_time(group) or training == node + "_fails")
 """
 
@@ -78,7 +80,7 @@ class FakeSlurm:
         self._log = folder / "log"
         self._bin = folder / "bin"
         self._bin.mkdir()
-        stubs = {"scontrol": _SCONTROL, "srun": _SRUN, "torchrun": _TORCHRUN, "lighthouse": _LIGHTHOUSE}
+        stubs = {"scontrol": _SCONTROL, "srun": _SRUN, "lighthouse-manager": _SUPERVISOR, "lighthouse": _LIGHTHOUSE}
         for name, text in stubs.items():
             (self._bin / name).write_text(text)
             (self._bin / name).chmod(0o755)
@@ -92,6 +94,7 @@ class FakeSlurm:
         environment = {
             "PATH": f"{self._bin}{os.pathsep}{os.environ['PATH']}",
             "SLURM_JOB_NODELIST": "alpha,beta",
+            "SLURM_JOB_ID": "77",
             "RESTART_DELAY": "0.05",
             "MAX_RESTARTS": "2",
             "NPROC_PER_NODE": "8",

@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .tools import DEPLOY, REPOSITORY, yaml_documents
@@ -67,14 +67,19 @@ def _of_kubernetes() -> Iterator[Invocation]:
         (manifest,) = yaml_documents(path.read_text())
         pod = manifest.get("spec", {}).get("template", {}).get("spec", {})
         for container in [*pod.get("initContainers", []), *pod.get("containers", [])]:
-            if container.get("args", [""])[0] in _PROGRAMS:
+            words = container.get("args") or container.get("command") or [""]
+            if words[0] in _PROGRAMS:
                 environment = {entry["name"]: entry.get("value", "0") for entry in container.get("env", [])}
                 expanded = {name: re.sub(r"\$\(\w+\)", "0", value) for name, value in environment.items()}
-                yield Invocation(path.name, tuple(container["args"]), expanded)
+                yield Invocation(f"{path.parent.name}/{path.name}", tuple(words), expanded)
 
 
 def _of_slurm() -> Iterator[Invocation]:
-    yield from _of_text("train.sbatch", (DEPLOY / "slurm" / "train.sbatch").read_text().replace("$((port + 1))", "1"))
+    """Managers read what the script exports."""
+    text = (DEPLOY / "slurm" / "train.sbatch").read_text().replace("$((port + 1))", "1")
+    exported = dict.fromkeys(re.findall(r"^export (LIGHTHOUSE_\w+)=", text, re.MULTILINE), "1:1")
+    for found in _of_text("train.sbatch", text):
+        yield replace(found, environment=exported) if found.words[0] == "lighthouse-manager" else found
 
 
 def _of_readme() -> Iterator[Invocation]:
@@ -83,7 +88,7 @@ def _of_readme() -> Iterator[Invocation]:
 
 
 def _of_text(source: str, text: str) -> Iterator[Invocation]:
-    """A program's name followed by `serve` is a start of it; a variable of the shell counts as `1`."""
+    """A program's name and its verb are a start of it; a variable of the shell counts as `1`."""
     plain = re.sub(r"\$\{[^}]*\}|\$\w+", "1", text.replace("\\\n", " "))
-    for start in re.findall(r"(?<![\w/-])(lighthouse(?:-manager)? serve\b[^\n&#`]*)", plain):
+    for start in re.findall(r"(?<![\w/-])((?:lighthouse serve|lighthouse-manager (?:serve|run))\b[^\n&#`]*)", plain):
         yield Invocation(source, tuple(shlex.split(start)))

@@ -38,7 +38,7 @@ def validate(text: str, folder: Path) -> tuple[int, str]:
 
 def test_every_manifest_is_rendered() -> None:
     manifests = [path for path in (DEPLOY / "kubernetes").rglob("*.yaml") if path.name != "kustomization.yaml"]
-    kinds = ["Deployment", "Job", "Namespace", "PersistentVolumeClaim", "Service"]
+    kinds = ["Deployment", "Job", "Job", "Namespace", "PersistentVolumeClaim", "Service"]
     assert sorted(found["kind"] for found in objects()) == kinds
     assert len(manifests) == len(kinds)
 
@@ -101,7 +101,14 @@ def test_pods_are_locked_down() -> None:
 
 
 def test_kubernetes_adds_no_variables_that_look_like_our_options() -> None:
-    assert [pod["enableServiceLinks"] for pod in pods()] == [False, False]
+    assert [pod["enableServiceLinks"] for pod in pods()] == [False] * 3
+
+
+def test_a_run_that_was_stopped_fails_its_job_at_once() -> None:
+    for job in (found["spec"] for found in objects() if found["kind"] == "Job"):
+        (rule,) = (rule for rule in job["podFailurePolicy"]["rules"] if rule["action"] == "FailJob")
+        assert (rule["onExitCodes"]["operator"], rule["onExitCodes"]["values"]) == ("In", [130])
+        assert rule["onExitCodes"]["containerName"] in {c["name"] for c in job["template"]["spec"]["containers"]}
 
 
 def test_the_images_have_the_version_of_this_tree() -> None:

@@ -53,10 +53,12 @@ def test_every_kind_of_file_starts_a_daemon() -> None:
         "Dockerfile",
         "README.md",
         "compose.yaml",
-        "deployment.yaml",
-        "job.yaml",
+        "kubernetes/deployment.yaml",
         "lighthouse-manager@.service",
+        "lighthouse-run@.service",
         "lighthouse.service",
+        "replica-groups/job.yaml",
+        "supervised-groups/job.yaml",
         "train.sbatch",
     }
 
@@ -92,7 +94,11 @@ def variables_named(path: Path) -> set[str]:
 )
 def test_variables_that_are_only_mentioned_exist_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     required = ("--lighthouse", "a:1", "--replica-id", "a", "--group-world-size", "1", "--store", "a:1")
-    contexts = [parse(("lighthouse", "serve")), parse(("lighthouse-manager", "serve", *required))]
+    contexts = [
+        parse(("lighthouse", "serve")),
+        parse(("lighthouse-manager", "serve", *required)),
+        parse(("lighthouse-manager", "run", *required, "--", "train.py")),
+    ]
     mentioned = variables_named(path) - _OF_TRAINERS
     unknown = {name for name in mentioned if not any(reads(context, name, monkeypatch) for context in contexts)}
     assert unknown == set()

@@ -10,7 +10,7 @@ import pytest
 from .fake_slurm import SCRIPT, FakeSlurm, signal_group
 from .tools import run, tool
 
-_TORCHRUN = "--standalone --nproc-per-node=8 --max-restarts=0"
+_OPTIONS = "run --replica-id group-{0} --run-id slurm-77 --nproc-per-node 8 --"
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_each_node_is_a_replica_group(slurm: FakeSlurm) -> None:
         assert (job.returncode, output) == (0, "2 of 2 replica groups finished\n")
     groups = sorted(event for event in slurm.events if event.startswith("group"))
     assert groups == [
-        f"group {index} of 2 on {node}, lighthouse alpha:29510: {_TORCHRUN} train.py --name two words"
+        f"group {index} of 2 on {node}, lighthouse alpha:29510: {_OPTIONS.format(index)} train.py --name two words"
         for index, node in enumerate(["alpha", "beta"])
     ]
 
@@ -72,6 +72,13 @@ def test_the_job_fails_with_all_its_groups(slurm: FakeSlurm) -> None:
         output, _ = job.communicate(timeout=20)
     assert (job.returncode, output) == (1, "0 of 2 replica groups finished\n")
     assert slurm.events[-1] == "lighthouse terminated"
+
+
+def test_a_run_that_was_stopped_is_not_started_again_and_is_no_success(slurm: FakeSlurm) -> None:
+    with slurm.job("train.py", training="is_stopped") as job:
+        output, _ = job.communicate(timeout=20)
+    assert (job.returncode, output) == (130, "0 of 2 replica groups finished; the run was stopped\n")
+    assert len([event for event in slurm.events if event.startswith("group")]) == 2
 
 
 def test_a_lighthouse_that_fails_comes_back(slurm: FakeSlurm) -> None:
