@@ -1,17 +1,18 @@
 """One rank's life in a run. Pure: told what happens and what time it is; it says what is to be done.
 
-        Waiting         Told           Over, Stop          Raised, Returned
-    idle ---> ready ----------> running ------------> leaving ------------> idle
-               |  ^ Told (is in it) |  Raised -> idle, with a Failure
-               v  |                 |  Returned -> finished ---- Done -> the end; Over -> ready
-              spare                 |  Waiting -> ready: it asks for the next generation by itself
+        Waiting      GenerationFormed      GenerationEnded, RunStopped      Raised, Returned
+    idle ---> ready ----------------> running --------------------> leaving ------------> idle
+               |  ^ GenerationFormed, it is in it
+               v  |                    |  Raised -> idle, with a FailureReport
+              spare                    |  Returned -> finished ---- RunCompleted -> the end; GenerationEnded -> ready
+                                       |  Waiting -> ready: it asks for the next generation by itself
 
 1. A rank runs only what it was told, and each number once. It never makes up a number: without a lighthouse, a
    rank that runs goes on, and one that waits, waits.
 2. What is over is interrupted at once, again and again, and its process is killed when that does not help in time.
 3. What it holds (its last generation, ready, failed, finished) is repeated on each new stream: no message must arrive.
    A failure is held until the lighthouse has said that the generation is over.
-4. Stop, Done and a refusal that no repetition mends are the end.
+4. RunStopped, RunCompleted and a refusal that no repetition mends are the end.
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ from lighthouse.runs.rules.generations import Generations
 from lighthouse.runs.rules.key_space import KeySpaces
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.restart_log import RestartLog
-from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RankId, RunStopped
+from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RankId, RunCounters, RunStopped
 from tests.simulation.runs.plan import RunPlan, draw_plan
 from tests.simulation.runs.rank import RankProcess
 from tests.simulation.runs.simulation import Result, run_plan
@@ -127,7 +127,7 @@ def _run_locally(by: int) -> Any:
     return wrong
 
 
-_COUNTERS = iteration.Counters()
+_COUNTERS = RunCounters()
 _heard_by_rank = RankProcess._heard
 _heard_by_supervisor = Supervisor._heard
 
