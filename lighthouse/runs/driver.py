@@ -41,7 +41,7 @@ from lighthouse_protocol.messages.supervisor import (
     ToSupervisor,
 )
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Unreachable
-from lighthouse_runtime.ports import Peer, Timer, Timers
+from lighthouse_runtime.ports import Peer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 NOTED_WITHIN_S = 0.2
@@ -67,10 +67,9 @@ class RunDriver:
         self._store = store
         self._check_lateness = check_lateness
         self._report = report
-        self._timers = timers
         self._clock = timers.time
         self._timer = DeadlineTimer(self._tick, timers)
-        self._note_timer: Timer | None = None
+        self._note_timer = DeadlineTimer(self._write_due_notes, timers)
         self._is_closed = False
         self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
         self._numbers = itertools.count(1)
@@ -158,17 +157,15 @@ class RunDriver:
 
     def write_notes(self) -> None:
         """Whatever was not worth a write of its own."""
-        if self._note_timer is not None:
+        if self._note_timer.is_set:
             self._note_timer.cancel()
-            self._note_timer = None
             self._remember(self.machine.record(self._clock()))
 
     def close(self, reason: str) -> None:
         """No rank counts as lost by it."""
         self._is_closed = True
         self._timer.cancel()
-        if self._note_timer is not None:
-            self._note_timer.cancel()
+        self._note_timer.cancel()
         self._ranks.close(Unreachable(reason))
         self._supervisors.close(Unreachable(reason))
 
@@ -232,9 +229,9 @@ class RunDriver:
         self._store.commit_run(self.name, record, kept[0] if kept else 0)
 
     def _note(self) -> None:
-        if self._note_timer is None:
-            self._note_timer = self._timers.call_later(NOTED_WITHIN_S, self._write_notes_in_time)
+        if not self._note_timer.is_set:
+            self._note_timer.set_after(NOTED_WITHIN_S)
 
-    def _write_notes_in_time(self) -> None:
+    def _write_due_notes(self) -> None:
         with suppress(LighthouseError):  # as in _tick
-            self.write_notes()
+            self._remember(self.machine.record(self._clock()))
