@@ -30,19 +30,14 @@ def get_names(db: sqlite3.Connection, newest: int) -> list[RunName]:
 
 
 def get_run(db: sqlite3.Connection, path: Path, name: RunName) -> SavedRun | None:
-    row = db.execute(
-        "SELECT is_finished, CAST(record AS BLOB), checksum FROM run WHERE job = ? AND name = ?", name
-    ).fetchone()
+    row = db.execute(_RUN, name).fetchone()
     if row is None:
         return None
     is_finished, raw, written = row
     if written != checksum((*name, is_finished), raw):
         raise Damaged(path, f"run {name[1]!r} of job {name[0]!r} is not what was written")
     record = _read(path, f"run {name[1]!r} of job {name[0]!r}", lambda: parse(raw))
-    keys = db.execute(
-        "SELECT generation, kind, name, CAST(value AS BLOB), checksum FROM run_key WHERE job = ? AND run = ?", name
-    )
-    return SavedRun(record, tuple(_key(path, name, *key) for key in keys))
+    return SavedRun(record, tuple(_key(path, name, *key) for key in db.execute(_KEYS, name)))
 
 
 def _key(path: Path, run: RunName, generation: int, kind: str, name: str, value: bytes, written: int) -> Row:

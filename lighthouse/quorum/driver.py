@@ -110,7 +110,7 @@ class JobDriver:
             timers,
             wall,
         )
-        self._progress = ProgressDriver(job, machine.roster, timers, stall_after_s, self._stalled)
+        self.progress = ProgressDriver(job, machine.roster, timers, stall_after_s, self._stalled)
         self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
         self._waiting = WaitingJoins()
         self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
@@ -153,7 +153,7 @@ class JobDriver:
     def open_session(self, hello: Hello, peer: Peer[ToManager]) -> int:
         """The number of the session."""
         number = next(self._numbers)
-        self._sessions.add(number, Session(peer, hello.participant.replica_id))
+        self._sessions[number] = Session(peer, hello.participant.replica_id)
         self._worlds.opened()
         self._feed(SessionOpened(number, hello))
         return number
@@ -167,7 +167,7 @@ class JobDriver:
                 self._feed(SessionHeartbeatReceived(number, message))
                 self._history.beat(session.replica_id, self._wall())
                 if message.progress is not None:
-                    self._progress.take(session.replica_id, message.progress)
+                    self.progress.take(session.replica_id, message.progress)
             case JoinRequest(join, participant, time_left_s):
                 self._waiting.drop(session.join)  # the newer one takes its place
                 session.join, session.reply = next(self._numbers), SessionReply(session.peer, join)
@@ -184,7 +184,7 @@ class JobDriver:
                 self._sessions.end(number, None, "a session has one hello")
 
     def end_session(self, number: int) -> None:
-        session = self._sessions.remove(number)
+        session = self._sessions.pop(number, None)
         if session is not None:
             self._waiting.drop(session.join)
             self._feed(SessionEnded(number))
@@ -206,11 +206,11 @@ class JobDriver:
 
     def status(self, *, has_ranks: bool = False) -> JobStatus:
         """`has_ranks`: with the place of every rank, and the timeline."""
-        verdict, now, incidents = self._progress.verdict(), self._clock(), self._incident_registry.newest(self.job)
+        verdict, now, incidents = self.progress.verdict(), self._clock(), self._incident_registry.newest(self.job)
         if not has_ranks:
             return job_status(self.job, self.machine, now, verdict, incidents=incidents)
         timeline = self._history.timeline.entries
-        return job_status(self.job, self.machine, now, verdict, self._progress.ranks(), timeline, incidents)
+        return job_status(self.job, self.machine, now, verdict, self.progress.ranks(), timeline, incidents)
 
     def note(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
         """It goes to the timeline."""
@@ -219,10 +219,6 @@ class JobDriver:
     def _stalled(self, verdict: StallVerdict | None) -> None:
         self._history.stall(verdict, self._wall())
         self.incidents.said(verdict)
-
-    @property
-    def phase_seconds(self) -> dict[str, float]:
-        return self._progress.seconds
 
     def member(self, wire_id: str) -> Member | None:
         return self.machine.roster.get(wire_id) or self.machine.roster.get(split_replica_id(wire_id)[0])
@@ -240,7 +236,7 @@ class JobDriver:
         """No member counts as lost by it."""
         self._is_closed = True
         self._timer.cancel()
-        self._progress.close()
+        self.progress.close()
         self.incidents.close(reason)
         self._worlds.close()
         self._verdicts.close()

@@ -9,7 +9,8 @@ from lighthouse.quorum.rules.status import awaited, explain
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
-from lighthouse_runtime.ports import Timer, Timers
+from lighthouse_runtime.ports import Timers
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +55,10 @@ class VerdictLog:
     def __init__(self, job: str, machine: QuorumMachine, timers: Timers, said: Callable[[str], None]) -> None:
         self._job = job
         self._machine = machine
-        self._timers = timers
+        self._clock = timers.time
         self._said = said
         self._logged: Verdict | None = None
-        self._timer: Timer | None = None
+        self._timer = DeadlineTimer(self._say, timers)
 
     def look(self) -> None:
         """Something has happened."""
@@ -65,19 +66,16 @@ class VerdictLog:
             self._logged = None
             self.close()
             self._said("")
-        elif self._timer is None:
-            self._timer = self._timers.call_later(WAIT_LOGGED_AFTER_S, self._say)
+        elif not self._timer.is_set:
+            self._timer.set_after(WAIT_LOGGED_AFTER_S)
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def _say(self) -> None:
-        self._timer = None
         verdict = self._machine.verdict()
         if verdict is not self._logged:
             self._logged = verdict
-            log.info("[%s] no quorum: %s (%s)", self._job, verdict, explain(self._machine, self._timers.time()))
+            log.info("[%s] no quorum: %s (%s)", self._job, verdict, explain(self._machine, self._clock()))
         self._said(awaited(self._machine))
         self.look()

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from lighthouse.incidents.registry import IncidentRegistry
@@ -86,7 +87,8 @@ class JobRegistry:
         for driver in [driver for driver in self._drivers.values() if driver.is_quiet]:
             driver.close("this job has gone quiet")
             del self._drivers[driver.job]
-            self.guarded(lambda job=driver.job: self._memory.forget(job))
+            with self.guarded():
+                self._memory.forget(driver.job)
 
     def close(self, reason: str) -> None:
         """End every waiting call and every session with `reason`; refuse new ones."""
@@ -124,12 +126,14 @@ class JobRegistry:
         )
 
     def _commit(self, job: str, record: QuorumRecord) -> None:
-        self.guarded(lambda: self._memory.commit(job, record))
+        with self.guarded():
+            self._memory.commit(job, record)
 
-    def guarded(self, act: Callable[[], None]) -> None:
+    @contextmanager
+    def guarded(self) -> Generator[None, None, None]:
         """A lighthouse that cannot write down what it is about to tell must not tell it: it ends."""
         try:
-            act()
+            yield
         except LighthouseError as e:
             log.critical("cannot go on without the journal: %s", e)
             self.close(f"the lighthouse cannot write its journal: {e}")

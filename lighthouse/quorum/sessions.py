@@ -1,6 +1,6 @@
 """The open sessions of a job: one record each."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lighthouse.quorum.waiting_joins import SessionReply
@@ -21,31 +21,11 @@ class Session:
     knows_world: bool = False
 
 
-class SessionTable:
-    def __init__(self) -> None:
-        self._sessions: dict[int, Session] = {}
-
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    def __iter__(self) -> Iterator[int]:
-        """Their numbers."""
-        return iter(self._sessions)
-
-    def values(self) -> Iterable[Session]:
-        return self._sessions.values()
-
-    def add(self, number: int, session: Session) -> None:
-        self._sessions[number] = session
-
-    def get(self, number: int) -> Session | None:
-        return self._sessions.get(number)
-
-    def remove(self, number: int) -> Session | None:
-        return self._sessions.pop(number, None)
+class SessionTable(dict[int, Session]):
+    """By number."""
 
     def send(self, number: int, message: ToManager) -> None:
-        if (session := self._sessions.get(number)) is not None:
+        if (session := self.get(number)) is not None:
             session.peer.send(message)
 
     def send_all(self, numbers: Sequence[int], message: ToManager) -> None:
@@ -53,7 +33,7 @@ class SessionTable:
             self.send(number, message)
 
     def end(self, number: int, error: LighthouseError | None, reason: str = "") -> None:
-        if (session := self._sessions.get(number)) is None:
+        if (session := self.get(number)) is None:
             return
         if error is None:
             session.peer.send(Goodbye(reason))

@@ -13,7 +13,8 @@ from lighthouse.quorum.rules.events import Effect, NewcomersChanged, QuorumForme
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.sessions import SessionTable
 from lighthouse_protocol.messages.membership import World
-from lighthouse_runtime.ports import Timer, Timers
+from lighthouse_runtime.ports import Timers
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from lighthouse_runtime.timing.sustained import Sustained
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ class WorldBroadcast:
         self._job = job
         self._machine = machine
         self._sessions = sessions
-        self._timers = timers
         self._has_newcomer = False  # a session that has been told nothing yet
         self._has_grid_changed = False
         self._has_changed = False
@@ -37,7 +37,7 @@ class WorldBroadcast:
         self._world: World | None = None
         self._waiting_for = ""
         self._held_back = Sustained(timers, self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
-        self._timer: Timer | None = None
+        self._timer = DeadlineTimer(self._look, timers)
 
     def opened(self) -> None:
         """A session."""
@@ -60,18 +60,15 @@ class WorldBroadcast:
         """Tell soon what is new, if anything is. O(1)."""
         told = self._world.waiting_for if self._world is not None else ""
         is_new = self._has_changed or self._waiting_for != told
-        if self._timer is None and (self._has_newcomer or is_new):
-            after_s = max(TOLD_AFTER_S, len(self._sessions) / SESSIONS_PER_S)
-            self._timer = self._timers.call_later(after_s, self._look)
+        if not self._timer.is_set and (self._has_newcomer or is_new):
+            self._timer.set_after(max(TOLD_AFTER_S, len(self._sessions) / SESSIONS_PER_S))
 
     def close(self) -> None:
         self._held_back.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def _look(self) -> None:
         """A round without newcomers changes nothing of the grid: only the groups that ask are looked at."""
-        self._timer = None
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:
             self._grid = grid_of(self._machine.roster)

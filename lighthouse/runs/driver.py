@@ -5,7 +5,7 @@ Synchronous: time, streams and the store are ports, so the simulator runs this v
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 from lighthouse.runs.log import log_effect
 from lighthouse.runs.rules import events
@@ -15,7 +15,7 @@ from lighthouse.runs.rules.rate_limit import RateLimit
 from lighthouse.runs.rules.record import RunName, RunRecord
 from lighthouse.runs.rules.status import run_status
 from lighthouse.runs.store import RunStore
-from lighthouse.runs.streams import RankStreams, SupervisorStreams
+from lighthouse.runs.streams import RankStreams, Stream, Streams
 from lighthouse_protocol.messages.incident import Incident
 from lighthouse_protocol.messages.run import (
     FromRunRank,
@@ -41,7 +41,7 @@ from lighthouse_protocol.messages.supervisor import (
     ToSupervisor,
 )
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Unreachable
-from lighthouse_runtime.ports import Peer, Timer, Timers
+from lighthouse_runtime.ports import Peer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 NOTED_WITHIN_S = 0.2
@@ -51,7 +51,8 @@ KEY_WRITES_AT_ONCE = 1000
 
 
 class RunDriver:
-    """`check_lateness` says by how much the loop itself was late; `report` gets each incident that changes."""
+    """`check_lateness` says by how much the loop itself was late; `report` gets each incident that changes;
+    `guarded` is around each write."""
 
     def __init__(
         self,
@@ -61,21 +62,22 @@ class RunDriver:
         timers: Timers,
         check_lateness: Callable[[], None] = lambda: None,
         report: Callable[[Incident], None] = lambda incident: None,
+        guarded: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.name = name
         self.machine = machine
         self._store = store
         self._check_lateness = check_lateness
         self._report = report
-        self._timers = timers
+        self._guarded = guarded
         self._clock = timers.time
         self._timer = DeadlineTimer(self._tick, timers)
-        self._note_timer: Timer | None = None
+        self._note_timer = DeadlineTimer(self._write_due_notes, timers)
         self._is_closed = False
         self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
         self._numbers = itertools.count(1)
         self._ranks = RankStreams()
-        self._supervisors = SupervisorStreams()
+        self._supervisors = Streams[SupervisorHello, ToSupervisor]()
 
     # -- ranks
 
@@ -84,12 +86,11 @@ class RunDriver:
         session = next(self._numbers)
         self._ranks.add(session, entry.rank, peer)
         self._feed(events.RankJoined(entry, session))
-        if self._ranks.rank_of(session) is not None:
-            self._ranks.tell((entry.rank,), RankWelcome())
+        self._ranks.open.send(session, RankWelcome())
         return session
 
     def receive_from_rank(self, session: int, message: FromRunRank) -> None:
-        rank = self._ranks.rank_of(session)
+        rank = self._ranks.open.who(session)
         if rank is None:
             return
         if isinstance(message, RankHello):
@@ -105,12 +106,12 @@ class RunDriver:
     def open_supervisor(self, entry: SupervisorHello, peer: Peer[ToSupervisor]) -> int:
         """The number of the stream."""
         session = next(self._numbers)
-        self._supervisors.add(session, entry, peer)
+        self._supervisors[session] = Stream(entry, peer)
         self._feed(events.SupervisorJoined(entry, session))
         return session
 
     def receive_from_supervisor(self, session: int, message: FromSupervisor) -> None:
-        entry = self._supervisors.entry_of(session)
+        entry = self._supervisors.who(session)
         if entry is None:
             return
         match message:
@@ -126,7 +127,7 @@ class RunDriver:
                 raise InvalidRequest("a supervisor's stream has one", field="hello")
 
     def end_supervisor(self, session: int) -> None:
-        self._supervisors.remove(session)
+        self._supervisors.pop(session, None)
         self._feed(events.SupervisorEnded(session))
 
     # -- people, and keys
@@ -140,7 +141,9 @@ class RunDriver:
     def put_key(self, generation: int, kind: KeyKind, name: str, value: bytes) -> None:
         """Durable when it returns. Raises a refusal."""
         self._key_writes.take(self._clock())
-        self._store.commit_key(self.name, self.machine.keys.put(generation, kind, name, value))
+        row = self.machine.keys.put(generation, kind, name, value)
+        with self._guarded():
+            self._store.commit_key(self.name, row)
 
     def status(self) -> RunStatus:
         return run_status(self.name, self.machine, self._clock())
@@ -149,7 +152,7 @@ class RunDriver:
 
     @property
     def is_quiet(self) -> bool:
-        return self.machine.is_quiet and not self._ranks and not self._supervisors
+        return self.machine.is_quiet and not self._ranks.open and not self._supervisors
 
     def was_late(self, by_s: float) -> None:
         """The whole process was held up; feed that before anything that has waited meanwhile."""
@@ -158,18 +161,16 @@ class RunDriver:
 
     def write_notes(self) -> None:
         """Whatever was not worth a write of its own."""
-        if self._note_timer is not None:
+        if self._note_timer.is_set:
             self._note_timer.cancel()
-            self._note_timer = None
             self._remember(self.machine.record(self._clock()))
 
     def close(self, reason: str) -> None:
         """No rank counts as lost by it."""
         self._is_closed = True
         self._timer.cancel()
-        if self._note_timer is not None:
-            self._note_timer.cancel()
-        self._ranks.close(Unreachable(reason))
+        self._note_timer.cancel()
+        self._ranks.open.close(Unreachable(reason))
         self._supervisors.close(Unreachable(reason))
 
     # -- feed and perform
@@ -207,15 +208,17 @@ class RunDriver:
             case events.Completed(number, ranks, is_new):
                 self._ranks.tell(ranks, RunCompleted(number))
                 if is_new:
-                    self._supervisors.tell_all(RunCompleted(number))
+                    self._supervisors.send_all(RunCompleted(number))
             case events.Stopped(stop, ranks, is_new):
                 self._ranks.tell(ranks, stop)
                 if is_new:
-                    self._supervisors.tell_all(stop)
+                    self._supervisors.send_all(stop)
             case events.Resumed():
                 pass
+            case events.SupervisorTold(session, HelloRejected() as refusal):
+                self._supervisors.refuse(session, refusal)
             case events.SupervisorTold(session, message):
-                self._supervisors.tell(session, message)
+                self._supervisors.send(session, message)
             case events.RecordChanged():
                 self._note()
             case events.IncidentChanged(restart):
@@ -229,12 +232,13 @@ class RunDriver:
 
     def _remember(self, record: RunRecord) -> None:
         kept = self.machine.keys.generations
-        self._store.commit_run(self.name, record, kept[0] if kept else 0)
+        with self._guarded():
+            self._store.commit_run(self.name, record, kept[0] if kept else 0)
 
     def _note(self) -> None:
-        if self._note_timer is None:
-            self._note_timer = self._timers.call_later(NOTED_WITHIN_S, self._write_notes_in_time)
+        if not self._note_timer.is_set:
+            self._note_timer.set_after(NOTED_WITHIN_S)
 
-    def _write_notes_in_time(self) -> None:
+    def _write_due_notes(self) -> None:
         with suppress(LighthouseError):  # as in _tick
-            self.write_notes()
+            self._remember(self.machine.record(self._clock()))

@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 from lighthouse.runs.driver import RunDriver
 from lighthouse.runs.rules.config import RunConfig
-from lighthouse.runs.rules.key_space import Row
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse.runs.rules.record import RunName, RunRecord, SavedRun
 from lighthouse.runs.rules.status import saved_run_status
@@ -26,7 +26,8 @@ NAMES_SHOWN = 16
 
 
 class RunRegistry:
-    """`store` is claimed when the first run is asked for; `guarded` ends the daemon where it cannot be written.
+    """`store` is claimed when the first run is asked for; `guarded` ends the daemon where it cannot be
+    written.
 
     `make_id` makes an id for each incident, `report` gets each one that changes.
     """
@@ -36,11 +37,12 @@ class RunRegistry:
         store: RunStore,
         rank_timeout_s: float,
         lateness: LoopLag,
-        guarded: Callable[[Callable[[], None]], None] = lambda act: act(),
+        guarded: Callable[[], AbstractContextManager[None]] = nullcontext,
         make_id: Callable[[float], str] = str,
         report: Callable[[Incident], None] = lambda incident: None,
     ) -> None:
-        self._store = _Guarded(store, guarded)
+        self._store = store
+        self._guarded = guarded
         self._rank_timeout_s = rank_timeout_s
         self._make_id = make_id
         self._report = report
@@ -117,7 +119,7 @@ class RunRegistry:
         config = RunConfig(self._rank_timeout_s, wall_offset_s=time.time() - now)
         machine = RunMachine(config, record=saved.record, keys=saved.keys, now=now, make_id=self._make_id)
         loop = asyncio.get_running_loop()
-        return RunDriver(name, machine, self._store, loop, self._lateness.check, self._report)
+        return RunDriver(name, machine, self._store, loop, self._lateness.check, self._report, self._guarded)
 
     def _names(self) -> list[RunName]:
         return sorted({*self._store.run_names(SAVED_SHOWN), *self._drivers})
@@ -131,19 +133,3 @@ class RunRegistry:
     def _was_late(self, by_s: float) -> None:
         for driver in self:
             driver.was_late(by_s)
-
-
-class _Guarded:
-    """A lighthouse that cannot write down what it is about to tell must not tell it."""
-
-    def __init__(self, store: RunStore, guarded: Callable[[Callable[[], None]], None]) -> None:
-        self._store = store
-        self._guarded = guarded
-        self.load_run = store.load_run
-        self.run_names = store.run_names
-
-    def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
-        self._guarded(lambda: self._store.commit_run(name, record, keys_from))
-
-    def commit_key(self, name: RunName, row: Row) -> None:
-        self._guarded(lambda: self._store.commit_key(name, row))

@@ -1,101 +1,72 @@
-"""The open streams of a run: those of its ranks and of its supervisors."""
+"""The open streams of a run, by their numbers: those of its ranks and of its supervisors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from lighthouse_protocol.messages.run import HelloRejected, RankId, ToRunRank
-from lighthouse_protocol.messages.supervisor import SupervisorHello, ToSupervisor
+from lighthouse_protocol.messages.run import RankId, ToRunRank
 from lighthouse_protocol.refusals import LighthouseError, Superseded
 from lighthouse_runtime.ports import Peer
 
+W = TypeVar("W")
+M = TypeVar("M")
+
 
 @dataclass(frozen=True, slots=True)
-class _RankStream:
-    rank: RankId
-    peer: Peer[ToRunRank]
+class Stream(Generic[W, M]):
+    who: W
+    peer: Peer[M]
+
+
+class Streams(dict[int, Stream[W, M]]):
+    """`who` is told apart by what it has said of itself: a rank, or a supervisor's hello."""
+
+    def who(self, session: int) -> W | None:
+        """None: it was refused, or another one has taken its place."""
+        stream = self.get(session)
+        return None if stream is None else stream.who
+
+    def send(self, session: int, message: M) -> None:
+        if (stream := self.get(session)) is not None:
+            stream.peer.send(message)
+
+    def send_all(self, message: M) -> None:
+        for stream in self.values():
+            stream.peer.send(message)
+
+    def refuse(self, session: int, refusal: M) -> None:
+        """It is the last word."""
+        if (stream := self.pop(session, None)) is not None:
+            stream.peer.send(refusal)
+            stream.peer.end()
+
+    def close(self, error: LighthouseError) -> None:
+        for stream in self.values():
+            stream.peer.end(error)
 
 
 class RankStreams:
     """A newer stream of the same process takes the place of its older one."""
 
     def __init__(self) -> None:
-        self._streams: dict[int, _RankStream] = {}
+        self.open = Streams[RankId, ToRunRank]()
         self._newest: dict[RankId, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._streams)
-
     def add(self, session: int, rank: RankId, peer: Peer[ToRunRank]) -> None:
-        older = self._streams.pop(self._newest.get(rank, 0), None)
+        older = self.open.pop(self._newest.get(rank, 0), None)
         if older is not None:
             older.peer.end(Superseded(f"{rank} has come by another stream; this one ends"))
-        self._streams[session] = _RankStream(rank, peer)
+        self.open[session] = Stream(rank, peer)
         self._newest[rank] = session
-
-    def rank_of(self, session: int) -> RankId | None:
-        """None: another one has taken its place, or it was refused."""
-        stream = self._streams.get(session)
-        return None if stream is None else stream.rank
 
     def tell(self, ranks: Sequence[RankId], message: ToRunRank) -> None:
         for rank in ranks:
-            if (stream := self._streams.get(self._newest.get(rank, 0))) is not None:
-                stream.peer.send(message)
+            self.open.send(self._newest.get(rank, 0), message)
 
-    def refuse(self, rank: RankId, refusal: HelloRejected) -> None:
-        self.tell((rank,), refusal)
-        session = self._newest.get(rank, 0)
-        if (stream := self._streams.get(session)) is not None:
-            stream.peer.end()
-            self.remove(session)
+    def refuse(self, rank: RankId, refusal: ToRunRank) -> None:
+        self.open.refuse(self._newest.pop(rank, 0), refusal)
 
     def remove(self, session: int) -> None:
-        stream = self._streams.pop(session, None)
-        if stream is not None and self._newest.get(stream.rank) == session:
-            del self._newest[stream.rank]
-
-    def close(self, error: LighthouseError) -> None:
-        for stream in self._streams.values():
-            stream.peer.end(error)
-
-
-@dataclass(frozen=True, slots=True)
-class _SupervisorStream:
-    entry: SupervisorHello
-    peer: Peer[ToSupervisor]
-
-
-class SupervisorStreams:
-    def __init__(self) -> None:
-        self._streams: dict[int, _SupervisorStream] = {}
-
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def add(self, session: int, entry: SupervisorHello, peer: Peer[ToSupervisor]) -> None:
-        self._streams[session] = _SupervisorStream(entry, peer)
-
-    def entry_of(self, session: int) -> SupervisorHello | None:
-        """None: it was refused."""
-        stream = self._streams.get(session)
-        return None if stream is None else stream.entry
-
-    def tell(self, session: int, message: ToSupervisor) -> None:
-        stream = self._streams.get(session)
-        if stream is None:
-            return
-        stream.peer.send(message)
-        if isinstance(message, HelloRejected):
-            stream.peer.end()
-            self.remove(session)
-
-    def tell_all(self, message: ToSupervisor) -> None:
-        for stream in self._streams.values():
-            stream.peer.send(message)
-
-    def remove(self, session: int) -> None:
-        self._streams.pop(session, None)
-
-    def close(self, error: LighthouseError) -> None:
-        for stream in self._streams.values():
-            stream.peer.end(error)
+        stream = self.open.pop(session, None)
+        if stream is not None and self._newest.get(stream.who) == session:
+            del self._newest[stream.who]

@@ -81,7 +81,7 @@ class LighthouseDaemon:
         registry = CollectorRegistry()
         registry.register(LighthouseCollector(service.status, counters))
         registry.register(RunCollector(self._runs.live_status))
-        registry.register(PhaseCollector(lambda: {driver.job: driver.phase_seconds for driver in self._jobs}))
+        registry.register(PhaseCollector(lambda: {driver.job: driver.progress.seconds for driver in self._jobs}))
         registry.register(IncidentCollector(self._incidents.times))
         more = {
             **RunService(self._runs, policy).methods(),

@@ -4,7 +4,8 @@ import logging
 from collections.abc import Callable
 
 from lighthouse_protocol.rules.stall import StallVerdict
-from lighthouse_runtime.ports import Timer, Timers
+from lighthouse_runtime.ports import Timers
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 LOOKED_AGAIN_S = 1.0  # while nothing moves
 SOON_S = 0.05
@@ -27,34 +28,30 @@ class StallWatch:
         told: Callable[[StallVerdict | None], None] = lambda verdict: None,
     ) -> None:
         self.said: StallVerdict | None = None
-        self._timers = timers
+        self._clock = timers.time
         self._log = log
         self._where = where
         self._judge = judge
         self._left_s = left_s
         self._look_s = look_s
         self._told = told
-        self._timer: Timer | None = None
+        self._timer = DeadlineTimer(self._look, timers)
 
     def wake(self) -> None:
         """A rank is there."""
-        if self._timer is None:
+        if not self._timer.is_set:
             self._look()
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def _look(self) -> None:
-        now = self._timers.time()
+        now = self._clock()
         self._say(self._judge(now))
         left_s = self._left_s(now)
-        if left_s is None:
-            self._timer = None
-            return
-        delay_s = max(left_s, SOON_S) if left_s > -SOON_S else LOOKED_AGAIN_S
-        self._timer = self._timers.call_later(min(delay_s, self._look_s), self._look)
+        if left_s is not None:
+            delay_s = max(left_s, SOON_S) if left_s > -SOON_S else LOOKED_AGAIN_S
+            self._timer.set_after(min(delay_s, self._look_s))
 
     def _say(self, verdict: StallVerdict | None) -> None:
         before, self.said = self.said, verdict

@@ -2,20 +2,20 @@
 
 from collections.abc import Callable
 
-from lighthouse_runtime.ports import Timer, Timers
+from lighthouse_runtime.ports import Timers
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 
 
 class Sustained:
     """`say` hears a text that has been the same for `after_s`, once; `over`: it was said, and is true no more."""
 
     def __init__(self, timers: Timers, say: Callable[[str], None], over: Callable[[], None], after_s: float) -> None:
-        self._timers = timers
         self._say = say
         self._over = over
         self._after_s = after_s
         self._text = ""
         self._has_said = False
-        self._timer: Timer | None = None
+        self._timer = DeadlineTimer(self._lasts, timers)
 
     def set(self, text: str) -> None:
         """As it is now; empty: there is nothing to say."""
@@ -24,17 +24,14 @@ class Sustained:
         self.close()
         self._text = text
         if text:
-            self._timer = self._timers.call_later(self._after_s, self._lasts)
+            self._timer.set_after(self._after_s)
         elif self._has_said:
             self._has_said = False
             self._over()
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def _lasts(self) -> None:
-        self._timer = None
         self._has_said = True
         self._say(self._text)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from lighthouse_protocol.messages.session import Waiting
 from lighthouse_protocol.rules.quorum_wait import LOOKED_EVERY_S, QuorumWait
-from lighthouse_runtime.ports import Timer, Timers
+from lighthouse_runtime.ports import Timers
+from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
 from manager.group.watches import Watch, WatchTable
 
 log = logging.getLogger(__name__)
@@ -18,12 +19,12 @@ class Waits:
     """`waiting_for` says what for, in words; it is called only while requests wait."""
 
     def __init__(self, timers: Timers, watches: WatchTable, waiting_for: Callable[[], str]) -> None:
-        self._timers = timers
+        self._clock = timers.time
         self._watches = watches
         self._waiting_for = waiting_for
         self._wait = QuorumWait()
         self._told = ""
-        self._timer: Timer | None = None
+        self._timer = DeadlineTimer(self._look, timers)
 
     def opened(self, watch: Watch) -> None:
         if self._told:
@@ -31,32 +32,29 @@ class Waits:
 
     def answered(self) -> None:
         """A request was answered with a quorum."""
-        if line := self._wait.answered(self._timers.time()):
+        if line := self._wait.answered(self._clock()):
             log.info("%s", line)
 
     def begin(self) -> None:
         """A request waits, and it is the first, or those before it were answered."""
-        self.close()
-        self._wait.begin(self._timers.time())
-        self._timer = self._timers.call_later(LOOKED_EVERY_S, self._look)
+        self._wait.begin(self._clock())
+        self._timer.set_after(LOOKED_EVERY_S)
 
     def end(self) -> None:
         """No request waits."""
         self.close()
-        self._wait.leave(self._timers.time())
+        self._wait.leave(self._clock())
         self._tell("")
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def _look(self) -> None:
         waiting_for = self._waiting_for()
-        if line := self._wait.news(waiting_for, self._timers.time()):
+        if line := self._wait.news(waiting_for, self._clock()):
             log.info("%s", line)
         self._tell(waiting_for)
-        self._timer = self._timers.call_later(LOOKED_EVERY_S, self._look)
+        self._timer.set_after(LOOKED_EVERY_S)
 
     def _tell(self, waiting_for: str) -> None:
         if waiting_for != self._told:

@@ -1,7 +1,7 @@
 """What the verbs show of a status, as lines of text. The columns are defined here and nowhere else."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -35,7 +35,7 @@ _STATE_STYLES = {
     MemberState.DOWN: "red",
     MemberState.EXPIRED: "red",
 }
-_VERDICT_STYLES = {
+_VERDICT_STYLES: Mapping[str, str] = {
     Verdict.FORMED: "green",
     Verdict.READY: "green",
     Verdict.WAITING_FOR_MEMBERS: "cyan",
@@ -47,7 +47,7 @@ _VERDICT_STYLES = {
     Verdict.TOO_FEW_PARTICIPANTS: "red",
     Verdict.NO_ALLOWED_SIZE: "red",
 }
-_PHASE_STYLES = {
+_PHASE_STYLES: Mapping[str, str] = {
     QuorumPhase.STANDING: "green",
     QuorumPhase.RECALLED: "cyan",
     QuorumPhase.RESUMED: "cyan",
@@ -140,11 +140,11 @@ def _urgency(member: MemberStatus) -> tuple[int, bool, str]:
 
 
 def _verdict_style(job: JobStatus) -> str:
-    return next((style for verdict, style in _VERDICT_STYLES.items() if verdict == job.verdict), "")
+    return _VERDICT_STYLES.get(job.verdict, "")
 
 
 def _phase_style(job: JobStatus) -> str:
-    return next((style for phase, style in _PHASE_STYLES.items() if phase == job.phase), "")
+    return _PHASE_STYLES.get(job.phase, "")
 
 
 def _beat_style(row: Row) -> str:

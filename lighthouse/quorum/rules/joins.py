@@ -48,7 +48,7 @@ class JoinQueue:
         self._calls: dict[int, Member] = {}
         self._participants = 0
         self._shrinking = 0
-        self._earliest_deadline_at: float | None = None
+        self.earliest_deadline_at: float | None = None
         self.anyone = JoinTimer(grace_s)
         self.members = JoinTimer(grace_s)
 
@@ -65,8 +65,8 @@ class JoinQueue:
         member.call, member.deadline_at = call, deadline_at
         self._joined[member.replica_id] = member
         self._calls[call] = member
-        earliest = self._earliest_deadline_at
-        self._earliest_deadline_at = deadline_at if earliest is None else min(earliest, deadline_at)
+        earliest = self.earliest_deadline_at
+        self.earliest_deadline_at = deadline_at if earliest is None else min(earliest, deadline_at)
         self.anyone.joined(now)
         if member.replica_id in self._current.replica_ids:
             self.members.joined(now)
@@ -93,7 +93,7 @@ class JoinQueue:
             calls.append(member.call)
             del self._joined[member.replica_id], self._calls[member.call]
             member.call = None
-        self._earliest_deadline_at = min((m.deadline_at for m in self), default=None)
+        self.earliest_deadline_at = min((m.deadline_at for m in self), default=None)
         self._participants = self._shrinking = 0  # the rest are of no quorum
         self.anyone.restart(len(self), now)
         self.members.restart(0, now)
@@ -128,11 +128,7 @@ class JoinQueue:
             self._participants += change
             self._shrinking += change * (member.participant is not None and member.participant.shrink_only)
 
-    @property
-    def earliest_deadline_at(self) -> float | None:
-        return self._earliest_deadline_at
-
     def _released(self, member: Member) -> None:
-        if member.deadline_at == self._earliest_deadline_at:
-            self._earliest_deadline_at = min((m.deadline_at for m in self), default=None)
+        if member.deadline_at == self.earliest_deadline_at:
+            self.earliest_deadline_at = min((m.deadline_at for m in self), default=None)
         member.call = None

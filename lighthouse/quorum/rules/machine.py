@@ -106,7 +106,7 @@ class QuorumMachine:
             case HeartbeatReceived(replica_id, incarnation):
                 self.presence.beat_without_session(replica_id, incarnation, now)
             case Withdrawn(call):
-                self.presence.withdraw(call, now)
+                self.joins.withdraw(call, now)
             case SessionOpened():
                 self.presence.open(event, now)
             case SessionHeartbeatReceived():

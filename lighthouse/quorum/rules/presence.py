@@ -127,9 +127,6 @@ class Presence:
             self._sessions[old.session] = member
         return member
 
-    def withdraw(self, call: int, now: float) -> None:
-        self.joins.withdraw(call, now)
-
     def beat_without_session(self, replica_id: str, incarnation: str, now: float) -> None:
         old = self.roster.get(replica_id)
         if old is not None or len(self.roster) < self._config.max_replicas:

@@ -101,8 +101,8 @@ class GatherMachine:
         self._wire_id = wire_id
         self._size = group_world_size
         self._asks: dict[int, QuorumRequest] = {}
-        self._round = 0
-        self._is_joined = False
+        self.round = 0  # the number of the last join
+        self.is_joined = False
         self._last: dict[int, QuorumRequest] = {}
         self.incarnation = 0
         self._max_step: int | None = None
@@ -121,19 +121,10 @@ class GatherMachine:
         """Those that wait."""
         return tuple(self._asks.values())
 
-    @property
-    def is_joined(self) -> bool:
-        return self._is_joined
-
     def call_of(self, group_rank: int) -> int | None:
         """The call of a rank that waits."""
         ask = self._asks.get(group_rank)
         return None if ask is None else ask.call
-
-    @property
-    def round(self) -> int:
-        """The number of the last join."""
-        return self._round
 
     @property
     def max_step(self) -> int:
@@ -157,9 +148,9 @@ class GatherMachine:
             case Withdrawn(call):
                 return self._withdraw(call)
             case QuorumReceived(number, quorum, stands):
-                return self._receive(quorum, stands) if self._is_joined and number == self._round else []
+                return self._receive(quorum, stands) if self.is_joined and number == self.round else []
             case JoinFailed(number, error):
-                return self.refuse_all(error) if self._is_joined and number == self._round else []
+                return self.refuse_all(error) if self.is_joined and number == self.round else []
 
     def _ask(self, ask: QuorumRequest) -> list[Effect]:
         try:
@@ -208,12 +199,12 @@ class GatherMachine:
         states = {ask.holds for ask in asks}
         distrust = next((ask.distrust for ask in asks if ask.distrust is not None), None)
         lags = any(ask.catch_up.held for ask in asks)
-        self._round += 1
-        self._is_joined = True
+        self.round += 1
+        self.is_joined = True
         self.step = min(ask.holds.step for ask in asks)
         return [
             GroupJoined(
-                round=self._round,
+                round=self.round,
                 step=self.step,
                 incarnation=self.incarnation,
                 tag_quorum_id=asks[0].holds.quorum_id if len(states) == 1 and distrust is None else None,
@@ -237,10 +228,10 @@ class GatherMachine:
         if rank is None:
             return []
         del self._asks[rank]
-        if not self._is_joined:
+        if not self.is_joined:
             return []
-        self._is_joined = False
-        return [JoinTakenBack(self._round)]
+        self.is_joined = False
+        return [JoinTakenBack(self.round)]
 
     def _receive(self, quorum: Quorum, stands: bool) -> list[Effect]:
         if quorum.quorum_id < self.quorum_id:
@@ -263,7 +254,7 @@ class GatherMachine:
         self._max_step = mine.max_step
         self._note_lowest(mine.max_step)
         self._asks = {}
-        self._is_joined = False
+        self.is_joined = False
         return [RoundAnswered(quorum.quorum_id, self._max_step), *answers]
 
     def _without_state(self, *, may_heal: bool) -> LighthouseError | None:
@@ -282,10 +273,10 @@ class GatherMachine:
 
     def refuse_all(self, error: LighthouseError) -> list[Effect]:
         """Every waiting rank gets `error`."""
-        taken_back: list[Effect] = [JoinTakenBack(self._round)] if self._is_joined else []
+        taken_back: list[Effect] = [JoinTakenBack(self.round)] if self.is_joined else []
         refused: list[Effect] = [RankRefused(ask.call, error) for ask in self._asks.values()]
         self._asks = {}
-        self._is_joined = False
+        self.is_joined = False
         return taken_back + refused
 
 

@@ -38,7 +38,7 @@ class Job:
 
     def come(self, session: int, name: str, *, size: int = 1, missing: tuple[int, ...] = ()) -> Heard:
         heard, who = Heard(), native(name, group_world_size=size)
-        self.sessions.add(session, Session(heard, name))
+        self.sessions[session] = Session(heard, name)
         self.worlds.opened()
         self.feed(opened(session, who, down=STARTING if missing else "", missing=frozenset(missing)))
         return heard
@@ -65,7 +65,7 @@ def test_a_beat_costs_nothing_and_a_round_of_the_same_members_no_message(job: Jo
     told = len(heard.messages)
     for number in range(2, 100):
         job.feed(pulse(1, number))
-        assert job.worlds._timer is None
+        assert not job.worlds._timer.is_set
     for call in range(2, 5):
         job.feed(asks(call, 1, "a", step=call, commit_failures=1))
         job.loop.go(1.0)
@@ -94,7 +94,7 @@ def test_a_new_session_is_told_though_nothing_has_changed(job: Job):
 
 def test_who_has_gone_is_told_nothing(job: Job):
     heard = job.come(1, "a")
-    job.sessions.remove(1)
+    del job.sessions[1]
     job.feed(ended(1))
     job.loop.go(1.0)
     assert heard.messages == []

@@ -89,7 +89,7 @@ def fed(world: World, *events: RankEvent) -> World:
 
 def frozen(machine: Ranks) -> bytes:
     """Without what only counts."""
-    machine.commit.commits = machine.commit.discards = machine.gather._round = 0
+    machine.commit.commits = machine.commit.discards = machine.gather.round = 0
     return pickle.dumps(machine)
 
 
