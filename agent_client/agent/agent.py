@@ -17,7 +17,7 @@ import torch
 from agent_client.agent.at_exit import close_at_end, was_closed
 from agent_client.agent.config import DEFAULTS, AgentConfig, AgentOptions
 from agent_client.agent.environment import Environment
-from agent_client.agent.equality import Equality
+from agent_client.agent.equality import check_equal
 from agent_client.agent.evaluation import Evaluation
 from agent_client.agent.internals import Internals
 from agent_client.agent.optimizer_watch import OptimizerWatch, may_skip
@@ -90,9 +90,8 @@ class Agent:
         self._state_digests, self._gradient_digests = Digests(), Digests()
         self._applying, self._scalers = Applying(), Scalers(state)
         self._optimizers = OptimizerWatch(state, self._applying)
-        rounds = RankRounds(self._runner, self._thread, self._peers, place.group, place.group_rank)
-        self._equality = Equality(rounds, self._wait_first_quorum)
-        self._evaluation = Evaluation(rounds, state, self._machine, self._progress, lambda: self.holds_state)
+        self._rounds = RankRounds(self._runner, self._thread, self._peers, place.group, place.group_rank)
+        self._evaluation = Evaluation(self._rounds, state, self._machine, self._progress, lambda: self.holds_state)
         self.internals = Internals(parts, place, config.timeout_s, self._wait_first_quorum)
         """For the modules and optimizers of agent_client.training; not for scripts."""
         close_at_end(self)
@@ -558,7 +557,7 @@ class Agent:
             ConfigurationError: The value is too long.
             AgentError: A step is under way.
         """
-        self._equality.check(what, value, within_s)
+        check_equal(self._rounds, what, value, within_s, self._wait_first_quorum)
 
     # -- for modules and optimizers
 
@@ -620,7 +619,8 @@ class Agent:
         """`has_computed`: something was, before the step has begun. A state that came now would not be that of it."""
         if self._machine.phase is not Phase.IDLE:
             return
-        self._check_applied()
+        if wrong := self._applying.begins(may_skip):
+            self._tear(wrong)
         self.tell_commit()
         self._began_late, heals_first = has_computed, self._may_heal and not has_computed
         if not self._machine.was_committed and not has_computed:  # a loss that is scaled already would not fit
@@ -698,10 +698,6 @@ class Agent:
         reason = self._await("peers", done)
         if reason and self._catch_up is not None:
             self._catch_up.reject(reason)
-
-    def _check_applied(self) -> None:
-        if wrong := self._applying.begins(may_skip):
-            self._tear(wrong)
 
     def _tear(self, text: str) -> None:
         log.error("%s; %s", text, APPLY_HINT)

@@ -6,9 +6,28 @@ from dataclasses import dataclass
 
 from agent_client.errors import ConfigurationError
 
-_LIGHTHOUSE = ("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE")
-_REPLICA_ID = ("LIGHTHOUSE_MANAGER_REPLICA_ID", "REPLICA_GROUP_ID")
 _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """Each method reads the first of several variables that is set and not empty."""
+
+    variables: Mapping[str, str]
+
+    def text(self, *names: str) -> str:
+        return next((self.variables[name] for name in names if self.variables.get(name)), "")
+
+    def number(self, *names: str, least: int = 0) -> int | None:
+        """None: none is set. Raises ConfigurationError, which names the variable; an empty one is no number."""
+        given = [name for name in names if name in self.variables]
+        if not given:
+            return None
+        name = next((name for name in given if self.variables[name]), given[0])
+        text = self.variables[name]
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise ConfigurationError(f"{name}={text!r} is not a number of at least {least}")
+        return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +48,19 @@ class Environment:
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
         """Raises ConfigurationError, which names the variable."""
-        size = _number(variables, "WORLD_SIZE", 1, least=1)
-        rank = _number(variables, "RANK", 0, least=0)
+        reader = Variables(variables)
+        size = reader.number("WORLD_SIZE", least=1) or 1
+        rank = reader.number("RANK") or 0
         if rank >= size:
             raise ConfigurationError(f"RANK={rank} is not below WORLD_SIZE={size}; both count in the group")
         found = cls(
             group_rank=rank,
             group_world_size=size,
-            manager=variables.get("LIGHTHOUSE_MANAGER_ADDRESS", ""),
-            lighthouse=_first(variables, _LIGHTHOUSE),
-            replica_id=_first(variables, _REPLICA_ID),
-            attempt=variables.get("TORCHELASTIC_RESTART_COUNT", "0"),
-            advertise=variables.get("LIGHTHOUSE_MANAGER_ADVERTISE"),
+            manager=reader.text("LIGHTHOUSE_MANAGER_ADDRESS"),
+            lighthouse=reader.text("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
+            replica_id=reader.text("LIGHTHOUSE_MANAGER_REPLICA_ID", "REPLICA_GROUP_ID"),
+            attempt=reader.text("TORCHELASTIC_RESTART_COUNT") or "0",
+            advertise=reader.text("LIGHTHOUSE_MANAGER_ADVERTISE") or None,
         )
         if not found.manager and not found.lighthouse:
             raise ConfigurationError(
@@ -49,21 +69,10 @@ class Environment:
             )
         if not found.manager and not found.replica_id:
             raise ConfigurationError("REPLICA_GROUP_ID is not set; give each replica group a name of its own")
-        missing = [name for name in _MEETING_PLACE if not variables.get(name)]
+        missing = [name for name in _MEETING_PLACE if not reader.text(name)]
         if size > 1 and missing:
             raise ConfigurationError(
                 f"WORLD_SIZE={size} and no {' and no '.join(missing)}: the ranks of a group find each other as under "
                 f"torchrun, by {' and '.join(_MEETING_PLACE)}"
             )
         return found
-
-
-def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((variables[name] for name in names if variables.get(name)), "")
-
-
-def _number(variables: Mapping[str, str], name: str, default: int, *, least: int) -> int:
-    text = variables.get(name, str(default))
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise ConfigurationError(f"{name}={text!r} is not a number of at least {least}")
-    return int(text)

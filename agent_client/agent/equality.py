@@ -10,21 +10,16 @@ from lighthouse_protocol.rules.rank_text import list_names
 MAX_VALUE_CHARS = 1000
 
 
-class Equality:
-    """`wait_first_quorum` returns when the first quorum is known."""
-
-    def __init__(self, rounds: RankRounds, wait_first_quorum: Callable[[], None]) -> None:
-        self._rounds = rounds
-        self._wait_first_quorum = wait_first_quorum
-
-    def check(self, what: str, value: object, within_s: float) -> None:
-        """As Agent.check_equal."""
-        text = f"{what} = {value!r}"
-        if len(text) > MAX_VALUE_CHARS:
-            raise ConfigurationError(f"check_equal: {what} has {len(text)} characters; compare a hash of it")
-        self._wait_first_quorum()
-        opened = self._rounds.open(what, within_s, may_begin=True)
-        check_same(opened.named(opened.gather(text.encode(), "check_equal")))
+def check_equal(
+    rounds: RankRounds, what: str, value: object, within_s: float, wait_first_quorum: Callable[[], None]
+) -> None:
+    """As Agent.check_equal. `wait_first_quorum` returns when the first quorum is known."""
+    text = f"{what} = {value!r}"
+    if len(text) > MAX_VALUE_CHARS:
+        raise ConfigurationError(f"check_equal: {what} has {len(text)} characters; compare a hash of it")
+    wait_first_quorum()
+    opened = rounds.open(what, within_s, may_begin=True)
+    check_same(opened.named(opened.gather(text.encode(), "check_equal")))
 
 
 def check_same(texts: Mapping[RankName, str]) -> None:

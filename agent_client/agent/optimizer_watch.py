@@ -1,6 +1,7 @@
 """Which optimizers of this process step after a commit, and whether their steps end (rules/applying.py)."""
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,23 +16,20 @@ class OptimizerWatch:
 
     def __init__(self, state: TrainState, applying: Applying) -> None:
         self._state = state
-        self._applying = applying
         self._hooks = [
-            register_optimizer_step_pre_hook(self._began),
-            register_optimizer_step_post_hook(self._ended),
+            register_optimizer_step_pre_hook(self._telling(applying.optimizer_began)),
+            register_optimizer_step_post_hook(self._telling(applying.optimizer_ended)),
         ]
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def _began(self, optimizer: Any, *_: object) -> None:
-        name = type(optimizer).__name__
-        self._applying.optimizer_began(id(optimizer), name, is_registered=self._is_registered(optimizer))
+    def _telling(self, tell: Callable[..., None]) -> Callable[..., None]:
+        def hook(optimizer: Any, *_: object) -> None:
+            tell(id(optimizer), type(optimizer).__name__, is_registered=self._is_registered(optimizer))
 
-    def _ended(self, optimizer: Any, *_: object) -> None:
-        name = type(optimizer).__name__
-        self._applying.optimizer_ended(id(optimizer), name, is_registered=self._is_registered(optimizer))
+        return hook
 
     def _is_registered(self, optimizer: Any) -> bool:
         optimizers = (self._state.optimizer, *self._state.others.values())

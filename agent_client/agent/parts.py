@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from agent_client.agent.background_thread import BackgroundThread
 from agent_client.agent.config import AgentConfig
 from agent_client.agent.rules.step import StepMachine
-from agent_client.agent.step_runner import StepLimits, StepRunner
+from agent_client.agent.step_runner import StepRunner
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.peers import Peers
 from agent_client.errors import ConfigurationError
 from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
 from agent_client.healing.rules.modes import HealMode, HealTransport, StateServing
-from agent_client.manager_client.child_manager import ManagerProcess
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.progress.progress import Progress
 from agent_client.progress.trace_file import make_progress
 from agent_client.state.train_state import TrainState
 from lighthouse_runtime.net.own_address import advertised_host
+from lighthouse_runtime.process.daemon_child import ServerProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class GroupPlace:
     group_world_size: int = 1
     group: GlooGroup | None = None
     """Connects the ranks of a group of several."""
-    manager_process: ManagerProcess | None = None
+    manager_process: ServerProcess | None = None
     """The group's manager, if this rank has started it."""
 
     def __post_init__(self) -> None:
@@ -105,11 +105,10 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
         peers,
         healing,
         place.group,
-        StepLimits(config.timeout_s, config.quorum_timeout_s, config.heal_timeout_s, config.max_consecutive_discards),
+        config,
         place.manager_process,
         catch_up,
         progress,
-        check_every=config.check_state_every,
     )
     thread = BackgroundThread(f"lighthouse agent {place.group_rank}")
     return AgentParts(host, machine, runner, thread, manager, peers, healing, catch_up, progress)

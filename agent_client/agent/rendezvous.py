@@ -13,12 +13,12 @@ from agent_client.agent.environment import Environment
 from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import AgentError
-from agent_client.manager_client.child_manager import ManagerProcess
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.client.manager import ManagerClient
 from lighthouse_runtime.net.own_address import advertised_host
-from lighthouse_runtime.process.daemon_child import START_TIMEOUT_S
+from lighthouse_runtime.process.commands import START_MANAGER
+from lighthouse_runtime.process.daemon_child import START_TIMEOUT_S, ServerProcess
 
 MANAGER_KEY = "manager_address"
 STORE_RETRY_S = 0.1
@@ -31,16 +31,16 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
     """
     rank, size = env.group_rank, env.group_world_size
     if size == 1:
-        process = None if env.manager else ManagerProcess(env.lighthouse, env.replica_id, 1)
-        address = process.address if process else env.manager
+        process = None if env.manager else _start_manager(env)
+        address = process.announced if process else env.manager
         wait_for_store(address, START_TIMEOUT_S)
         return address, GroupPlace(manager_process=process)
     shared, _, _ = next(torch_rendezvous("env://", rank, size))
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
     if not env.manager and rank == 0:
-        process = ManagerProcess(env.lighthouse, env.replica_id, size)
-        store.set(MANAGER_KEY, process.address)
+        process = _start_manager(env)
+        store.set(MANAGER_KEY, process.announced)
     address = env.manager or store.get(MANAGER_KEY).decode()
     group = GlooGroup(
         PrefixStore("group", store),
@@ -52,6 +52,20 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
     )
     wait_for_store(address, START_TIMEOUT_S)
     return address, GroupPlace(rank, size, group, process)
+
+
+def _start_manager(env: Environment) -> ServerProcess:
+    """For a group that was given only a lighthouse: a child process of rank 0, which ends with it."""
+    options = {
+        "--lighthouse": env.lighthouse,
+        "--replica-id": env.replica_id,
+        "--group-world-size": str(env.group_world_size),
+        "--bind": "[::]:0",
+    }
+    try:
+        return ServerProcess(START_MANAGER, options, name="the group's manager")
+    except RuntimeError as e:
+        raise AgentError(str(e)) from None
 
 
 def wait_for_store(manager: str, timeout_s: float) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from agent_client.agent.config import AgentConfig
 from agent_client.agent.quorum_log import log_quorum
 from agent_client.agent.rules import agreement
 from agent_client.agent.rules.agreement import Announced, Kind, standing_of
@@ -26,7 +27,6 @@ from agent_client.errors import AgentError, ModelMismatch, ScriptMismatch, first
 from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
 from agent_client.healing.target import DoesNotFit
-from agent_client.manager_client.child_manager import ManagerProcess
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.progress.activity import Shape
 from agent_client.progress.progress import Block, Progress
@@ -35,6 +35,7 @@ from agent_client.state.digest import PendingDigest
 from agent_client.state.rules.comparison import Digest, common_interval, differs, outliers
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
 from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_runtime.process.daemon_child import ServerProcess
 
 log = logging.getLogger(__name__)
 
@@ -50,18 +51,6 @@ same time."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepLimits:
-    step_s: float
-    """Seconds of each collective and each vote."""
-    quorum_s: float
-    """Seconds of a request for a quorum."""
-    heal_s: float
-    """Seconds of a transfer of state."""
-    discards: int
-    """Discarded steps in a row."""
-
-
-@dataclass(frozen=True, slots=True)
 class StepDigest:
     """Of a part of the state that `tag` names."""
 
@@ -72,7 +61,6 @@ class StepDigest:
 class StepRunner:
     """`group` connects the ranks of a group of several. `manager_process` is the manager, if it is a child of this
     process. `catch_up` is there with heal_mode catch_up only. `progress` receives each wait and each collective.
-    `check_every` is the number of steps between two comparisons of the state, 0: none.
     """
 
     def __init__(
@@ -82,12 +70,10 @@ class StepRunner:
         peers: Peers,
         healing: Healing,
         group: GlooGroup | None,
-        limits: StepLimits,
-        manager_process: ManagerProcess | None,
+        config: AgentConfig,
+        manager_process: ServerProcess | None,
         catch_up: CatchUpDriver | None = None,
         progress: Progress | None = None,
-        *,
-        check_every: int = 0,
     ) -> None:
         self.machine = machine
         self.progress = progress or Progress()
@@ -102,7 +88,6 @@ class StepRunner:
         """Steps between two comparisons of the state under the present quorum."""
         self.digest: StepDigest | None = None
         """Of the state that the step begins with, if it is compared."""
-        self._check_every = check_every
         self.counts_at_once = True
         """Whether a group that heals counts in the same step."""
         self._manager = manager
@@ -110,10 +95,10 @@ class StepRunner:
         self._healing = healing
         self._group = group
         self._group_world_size = group.size if group is not None else 1
-        self._limits = limits
+        self._config = config
         self._manager_process = manager_process
         self._catch_up = catch_up
-        self._patience = Patience(limits.discards)
+        self._patience = Patience(config.max_consecutive_discards)
 
     def begin(self, asked_for: int) -> None:
         """Get the quorum, connect, serve and heal. `asked_for`: the number of reductions before this step."""
@@ -157,7 +142,7 @@ class StepRunner:
     def _agree(self) -> None:
         """In the first step under a quorum: agree how often to compare. A group with another option must not leave out
         a collective."""
-        told = [every for (every,) in self._peers.exchange([self._check_every], self._limit_s())]
+        told = [every for (every,) in self._peers.exchange([self._config.check_state_every], self._limit_s())]
         self.check_every = common_interval(told)
         if len(set(told)) > 1:
             log.warning("check_state_every differs among the groups (%s): %d counts", told, self.check_every)
@@ -249,7 +234,7 @@ class StepRunner:
             assignment = self._manager.ask(
                 machine.step,
                 self._healing.address,
-                timeout_s=self._limits.quorum_s,
+                timeout_s=self._config.quorum_timeout_s,
                 tag_quorum_id=machine.tag_quorum_id,
                 commit_failures=machine.discards,
                 catch_up=self._catch_up.words() if self._catch_up is not None else PLAIN,
@@ -259,7 +244,7 @@ class StepRunner:
             if self._group_world_size > 1 or self._why_revoked(assignment) is None:
                 return assignment
             step, quorum_id = assignment.max_step, assignment.quorum_id
-            self._manager.vote(step, False, quorum_id=quorum_id, timeout_s=self._limits.step_s)
+            self._manager.vote(step, False, quorum_id=quorum_id, timeout_s=self._config.timeout_s)
             machine.passed_over()
 
     def _why_revoked(self, assignment: Assignment) -> str | None:
@@ -362,7 +347,7 @@ class StepRunner:
         """How long a collective or a vote of this step may take: if a group heals, the others wait for it."""
         assignment = self.machine.assignment
         heals = assignment is not None and assignment.has_healing
-        return self._limits.step_s + (self._limits.heal_s if heals else 0.0)
+        return self._config.timeout_s + (self._config.heal_timeout_s if heals else 0.0)
 
     def reach_all(self) -> None:
         """Check that every participant is in the step, if nothing was reduced; in the first step under a quorum, that
@@ -459,7 +444,7 @@ class StepRunner:
         if self._waits_for_healing(assignment) and not machine.has_erred:
             return
         machine.faulted()
-        if machine.faults >= self._limits.discards:
+        if machine.faults >= self._config.max_consecutive_discards:
             names = ", ".join(assignment.replica_ids)
             raise AgentError(
                 f"{machine.faults} steps discarded in a row (max_consecutive_discards): {reason}; quorum of {names}"

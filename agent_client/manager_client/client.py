@@ -80,11 +80,6 @@ class ManagerConnection:
         """As it was told last; None: never."""
         return self._watch.world
 
-    @property
-    def has_grant(self) -> bool:
-        """The next request for a quorum is answered already."""
-        return self._granted is not None
-
     def revoked(self, quorum_id: int) -> str | None:
         """Why that quorum was revoked; None: it was not."""
         return self._watch.revoked(quorum_id)

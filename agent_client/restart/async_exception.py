@@ -45,7 +45,7 @@ class InterruptibleSection:
                 self._thread, self._again_at = threading.get_ident(), 0.0
             return function()
         finally:
-            self._close()
+            self.close()
 
     def interrupt(self) -> bool:
         """Raise Interruption in the function. False: none is running, or it was interrupted just now."""
@@ -60,10 +60,8 @@ class InterruptibleSection:
             return True
 
     def close(self) -> None:
-        """For the caller of `run`, when an Interruption has left it: one more may have come in its last instant."""
-        self._close()
-
-    def _close(self) -> None:
+        """Nothing arrives any more. Also for the caller of `run`, when an Interruption has left it: one more may have
+        come in its last instant."""
         while True:
             try:
                 with self._lock:

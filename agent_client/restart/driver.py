@@ -69,21 +69,18 @@ class RankDriver:
         """When to call tick, by the clock."""
         return self.machine.deadline(self._clock())
 
-    def close(self) -> None:
-        self._drop()
-
     def _perform(self, effects: Sequence[events.RankEffect]) -> None:
         for effect in effects:
             match effect:
                 case events.Connect(session):
-                    self._drop()
+                    self.close()
                     self._stream = session, self._connect(session)
                 case events.Send(session, message):
                     if self._stream is not None and self._stream[0] == session:
                         self._stream[1].send(message)
                 case events.Disconnect(session):
                     if self._stream is not None and self._stream[0] == session:
-                        self._drop()
+                        self.close()
                 case events.Run():
                     self._function.run(effect)
                 case events.Ended():
@@ -99,7 +96,8 @@ class RankDriver:
                 case events.LighthouseBack():
                     log.warning("lighthouse back")
 
-    def _drop(self) -> None:
+    def close(self) -> None:
+        """Give the stream up, if there is one."""
         if self._stream is not None:
             self._stream[1].cancel()
             self._stream = None

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent_client.errors import ConfigurationError
+from agent_client.agent.environment import Variables
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
 
@@ -31,7 +31,7 @@ class Launch:
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Launch":
         """Raises ConfigurationError naming the variable."""
-        reader = _Reader(variables)
+        reader = Variables(variables)
         return cls(
             lighthouse=reader.text("LIGHTHOUSE_ADDRESS", "TORCHFT_LIGHTHOUSE"),
             job=reader.text("LIGHTHOUSE_JOB") or DEFAULT_JOB,
@@ -49,22 +49,3 @@ class Launch:
     def entry(self, terms: RunTerms) -> RankHello:
         rank = RankId(self.slot, self.incarnation)
         return RankHello(rank, terms, self.attempt, host=socket.gethostname(), pid=os.getpid())
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Each finds the first of several variables that is set and not empty."""
-
-    variables: Mapping[str, str]
-
-    def text(self, *names: str) -> str:
-        return next((self.variables[name] for name in names if self.variables.get(name)), "")
-
-    def number(self, *names: str, least: int = 0) -> int | None:
-        name = next((name for name in names if self.variables.get(name)), None)
-        if name is None:
-            return None
-        text = self.variables[name]
-        if not text.isascii() or not text.isdigit() or int(text) < least:
-            raise ConfigurationError(f"{name}={text!r} is not a number of at least {least}")
-        return int(text)

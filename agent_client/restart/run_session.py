@@ -14,7 +14,7 @@ from agent_client.restart.rank_thread import RankThread
 from agent_client.restart.rules.events import Ended, Run
 from agent_client.restart.rules.machine import RankMachine
 from agent_client.restart.state import RestartAbort
-from agent_client.restart.store import enter_run, last_generation, leave_run
+from agent_client.restart.store import last_generation, present_runs
 from lighthouse_protocol.messages.run import RunCompleted
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.client.lighthouse import LighthouseClient
@@ -51,11 +51,11 @@ class RunSession:
     def __enter__(self) -> Self:
         if self._launch.attempt > 0:
             self._previous = self._last_generation()
-        enter_run(self)
+        present_runs.append(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        leave_run(self)
+        present_runs.remove(self)
         self.client.close()
 
     @property

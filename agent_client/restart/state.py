@@ -2,9 +2,9 @@
 
 import dataclasses
 from datetime import timedelta
-from typing import Protocol
 
 from agent_client.errors import ConfigurationError
+from agent_client.restart.store import StoreMixin
 from lighthouse_protocol.messages.run import RunCounters
 
 
@@ -17,15 +17,6 @@ class RestartAbort(SystemExit):
 
     def __str__(self) -> str:
         return self.reason
-
-
-class Coordination(Protocol):
-    """What advances a State: StoreMixin does."""
-
-    def coordinate_global_iteration_advance(
-        self, world_size: int | None = None, timeout: timedelta | None = None, is_coordinator: bool = False
-    ) -> int: ...
-    def handle_rank_restart(self, world_size: int | None = None, timeout: timedelta | None = None) -> int: ...
 
 
 @dataclasses.dataclass
@@ -41,7 +32,7 @@ class State:
     ranks_restart_counter: int = 0
     initial_rank: int = 0
     use_global_iteration: bool = False
-    store: Coordination | None = dataclasses.field(default=None, repr=False, compare=False)
+    store: StoreMixin | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def take(self, counters: RunCounters, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -52,7 +43,7 @@ class State:
 
     def advance(
         self,
-        store: Coordination | None = None,
+        store: StoreMixin | None = None,
         world_size: int | None = None,
         timeout: timedelta | None = None,
         is_coordinator: bool = False,
@@ -69,13 +60,13 @@ class State:
             )
         return self.iteration
 
-    def sync_with_global_iteration(self, store: Coordination | None = None, timeout: timedelta | None = None) -> int:
+    def sync_with_global_iteration(self, store: StoreMixin | None = None, timeout: timedelta | None = None) -> int:
         """The present iteration: a restarted process has been told it before its function runs."""
         if self.use_global_iteration:
             self.iteration = self._coordination(store).handle_rank_restart(self.world_size, timeout)
         return self.iteration
 
-    def _coordination(self, store: Coordination | None) -> Coordination:
+    def _coordination(self, store: StoreMixin | None) -> StoreMixin:
         found = self.store if self.store is not None else store
         if found is None:
             raise ConfigurationError(

@@ -5,37 +5,19 @@ use_global_iteration=True. There is no election, no readiness key and no heartbe
 """
 
 from datetime import timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from agent_client.errors import ConfigurationError
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import UnknownName
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 
-
-class PresentRun(Protocol):
-    """The run that this process is in (run_session.py)."""
-
-    client: LighthouseClient
-    run: str
-    slot: int
-    timeout_s: float
-
-    @property
-    def iteration(self) -> int: ...
-
-    def advance(self) -> int: ...
+if TYPE_CHECKING:
+    from agent_client.restart.run_session import RunSession
 
 
-_present: list[PresentRun] = []
-
-
-def enter_run(run: PresentRun) -> None:
-    _present.append(run)
-
-
-def leave_run(run: PresentRun) -> None:
-    _present.remove(run)
+present_runs: "list[RunSession]" = []
+"""Those that this process is in, the innermost last; each enters and leaves by itself."""
 
 
 class StoreMixin:
@@ -106,7 +88,7 @@ def _last(rank: int) -> str:
     return f"rank_{rank}_last_iteration"
 
 
-def _run() -> PresentRun:
-    if not _present:
+def _run() -> "RunSession":
+    if not present_runs:
         raise ConfigurationError("no wrapped function with use_global_iteration=True is running in this process")
-    return _present[-1]
+    return present_runs[-1]

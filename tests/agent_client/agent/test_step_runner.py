@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent_client.agent.step_runner import StepLimits, StepRunner
+from agent_client.agent.config import AgentConfig
+from agent_client.agent.step_runner import StepRunner
 from agent_client.errors import ModelMismatch
 from agent_client.healing.target import DoesNotFit
 from tests.agent_client.agent.test_step import HEALING, computing
@@ -27,7 +28,7 @@ def test_a_model_that_is_not_its_peers_is_told_with_what_does_not_fit(error: Doe
     manager: Any = SimpleNamespace(report=lambda text, ends_group: told.append(text))
     healing: Any = SimpleNamespace(install=install)
     peers: Any = None
-    runner = StepRunner(computing(HEALING), manager, peers, healing, None, StepLimits(1.0, 1.0, 1.0, 1), None)
+    runner = StepRunner(computing(HEALING), manager, peers, healing, None, AgentConfig(), None)
     with pytest.raises(ModelMismatch) as caught:
         runner.install()
     assert str(caught.value).startswith(f"the state received does not fit the local one: {words}; this group's model")
