@@ -5,24 +5,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import WatchHello
+from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
+from lighthouse_protocol.messages.session import Revoked, WatchHello, WatchOpened
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
     Drained,
-    InvalidRequest,
     LighthouseError,
     Unreachable,
     WrongState,
 )
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
+from lighthouse_runtime.client.streams import Watch
 from tests.processes import Lighthouse, Manager, Process, eventually, together
 
 pytestmark = pytest.mark.slow
@@ -43,22 +44,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def lighthouse_of(*options: str) -> Iterator[tuple[Lighthouse, LighthouseClient]]:
     with Lighthouse(*options) as process, LighthouseClient(process.address) as client:
         yield process, client
-
-
-@contextlib.contextmanager
-def group_of_two(*options: str) -> Iterator[tuple[LighthouseClient, ManagerClient]]:
-    """A lighthouse, and the manager of group a with ranks 0 and 1."""
-    with contextlib.ExitStack() as stack:
-        lighthouse, client = stack.enter_context(lighthouse_of(*options))
-        process = stack.enter_context(Manager(lighthouse.address, ranks=2))
-        yield client, stack.enter_context(ManagerClient(process.address))
-
-
-@pytest.fixture(scope="module")
-def voters() -> Iterator[tuple[Manager, ManagerClient]]:
-    """A group of ranks 0 and 1 that needs no lighthouse to vote; each test at steps of its own."""
-    with Manager("127.0.0.1:1", ranks=2) as process, ManagerClient(process.address) as manager:
-        yield process, manager
 
 
 def states(client: LighthouseClient) -> dict[str, str]:
@@ -86,6 +71,66 @@ def refusal(answer: "Future[Any]") -> BaseException | None:
     return answer.exception(LONG_S + 30)
 
 
+class Rank:
+    """The only rank of a group: its calls, and what its watch hears."""
+
+    def __init__(self, manager: Manager, pool: ThreadPoolExecutor) -> None:
+        self.manager = manager
+        self._pool = pool
+        self._stack = contextlib.ExitStack()
+        self.client = self._stack.enter_context(ManagerClient(manager.address))
+        self.revoked: dict[int, str] = {}
+        self.watch = self._watched()
+
+    def _watched(self) -> Watch:
+        watch = self._stack.enter_context(self.client.watch(WatchHello(0, "w"), wait_for_ready=True))
+        assert isinstance(next(watch), WatchOpened)
+        threading.Thread(target=self._listen, args=(watch,), daemon=True).start()
+        return watch
+
+    def _listen(self, watch: Watch) -> None:
+        with contextlib.suppress(Exception):  # its manager is killed
+            for message in watch:
+                if isinstance(message, Revoked):
+                    self.revoked[message.quorum_id] = message.reason
+
+    def ask(self, step: int, timeout_s: float = LONG_S, failures: int = 0) -> "Future[Assignment]":
+        return self._pool.submit(
+            self.client.quorum,
+            0,
+            step,
+            timeout_s=timeout_s,
+            commit_failures=failures,
+            rank_incarnation="w",
+            tag_quorum_id=0,
+        )
+
+    def vote(self, step: int, quorum_id: int, yes: bool = True) -> bool:
+        return self.client.should_commit(0, step, yes, timeout_s=LONG_S, quorum_id=quorum_id)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@contextlib.contextmanager
+def ranks_of(lighthouse: Lighthouse, pool: ThreadPoolExecutor, names: str) -> Iterator[list[Rank]]:
+    with together(*(Manager(lighthouse.address, name) for name in names)) as managers, contextlib.ExitStack() as stack:
+        ranks = [Rank(manager, pool) for manager in managers]
+        for rank in ranks:
+            stack.callback(rank.close)
+        with LighthouseClient(lighthouse.address) as client:
+            eventually(lambda: states(client).keys() == set(names), "all are alive")
+        yield ranks
+
+
+def answered(ranks: list[Rank], step: int, failures: int = 0, timeout_s: float = LONG_S) -> Assignment:
+    """All of them ask; what the first one is told."""
+    answers = [rank.ask(step, timeout_s, failures) for rank in ranks]
+    assignments = [answer.result(LONG_S) for answer in answers]
+    assert len({assignment.quorum_id for assignment in assignments}) == 1
+    return assignments[0]
+
+
 def seconds(function: Callable[[], Any]) -> float:
     began_at = time.monotonic()
     function()
@@ -95,16 +140,16 @@ def seconds(function: Callable[[], Any]) -> float:
 # -- 1, 2: votes and answers belong to their call and their round
 
 
-def test_defect_1_a_killed_voter_has_not_voted(voters: tuple[Manager, ManagerClient]) -> None:
-    process, manager = voters
+def test_defect_1_a_killed_voter_has_not_voted() -> None:
     code = "import sys; from lighthouse_runtime.client.manager import ManagerClient as C\n"
     code += f"C(sys.argv[1]).should_commit(0, 21, True, timeout_s={LONG_S})"
-    with Process(code, [process.address]) as voter:
-        eventually(lambda: manager.status().phase == "voting", "rank 0 has voted")
-        voter.kill()
-    eventually(lambda: manager.status().phase == "idle", "its vote is gone")
-    with pytest.raises(DeadlinePassed):
-        manager.should_commit(1, 21, True, timeout_s=0.5)
+    with Manager("127.0.0.1:1", ranks=2) as process, ManagerClient(process.address) as manager:
+        with Process(code, [process.address]) as voter:
+            eventually(lambda: manager.status().phase == "voting", "rank 0 has voted")
+            voter.kill()
+        eventually(lambda: manager.status().phase == "idle", "its vote is gone")
+        with pytest.raises(DeadlinePassed):
+            manager.should_commit(1, 21, True, timeout_s=0.5)
 
 
 # -- 3: who has gone is not handed out
@@ -143,10 +188,22 @@ def test_defect_3_a_group_whose_rank_is_killed_takes_its_join_back(pool: ThreadP
             assert not other.done()
 
 
-# -- 5: shrink_only and min_replicas
+# -- 4: quorum_id restarts at 1 with the lighthouse
 
 
-# -- 6: an id is one group's
+def test_defect_4_the_lighthouse_is_killed_and_nobody_notices(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+    options = ("--min-replicas", "2", "--journal", str(tmp_path / "journal"), "--lease", "10s")
+    with Lighthouse(*options) as first, ranks_of(first, pool, "ab") as ranks:
+        quorum_id = answered(ranks, 0).quorum_id
+        first.kill()
+        for step in range(3):
+            assert all(rank.vote(step, quorum_id) for rank in ranks)
+            assert answered(ranks, step + 1, timeout_s=AT_ONCE_S).quorum_id == quorum_id, "granted without it"
+        with Lighthouse(*options, "--bind", first.address) as second, LighthouseClient(second.address) as client:
+            eventually(lambda: states(client).keys() == {"a", "b"}, "both are back")
+            assert all(rank.vote(3, quorum_id) for rank in ranks)
+            assert answered(ranks, 4).quorum_id == quorum_id
+            assert [rank.revoked for rank in ranks] == [{}, {}]
 
 
 # -- 9: one straggler
@@ -204,24 +261,37 @@ def test_defect_10_a_lighthouse_that_is_away_is_told_before_the_deadline(pool: T
         assert manager.status().ranks_waiting == ()
 
 
-def test_defect_10_ranks_are_answered_by_a_lighthouse_that_comes_back(pool: ThreadPoolExecutor) -> None:
-    with lighthouse_of("--min-replicas", "1") as (lighthouse, _), Manager(lighthouse.address, ranks=2) as process:
-        port = lighthouse.port
-        lighthouse.kill()
-        with ManagerClient(process.address) as manager:
-            answers = [pool.submit(manager.quorum, rank, 0, timeout_s=LONG_S) for rank in range(2)]
-            wait_for_ranks(manager, 0, 1)
-            with Lighthouse("--bind", f"127.0.0.1:{port}"):
-                assert [answer.result(LONG_S).replica_ids for answer in answers] == [("a",)] * 2
+# -- 11: a dead group counts as alive until its heartbeats are old
+
+
+@pytest.mark.parametrize("how", ["the whole group", "one rank"])
+def test_defect_11_a_kill_is_known_at_once(pool: ThreadPoolExecutor, how: str) -> None:
+    """However long the timeouts are."""
+    timeouts = ("--heartbeat-timeout", f"{LONG_S}s", "--join-timeout", f"{LONG_S}s")
+    with Lighthouse("--min-replicas", "1", *timeouts) as lighthouse, ranks_of(lighthouse, pool, "abc") as ranks:
+        a, b, c = ranks
+        first = answered(ranks, 0)
+        assert first.replica_ids == ("a", "b", "c")
+        if how == "one rank":
+            c.watch.cancel()
+        else:
+            c.manager.kill()
+        for rank in (a, b):
+            eventually(lambda rank=rank: first.quorum_id in rank.revoked, "it is told", within_s=AT_ONCE_S)
+            assert rank.revoked[first.quorum_id].startswith("c: ")
+            assert not rank.vote(0, first.quorum_id, yes=False)
+        second = answered([a, b], 0, failures=1, timeout_s=AT_ONCE_S)
+        assert (second.replica_ids, second.quorum_id > first.quorum_id) == (("a", "b"), True)
 
 
 # -- 14: the barrier of the ranks
 
 
 def test_defect_14_a_watch_of_a_rank_out_of_range_is_refused() -> None:
-    with group_of_two() as (_, manager), manager.watch(WatchHello(7, "w"), wait_for_ready=True) as watch:
-        with pytest.raises(InvalidRequest, match="rank: is 7; the group has ranks 0 to 1"):
-            next(watch)
+    with Manager("127.0.0.1:1", ranks=2) as process, ManagerClient(process.address) as manager:
+        with manager.watch(WatchHello(7, "w"), wait_for_ready=True) as watch:
+            with pytest.raises(InvalidRequest, match="rank: is 7; the group has ranks 0 to 1"):
+                next(watch)
 
 
 # -- 15: a stop ends what is open
