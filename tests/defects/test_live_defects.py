@@ -17,6 +17,7 @@ from lighthouse_protocol.messages.session import Revoked, WatchHello, WatchOpene
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
     Drained,
+    InvalidRequest,
     LighthouseError,
     Unreachable,
     WrongState,

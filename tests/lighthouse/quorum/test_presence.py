@@ -40,10 +40,6 @@ class TestSessions:
         assert m.handle(opened(1, "a"), 0) == [welcomed(1)]
         assert alive(m) == "a"
 
-    def test_a_beat_is_echoed_with_its_number(self):
-        m = connected("a")
-        assert m.handle(pulse(1, number=17), 1) == [echoed(1, 17)]
-
     def test_a_beat_of_a_session_that_is_not_there_is_not(self):
         m = connected("a")
         m.handle(ended(1), 1)
@@ -63,15 +59,6 @@ class TestSessions:
         [effect] = m.handle(asks(2, session if why != "held closing" else None, "b"), 0)
         assert (effect.quorum.quorum_id, effect.stands) == (1, False)
         assert m.standing.phase is QuorumPhase.NONE
-
-    def test_what_stands_asks_nobody_and_has_a_new_id_every_time(self):
-        m = standing("a")
-        for n in range(2, 5):
-            quorum_id = n - 1
-            again = native("a", n, seen_quorum_id=quorum_id)
-            effects = m.handle(asks(n, 1, again), 1)
-            assert effects[0] == told("resumed", (1,), quorum_id=quorum_id, upto=n - 1)
-            assert effects[1:] == [stands(n, (n,), again)]
 
     def test_the_same_incarnations_new_session_takes_the_olds_place(self):
         m = standing("ab")
@@ -121,18 +108,6 @@ class TestDuplicates:
         assert m.handle(ended(7), 1) == []
         assert m.handle(pulse(1, **HOLDS), 1) == [echoed(1, order=QuorumOrder(1, QuorumPhase.STANDING))]
 
-    def test_and_taken_when_the_old_session_has_ended(self):
-        m = standing("ab")
-        m.handle(ended(1), 1)
-        assert m.handle(opened(7, native("a", incarnation="i2")), 1) == [welcomed(7)]
-
-    def test_its_own_session_may_take_another_incarnation(self):
-        """The ranks have restarted under a manager that lives on: that is the loss of the old ones."""
-        m = standing("ab")
-        assert m.handle(asks(7, 1, "a", incarnation="i2"), 1) == [told("revoked", (1, 2), "a", "ranks have restarted")]
-        b = native("b", 3, seen_quorum_id=1)
-        assert m.handle(asks(8, 2, b), 1) == [stands(2, (7, 8), native("a", 0, "i2"), b)]
-
     def test_a_hello_beyond_the_limit_is_refused(self):
         m = connected("ab", max_replicas=2)
         assert m.handle(opened(3, "c"), 0) == [closed(3, LimitReached, "max-members")]
@@ -158,14 +133,6 @@ class TestDuplicates:
 
 
 class TestLoss:
-    def test_of_one_that_waits_takes_its_join_along(self):
-        m = connected("abc", min_replicas=2)
-        m.handle(asks(1, 1, "a"), 0)
-        m.handle(ended(1), 0)
-        m.handle(asks(2, 2, "b"), 0)
-        [effect] = m.handle(asks(3, 3, "c"), 0)
-        assert effect.calls == (2, 3)
-
     def test_of_one_that_is_no_member_is_nothing(self):
         m = standing("ab")
         m.handle(opened(3, "c"), 1)
@@ -176,25 +143,11 @@ class TestLoss:
         assert m.handle(left(1), 1) == [told("revoked", (1, 2), "a", "left"), closed(1)]
         assert (alive(m), len(m.roster)) == ("b", 1)
 
-    def test_a_leave_after_the_resume_costs_nothing_and_its_session_stays_until_the_next_quorum(self):
-        m = resumed("abc", upto=4)
-        assert m.handle(left(1), 1) == []
-        assert m.handle(asks(10, 2, "b", step=5, seen_quorum_id=1), 1) == []
-        [formed, goodbye] = m.handle(asks(11, 3, "c", step=5, seen_quorum_id=1), 1)
-        assert [p.replica_id for p in formed.quorum.participants] == ["b", "c", "x"]
-        assert goodbye == closed(1)
-
     def test_one_that_left_and_then_ended_is_not_said_goodbye(self):
         m = resumed("ab")
         m.handle(left(1), 1)
         assert m.handle(ended(1), 1) == []
         assert m.presence._leaving == []
-
-    def test_the_last_to_leave_is_said_goodbye(self):
-        m = standing("a")
-        m.handle(pulse(1, drains=True, held=held(1, granted=3)), 1)
-        m.handle(pulse(1, drains=True, held=held(1, "recalled", granted=3)), 1)
-        assert m.handle(left(1), 1) == [closed(1)]
 
     def test_nor_is_one_left_waiting_where_all_leave(self):
         m = standing("ab")
@@ -247,9 +200,3 @@ class TestDrain:
         assert m.handle(asks(2, 1, "a"), 0.2) == [refused(2, Drained, "a drains")]
         m.handle(left(1), 0.3)
         assert m.handle(asks(3, 2, "b"), 0.4) == [stands(1, (3,), native("b"))]
-
-    def test_is_over_with_its_session(self):
-        m = standing("ab")
-        m.handle(opened(3, "c", drains=True), 1)
-        m.handle(ended(3), 1)
-        assert m.presence._draining == set()

@@ -60,24 +60,6 @@ def test_two_quorums_never_commit_side_by_side_under_a_long_lease(loop: VirtualL
     life.die()
 
 
-def test_a_lighthouse_that_starts_again_meanwhile_waits_as_well(loop: VirtualLoop, tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    life = Life(loop, path, lease_s=150.0)
-    a, b = formed(life, "ab")
-    a.cut(), b.cut()  # pyright: ignore[reportUnusedExpression]
-    loop.go(100)
-    life.scrape()
-    life.die()
-    life = Life(loop, path, lease_s=5.0)
-    c = Manager("c").connect(life)
-    c.join()
-    beat_for(loop, [c], 149)
-    assert c.quorum is None
-    beat_for(loop, [c], 2)
-    assert c.quorum_id > a.quorum_id
-    life.die()
-
-
 def test_a_job_that_has_gone_quiet_is_forgotten_but_for_its_last_id(loop: VirtualLoop, tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     life = Life(loop, path)
