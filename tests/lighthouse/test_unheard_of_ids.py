@@ -1,6 +1,5 @@
 """An id that nobody can have given out is refused: it is not adopted, not written down, and ends nothing."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +20,6 @@ from tests.lighthouse.builders import AnswersOnly
 from tests.lighthouse.lives import FIRST_WALL_MS, JOB, Life, Manager, beat_for, formed
 from tests.lighthouse.sessions import asks, held, opened, pulse
 from tests.virtual_loop import VirtualLoop
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> VirtualLoop:
-    loop = VirtualLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-    return loop
 
 
 @pytest.mark.parametrize("what", ["seen", "tag", "held"])

@@ -1,6 +1,5 @@
 """A job's incidents on the lighthouse's loop: who is asked for evidence, when the policy acts, what is told to whom."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -149,10 +148,8 @@ Make = Callable[..., Job]
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Make:
+def make(loop: VirtualLoop, caplog: pytest.LogCaptureFixture) -> Make:
     caplog.set_level(logging.INFO)
-    loop = VirtualLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
 
     def make(policy: OnStall = OnStall.NOTIFY, **given: Any) -> Job:
         return Job(loop, IncidentRegistry(policy, **given))

@@ -3,7 +3,6 @@
 What is in the file is read by a connection of the test's own, at the very moment at which a message leaves.
 """
 
-import asyncio
 import errno
 import json
 import logging
@@ -16,23 +15,10 @@ from typing import Any
 import pytest
 
 import lighthouse.journal.database
-from lighthouse.journal.database import beside
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase, Welcome
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
 from tests.virtual_loop import VirtualLoop
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> VirtualLoop:
-    loop = VirtualLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-    return loop
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal.sqlite"
 
 
 def on_disk(path: Path) -> dict[str, Any]:
@@ -173,29 +159,6 @@ def copied(path: Path) -> Path:
     copy = path.with_name("copy.sqlite")
     shutil.copyfile(path, copy)
     return copy
-
-
-@pytest.mark.parametrize("without_log", [False, True])
-def test_no_id_is_named_again_by_a_copy_of_an_earlier_moment(loop: VirtualLoop, path: Path, without_log: bool) -> None:
-    """The review's d2: the only witness of the later quorum is not there to tell."""
-    life = Life(loop, path)
-    a, b = formed(life, "ab")
-    copy = copied(path)
-    b.close()
-    a.join()
-    beat_for(loop, [a], 1)
-    later = a.quorum_id
-    life.die()
-    if without_log:
-        beside(path, "-wal").unlink(missing_ok=True)
-    shutil.copyfile(copy, path)
-    loop.go(10)
-    life = Life(loop, path)
-    c = Manager("c").connect(life)
-    c.join()
-    beat_for(loop, [c], 10)
-    assert c.quorum_id > later
-    life.die()
 
 
 def test_a_member_that_knows_a_later_quorum_shows_that_the_journal_is_older(

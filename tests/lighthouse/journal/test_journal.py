@@ -55,11 +55,6 @@ def refusal(path: Path, kind: type[LighthouseError] = LighthouseError) -> str:
     return text
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal.sqlite"
-
-
 @contextmanager
 def child(code: str, path: Path, **env: str) -> Generator[subprocess.Popen[str], None, None]:
     """A process that has `journal` on `path`; it is killed at the end."""

@@ -1,9 +1,7 @@
 """A job is forgotten when nothing of it can go on, and not before."""
 
-import asyncio
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,13 +12,6 @@ from tests.lighthouse.builders import ticked
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
 from tests.lighthouse.sessions import asks, ended, opened
 from tests.virtual_loop import VirtualLoop
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> VirtualLoop:
-    loop = VirtualLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-    return loop
 
 
 def test_a_machine_is_not_quiet_while_a_lease_of_its_members_may_run() -> None:

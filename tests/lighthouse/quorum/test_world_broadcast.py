@@ -1,6 +1,5 @@
 """Who is told how the world is, when, and how often; what the log says of groups that are held back."""
 
-import asyncio
 import logging
 
 import pytest
@@ -45,10 +44,8 @@ class Job:
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Job:
+def job(loop: VirtualLoop, caplog: pytest.LogCaptureFixture) -> Job:
     caplog.set_level(logging.INFO)
-    loop = VirtualLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
     return Job(loop)
 
 

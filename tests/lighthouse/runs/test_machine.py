@@ -68,13 +68,6 @@ def refusal(message: object) -> LighthouseError:
 
 
 class TestSupervisors:
-    def test_it_is_welcome(self):
-        machine = RunMachine()
-        assert machine.handle(SupervisorJoined(supervisor(), 1), 0.0) == [SupervisorTold(1, WELCOME), RecordChanged()]
-        assert not machine.is_quiet
-        machine.handle(SupervisorEnded(1), 1.0)
-        assert machine.is_quiet
-
     def test_a_newer_stream_of_it_takes_the_older_ones_place(self):
         machine = RunMachine()
         machine.handle(SupervisorJoined(supervisor(), 1), 0.0)
@@ -209,14 +202,6 @@ class TestIncidents:
         assert incident.cause == f"{lost}: SIGSEGV"
         assert incident.evidence == (ProcessLost(lost, "SIGSEGV", ("line 1", "line 2")),)
         assert stage.machine.handle(RankLost(lost, "SIGSEGV", ("line 1", "line 2"), "g"), stage.now) == []
-
-    def test_it_is_the_first_to_know(self):
-        stage = running(3)
-        stage.feed(RankLost(stage.workers[1].rank, "exit code 1", ("oops",), "g"))
-        (incident,) = stage.record.restarts
-        assert incident.cause == f"{stage.workers[1].rank}: exit code 1"
-        assert incident.evidence[0].output == ("oops",)
-        assert stage.counters.job_restarts == 1
 
     def test_of_a_process_that_is_no_rank_it_is_one_of_its_own(self):
         machine = RunMachine(RunConfig(wall_offset_s=1000.0))

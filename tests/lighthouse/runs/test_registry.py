@@ -15,7 +15,6 @@ from lighthouse.runs.store import RunStoreInProcess
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.run import (
     FailureReport,
-    FinishReport,
     GenerationEnded,
     GenerationFormed,
     KeyKind,
@@ -164,16 +163,6 @@ async def test_what_is_worth_no_write_of_its_own_is_written_a_little_later(
     assert [each.hello.name for each in saved.record.supervisors] == ["g"]
 
 
-async def test_all_are_told_of_the_completion(runs: RunRegistry):
-    driver, supervisor = runs.get("j", "r"), Listener()
-    driver.open_supervisor(SupervisorHello("g", "1"), supervisor)
-    ranks = [entered(driver, slot) for slot in (0, 1)]
-    for session, _ in ranks:
-        driver.receive_from_rank(session, FinishReport(0))
-    assert [listener.heard[-1] for _, listener in ranks] == [RunCompleted(0), RunCompleted(0)]
-    assert supervisor.messages[-1] == RunCompleted(0)
-
-
 async def test_a_refused_rank_ends_and_is_heard_no_more(runs: RunRegistry):
     driver = runs.get("j", "r")
     entered(driver, 0)
@@ -221,9 +210,3 @@ async def test_keys_are_written_only_so_often(runs: RunRegistry):
         for number in range(2 * KEY_WRITES_AT_ONCE):
             with contextlib.suppress(WrongState):
                 driver.put_key(0, KeyKind.ITERATION, f"k{number}", b"")
-
-
-async def test_a_key_is_fenced(runs: RunRegistry):
-    driver = runs.get("j", "r")
-    with pytest.raises(WrongState):
-        driver.put_key(0, KeyKind.ITERATION, "a", b"1")
