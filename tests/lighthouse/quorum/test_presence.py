@@ -60,6 +60,15 @@ class TestSessions:
         assert (effect.quorum.quorum_id, effect.stands) == (1, False)
         assert m.standing.phase is QuorumPhase.NONE
 
+    def test_what_stands_asks_nobody_and_has_a_new_id_every_time(self):
+        m = standing("a")
+        for n in range(2, 5):
+            quorum_id = n - 1
+            again = native("a", n, seen_quorum_id=quorum_id)
+            effects = m.handle(asks(n, 1, again), 1)
+            assert effects[0] == told("resumed", (1,), quorum_id=quorum_id, upto=n - 1)
+            assert effects[1:] == [stands(n, (n,), again)]
+
     def test_the_same_incarnations_new_session_takes_the_olds_place(self):
         m = standing("ab")
         order = QuorumOrder(1, QuorumPhase.STANDING)
@@ -107,6 +116,13 @@ class TestDuplicates:
         assert m.handle(pulse(7), 1) == []
         assert m.handle(ended(7), 1) == []
         assert m.handle(pulse(1, **HOLDS), 1) == [echoed(1, order=QuorumOrder(1, QuorumPhase.STANDING))]
+
+    def test_its_own_session_may_take_another_incarnation(self):
+        """The ranks have restarted under a manager that lives on: that is the loss of the old ones."""
+        m = standing("ab")
+        assert m.handle(asks(7, 1, "a", incarnation="i2"), 1) == [told("revoked", (1, 2), "a", "ranks have restarted")]
+        b = native("b", 3, seen_quorum_id=1)
+        assert m.handle(asks(8, 2, b), 1) == [stands(2, (7, 8), native("a", 0, "i2"), b)]
 
     def test_a_hello_beyond_the_limit_is_refused(self):
         m = connected("ab", max_replicas=2)
