@@ -198,18 +198,6 @@ class TestAStall:
         assert kill == KillRequest(f"incident {job.newest.id}: killed b, whose ranks are behind")
         assert not [m for m in job.managers.values() if m is not killed and m.told(KillRequest)]
 
-    def test_restart_suspects_and_training_goes_on(self, make: Make):
-        job = make(OnStall.RESTART_SUSPECTS)
-        job.start()
-        job.stall()
-        assert job.managers["b"].told(KillRequest) != []
-        job.driver.end_session(job.managers["b"].session)
-        job.go_on_without("b")
-        [summary] = job.incidents
-        assert summary.action == "killed b, whose ranks are behind"
-        assert summary.quorum_id == job.quorum_id
-        assert (summary.quorum_s, summary.step_s) == (pytest.approx(66.0), pytest.approx(67.0))
-
     def test_stop_stops_the_run(self, make: Make):
         asked: list[tuple[str, str, str]] = []
 
