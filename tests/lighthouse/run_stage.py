@@ -1,5 +1,6 @@
 """A run's machine among its ranks: what it says is carried to them, and both are checked."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lighthouse.runs.rules.config import RunConfig
@@ -364,6 +365,13 @@ class RunStage:
 
     def running(self) -> set[int]:
         return set(self.places().values())
+
+
+def refusal(effects: Sequence[Effect]) -> LighthouseError:
+    """The only effect is that a rank is refused."""
+    (effect,) = effects
+    assert isinstance(effect, RankRefused)
+    return effect.error
 
 
 def running(world_size: int = 4, **terms: object) -> RunStage:

@@ -45,27 +45,23 @@ def at_work(steps: dict[str, int], **fields: object) -> Job:
     return job
 
 
-def test_who_is_lost_says_why_and_comes_back():
+def test_who_comes_is_lost_comes_back_drains_and_leaves():
     job = at_work({"a": 0, "b": 0})
-    job.new()
+    assert job.new() == ["0 joined ab", "0 quorum ab quorum 1: 2 participants at step 0"]
     job.handle(ended(2), 1)
     job.handle(opened(3, "b"), 2)
     job.handle(asks(9, 3, native("b", incarnation="i2")), 4)
+    for now in (5, 6):
+        job.beat(3, "b", now, drains=True)
+    job.handle(left(3), 7)
     assert job.new() == [
         "1 lost b its connection has ended",
         "2 joined b is back",
         "4 lost b its ranks have restarted",
         "4 joined b",
+        "5 drained b",
+        "7 left b",
     ]
-
-
-def test_who_drains_leaves():
-    job = at_work({"a": 0, "b": 0})
-    job.new()
-    for now in (1, 2):
-        job.beat(2, "b", now, held=held(1), drains=True)
-    job.handle(left(2), 3)
-    assert job.new() == ["1 drained b", "3 left b"]
 
 
 def test_ranks_that_restart_are_a_loss_and_those_that_never_came_are_none():

@@ -143,13 +143,6 @@ class TestMachine:
         m.handle(opened(7, "a"), 0.1)
         assert m.handle(asks(7, 7, "a"), 0.1) == [QuorumResent(RECORD.quorum, 7), told("recalled", (7,))]
 
-    @pytest.mark.parametrize("fields", [{"step": 1}, {"tag_quorum_id": 0}, {"commit_failures": 1}])
-    def test_with_another_join_it_has_lost_it(self, fields: dict[str, int]):
-        m = restarted(RECORD)
-        m.handle(opened(2, "b", held=held(1)), 1)
-        m.handle(opened(1, "a"), 1)
-        assert m.handle(asks(7, 1, "a", **fields), 1) == [told("revoked", (1, 2), "a has lost it")]
-
 
 class TestLostJournal:
     def test_what_is_held_is_over_and_the_wait_is_the_same(self):

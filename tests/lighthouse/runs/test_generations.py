@@ -11,7 +11,6 @@ from lighthouse.runs.rules.events import (
     Interrupted,
     RankJoined,
     RankMessage,
-    RankRefused,
     RankSaid,
     RecordDue,
     ResumeAsked,
@@ -35,7 +34,7 @@ from lighthouse_protocol.messages.run import (
     RunTerms,
 )
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, Superseded, UnknownName, WrongState
-from tests.lighthouse.run_stage import RunStage, running
+from tests.lighthouse.run_stage import RunStage, refusal, running
 
 SUPERVISED = {"stride": 100}
 DUE = RecordDue(RunRecord())
@@ -147,9 +146,7 @@ class TestCatchUp:
         old = stage.workers[1].rank
         stage.start(1)
         for event in (RankSaid(old, RankHeartbeat()), RankSaid(old, ReadyReport(0))):
-            (effect,) = stage.machine.handle(event, stage.now)
-            assert isinstance(effect, RankRefused)
-            assert isinstance(effect.error, Superseded)
+            assert isinstance(refusal(stage.machine.handle(event, stage.now)), Superseded)
 
     def test_a_lost_journal_is_learned_again_from_who_runs(self):
         stage = RunStage(2)
@@ -163,9 +160,8 @@ class TestCatchUp:
     def test_who_is_gone_must_enter_again(self):
         stage = running(2)
         stage.kill(1)
-        (effect,) = stage.machine.handle(RankSaid(stage.workers[1].rank, RankHeartbeat()), stage.now)
-        assert isinstance(effect, RankRefused)
-        assert isinstance(effect.error, UnknownName)
+        effects = stage.machine.handle(RankSaid(stage.workers[1].rank, RankHeartbeat()), stage.now)
+        assert isinstance(refusal(effects), UnknownName)
 
     def test_an_older_generation_is_over(self):
         stage = running(2, obedient=False)
@@ -185,10 +181,9 @@ class TestIdentity:
         for attempt in (0, -1):
             stage.machine.handle(RankJoined(RankHello(stage.workers[1].rank, stage.terms), 77), stage.now)
             entry = RankHello(RankId(1, "thief"), stage.terms, attempt=attempt, host="h2", pid=7)
-            (effect,) = stage.machine.handle(RankJoined(entry, 50), stage.now)
-            assert isinstance(effect, RankRefused)
-            assert isinstance(effect.error, DuplicateReplica)
-            assert "h2" in str(effect.error)
+            error = refusal(stage.machine.handle(RankJoined(entry, 50), stage.now))
+            assert isinstance(error, DuplicateReplica)
+            assert "h2" in str(error)
         assert stage.machine.generations.current.stands
 
     def test_over_subscription(self):
@@ -201,9 +196,7 @@ class TestIdentity:
     def test_all_have_the_same_terms(self):
         stage = running(2)
         entry = RankHello(RankId(1, "other"), RunTerms(world_size=2, active=1), attempt=1)
-        (effect,) = stage.machine.handle(RankJoined(entry, 50), stage.now)
-        assert isinstance(effect, RankRefused)
-        assert isinstance(effect.error, WrongState)
+        assert isinstance(refusal(stage.machine.handle(RankJoined(entry, 50), stage.now)), WrongState)
 
     def test_other_terms_when_nobody_is_here(self):
         stage = running(4)
