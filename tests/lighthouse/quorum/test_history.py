@@ -50,17 +50,17 @@ def test_who_comes_is_lost_comes_back_drains_and_leaves():
     assert job.new() == ["0 joined ab", "0 quorum ab quorum 1: 2 participants at step 0"]
     job.handle(ended(2), 1)
     job.handle(opened(3, "b"), 2)
-    job.handle(asks(9, 3, native("b", incarnation="i2")), 4)
-    for now in (5, 6):
+    job.handle(asks(9, 3, native("b", incarnation="i2")), 3)
+    for now in (3.5, 4):
         job.beat(3, "b", now, drains=True)
-    job.handle(left(3), 7)
+    job.handle(left(3), 4.5)
     assert job.new() == [
         "1 lost b its connection has ended",
         "2 joined b is back",
-        "4 lost b its ranks have restarted",
-        "4 joined b",
-        "5 drained b",
-        "7 left b",
+        "3 lost b its ranks have restarted",
+        "3 joined b",
+        "3.5 drained b",
+        "4.5 left b",
     ]
 
 
