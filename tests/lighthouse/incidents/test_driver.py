@@ -30,6 +30,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.evidence import rank as evidence_of
+from tests.lighthouse.peers import Caller
 from tests.lighthouse.sessions import held, native
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop
@@ -282,21 +283,8 @@ class TestALoss:
         assert job.incidents == ()
 
 
-class Caller:
-    """A Reply."""
-
-    def __init__(self) -> None:
-        self.answers: list[Gathered] = []
-
-    def answer(self, value: Gathered) -> None:
-        self.answers.append(value)
-
-    def refuse(self, error: LighthouseError) -> None:
-        raise error
-
-
 def test_stacks_are_given_when_asked_for(make: Make):
-    job, caller = make(), Caller()
+    job, caller = make(), Caller[Gathered]()
     job.start()
     job.driver.incidents.gather(None, caller)
     job.driver.incidents.gather({"b": (1,)}, caller)

@@ -10,19 +10,9 @@ from lighthouse.quorum.sessions import Session, SessionTable
 from lighthouse.quorum.world_broadcast import HELD_BACK_LOGGED_AFTER_S, WorldBroadcast
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import STARTING
+from tests.lighthouse.peers import Listener
 from tests.lighthouse.sessions import asks, ended, native, opened, pulse
 from tests.virtual_loop import VirtualLoop
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.messages: list[object] = []
-
-    def send(self, message: object) -> None:
-        self.messages.append(message)
-
-    def end(self, error: object = None) -> None:
-        raise AssertionError(error)
 
 
 class Job:
@@ -35,8 +25,8 @@ class Job:
     def feed(self, event: object) -> None:
         self.worlds.read(self.machine.handle(event, self.loop.now))  # type: ignore[arg-type]
 
-    def come(self, session: int, name: str, *, size: int = 1, missing: tuple[int, ...] = ()) -> Heard:
-        heard, who = Heard(), native(name, group_world_size=size)
+    def come(self, session: int, name: str, *, size: int = 1, missing: tuple[int, ...] = ()) -> Listener:
+        heard, who = Listener(), native(name, group_world_size=size)
         self.sessions.add(session, Session(heard, name))
         self.worlds.opened()
         self.feed(opened(session, who, down=STARTING if missing else "", missing=frozenset(missing)))
