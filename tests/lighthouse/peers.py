@@ -1,6 +1,11 @@
 """Those at the other end of a stream or a call, who only listen."""
 
+from typing import Generic, TypeVar
+
 from lighthouse_protocol.refusals import LighthouseError
+
+
+T = TypeVar("T")
 
 
 class Listener:
@@ -18,7 +23,7 @@ class Listener:
         self.is_ended, self.error = True, error
 
 
-class Caller[T]:
+class Caller(Generic[T]):
     """A Reply."""
 
     def __init__(self) -> None:
