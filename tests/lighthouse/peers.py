@@ -4,7 +4,6 @@ from typing import Generic, TypeVar
 
 from lighthouse_protocol.refusals import LighthouseError
 
-
 T = TypeVar("T")
 
 

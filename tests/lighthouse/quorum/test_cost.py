@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import QuorumFormed, Withdrawn
 from lighthouse.quorum.rules.machine import QuorumMachine
-from tests.lighthouse.builders import beat, join, machine
+from tests.lighthouse.builders import beat, join
 
 
 def count(work: Callable[[], object]) -> int:
@@ -36,7 +37,7 @@ def count(work: Callable[[], object]) -> int:
 
 def trained(groups: int) -> tuple[QuorumMachine, list[str]]:
     names = [f"g{n:05}" for n in range(groups)]
-    m = machine(heartbeat_timeout_s=10)
+    m = QuorumMachine(QuorumConfig(heartbeat_timeout_s=10))
     for name in names:
         m.handle(beat(name), now=0)
     play(m, names, now=0, first_call=0)
