@@ -142,6 +142,23 @@ def copied(path: Path) -> Path:
     return copy
 
 
+def test_no_id_is_named_again_by_a_copy_of_an_earlier_moment(loop: VirtualLoop, path: Path) -> None:
+    """The review's d2: the only witness of the later quorum is not there to tell."""
+    life = Life(loop, path)
+    a, b = formed(life, "ab")
+    copy = copied(path)
+    b.close()
+    a.join()
+    beat_for(loop, [a], 1)
+    life.die()
+    shutil.copyfile(copy, path)
+    loop.go(10)
+    life = Life(loop, path)
+    [c] = formed(life, "c")
+    assert c.quorum_id > a.quorum_id
+    life.die()
+
+
 def test_a_member_that_knows_a_later_quorum_shows_that_the_journal_is_older(
     loop: VirtualLoop, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
