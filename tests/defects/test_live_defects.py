@@ -23,6 +23,7 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from lighthouse_runtime.client.manager import ManagerClient
+from tests.daemons.groups import training
 from tests.processes import Lighthouse, Manager, Process, eventually, together
 
 pytestmark = pytest.mark.slow
@@ -43,22 +44,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def lighthouse_of(*options: str) -> Iterator[tuple[Lighthouse, LighthouseClient]]:
     with Lighthouse(*options) as process, LighthouseClient(process.address) as client:
         yield process, client
-
-
-@contextlib.contextmanager
-def group_of_two(*options: str) -> Iterator[tuple[LighthouseClient, ManagerClient]]:
-    """A lighthouse, and the manager of group a with ranks 0 and 1."""
-    with contextlib.ExitStack() as stack:
-        lighthouse, client = stack.enter_context(lighthouse_of(*options))
-        process = stack.enter_context(Manager(lighthouse.address, ranks=2))
-        yield client, stack.enter_context(ManagerClient(process.address))
-
-
-@pytest.fixture(scope="module")
-def voters() -> Iterator[tuple[Manager, ManagerClient]]:
-    """A group of ranks 0 and 1 that needs no lighthouse to vote; each test at steps of its own."""
-    with Manager("127.0.0.1:1", ranks=2) as process, ManagerClient(process.address) as manager:
-        yield process, manager
 
 
 def states(client: LighthouseClient) -> dict[str, str]:
@@ -95,16 +80,16 @@ def seconds(function: Callable[[], Any]) -> float:
 # -- 1, 2: votes and answers belong to their call and their round
 
 
-def test_defect_1_a_killed_voter_has_not_voted(voters: tuple[Manager, ManagerClient]) -> None:
-    process, manager = voters
+def test_defect_1_a_killed_voter_has_not_voted() -> None:
     code = "import sys; from lighthouse_runtime.client.manager import ManagerClient as C\n"
     code += f"C(sys.argv[1]).should_commit(0, 21, True, timeout_s={LONG_S})"
-    with Process(code, [process.address]) as voter:
-        eventually(lambda: manager.status().phase == "voting", "rank 0 has voted")
-        voter.kill()
-    eventually(lambda: manager.status().phase == "idle", "its vote is gone")
-    with pytest.raises(DeadlinePassed):
-        manager.should_commit(1, 21, True, timeout_s=0.5)
+    with Manager("127.0.0.1:1", ranks=2) as process, ManagerClient(process.address) as manager:
+        with Process(code, [process.address]) as voter:
+            eventually(lambda: manager.status().phase == "voting", "rank 0 has voted")
+            voter.kill()
+        eventually(lambda: manager.status().phase == "idle", "its vote is gone")
+        with pytest.raises(DeadlinePassed):
+            manager.should_commit(1, 21, True, timeout_s=0.5)
 
 
 # -- 3: who has gone is not handed out
@@ -141,12 +126,6 @@ def test_defect_3_a_group_whose_rank_is_killed_takes_its_join_back(pool: ThreadP
             eventually(lambda: states(client)["a"] != "joined", "the group's join is gone")
             assert manager.status().ranks_waiting == (1,)
             assert not other.done()
-
-
-# -- 5: shrink_only and min_replicas
-
-
-# -- 6: an id is one group's
 
 
 # -- 9: one straggler
@@ -204,24 +183,29 @@ def test_defect_10_a_lighthouse_that_is_away_is_told_before_the_deadline(pool: T
         assert manager.status().ranks_waiting == ()
 
 
-def test_defect_10_ranks_are_answered_by_a_lighthouse_that_comes_back(pool: ThreadPoolExecutor) -> None:
-    with lighthouse_of("--min-replicas", "1") as (lighthouse, _), Manager(lighthouse.address, ranks=2) as process:
-        port = lighthouse.port
-        lighthouse.kill()
-        with ManagerClient(process.address) as manager:
-            answers = [pool.submit(manager.quorum, rank, 0, timeout_s=LONG_S) for rank in range(2)]
-            wait_for_ranks(manager, 0, 1)
-            with Lighthouse("--bind", f"127.0.0.1:{port}"):
-                assert [answer.result(LONG_S).replica_ids for answer in answers] == [("a",)] * 2
+# -- 11: a dead group counts as alive until its heartbeats are old
+
+
+def test_defect_11_a_kill_is_known_at_once() -> None:
+    """However long the timeouts are."""
+    timeouts = ("--heartbeat-timeout", f"{LONG_S}s", "--join-timeout", f"{LONG_S}s")
+    with Lighthouse("--min-replicas", "1", *timeouts) as lighthouse, training(lighthouse, "default", "abc") as groups:
+        *others, killed = groups
+        quorum_id = killed.commits[-1][1]
+        killed.manager.kill()
+        goes_on = "they go on without it"
+        eventually(lambda: all(group.commits[-1][1] > quorum_id for group in others), goes_on, within_s=AT_ONCE_S)
+        assert max(group.discards for group in others) <= 2, "its step, and one that began before all knew"
 
 
 # -- 14: the barrier of the ranks
 
 
 def test_defect_14_a_watch_of_a_rank_out_of_range_is_refused() -> None:
-    with group_of_two() as (_, manager), manager.watch(WatchHello(7, "w"), wait_for_ready=True) as watch:
-        with pytest.raises(InvalidRequest, match="rank: is 7; the group has ranks 0 to 1"):
-            next(watch)
+    with Manager("127.0.0.1:1", ranks=2) as process, ManagerClient(process.address) as manager:
+        with manager.watch(WatchHello(7, "w"), wait_for_ready=True) as watch:
+            with pytest.raises(InvalidRequest, match="rank: is 7; the group has ranks 0 to 1"):
+                next(watch)
 
 
 # -- 15: a stop ends what is open

@@ -17,6 +17,7 @@ from lighthouse.quorum.rules.events import (
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.refusals import LighthouseError
+from tests.lighthouse.recount import recount
 from tests.refusals import Refused
 
 FAR = 1e6
@@ -55,10 +56,15 @@ def answers(effects: Iterable[Effect]) -> list[Effect]:
 
 
 class AnswersOnly(QuorumMachine):
-    """The effects of `handle` and `tick` are its answers alone."""
+    """The effects of `handle` and `tick` are its answers alone. After each event it is held to what always is so."""
 
     def handle(self, event: Event, now: float) -> Sequence[Effect]:
-        return answers(super().handle(event, now))
+        effects = answers(super().handle(event, now))
+        assert super().tick(now) == [], "a tick at the same moment finds nothing left to do"
+        due = self.deadline(now)
+        assert due is None or due > now
+        recount(self, now)
+        return effects
 
     def tick(self, now: float) -> Sequence[Effect]:
         return answers(super().tick(now))

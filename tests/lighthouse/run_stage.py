@@ -1,5 +1,6 @@
 """A run's machine among its ranks: what it says is carried to them, and both are checked."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lighthouse.runs.rules.config import RunConfig
@@ -85,10 +86,6 @@ class Worker:
             self.runs = False
 
 
-class LighthouseDied(Exception):
-    """In the middle of telling."""
-
-
 class RunStage:
     """`obedient`: who is interrupted is ready at once."""
 
@@ -106,7 +103,6 @@ class RunStage:
         self.completed: list[int] = []
         self.finished: set[tuple[RankId, int]] = set()
         self.is_down = False
-        self.tells_left: int | None = None  # until it dies
         self.stale: list[int] = []  # streams of dead processes whose end was not read yet
         self._numbers = 0
 
@@ -230,19 +226,18 @@ class RunStage:
 
     def kill_lighthouse(self) -> None:
         self.is_down = True
-        self.tells_left = None
         self.stale = []
         for worker in self.workers.values():
             worker.session = None
 
-    def start_lighthouse(self, *, comes_back: bool = True) -> None:
+    def start_lighthouse(self) -> None:
         """On its records alone."""
         self.is_down = False
         record = parse(dump(self.record))
         assert record == self.record
         self.machine = RunMachine(self.config, record=record, now=self.now)
         for slot, worker in sorted(self.workers.items()):
-            if comes_back and worker.is_alive:
+            if worker.is_alive:
                 self.enter(slot)
         self.obey()
 
@@ -258,16 +253,11 @@ class RunStage:
             self.perform(list(self.machine.handle(event, self.now)))
 
     def perform(self, effects: list[Effect]) -> None:
-        """It may die after any of its messages, and before the first, when it has written down what it was to tell."""
-        try:
-            for effect in effects:
-                self.carry(effect)
-        except LighthouseDied:
-            return self.kill_lighthouse()
+        for effect in effects:
+            self.carry(effect)
         assert self.machine.tick(self.now) == [], "a tick at the same moment finds nothing left to do"
         due = self.machine.deadline(self.now)
         assert due is None or due > self.now
-        return None
 
     def carry(self, effect: Effect) -> None:
         match effect:
@@ -283,20 +273,17 @@ class RunStage:
                 self._tell(rank, generation)
             case Interrupted(number, _, ranks):
                 for rank in ranks:
-                    self._count()
                     self.worker(rank).interrupt(number)
             case RankRefused(rank, error):
                 self.worker(rank).refusals.append(error)
             case Stopped(stop, ranks):
                 for rank in ranks:
-                    self._count()
                     self.worker(rank).stop = stop
                     self.worker(rank).runs = False
             case Completed(number, ranks, is_new):
                 assert {(rank, number) for rank in self.named[number].active} <= self.finished
                 self.completed += [number] if is_new else []
                 for rank in ranks:
-                    self._count()
                     self._end(self.worker(rank))
             case RecordChanged() | IncidentChanged():
                 self.record = self.machine.record(self.now)
@@ -324,14 +311,7 @@ class RunStage:
         assert len({rank.slot for rank in generation.active}) == len(generation.active)
         assert len(generation.active) <= self.terms.target
 
-    def _count(self) -> None:
-        if self.tells_left == 0:
-            raise LighthouseDied
-        if self.tells_left is not None:
-            self.tells_left -= 1
-
     def _tell(self, rank: RankId, generation: Generation) -> None:
-        self._count()
         worker = self.worker(rank)
         if worker.is_alive:
             worker.hear(generation)
@@ -364,6 +344,13 @@ class RunStage:
 
     def running(self) -> set[int]:
         return set(self.places().values())
+
+
+def refusal(effects: Sequence[Effect]) -> LighthouseError:
+    """The only effect is that a rank is refused."""
+    (effect,) = effects
+    assert isinstance(effect, RankRefused)
+    return effect.error
 
 
 def running(world_size: int = 4, **terms: object) -> RunStage:

@@ -1,6 +1,5 @@
 """An id that nobody can have given out is refused: it is not adopted, not written down, and ends nothing."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import JoinRefused, QuorumFormed, SessionRefused
 from lighthouse.quorum.rules.numbering import AHEAD_MS
-from lighthouse.runs.rules.events import GenerationFormed, RankJoined, RankRefused
+from lighthouse.runs.rules.events import GenerationFormed, RankJoined
 from lighthouse.runs.rules.machine import RunMachine
 from lighthouse_protocol.limits import MAX_COUNT, MAX_LEARNED_GENERATION, MAX_QUORUM_ID
 from lighthouse_protocol.messages.run import RankHello, RankId, RunTerms
@@ -19,15 +18,9 @@ from lighthouse_protocol.messages.session import HeldQuorum, HoldState
 from lighthouse_protocol.refusals import InvalidRequest
 from tests.lighthouse.builders import AnswersOnly
 from tests.lighthouse.lives import FIRST_WALL_MS, JOB, Life, Manager, beat_for, formed
+from tests.lighthouse.run_stage import refusal
 from tests.lighthouse.sessions import asks, held, opened, pulse
 from tests.virtual_loop import VirtualLoop
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> VirtualLoop:
-    loop = VirtualLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-    return loop
 
 
 @pytest.mark.parametrize("what", ["seen", "tag", "held"])
@@ -99,9 +92,8 @@ def test_a_generation_that_a_run_cannot_have_come_to_is_refused(field: str) -> N
     terms = RunTerms(world_size=1)
     evil = RankHello(RankId(0, "evil"), terms, is_ready=True)
     evil = replace(evil, **{field: MAX_LEARNED_GENERATION + 1})
-    [refused] = machine.handle(RankJoined(evil, 1), 0)
-    assert isinstance(refused, RankRefused)
-    assert str(refused.error).startswith(f"{field}: is {MAX_LEARNED_GENERATION + 1}; this run is at generation -1")
+    error = refusal(machine.handle(RankJoined(evil, 1), 0))
+    assert str(error).startswith(f"{field}: is {MAX_LEARNED_GENERATION + 1}; this run is at generation -1")
     effects = machine.handle(RankJoined(RankHello(RankId(0, "i1"), terms, is_ready=True), 2), 1)
     [formed_] = [effect for effect in effects if isinstance(effect, GenerationFormed)]
     assert formed_.generation.number == 0

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.session_script import SessionScript
+from tests.scenarios.script import Script
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 
 
 def played(text: str) -> str:
     """`text` with what is said in place of what was expected."""
-    script = SessionScript()
+    script = Script()
     paragraphs: list[str] = []
     for paragraph in text.strip().split("\n\n"):
         told = paragraph.partition("\n----")[0]

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 
 from lighthouse.cli.ranks import ranks as command
 from lighthouse_protocol.messages.status import JobStatus, RankPlace, RankState
@@ -39,12 +38,6 @@ def test_of_several_jobs(fake, run):
     assert second.startswith("other: nothing moves")
     assert titles.startswith("JOB ")
     assert [row.split()[0] for row in rows] == ["default"] * 4 + ["other"]
-
-
-def test_json_is_the_status(fake, run):
-    fake.answers = [status(FEW)]
-    [read] = json.loads(run(command, "--format", "json").output)["jobs"]
-    assert (read["stall"], read["ranks"][0]["state"], read["ranks"][0]["total"]) == (FEW.stall, "behind", 25)
 
 
 def test_nobody_has_said_where_it_is(fake, run):

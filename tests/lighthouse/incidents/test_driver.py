@@ -1,6 +1,5 @@
 """A job's incidents on the lighthouse's loop: who is asked for evidence, when the policy acts, what is told to whom."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.evidence import rank as evidence_of
+from tests.lighthouse.peers import Caller
 from tests.lighthouse.sessions import held, native
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop
@@ -149,10 +149,8 @@ Make = Callable[..., Job]
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Make:
+def make(loop: VirtualLoop, caplog: pytest.LogCaptureFixture) -> Make:
     caplog.set_level(logging.INFO)
-    loop = VirtualLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
 
     def make(policy: OnStall = OnStall.NOTIFY, **given: Any) -> Job:
         return Job(loop, IncidentRegistry(policy, **given))
@@ -200,18 +198,6 @@ class TestAStall:
         [kill] = killed.told(KillRequest)
         assert kill == KillRequest(f"incident {job.newest.id}: killed b, whose ranks are behind")
         assert not [m for m in job.managers.values() if m is not killed and m.told(KillRequest)]
-
-    def test_restart_suspects_and_training_goes_on(self, make: Make):
-        job = make(OnStall.RESTART_SUSPECTS)
-        job.start()
-        job.stall()
-        assert job.managers["b"].told(KillRequest) != []
-        job.driver.end_session(job.managers["b"].session)
-        job.go_on_without("b")
-        [summary] = job.incidents
-        assert summary.action == "killed b, whose ranks are behind"
-        assert summary.quorum_id == job.quorum_id
-        assert (summary.quorum_s, summary.step_s) == (pytest.approx(66.0), pytest.approx(67.0))
 
     def test_stop_stops_the_run(self, make: Make):
         asked: list[tuple[str, str, str]] = []
@@ -297,21 +283,8 @@ class TestALoss:
         assert job.incidents == ()
 
 
-class Caller:
-    """A Reply."""
-
-    def __init__(self) -> None:
-        self.answers: list[Gathered] = []
-
-    def answer(self, value: Gathered) -> None:
-        self.answers.append(value)
-
-    def refuse(self, error: LighthouseError) -> None:
-        raise error
-
-
 def test_stacks_are_given_when_asked_for(make: Make):
-    job, caller = make(), Caller()
+    job, caller = make(), Caller[Gathered]()
     job.start()
     job.driver.incidents.gather(None, caller)
     job.driver.incidents.gather({"b": (1,)}, caller)

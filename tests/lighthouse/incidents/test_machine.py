@@ -20,7 +20,7 @@ from lighthouse.incidents.rules.machine import (
     Opened,
     Recovered,
 )
-from lighthouse.incidents.rules.policy import OnStall, decide
+from lighthouse.incidents.rules.policy import Decision, OnStall, decide
 from lighthouse.members.rules.events import MemberLost
 from lighthouse_protocol.messages.evidence import RankEvidence
 from lighthouse_protocol.messages.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence
@@ -58,6 +58,13 @@ class Stage:
 
     def stalled(self, verdict: StallVerdict, step: int = 10) -> list[machine.Effect]:
         return self.told(self.machine.stalled(verdict, step, self.now, UNIX_S))
+
+    def opens(self, verdict: StallVerdict) -> str:
+        """The incident that the stall becomes."""
+        opened, wanted = self.stalled(verdict)
+        assert isinstance(opened, Opened)
+        assert isinstance(wanted, EvidenceWanted)
+        return wanted.id
 
     def lost(self, *names: str, seen_at: float | None = None, quorum_id: int = 7, is_asked: bool = False):
         losses = [MemberLost(name, quorum_id, "its connection has ended", seen_at) for name in names]
@@ -121,21 +128,19 @@ class TestAStall:
         assert len({summary.id for summary in stage.opened}) == 2
 
     def test_another_verdict_is_looked_at_anew_and_not_for_ever(self, stage: Stage):
-        [_, wanted] = stage.stalled(behind())
-        assert isinstance(wanted, EvidenceWanted)
+        incident_id = stage.opens(behind())
         assert not [e for e in stage.stalled(behind("b/0")) if isinstance(e, EvidenceWanted)], "one look at a time"
-        stage.took(wanted.id)
+        stage.took(incident_id)
         for number in range(1, 8):
             stage.stalled(behind(f"b/{number}"))
-            stage.took(wanted.id)
+            stage.took(incident_id)
         assert sum(isinstance(effect, EvidenceWanted) for effect in stage.all) == MAX_LOOKS
         assert (len(stage.opened), stage.last.suspects) == (1, ("b/7",))
 
     def test_who_was_behind_stays_its_suspect_when_the_others_only_wait(self, stage: Stage):
         """The join timeout has left b out: nobody of the quorum is behind, and all wait for a new one."""
-        [_, wanted] = stage.stalled(behind("b/1"))
-        assert isinstance(wanted, EvidenceWanted)
-        stage.took(wanted.id)
+        incident_id = stage.opens(behind("b/1"))
+        stage.took(incident_id)
         stage.now += 60
         assert stage.stalled(behind()) == []
         assert (stage.last.suspects, stage.last.text) == (("b/1",), "b/1 behind")
@@ -143,93 +148,83 @@ class TestAStall:
         assert stage.last.suspects == ("a/0",)
 
     def test_its_first_evidence_is_when_there_was_some_and_the_same_answer_is_said_once(self, stage: Stage):
-        [_, wanted] = stage.stalled(behind("b/1", still_s=5.0))
-        assert isinstance(wanted, EvidenceWanted)
+        incident_id = stage.opens(behind("b/1", still_s=5.0))
         stage.now += 0.1
-        [_, due] = stage.took(wanted.id)
+        [_, due] = stage.took(incident_id)
         assert isinstance(due, ActionDue)
-        stage.told(stage.machine.acted(wanted.id, due.decision.text, stage.now))
+        stage.told(stage.machine.acted(incident_id, due.decision.text, stage.now))
         stage.now += 56
         stage.stalled(behind("b/0"))
-        assert not [effect for effect in stage.took(wanted.id) if isinstance(effect, ActionDue)]
+        assert not [effect for effect in stage.took(incident_id) if isinstance(effect, ActionDue)]
         assert (stage.last.evidence_s, stage.last.acted_s) == (pytest.approx(5.1), pytest.approx(5.1))
 
     def test_that_ends_before_its_evidence_is_there_has_nothing_done(self):
         stage = Stage(OnStall.RESTART_SUSPECTS)
-        [_, wanted] = stage.stalled(behind("b/1"))
-        assert isinstance(wanted, EvidenceWanted)
+        incident_id = stage.opens(behind("b/1"))
         stage.machine.moved(stage.now)
-        assert not [e for e in stage.took(wanted.id, "b/1") if isinstance(e, ActionDue)]
+        assert not [e for e in stage.took(incident_id, "b/1") if isinstance(e, ActionDue)]
         assert stage.last.action == "something moves again: nothing was done"
 
     def test_that_recovers_before_its_evidence_is_there_gets_it_still(self, stage: Stage):
-        [_, wanted] = stage.stalled(behind("b/1"))
-        assert isinstance(wanted, EvidenceWanted)
+        incident_id = stage.opens(behind("b/1"))
         stage.machine.moved(stage.now)
         stage.reached(11)
-        assert stage.took(wanted.id, "b/1") != []
+        assert stage.took(incident_id, "b/1") != []
         assert not stage.machine.is_followed
 
 
+NOTHING = "nothing is killed"
+
+
 class TestThePolicy:
-    def due(self, policy: OnStall, *suspects: str) -> ActionDue:
+    @pytest.mark.parametrize(
+        ("policy", "suspects", "decision"),
+        [
+            (OnStall.NOTIFY, "b/1", Decision(f"notified: {NOTHING} (--on-stall notify)")),
+            (OnStall.STOP_RUN, "b/1", Decision("stop", stop=True)),
+            (OnStall.RESTART_SUSPECTS, "b/0 b/1", Decision("killed b, whose ranks are behind", kill=("b",))),
+            (OnStall.RESTART_SUSPECTS, "", Decision(f"no rank is behind: {NOTHING}")),
+            (OnStall.RESTART_SUSPECTS, "gone/1", Decision(f"no rank is behind: {NOTHING}")),
+            (
+                OnStall.RESTART_SUSPECTS,
+                "a/1 b/1 c/0",
+                Decision(f"all groups have ranks that are behind (a, b, c): {NOTHING}"),
+            ),
+        ],
+    )
+    def test_is_due_when_the_evidence_is_there(self, policy: OnStall, suspects: str, decision: Decision):
         stage = Stage(policy)
-        [_, wanted] = stage.stalled(behind(*suspects))
-        assert isinstance(wanted, EvidenceWanted)
+        incident_id = stage.opens(behind(*suspects.split()))
         assert not [effect for effect in stage.all if isinstance(effect, ActionDue)], "evidence comes first"
-        [_, due] = stage.took(wanted.id)
+        [_, due] = stage.took(incident_id)
         assert isinstance(due, ActionDue)
-        return due
-
-    def test_notify_kills_nobody(self):
-        assert not self.due(OnStall.NOTIFY, "b/1").decision.is_final
-
-    def test_restart_suspects_kills_the_groups_of_those_behind(self):
-        decision = self.due(OnStall.RESTART_SUSPECTS, "b/0", "b/1").decision
-        assert (decision.kill, decision.stop) == (("b",), False)
-
-    def test_restart_suspects_kills_nobody_where_nobody_is_behind(self):
-        decision = self.due(OnStall.RESTART_SUSPECTS).decision
-        assert (decision.kill, decision.text) == ((), "no rank is behind: nothing is killed")
-
-    def test_restart_suspects_never_kills_all(self):
-        decision = self.due(OnStall.RESTART_SUSPECTS, "a/1", "b/1", "c/0").decision
-        assert decision.kill == ()
-        assert decision.text == "all groups have ranks that are behind (a, b, c): nothing is killed"
+        assert due.decision == decision
 
     @pytest.mark.parametrize(
         ("ranks", "kill", "text"),
         [
             ((3,), ("a",), "killed a, the only group, whose ranks 3 are behind"),
             (range(7), ("a",), "killed a, the only group, whose ranks 0, 1, 2, 3, 4, 5, 6 are behind"),
-            (range(8), (), "all ranks of a are equally behind: nothing is killed"),
+            (range(8), (), f"all ranks of a are equally behind: {NOTHING}"),
         ],
     )
-    def test_restart_suspects_restarts_the_only_group_unless_all_of_it_is_behind(
+    def test_restarts_the_only_group_unless_all_of_it_is_behind(
         self, ranks: Sequence[int], kill: tuple[str, ...], text: str
     ):
         decision = decide(OnStall.RESTART_SUSPECTS, [RankName("a", rank) for rank in ranks], {"a": 8})
         assert (decision.kill, decision.text) == (kill, text)
 
-    def test_restart_suspects_kills_no_group_that_is_no_member_any_more(self):
-        assert self.due(OnStall.RESTART_SUSPECTS, "gone/1").decision.kill == ()
-
-    def test_stop(self):
-        assert self.due(OnStall.STOP_RUN, "b/1").decision.stop
-
     def test_after_a_kill_nothing_more_is_killed_in_that_incident(self):
         stage = Stage(OnStall.RESTART_SUSPECTS)
-        [_, wanted] = stage.stalled(behind("b/1"))
-        assert isinstance(wanted, EvidenceWanted)
-        stage.took(wanted.id)
+        incident_id = stage.opens(behind("b/1"))
+        stage.took(incident_id)
         assert stage.stalled(behind("c/1")) == []
         assert stage.last.suspects == ("b/1",), "what it was for stands"
 
     def test_who_is_killed_is_lost_within_the_stall_and_its_return_ends_it(self):
         stage = Stage(OnStall.RESTART_SUSPECTS)
-        [_, wanted] = stage.stalled(behind("b/1", "c/0", still_s=60.0))
-        assert isinstance(wanted, EvidenceWanted)
-        stage.took(wanted.id)
+        incident_id = stage.opens(behind("b/1", "c/0", still_s=60.0))
+        stage.took(incident_id)
         assert stage.lost("b", is_asked=True) == []
         stage.machine.moved(stage.now)
         assert stage.lost("c", is_asked=True) == [], "though something moves since the first"

@@ -1,6 +1,5 @@
 """The journal against real processes, real kills and real damage."""
 
-import json
 import os
 import random
 import signal
@@ -53,11 +52,6 @@ def refusal(path: Path, kind: type[LighthouseError] = LighthouseError) -> str:
     text = str(caught.value)
     assert text.startswith(f"--journal: {path}")
     return text
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal.sqlite"
 
 
 @contextmanager
@@ -346,17 +340,20 @@ def test_a_lock_file_removed_by_hand_lets_the_newer_one_win(path: Path) -> None:
             assert new.load() == {"job": record(2)}
 
 
-def test_a_holder_whose_name_cannot_be_read(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "holder"),
+    [
+        ("[", "a process that has not given its name"),
+        (
+            '{"pid": 1, "host": "elsewhere", "since": "yesterday", "owner": ""}',
+            "a lighthouse (pid 1 on host elsewhere, since yesterday)",
+        ),
+    ],
+)
+def test_an_odd_holder(path: Path, name: str, holder: str) -> None:
     with claimed(path):
-        path.with_name("journal.sqlite.lock").write_text("[")
-        assert "held by a process that has not given its name" in refusal(path)
-
-
-def test_a_holder_on_another_host(path: Path) -> None:
-    name = {"pid": 1, "host": "elsewhere", "since": "yesterday", "owner": ""}
-    with claimed(path):
-        path.with_name("journal.sqlite.lock").write_text(json.dumps(name))
-        assert "held by a lighthouse (pid 1 on host elsewhere, since yesterday)" in refusal(path)
+        path.with_name("journal.sqlite.lock").write_text(name)
+        assert f"held by {holder}" in refusal(path)
 
 
 def test_without_a_claim_nothing_is_done(path: Path) -> None:

@@ -1,8 +1,7 @@
 """Runs in the journal: what was committed is there again, with its keys; what is damaged is named; the oldest go."""
 
 import sqlite3
-from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from lighthouse_protocol.messages.run import Generation, KeyKind, RankId, RunCou
 from lighthouse_protocol.messages.run_status import ExcludedHost
 from lighthouse_protocol.messages.supervisor import ProcessLost, SupervisorHello
 from lighthouse_protocol.refusals import WrongState
+from tests.lighthouse.journal.test_journal import claimed
 
 A, B = RankId(0, "a"), RankId(1, "b")
 FULL = RunRecord(
@@ -33,21 +33,6 @@ FULL = RunRecord(
     former=Former(1, ("old",)),
 )
 RUN = ("job", "run")
-
-
-@contextmanager
-def claimed(path: Path) -> Generator[Journal]:
-    journal = Journal(path)
-    journal.claim()
-    try:
-        yield journal
-    finally:
-        journal.release()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal"
 
 
 def test_what_was_committed_is_there_again(path: Path):

@@ -3,8 +3,6 @@
 The oracle is outside of the product: it keeps each id that left a lighthouse, with its list of participants.
 """
 
-import asyncio
-import contextlib
 import errno
 import random
 import shutil
@@ -16,7 +14,7 @@ import lighthouse.journal.database
 from lighthouse.journal.database import beside
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.refusals import LighthouseError
-from tests.lighthouse.lives import FIRST_WALL_MS, JOB, Life, Manager, beat_for
+from tests.lighthouse.lives import FIRST_WALL_MS, Life, Manager, beat_for
 from tests.virtual_loop import VirtualLoop
 
 REMEDIES = ("move it away and keep it", "name another file", "free space on its disk", "stop that one", "restart it")
@@ -102,7 +100,6 @@ class Story:
 
     def spoil(self) -> None:
         self.monkeypatch.undo()
-        self.monkeypatch.setattr(asyncio, "get_running_loop", lambda: self.loop)
         kind = self.random.choice(
             ["nothing", "restore", "restore", "no log", "torn log", "bits", "cut", "gone", "away"]
         )
@@ -136,9 +133,8 @@ class Story:
                 pass
 
 
-def tell(seed: int, loop: VirtualLoop, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    story = Story(seed, loop, folder, monkeypatch)
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+def tell(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story(seed, VirtualLoop(), folder, monkeypatch)
     for _ in range(4):
         story.live()
         story.spoil()
@@ -147,49 +143,15 @@ def tell(seed: int, loop: VirtualLoop, folder: Path, monkeypatch: pytest.MonkeyP
     assert min(story.oracle.named) >= FIRST_WALL_MS
 
 
-@pytest.mark.parametrize("seed", range(12))
+QUICK = [range(n, n + 6) for n in range(0, 24, 6)]
+MANY = [range(n, n + 25) for n in range(100, 225, 25)]
+
+
+@pytest.mark.parametrize("seeds", [*QUICK, *(pytest.param(seeds, marks=pytest.mark.slow) for seeds in MANY)], ids=str)
 def test_no_id_is_named_twice_whatever_becomes_of_the_journal(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for part in range(2):
-        folder = tmp_path / str(part)
-        folder.mkdir()
-        tell(2 * seed + part, VirtualLoop(), folder, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hundred", range(5))
-def test_500_spoilings(hundred: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(100 * hundred + 100, 100 * hundred + 200, 4):  # four spoilings each
+    for seed in seeds:  # four spoilings each
         folder = tmp_path / str(seed)
         folder.mkdir()
-        tell(seed, VirtualLoop(), folder, monkeypatch)
-
-
-def test_two_lighthouses_on_one_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the lock file was removed by hand: the older one ends before it names an id that the newer one has."""
-    loop, oracle = VirtualLoop(), Oracle()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-    path = tmp_path / "journal.sqlite"
-    old = Life(loop, path, oracle.heard, lease_s=1.0)
-    with pytest.raises(LighthouseError, match="is held by .*stop that one"):
-        Life(loop, path, oracle.heard)
-    a = Manager("a").connect(old)
-    a.join()
-    beat_for(loop, [a], 2)
-    beside(path, ".lock").unlink()
-    new = Life(loop, path, oracle.heard, lease_s=1.0)
-    b = Manager("b").connect(old)
-    b.join()
-    a.close()
-    with contextlib.suppress(LighthouseError):  # a beat may find it out, or a timer
-        beat_for(loop, [b], 3)
-    assert b.quorum is None
-    assert old.gave_up == [1]
-    old.die()
-    c = Manager("c").connect(new)
-    c.join()
-    beat_for(loop, [c], 3)
-    assert c.quorum_id > a.quorum_id
-    assert new.memory.last_id(JOB) == c.quorum_id
-    new.die()
+        tell(seed, folder, monkeypatch)

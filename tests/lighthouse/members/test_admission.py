@@ -26,12 +26,6 @@ def test_admits_the_first_the_second_and_itself():
     assert [why(group(name), roster) for name in "ab"] == [None, None]
 
 
-def test_a_refusal_changes_nothing():
-    roster = roster_of(group("a", group_world_size=2))
-    assert why(group("b", group_world_size=3), roster) is not None
-    assert ([m.replica_id for m in roster], roster.sizes, roster.routable) == (["a"], {2: {"a"}}, {"a"})
-
-
 class TestLimit:
     def test_of_ids(self):
         error = why(group("c"), roster_of(group("a"), group("b")), max_replicas=2)

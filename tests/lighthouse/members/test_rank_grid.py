@@ -66,12 +66,6 @@ def test_a_group_of_which_nobody_has_come_holds_up_nothing():
     assert (Grid(()).global_world_size, Grid(()).largest_peer_group_world_size) == (0, 0)
 
 
-def test_groups_of_several_sizes():
-    """As --allow-heterogeneous lets them in: the longest row is among the first ranks."""
-    grid = Grid((ranks("a", 0, 1, size=2), ranks("b", 1, 2, 3, size=4), ranks("c", 0, size=1)))
-    assert (grid.global_world_size, grid.largest_peer_group_world_size, grid.ranks_pending) == (6, 2, 1)
-
-
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 5), st.sets(st.integers(0, 4))), max_size=5))
 def test_the_longest_row_counted_one_by_one(columns: list[tuple[int, set[int]]]):
@@ -133,13 +127,6 @@ def test_a_rank_that_goes_is_missing_until_it_is_back():
     )
     made.handle(asks(9, 1, "a"), 2)
     assert world_of(made, grid_of(made.roster)) == World(2, 2)
-
-
-def test_a_manager_that_names_no_ranks_counts_as_one_without_ranks():
-    """An older one."""
-    made = connected("a")
-    made.handle(opened(2, native("b", group_world_size=4), down="rank 3 has ended"), 0)
-    assert world_of(made, grid_of(made.roster)) == World(1, 1)
 
 
 def test_who_is_gone_is_in_the_grid_no_more():

@@ -63,19 +63,6 @@ class TestIncarnations:
         assert roster.beat("a", "i2", 3) is None
         assert [m.incarnation for m in roster.expire(5)] == ["i1"]
 
-    def test_and_takes_its_place_once_it_has_lapsed(self):
-        roster = Roster(5, [].append, CurrentQuorum())
-        old = roster.beat("a", "i1", 0)
-        roster.expire(5)
-        new = roster.beat("a", "i2", 6)
-        assert (new.incarnation, new.birth > old.birth, len(roster), alive(roster)) == ("i2", True, 1, "a")
-
-    def test_a_join_of_another_incarnation_takes_its_place_at_once(self):
-        roster = Roster(5, [].append, CurrentQuorum())
-        old = roster.admit(group("a"), 0)
-        new = roster.admit(group("a", incarnation="i2"), 1)
-        assert (roster.get("a") is new, new is not old, new.last_told) == (True, True, None)
-
     @pytest.mark.parametrize(
         ("before", "after", "reborn"),
         [
@@ -105,13 +92,6 @@ class TestHealth:
         assert (alive(roster), roster.healthy) == ("a", set())
         roster.admit(group("a"), 2)
         assert roster.healthy == {"a"}
-
-    def test_who_missed_and_lapsed_has_still_missed(self):
-        roster = Roster(5, [].append, CurrentQuorum())
-        roster.miss(roster.beat("a", "i1", 0))
-        roster.expire(5)
-        roster.beat("a", "i1", 6)
-        assert (alive(roster), roster.healthy) == ("a", set())
 
 
 signs = st.tuples(

@@ -1,6 +1,5 @@
 """A job's ranks on the lighthouse's loop: whose view counts, who is judged, what the log says."""
 
-import asyncio
 import logging
 from dataclasses import dataclass, field
 
@@ -51,10 +50,8 @@ class Job:
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Job:
+def job(loop: VirtualLoop, caplog: pytest.LogCaptureFixture) -> Job:
     caplog.set_level(logging.INFO)
-    loop = VirtualLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
     return Job(loop)
 
 

@@ -8,20 +8,10 @@ from lighthouse.quorum.rules.events import Effect, Event, Withdrawn
 from lighthouse.quorum.rules.machine import QuorumMachine
 from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.waiting_joins import Answer
-from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_protocol.refusals import DeadlinePassed, Unreachable
 from tests.lighthouse.builders import group
+from tests.lighthouse.peers import Caller
 from tests.virtual_loop import VirtualLoop
-
-
-class Caller:
-    def __init__(self) -> None:
-        self.errors: list[LighthouseError] = []
-
-    def answer(self, value: Answer) -> None:
-        raise AssertionError(value)
-
-    def refuse(self, error: LighthouseError) -> None:
-        self.errors.append(error)
 
 
 def unwritable(record: QuorumRecord) -> None:
@@ -34,7 +24,7 @@ def test_a_quorum_that_cannot_be_written_down_by_a_timer_raises_nothing():
     machine = QuorumMachine(QuorumConfig(min_replicas=1, join_timeout_s=2.0))
     driver = JobDriver("j", machine, loop, loop.time, unwritable)
     driver.beat("b", "b.0")
-    driver.join(group("a"), 60.0, Caller())
+    driver.join(group("a"), 60.0, Caller[Answer]())
     loop.go(4.0)
     assert machine.quorum is not None
 
@@ -46,7 +36,7 @@ def test_a_call_whose_time_is_over_is_answered_though_the_next_quorum_cannot_be_
                 unwritable(None)  # pyright: ignore[reportArgumentType]
             return super().handle(event, now)
 
-    loop, caller = VirtualLoop(), Caller()
+    loop, caller = VirtualLoop(), Caller[Answer]()
     driver = JobDriver("j", Machine(QuorumConfig(min_replicas=2)), loop, loop.time, unwritable)
     driver.join(group("a"), 10.0, caller)
     loop.go(11.0)

@@ -7,7 +7,6 @@ from lighthouse.quorum.rules.timeline import History
 from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.messages.session import STARTING
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
-from tests.lighthouse.builders import beat, join
 from tests.lighthouse.sessions import asks, ended, held, left, native, opened, pulse
 
 WALL = 1000.0
@@ -46,45 +45,23 @@ def at_work(steps: dict[str, int], **fields: object) -> Job:
     return job
 
 
-def test_who_comes_and_what_forms():
-    assert at_work({"a": 0, "b": 0}).new() == ["0 joined ab", "0 quorum ab quorum 1: 2 participants at step 0"]
-
-
-def test_who_is_lost_says_why_and_comes_back():
+def test_who_comes_is_lost_comes_back_drains_and_leaves():
     job = at_work({"a": 0, "b": 0})
-    job.new()
+    assert job.new() == ["0 joined ab", "0 quorum ab quorum 1: 2 participants at step 0"]
     job.handle(ended(2), 1)
     job.handle(opened(3, "b"), 2)
-    job.handle(asks(9, 3, native("b", incarnation="i2")), 4)
+    job.handle(asks(9, 3, native("b", incarnation="i2")), 3)
+    for now in (3.5, 4):
+        job.beat(3, "b", now, drains=True)
+    job.handle(left(3), 4.5)
     assert job.new() == [
         "1 lost b its connection has ended",
         "2 joined b is back",
-        "4 lost b its ranks have restarted",
-        "4 joined b",
+        "3 lost b its ranks have restarted",
+        "3 joined b",
+        "3.5 drained b",
+        "4.5 left b",
     ]
-
-
-def test_silence_of_one_without_a_session():
-    job = Job()
-    job.handle(beat("a"), 0)
-    job.handle(beat("b"), 7)
-    assert job.new() == ["0 joined a", "7 lost a it is silent", "7 joined b"]
-
-
-def test_another_incarnation_joins_in_the_place_of_a_live_one():
-    job = Job()
-    job.handle(join(1, "a", incarnation="i1"), 0)
-    job.handle(join(2, "a", incarnation="i2"), 2)
-    assert job.new()[-3:-1] == ["2 lost a its ranks have restarted", "2 joined a"]
-
-
-def test_who_drains_leaves():
-    job = at_work({"a": 0, "b": 0})
-    job.new()
-    for now in (1, 2):
-        job.beat(2, "b", now, held=held(1), drains=True)
-    job.handle(left(2), 3)
-    assert job.new() == ["1 drained b", "3 left b"]
 
 
 def test_ranks_that_restart_are_a_loss_and_those_that_never_came_are_none():

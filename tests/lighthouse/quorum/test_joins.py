@@ -1,6 +1,5 @@
 """Who asks, since when, until when."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,64 +8,13 @@ from lighthouse.members.rules.roster import Member
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.events import QuorumFormed
-from lighthouse.quorum.rules.joins import JoinQueue, JoinTimer
+from lighthouse.quorum.rules.joins import JoinQueue
 from lighthouse_protocol.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
 from tests.lighthouse.builders import beat, beating, group, join, machine
 
 
 def member(name: str, **fields: object) -> Member:
     return Member(name, "i1", 0, 1, participant=group(name, **fields))
-
-
-class TestClock:
-    def test_starts_with_the_first(self):
-        clock = JoinTimer(5)
-        clock.joined(3)
-        clock.joined(7)
-        assert (clock.started_at, clock.asking) == (3, 2)
-
-    def test_goes_on_while_anybody_asks(self):
-        clock = JoinTimer(5)
-        clock.joined(3)
-        clock.joined(7)
-        clock.withdrew(8)
-        clock.joined(100)
-        assert clock.started_at == 3
-
-    @pytest.mark.parametrize(("gap", "started_at"), [(0, 3), (5, 3), (5.01, 15.01)])
-    def test_a_gap(self, gap: float, started_at: float):
-        clock = JoinTimer(5)
-        clock.joined(3)
-        clock.withdrew(10)
-        clock.joined(10 + gap)
-        assert clock.started_at == started_at
-
-    def test_runs_on_for_a_short_while_after_the_last_has_withdrawn(self):
-        clock = JoinTimer(5)
-        assert clock.running_since(3) is None
-        clock.joined(3)
-        assert clock.running_since(100) == 3
-        clock.withdrew(100)
-        assert clock.running_since(105) == 3
-        assert clock.running_since(105.01) is None
-
-    def test_a_quorum_ends_it(self):
-        clock = JoinTimer(5)
-        clock.joined(3)
-        clock.restart(0, 10)
-        assert clock.started_at is None
-        clock.joined(11)
-        assert clock.started_at == 11
-
-    def test_those_left_out_begin_anew(self):
-        clock = JoinTimer(5)
-        clock.joined(3)
-        clock.restart(2, 10)
-        assert (clock.started_at, clock.asking) == (10, 2)
-        clock.withdrew(11)
-        clock.withdrew(12)
-        clock.joined(13)
-        assert clock.started_at == 10
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 50)), max_size=30))

@@ -3,12 +3,9 @@
 Events in, the whole list of effects out.
 """
 
-import pytest
-
 from lighthouse.quorum.rules.events import Withdrawn
-from lighthouse.quorum.rules.numbering import LEFT_TO_ANOTHER
 from lighthouse.quorum.rules.verdict import Verdict
-from lighthouse_protocol.refusals import LimitReached, Superseded, WrongState
+from lighthouse_protocol.refusals import LimitReached, WrongState
 from tests.lighthouse.builders import (
     FAR,
     beat,
@@ -64,51 +61,6 @@ def test_an_answer_is_a_sign_of_life():
     assert not m.roster.get("a").is_alive
 
 
-def test_the_end_of_a_superseded_call_does_not_touch_the_newer_one():
-    m = machine(min_replicas=2)
-    m.handle(join(1, "a"), now=0)
-    assert m.handle(join(2, "a"), now=1) == [refused(1, Superseded, "a", "asked again")]
-    assert m.handle(Withdrawn(1), now=1) == []
-    assert m.handle(join(3, "b"), now=2) == [formed(1, (2, 3), group("a"), group("b"))]
-
-
-def test_a_caller_without_incarnation_whose_step_goes_back_is_a_new_one():
-    m = machine()
-    m.handle(join(1, "a", incarnation="", step=7), now=0)
-    birth = m.roster.get("a").birth
-    assert m.handle(join(2, "a", incarnation="", step=0), now=1) == [
-        formed(2, (2,), group("a", incarnation="", step=0))
-    ]
-    assert m.roster.get("a").birth > birth
-
-
-class TestQuorumId:
-    def test_stays_from_step_to_step(self):
-        m = training("ab")
-        for step in range(1, 5):
-            m.handle(join(2 * step + 1, "a", step=step), now=step)
-            assert m.handle(join(2 * step + 2, "b", step=step), now=step) == [
-                formed(1, (2 * step + 1, 2 * step + 2), group("a", step), group("b", step), is_new=False)
-            ]
-        assert (m.current.rounds, m.current.changes, m.current.formed_at) == (5, 1, 0)
-
-    def test_moves_when_a_forgotten_member_returns_just_as_it_was(self):
-        m = training("a")
-        ticked(m, 0, 100)
-        assert m.is_quiet(100)
-        assert m.handle(join(2, "a"), now=100) == [formed(2, (2,), group("a"))]
-
-    @pytest.mark.parametrize("field", ["seen_quorum_id", "tag_quorum_id"])
-    def test_is_above_what_any_member_was_ever_told(self, field: str):
-        m = machine(first_quorum_id=5)
-        first = 40 + LEFT_TO_ANOTHER
-        assert m.handle(join(1, "a", **{field: 40}), now=0)[0].quorum.quorum_id == first
-        assert m.handle(join(2, "a", seen_quorum_id=first), now=1) == [
-            formed(first, (2,), group("a", seen_quorum_id=first), is_new=False)
-        ]
-        assert m.handle(join(3, "a", **{field: 5000}), now=2)[0].quorum.quorum_id == 5000 + LEFT_TO_ANOTHER
-
-
 def test_a_refused_join_changes_nothing():
     m = training("ab", max_replicas=2)
     before = m.deadline(1), len(m.roster), m.verdict()
@@ -141,14 +93,6 @@ def test_a_participant_on_a_loopback_is_sent_away_though_no_call_of_it_waits():
 
 class TestDeadline:
     """The moment when tick is to be called: always after now."""
-
-    def test_none_without_members(self):
-        assert machine().deadline(0) is None
-
-    def test_the_next_lapse(self):
-        m = machine(heartbeat_timeout_s=5)
-        m.handle(beat("a"), now=3)
-        assert m.deadline(3) == 8
 
     def test_the_join_timeout_and_the_cut(self):
         m = training("abc", heartbeat_timeout_s=100)

@@ -62,13 +62,6 @@ class TestNewcomer:
         m.handle(asks(4, 1, native("a", 1, shrink_only=True)), 2)
         assert names_of(m.handle(asks(5, 2, native("b", 1)), 2)) == ["ab"]
 
-    def test_waits_while_a_member_cannot_be_aborted(self):
-        """Its ranks have no watch: nobody could end a collective of theirs, so each step asks for its quorum."""
-        m = connected("ab")
-        m.handle(asks(1, 1, "a", watched=False), 0)
-        [formed] = m.handle(asks(2, 2, "b"), 0)
-        assert not formed.stands
-
     def test_that_goes_again_leaves_the_recall_behind(self):
         """Whoever has stopped granting must be let on; it costs one change and no step."""
         m = recalled("ab")
@@ -104,14 +97,6 @@ class TestLongSteps:
         assert pulsing(m, levels, 100, 159) == []
         assert names_of(pulsing(m, levels, 159, 161)) == ["ax"]
 
-    def test_and_cut_short_before_the_first_waiting_call_would_end(self):
-        m = resumed("ab", join_timeout_s=60)
-        levels = {n: {"held": held(1, "resumed", 4)} for n in (1, 2)} | {9: {}}
-        early = asks(10, 1, past("a"))
-        m.handle(type(early)(10, early.participant, 31, 1), 1)
-        assert pulsing(m, levels, 1, 29) == []
-        assert names_of(pulsing(m, levels, 29, 31)) == ["ax"]
-
 
 class TestWhenItMayForm:
     def test_a_lease_is_as_long_as_configured_whatever_the_timeout(self):
@@ -121,15 +106,6 @@ class TestWhenItMayForm:
         m.handle(asks(3, 3, "x"), 1)
         assert pulsing(m, {3: {}}, 1, 19.9) == []
         assert names_of(pulsing(m, {3: {}}, 19.9, 20)) == ["x"]
-
-    def test_another_incarnation_of_a_member_is_none_of_them(self):
-        m = standing("ab")
-        for n in (1, 2):
-            m.handle(ended(n), 1)
-        for n, name in enumerate("ab", start=3):
-            m.handle(opened(n, native(name, incarnation="i2")), 1)
-            assert m.handle(asks(n, n, name, incarnation="i2"), 1) == []
-        assert names_of(pulsing(m, {3: {}, 4: {}}, 1, 6)) == ["ab"]
 
     def test_a_lease_from_before_the_quorum_counts_too(self):
         """The manager's newest echoed beat may be older than the quorum that it was handed then."""
@@ -158,13 +134,6 @@ class TestWhenItMayForm:
         m.handle(ended(1), 3.6)
         assert m.handle(asks(2, 2, "x"), 3.6) == []
 
-    def test_a_revoked_quorum_is_not_renewed(self):
-        m = standing("abc")
-        m.handle(opened(9, "x"), 0)
-        m.handle(ended(1), 1)
-        assert pulsing(m, {2: HOLDS, 3: HOLDS, 9: {}}, 1, 4) == []
-        assert m.standing.free_at() == 5
-
 
 class TestDrain:
     def test_two_that_drain_are_one_change(self):
@@ -176,13 +145,3 @@ class TestDrain:
         for n in (2, 3):
             m.handle(left(n), 2)
         assert names_of(m.handle(asks(10, 1, past("a", 8)), 2)) == ["a"]
-
-    def test_and_a_newcomer_beside_it_are_one_change(self):
-        m = standing("ab")
-        m.handle(pulse(2, drains=True, held=held(1, granted=7)), 1)
-        m.handle(opened(3, "x"), 1)
-        assert m.handle(asks(3, 3, "x"), 1) == []
-        for n in (1, 2):
-            m.handle(pulse(n, drains=n == 2, held=held(1, "recalled", 7)), 1)
-        m.handle(left(2), 2)
-        assert names_of(m.handle(asks(10, 1, past("a", 8)), 2)) == ["ax"]

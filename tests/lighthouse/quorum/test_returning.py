@@ -3,13 +3,11 @@
 import pytest
 
 from lighthouse.quorum.rules.events import QuorumFormed, QuorumResent
-from lighthouse.quorum.rules.numbering import LEFT_TO_ANOTHER
 from lighthouse.quorum.rules.record import QuorumRecord
 from lighthouse.quorum.rules.standing import Standing
 from lighthouse.quorum.rules.status import job_status
 from lighthouse.quorum.rules.verdict import Verdict
-from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.session import STARTING, QuorumOrder, QuorumPhase
+from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.quorum.test_standing import ENTRY, QUORUM_ID, holds, phase_of, quorum, says, standing_of
 from tests.lighthouse.sessions import (
@@ -112,16 +110,6 @@ RECORD = record_of(standing("ab"))
 
 
 class TestMachine:
-    def test_nothing_forms_meanwhile(self):
-        m = restarted(RECORD, until=5)
-        m.handle(opened(1, "x"), 0)
-        assert m.handle(asks(1, 1, "x"), 0) == []
-        assert m.verdict() is Verdict.WAITING_FOR_RECONNECT
-        assert m.deadline(0) == 5
-        [revoked, formed] = pulsing(m, {1: {}}, 1, 6)
-        assert revoked == told("revoked", (), "not back within the lease: a, b")
-        assert formed == stands(2, (1,), native("x"))
-
     def test_nor_while_one_that_came_back_has_a_lease(self):
         m = restarted(RECORD, until=5)
         m.handle(opened(1, "x"), 0)
@@ -133,15 +121,6 @@ class TestMachine:
         assert m.verdict() is Verdict.WAITING_FOR_LEASES
         assert ticked(m, 5.5, 9.49) == []
         assert ticked(m, 9.49, 9.5) == [stands(2, (1,), native("x"))]
-
-    def test_also_as_the_last_one_to_come_back(self):
-        m = restarted(RECORD)
-        m.handle(opened(2, "b", held=held(1)), 1)
-        m.handle(opened(1, "a"), 1.1)
-        effects = m.handle(asks(7, 1, "a"), 1.1)
-        assert QuorumResent(RECORD.quorum, 7) in effects
-        assert [e for e in effects if e == told("recalled", (1, 2))] == []
-        assert (m.standing.phase, len(m.joins)) == (QuorumPhase.STANDING, 0)
 
     def test_also_both(self):
         m = restarted(RECORD)
@@ -164,32 +143,6 @@ class TestMachine:
         m.handle(opened(7, "a"), 0.1)
         assert m.handle(asks(7, 7, "a"), 0.1) == [QuorumResent(RECORD.quorum, 7), told("recalled", (7,))]
 
-    @pytest.mark.parametrize("fields", [{"step": 1}, {"tag_quorum_id": 0}, {"commit_failures": 1}])
-    def test_with_another_join_it_has_lost_it(self, fields: dict[str, int]):
-        m = restarted(RECORD)
-        m.handle(opened(2, "b", held=held(1)), 1)
-        m.handle(opened(1, "a"), 1)
-        assert m.handle(asks(7, 1, "a", **fields), 1) == [told("revoked", (1, 2), "a has lost it")]
-
-    def test_its_restarted_incarnation_is_not_it(self):
-        m = restarted(RECORD, until=5)
-        m.handle(opened(2, "b", held=held(1)), 1)
-        m.handle(opened(1, native("a", incarnation="i2")), 1)
-        assert m.handle(asks(7, 1, "a", incarnation="i2"), 1) == []
-        assert told("revoked", (2,), "not back", "a") in pulsing(m, {1: {}, 2: {"held": held(1)}}, 1, 6)
-
-    def test_an_id_is_never_named_again(self):
-        m = restarted(RECORD)
-        m.handle(opened(1, "a", held=held(1, "revoked")), 1)
-        [formed] = m.handle(asks(7, 1, "a", seen_quorum_id=1, commit_failures=1), 1)
-        assert formed.quorum.quorum_id == 2
-
-    def test_a_quorum_that_did_not_stand_is_not_waited_for(self):
-        record = QuorumRecord(5, Quorum(5, (native("a"),)), stands=False)
-        m = restarted(record)
-        m.handle(opened(1, "x"), 0)
-        assert m.handle(asks(1, 1, "x"), 0) == [stands(6, (1,), native("x"))]
-
 
 class TestLostJournal:
     def test_what_is_held_is_over_and_the_wait_is_the_same(self):
@@ -200,14 +153,6 @@ class TestLostJournal:
         assert m.handle(asks(1, 1, a), 1) == []
         assert m.verdict() is Verdict.WAITING_FOR_RECONNECT
         assert pulsing(m, {1: {}}, 1, 6) == [stands(1000, (1,), a)]
-
-    @pytest.mark.parametrize("where", ["held", "seen", "tag"])
-    def test_ids_are_above_whatever_a_manager_reports(self, where: str):
-        m = restarted(None, until=0)
-        m.handle(opened(1, "a", held=held(2000) if where == "held" else None), 1)
-        fields = {"seen": {"seen_quorum_id": 2000}, "tag": {"tag_quorum_id": 2000}}.get(where, {})
-        [formed] = m.handle(asks(1, 1, "a", step=3, **fields), 1)
-        assert formed.quorum.quorum_id == 2000 + LEFT_TO_ANOTHER
 
     @pytest.mark.parametrize("knows", ["first", "others"])
     def test_one_that_comes_first_and_empty_does_not_win_over_those_who_have_trained(self, knows: str):
@@ -253,38 +198,6 @@ class TestMembersAreKnown:
         effects = m.handle(asks(7, 1, native("a", 12, seen_quorum_id=1, tag_quorum_id=1)), 2)
         effects += pulsing(m, {1: {}, 3: {}, 4: {}}, 2, 12)
         assert [p.replica_id for p in effects[0].quorum.participants] == ["a", "c"]
-
-    def test_join_timeout_is_counted_from_a_members_join(self):
-        m = restarted(RECORD, join_timeout_s=60)
-        for n, name in enumerate("ab", start=1):
-            m.handle(opened(n, name, held=held(1, granted=5)), 1)
-        m.handle(opened(3, "c"), 1)
-        m.handle(asks(3, 3, "c"), 1)
-        for n in (1, 2):
-            m.handle(pulse(n, held=held(1, "recalled", 5)), 1)
-        levels = {1: {"held": held(1, "resumed", 5)}, 2: {"held": held(1, "resumed", 5)}, 3: {}}
-        assert pulsing(m, levels, 1, 90) == []
-        assert m.handle(asks(1, 1, "a", step=6, seen_quorum_id=1), 90) == [], "b is in a long step"
-        assert pulsing(m, levels, 90, 149) == []
-        [formed] = pulsing(m, levels, 149, 151)
-        assert [p.replica_id for p in formed.quorum.participants] == ["a", "c"]
-
-    def test_who_starts_is_not_waited_for(self):
-        m = restarted(RECORD)
-        for n, name in enumerate("ab", start=1):
-            m.handle(opened(n, name, held=held(1)), 1)
-        m.handle(opened(3, "c", down=STARTING), 1)
-        m.handle(ended(2), 2)
-        assert len(m.handle(asks(1, 1, "a", step=1, seen_quorum_id=1), 2)) == 1
-
-    def test_all_of_them_are_the_fast_path(self):
-        m = restarted(RECORD)
-        for n, name in enumerate("ab", start=1):
-            m.handle(opened(n, name, held=held(1)), 1)
-        m.handle(opened(3, "c"), 1)
-        m.handle(asks(1, 1, "a", step=6, seen_quorum_id=1, commit_failures=1), 2)
-        [formed] = m.handle(asks(2, 2, "b", step=6, seen_quorum_id=1, commit_failures=1), 2)
-        assert [p.replica_id for p in formed.quorum.participants] == ["a", "b"]
 
     def test_the_status_names_the_quorum(self):
         m = restarted(RECORD)

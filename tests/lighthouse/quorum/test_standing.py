@@ -8,7 +8,7 @@ from lighthouse.quorum.rules.current import CurrentQuorum
 from lighthouse.quorum.rules.record import JoinState, QuorumRecord
 from lighthouse.quorum.rules.standing import Standing, entry_of
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import HeldQuorum, QuorumOrder, QuorumPhase
+from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from tests.lighthouse.sessions import held, native
 
 QUORUM_ID = 7
@@ -59,15 +59,6 @@ def phase_of(order: QuorumOrder | None) -> QuorumPhase | None:
     return order.phase if order is not None else None
 
 
-class TestForming:
-    def test_what_does_not_stand_takes_its_place(self):
-        standing = formed()
-        standing.revoke("x")
-        standing.replace()
-        assert (standing.phase, standing.quorum, standing.holds_back) == (QuorumPhase.NONE, None, False)
-        assert standing.may_form([member("x")], now=0)
-
-
 class TestRecall:
     def test_who_still_grants_has_not_answered(self):
         standing = formed("ab")
@@ -85,11 +76,6 @@ class TestRecall:
             QUORUM_ID, QuorumPhase.RESUMED, 5, "a asks for a quorum"
         )
 
-    def test_a_sole_member_that_asks_is_resumed_at_once(self):
-        assert formed("a").joined(holds("a", 6)) == QuorumOrder(
-            QUORUM_ID, QuorumPhase.RESUMED, 5, "a asks for a quorum"
-        )
-
     @pytest.mark.parametrize("is_last", [True, False])
     def test_one_who_joined_below_the_highest_cannot_do_that_step_any_more(self, is_last: bool):
         standing = formed("ab")
@@ -102,13 +88,6 @@ class TestRecall:
             order = says(standing, "b", "recalled", 6)
         assert order is not None
         assert (order.phase, "a cannot do step 6" in order.reason) == (QuorumPhase.REVOKED, True)
-
-    def test_one_who_froze_below_the_highest_does_the_step(self):
-        standing = formed("ab")
-        standing.recall("x")
-        says(standing, "a", "recalled", 5)
-        assert phase_of(standing.joined(holds("b", 7))) is QuorumPhase.RESUMED
-        assert standing.upto == 6
 
     @pytest.mark.parametrize("mode", ["recalled", "resumed", "joining"])
     def test_a_member_that_has_stopped_granting_is_a_recall(self, mode: str):
@@ -254,17 +233,6 @@ class TestLeaving:
         assert phase_of(says(standing, "a", "joining", 5)) is QuorumPhase.REVOKED
         assert standing.at_work == []
 
-    def test_alone_it_is_over_at_once(self):
-        assert phase_of(says(formed("a"), "a", "leaving", 5)) is QuorumPhase.REVOKED
-
-    def test_one_that_was_granted_a_later_step_is_ended_in_it_when_nobody_is_in_an_earlier_one(self):
-        standing = formed()
-        says(standing, "c", "leaving", 5)
-        says(standing, "a", "recalled", 6)
-        assert says(standing, "b", "recalled", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.RESUMED, 5, "c has left")
-        order = standing.joined(holds("b", 6))
-        assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, 5, "c: has left", lost="c")
-
     def test_all_that_were_granted_a_later_step_are_ended_at_once(self):
         standing = formed()
         says(standing, "c", "leaving", 5)
@@ -272,16 +240,6 @@ class TestLeaving:
         order = says(standing, "b", "recalled", 6)
         assert order is not None
         assert (order.phase, order.lost) == (QuorumPhase.REVOKED, "c")
-
-    def test_one_that_gives_its_later_grant_back_has_left_too(self):
-        standing = formed()
-        says(standing, "c", "leaving", 5)
-        says(standing, "a", "recalled", 6)
-        says(standing, "b", "recalled", 5)
-        assert says(standing, "a", "leaving", 5) is None
-        assert standing.phase is QuorumPhase.RESUMED
-        assert phase_of(says(standing, "b", "leaving", 5)) is QuorumPhase.REVOKED
-        assert standing.lost == ""
 
     @pytest.mark.parametrize("before", ["standing", "recalled", "resumed"])
     @pytest.mark.parametrize("how", ["lose", "left"])
@@ -396,11 +354,6 @@ class TestOrderFor:
         order = formed().order_for(name, incarnation, held(quorum_id))
         assert order is not None
         assert (order.quorum_id, order.phase) == (quorum_id, QuorumPhase.REVOKED)
-
-    def test_without_any_quorum(self):
-        order = standing_of(None).order_for("a", "i1", HeldQuorum(QUORUM_ID, held(1).mode, 0))
-        assert order is not None
-        assert order.phase is QuorumPhase.REVOKED
 
 
 def test_an_entry_is_what_the_lighthouse_compares_a_repeated_join_by():

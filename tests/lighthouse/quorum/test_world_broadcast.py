@@ -1,6 +1,5 @@
 """Who is told how the world is, when, and how often; what the log says of groups that are held back."""
 
-import asyncio
 import logging
 
 import pytest
@@ -11,19 +10,9 @@ from lighthouse.quorum.sessions import Session, SessionTable
 from lighthouse.quorum.world_broadcast import HELD_BACK_LOGGED_AFTER_S, WorldBroadcast
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import STARTING
+from tests.lighthouse.peers import Listener
 from tests.lighthouse.sessions import asks, ended, native, opened, pulse
 from tests.virtual_loop import VirtualLoop
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.messages: list[object] = []
-
-    def send(self, message: object) -> None:
-        self.messages.append(message)
-
-    def end(self, error: object = None) -> None:
-        raise AssertionError(error)
 
 
 class Job:
@@ -36,8 +25,8 @@ class Job:
     def feed(self, event: object) -> None:
         self.worlds.read(self.machine.handle(event, self.loop.now))  # type: ignore[arg-type]
 
-    def come(self, session: int, name: str, *, size: int = 1, missing: tuple[int, ...] = ()) -> Heard:
-        heard, who = Heard(), native(name, group_world_size=size)
+    def come(self, session: int, name: str, *, size: int = 1, missing: tuple[int, ...] = ()) -> Listener:
+        heard, who = Listener(), native(name, group_world_size=size)
         self.sessions[session] = Session(heard, name)
         self.worlds.opened()
         self.feed(opened(session, who, down=STARTING if missing else "", missing=frozenset(missing)))
@@ -45,10 +34,8 @@ class Job:
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Job:
+def job(loop: VirtualLoop, caplog: pytest.LogCaptureFixture) -> Job:
     caplog.set_level(logging.INFO)
-    loop = VirtualLoop()
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
     return Job(loop)
 
 

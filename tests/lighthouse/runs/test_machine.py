@@ -53,8 +53,8 @@ def again(machine: RunMachine) -> RunMachine:
     return RunMachine(RunConfig(), record=parse(dump(machine.record(5.0))), now=5.0)
 
 
-def supervisor(name: str = "g", incarnation: str = "1", host: str = "") -> SupervisorHello:
-    return SupervisorHello(name, incarnation, host, (0, 1))
+def joins(session: int, name: str = "g", incarnation: str = "1", host: str = "") -> SupervisorJoined:
+    return SupervisorJoined(SupervisorHello(name, incarnation, host, (0, 1)), session)
 
 
 def told(effects: object, session: int) -> object:
@@ -68,17 +68,10 @@ def refusal(message: object) -> LighthouseError:
 
 
 class TestSupervisors:
-    def test_it_is_welcome(self):
-        machine = RunMachine()
-        assert machine.handle(SupervisorJoined(supervisor(), 1), 0.0) == [SupervisorTold(1, WELCOME), RecordChanged()]
-        assert not machine.is_quiet
-        machine.handle(SupervisorEnded(1), 1.0)
-        assert machine.is_quiet
-
     def test_a_newer_stream_of_it_takes_the_older_ones_place(self):
         machine = RunMachine()
-        machine.handle(SupervisorJoined(supervisor(), 1), 0.0)
-        effects = machine.handle(SupervisorJoined(supervisor(), 2), 1.0)
+        machine.handle(joins(1), 0.0)
+        effects = machine.handle(joins(2), 1.0)
         assert isinstance(refusal(told(effects, 1)), Superseded)
         assert told(effects, 2) == WELCOME
         machine.handle(SupervisorEnded(1), 1.0)
@@ -87,24 +80,24 @@ class TestSupervisors:
     def test_of_two_with_one_name_the_older_ends_for_good(self):
         """It comes again, and again: it never gets the name back."""
         machine = RunMachine()
-        machine.handle(SupervisorJoined(supervisor(incarnation="old", host="h1"), 1), 0.0)
-        effects = machine.handle(SupervisorJoined(supervisor(incarnation="new", host="h2"), 2), 1.0)
+        machine.handle(joins(1, incarnation="old", host="h1"), 0.0)
+        effects = machine.handle(joins(2, incarnation="new", host="h2"), 1.0)
         error = refusal(told(effects, 1))
         assert isinstance(error, Superseded)
         assert "h1" in str(error)
         assert "h2" in str(error)
         for session, each in enumerate([machine, again(machine)], start=3):
-            (effect,) = each.handle(SupervisorJoined(supervisor(incarnation="old", host="h1"), session), 2.0)
+            (effect,) = each.handle(joins(session, incarnation="old", host="h1"), 2.0)
             assert isinstance(effect, SupervisorTold)
             assert isinstance(refusal(effect.message), Superseded)
 
     def test_a_stop_is_told_to_who_comes_later_and_outlives_the_lighthouse(self):
         machine = RunMachine()
-        machine.handle(SupervisorJoined(supervisor(), 1), 0.0)
+        machine.handle(joins(1), 0.0)
         stop = RunStopped("exit code 130", "g", -1)
         assert machine.handle(StopAsked("exit code 130", "g"), 1.0) == [DUE, Stopped(stop, (), is_new=True)]
         for each in (machine, again(machine)):
-            assert each.handle(SupervisorJoined(supervisor("late"), 2), 6.0) == [SupervisorTold(2, stop)]
+            assert each.handle(joins(2, "late"), 6.0) == [SupervisorTold(2, stop)]
             assert each.handle(RankJoined(RankHello(RankId(0, "a"), RunTerms(2)), 3), 6.0) == [
                 Stopped(stop, (RankId(0, "a"),))
             ]
@@ -121,9 +114,9 @@ class TestLiftedStops:
 
     @pytest.mark.parametrize("restarts", [False, True])
     def test_a_supervisor_that_was_connected_is_told_it_again(self, restarts: bool):
-        machine = self.stopped(SupervisorJoined(supervisor(), 1))
+        machine = self.stopped(joins(1))
         machine = again(machine) if restarts else machine
-        stop = told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2)
+        stop = told(machine.handle(joins(2), 9.0), 2)
         assert isinstance(stop, RunStopped)
         assert stop.reason == "enough"
         assert machine.handle(StopAsked("a rank has ended by 130", "g"), 9.0) == []
@@ -131,28 +124,23 @@ class TestLiftedStops:
 
     def test_one_of_which_a_rank_was_connected_is_told_it_also_without_having_been_here(self):
         machine = self.stopped(RankJoined(RankHello(RankId(0, "1.7"), RunTerms(2)), 7))
-        assert isinstance(told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2), RunStopped)
+        assert isinstance(told(machine.handle(joins(2), 9.0), 2), RunStopped)
 
-    @pytest.mark.parametrize(
-        "came", [SupervisorJoined(supervisor(), 1), RankJoined(RankHello(RankId(0, "1.7"), RunTerms(2)), 7)]
-    )
+    @pytest.mark.parametrize("came", [joins(1), RankJoined(RankHello(RankId(0, "1.7"), RunTerms(2)), 7)])
     def test_who_comes_while_it_is_in_force_ends_by_it_and_that_is_written_down(self, came: Event):
         machine = RunMachine()
         machine.handle(StopAsked("enough", "operator"), 0.0)
         assert machine.handle(came, 1.0)[-1] == RecordChanged()
         machine = again(machine)
         machine.handle(ResumeAsked(), 8.0)
-        assert isinstance(told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2), RunStopped)
+        assert isinstance(told(machine.handle(joins(2), 9.0), 2), RunStopped)
 
-    def test_one_that_was_away_with_all_its_ranks_goes_on_and_may_stop_the_run(self):
-        machine = self.stopped(SupervisorJoined(supervisor(), 1), SupervisorEnded(1))
-        assert told(machine.handle(SupervisorJoined(supervisor(), 2), 9.0), 2) == WELCOME
-        machine.handle(StopAsked("a rank has ended by 130", "g"), 9.0)
-        assert machine.stop == RunStopped("a rank has ended by 130", "g", -1)
-
-    def test_its_successor_may_stop_the_run(self):
-        machine = self.stopped(SupervisorJoined(supervisor(), 1))
-        assert told(machine.handle(SupervisorJoined(supervisor(incarnation="2"), 2), 9.0), 2) == WELCOME
+    @pytest.mark.parametrize(("before", "incarnation"), [((joins(1), SupervisorEnded(1)), "1"), ((joins(1),), "2")])
+    def test_one_that_was_away_with_all_its_ranks_and_a_successor_may_stop_the_run(
+        self, before: tuple[Event, ...], incarnation: str
+    ):
+        machine = self.stopped(*before)
+        assert told(machine.handle(joins(2, incarnation=incarnation), 9.0), 2) == WELCOME
         machine.handle(StopAsked("again", "g"), 9.0)
         assert machine.stop == RunStopped("again", "g", -1)
 
@@ -167,13 +155,13 @@ class TestHosts:
         stage = RunStage(3)
         stage.start(0, 1)
         stage.start(2, host="h7")
-        stage.feed(SupervisorJoined(supervisor(host="h7"), 70))
+        stage.feed(joins(70, host="h7"))
         stage.feed(HostExcluded("h7", "GPU 3 has fallen off the bus"))
         stage.obey()
         assert stage.members() == {0, 1}
         assert "h7 is excluded" in stage.machine.generations.restarts.restarts[0].cause
         for machine in (stage.machine, again(stage.machine)):
-            effects = list(machine.handle(SupervisorJoined(supervisor(host="h7", incarnation="2"), 71), 9.0))
+            effects = list(machine.handle(joins(71, host="h7", incarnation="2"), 9.0))
             errors = [refusal(told(effects, 71))]
             for effect in machine.handle(RankJoined(RankHello(RankId(2, "n"), stage.terms, host="h7"), 72), 9.0):
                 assert isinstance(effect, RankRefused)
@@ -183,19 +171,15 @@ class TestHosts:
                 assert isinstance(error, WrongState)
                 assert "h7 is excluded from this run: GPU 3" in str(error)
 
-    def test_resume_lets_it_in_again(self):
-        machine = RunMachine()
-        machine.handle(HostExcluded("h7", "broken"), 0.0)
-        assert machine.handle(ResumeAsked(), 1.0) == [DUE, Resumed()]
-        assert machine.record(1.0).excluded == ()
-        effects = machine.handle(SupervisorJoined(supervisor(host="h7"), 1), 2.0)
-        assert told(effects, 1) == WELCOME
-
-    def test_it_is_said_once(self):
+    def test_it_is_said_once_until_resume_lets_it_in_again(self):
         machine = RunMachine()
         assert machine.handle(HostExcluded("h7", "broken"), 0.0) == [RecordChanged()]
         assert machine.handle(HostExcluded("h7", "again"), 1.0) == []
         assert [(each.host, each.reason) for each in machine.supervisors.excluded] == [("h7", "broken")]
+        assert machine.handle(ResumeAsked(), 1.0) == [DUE, Resumed()]
+        assert machine.record(1.0).excluded == ()
+        effects = machine.handle(joins(1, host="h7"), 2.0)
+        assert told(effects, 1) == WELCOME
 
 
 class TestIncidents:
@@ -209,14 +193,6 @@ class TestIncidents:
         assert incident.cause == f"{lost}: SIGSEGV"
         assert incident.evidence == (ProcessLost(lost, "SIGSEGV", ("line 1", "line 2")),)
         assert stage.machine.handle(RankLost(lost, "SIGSEGV", ("line 1", "line 2"), "g"), stage.now) == []
-
-    def test_it_is_the_first_to_know(self):
-        stage = running(3)
-        stage.feed(RankLost(stage.workers[1].rank, "exit code 1", ("oops",), "g"))
-        (incident,) = stage.record.restarts
-        assert incident.cause == f"{stage.workers[1].rank}: exit code 1"
-        assert incident.evidence[0].output == ("oops",)
-        assert stage.counters.job_restarts == 1
 
     def test_of_a_process_that_is_no_rank_it_is_one_of_its_own(self):
         machine = RunMachine(RunConfig(wall_offset_s=1000.0))
@@ -301,16 +277,19 @@ class TestIncidents:
 
 
 class TestCompletion:
-    def completed(self, size: int = 2) -> RunStage:
-        stage = running(size, stride=100)
-        stage.finish(*range(size))
+    def completed(self, *before: Event) -> RunStage:
+        """Both ranks of a supervisor have finished, and have ended."""
+        stage = running(2, stride=100)
+        for event in (joins(70, incarnation="old"), *before):
+            stage.feed(event)
+        stage.finish(0, 1)
         assert stage.completed == [0]
+        stage.read_ends()
         return stage
 
     @pytest.mark.parametrize("restarts", [False, True])
     def test_it_stays_completed_for_its_own(self, restarts: bool):
-        stage = self.completed()
-        stage.read_ends()
+        stage = self.completed(SupervisorEnded(70))
         if restarts:
             stage.kill_lighthouse()
             stage.start_lighthouse()
@@ -322,28 +301,16 @@ class TestCompletion:
             RankHello(RankId(1, "told"), stage.terms, seen=0),
         ]
         for session, entry in enumerate(late, start=90):
-            assert stage.machine.handle(RankJoined(entry, session), stage.now) == [Completed(0, (entry.rank,))]
-            assert stage.machine.handle(RankSaid(entry.rank, ReadyReport(0)), stage.now) == [
-                Completed(0, (entry.rank,))
-            ]
+            for event in (RankJoined(entry, session), RankSaid(entry.rank, ReadyReport(0))):
+                assert stage.machine.handle(event, stage.now) == [Completed(0, (entry.rank,))]
+        assert stage.machine.handle(joins(71, incarnation="old"), 9.0) == [SupervisorTold(71, RunCompleted(0))]
+        assert stage.machine.handle(StopAsked("late", "g"), 9.0) == []
         stage.wait(1000)
         assert stage.number == 0
 
-    def test_a_supervisor_of_it_is_told_whenever_it_comes(self):
-        stage = running(2)
-        stage.feed(SupervisorJoined(supervisor(), 70))
-        stage.feed(SupervisorEnded(70))
-        stage.finish(0, 1)
-        stage.read_ends()
-        for machine in (stage.machine, again(stage.machine)):
-            assert machine.handle(SupervisorJoined(supervisor(), 71), 9.0) == [SupervisorTold(71, RunCompleted(0))]
-
     def test_while_one_of_it_is_connected_nothing_begins(self):
-        stage = running(2)
-        stage.feed(SupervisorJoined(supervisor(), 70))
-        stage.finish(0, 1)
-        stage.read_ends()
-        newer = SupervisorJoined(supervisor("other", "2"), 71)
+        stage = self.completed()
+        newer = joins(71, "other", "2")
         assert stage.machine.handle(newer, 9.0) == [SupervisorTold(71, RunCompleted(0))]
         stage.feed(SupervisorEnded(70))
         assert told(stage.machine.handle(newer, 10.0), 71) == WELCOME
@@ -351,46 +318,33 @@ class TestCompletion:
     @pytest.mark.parametrize("restarts", [False, True])
     @pytest.mark.parametrize("by_supervisor", [False, True])
     def test_a_new_launch_goes_on_with_the_numbers(self, restarts: bool, by_supervisor: bool):
-        stage = self.completed()
-        stage.read_ends()
-        former = list(stage.workers.values())
+        stage = self.completed(SupervisorEnded(70))
+        former = [worker.rank for worker in stage.workers.values()]
         stage.workers.clear()
         if by_supervisor:
-            stage.feed(SupervisorJoined(supervisor(), 71))
+            stage.feed(joins(71, incarnation="new"))
         stage.start(0, 1)
         assert (stage.number, stage.running(), stage.table()) == (100, {0, 1}, (100, 0, 0))
         if restarts:
             stage.kill_lighthouse()
             stage.start_lighthouse()
-        for worker in former:
-            entry = RankHello(worker.rank, stage.terms, generation=0, seen=0)
-            assert stage.machine.handle(RankJoined(entry, 99), stage.now) == [Completed(0, (worker.rank,))]
+        for rank in former:
+            entry = RankHello(rank, stage.terms, generation=0, seen=0)
+            assert stage.machine.handle(RankJoined(entry, 99), stage.now) == [Completed(0, (rank,))]
+        if by_supervisor:
+            late = joins(72, incarnation="old")
+            assert stage.machine.handle(late, stage.now) == [SupervisorTold(72, RunCompleted(0))]
         stage.wait(100)
         assert (stage.number, stage.running()) == (100, {0, 1})
-
-    def test_a_supervisor_of_the_former_launch_is_done(self):
-        stage = running(1)
-        stage.feed(SupervisorJoined(supervisor(incarnation="old"), 70))
-        stage.feed(SupervisorEnded(70))
-        stage.finish(0)
-        stage.read_ends()
-        stage.feed(SupervisorJoined(supervisor(incarnation="new"), 71))
-        assert stage.machine.handle(SupervisorJoined(supervisor(incarnation="old"), 72), stage.now) == [
-            SupervisorTold(72, RunCompleted(0))
-        ]
 
     @pytest.mark.parametrize("restarts", [False, True])
     def test_a_rank_of_a_supervisor_of_the_former_launch_is_done(self, restarts: bool):
         """It was cut off, has started its rank again, and neither was told a number."""
-        stage = running(1)
-        stage.feed(SupervisorJoined(supervisor(incarnation="old"), 70))
-        stage.feed(SupervisorEnded(70))
-        stage.finish(0)
-        stage.read_ends()
-        restarted = RankHello(RankId(0, "old.2"), stage.terms, attempt=1)
+        stage = self.completed(SupervisorEnded(70))
         first = RankHello(RankId(0, "old.1"), stage.terms)
+        restarted = RankHello(RankId(0, "old.2"), stage.terms, attempt=1)
         assert stage.machine.handle(RankJoined(first, 71), stage.now) == [Completed(0, (first.rank,))]
-        stage.feed(SupervisorJoined(supervisor(incarnation="new"), 72))
+        stage.feed(joins(72, incarnation="new"))
         machine = again(stage.machine) if restarts else stage.machine
         for entry in (restarted, first):
             assert machine.handle(RankJoined(entry, 73), 9.0) == [Completed(0, (entry.rank,))]
@@ -398,17 +352,11 @@ class TestCompletion:
 
     def test_a_supervisor_of_which_only_a_rank_was_here_is_done(self):
         """The lighthouse has lost its journal, and the supervisor comes later than its ranks."""
-        stage = RunStage(1)
-        rank = RankId(0, "old.1")
-        stage.feed(RankJoined(RankHello(rank, stage.terms), 70))
-        stage.feed(RankSaid(rank, ReadyReport()))
-        stage.feed(RankSaid(rank, FinishReport(0)))
-        stage.feed(SessionEnded(70))
-        late = SupervisorJoined(supervisor(incarnation="old"), 71)
-        assert stage.machine.handle(late, 1.0) == [SupervisorTold(71, RunCompleted(0))]
-
-    def test_a_stop_after_it_is_nothing(self):
-        assert self.completed().machine.handle(StopAsked("late", "g"), 1.0) == []
+        machine, rank = RunMachine(), RankId(0, "old.1")
+        hello = RankJoined(RankHello(rank, RunTerms(1)), 70)
+        for event in (hello, RankSaid(rank, ReadyReport()), RankSaid(rank, FinishReport(0)), SessionEnded(70)):
+            machine.handle(event, 0.0)
+        assert machine.handle(joins(71, incarnation="old"), 1.0) == [SupervisorTold(71, RunCompleted(0))]
 
 
 def test_effects_of_time_come_first():
@@ -418,7 +366,7 @@ def test_effects_of_time_come_first():
     stage.workers[1].is_alive = False
     stage.start_lighthouse()
     stage.now += 31
-    effects: list[Effect] = list(stage.machine.handle(SupervisorJoined(supervisor(), 70), stage.now))
+    effects: list[Effect] = list(stage.machine.handle(joins(70), stage.now))
     assert isinstance(effects[-2], SupervisorTold)
     assert len(effects) > 2
 

@@ -15,7 +15,6 @@ from lighthouse.runs.store import RunStoreInProcess
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.run import (
     FailureReport,
-    FinishReport,
     GenerationEnded,
     GenerationFormed,
     KeyKind,
@@ -30,38 +29,22 @@ from lighthouse_protocol.messages.run import (
 from lighthouse_protocol.messages.supervisor import SupervisorHello
 from lighthouse_protocol.refusals import (
     InvalidRequest,
-    LighthouseError,
     LimitReached,
     UnknownName,
     Unreachable,
     WrongState,
 )
 from lighthouse_runtime.timing.loop_lag import LoopLag
+from tests.lighthouse.peers import Listener
 
 TERMS = RunTerms(world_size=2)
 
 
-class Listener:
-    """A peer."""
-
-    def __init__(self) -> None:
-        self.messages: list[object] = []
-        self.is_ended = False
-        self.error: LighthouseError | None = None
-
-    def send(self, message: object) -> None:
-        self.messages.append(message)
-
-    def end(self, error: LighthouseError | None = None) -> None:
-        self.is_ended, self.error = True, error
-
+class Rank(Listener):
     @property
     def heard(self) -> list[object]:
-        return [
-            message
-            for message in self.messages
-            if isinstance(message, GenerationFormed | GenerationEnded | RunCompleted)
-        ]
+        kinds = GenerationFormed | GenerationEnded | RunCompleted
+        return [message for message in self.messages if isinstance(message, kinds)]
 
 
 @pytest.fixture
@@ -83,8 +66,8 @@ async def runs(memory: RunStoreInProcess, incidents: IncidentRegistry) -> AsyncI
     lateness.stop()
 
 
-def entered(driver: RunDriver, slot: int, incarnation: str = "i") -> tuple[int, Listener]:
-    listener = Listener()
+def entered(driver: RunDriver, slot: int, incarnation: str = "i") -> tuple[int, Rank]:
+    listener = Rank()
     entry = RankHello(RankId(slot, f"{incarnation}{slot}"), TERMS, is_ready=True)
     return driver.open_rank(entry, listener), listener
 
@@ -96,23 +79,21 @@ async def test_all_are_told_one_message(runs: RunRegistry):
     assert a.heard[0] is b.heard[0], "so that it is serialised once"
 
 
-async def test_what_is_told_was_written_down_before(monkeypatch: pytest.MonkeyPatch):
-    written: list[int] = []
-    memory, listeners = RunStoreInProcess(), list[Listener]()
+async def test_what_is_told_was_written_down_before(
+    runs: RunRegistry, memory: RunStoreInProcess, monkeypatch: pytest.MonkeyPatch
+):
+    heard_at_write: list[int] = []
+    ranks: list[Rank] = []
     commit = memory.commit_run
 
     def look(*run: Any) -> None:
-        written.append(sum(len(listener.heard) for listener in listeners))
+        heard_at_write.append(sum(len(rank.heard) for rank in ranks))
         commit(*run)
 
     monkeypatch.setattr(memory, "commit_run", look)
-    runs = RunRegistry(memory, 30.0, lateness := LoopLag(asyncio.get_running_loop()))
-    driver = runs.get("j", "r")
-    listeners += [entered(driver, slot)[1] for slot in (0, 1)]
-    assert written == [0]
-    assert [len(listener.heard) for listener in listeners] == [1, 1]
-    runs.close("the end")
-    lateness.stop()
+    ranks += [entered(runs.get("j", "r"), slot)[1] for slot in (0, 1)]
+    assert heard_at_write == [0]
+    assert [len(rank.heard) for rank in ranks] == [1, 1]
 
 
 async def test_a_quiet_run_is_dropped_and_found_again(runs: RunRegistry):
@@ -164,16 +145,6 @@ async def test_what_is_worth_no_write_of_its_own_is_written_a_little_later(
     assert [each.hello.name for each in saved.record.supervisors] == ["g"]
 
 
-async def test_all_are_told_of_the_completion(runs: RunRegistry):
-    driver, supervisor = runs.get("j", "r"), Listener()
-    driver.open_supervisor(SupervisorHello("g", "1"), supervisor)
-    ranks = [entered(driver, slot) for slot in (0, 1)]
-    for session, _ in ranks:
-        driver.receive_from_rank(session, FinishReport(0))
-    assert [listener.heard[-1] for _, listener in ranks] == [RunCompleted(0), RunCompleted(0)]
-    assert supervisor.messages[-1] == RunCompleted(0)
-
-
 async def test_a_refused_rank_ends_and_is_heard_no_more(runs: RunRegistry):
     driver = runs.get("j", "r")
     entered(driver, 0)
@@ -221,9 +192,3 @@ async def test_keys_are_written_only_so_often(runs: RunRegistry):
         for number in range(2 * KEY_WRITES_AT_ONCE):
             with contextlib.suppress(WrongState):
                 driver.put_key(0, KeyKind.ITERATION, f"k{number}", b"")
-
-
-async def test_a_key_is_fenced(runs: RunRegistry):
-    driver = runs.get("j", "r")
-    with pytest.raises(WrongState):
-        driver.put_key(0, KeyKind.ITERATION, "a", b"1")
