@@ -22,7 +22,6 @@ from agent_client.agent.config import AgentConfig
 from agent_client.agent.parts import GroupPlace
 from agent_client.collectives.gloo import GlooGroup, connect_store
 from agent_client.collectives.peers import Peers
-from agent_client.state.decoding import encode
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.fetch import Fetch
 from lighthouse_protocol.messages.membership import Assignment
@@ -31,22 +30,30 @@ from manager.server import daemon
 from manager.server.config import ManagerConfig
 
 LOOPBACK = "127.0.0.1"
-MEETS_WITHIN_S = 60.0
+MEETS_WITHIN_S = 120.0
 
 
 def digest(*tensors: torch.Tensor) -> str:
     return hashlib.sha256(b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
-def meet_in_group(
-    meeting: str, key: str, rank: int, ranks: int, *, timeout_s: float = MEETS_WITHIN_S
-) -> GlooGroup | None:
-    """What connects the ranks of a replica group of several. `meeting`: the address of the store where they meet, under
-    `key`, which is new for each start of the group."""
-    if ranks == 1:
-        return None
-    store = PrefixStore(key, connect_store(meeting, timeout_s))
-    return GlooGroup(store, rank, ranks, LOOPBACK, connect_timeout_s=timeout_s, timeout_s=timeout_s)
+def build_agent(
+    manager: str, state: TrainState, rank: int = 0, ranks: int = 1, meeting: str = "", key: str = "", **options: Any
+) -> Agent:
+    """The ranks of a group of several meet at the store `meeting` under `key`, new for each start of the group."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    torch.set_num_threads(1)
+    group: GlooGroup | None = None
+    if ranks > 1:
+        store = PrefixStore(key or manager, connect_store(meeting, MEETS_WITHIN_S))
+        times = {"connect_timeout_s": MEETS_WITHIN_S, "timeout_s": MEETS_WITHIN_S}
+        group = GlooGroup(store, rank, ranks, LOOPBACK, **times)
+    config = AgentConfig(advertise=LOOPBACK, **options)
+    return Agent(manager, state=state, config=config, place=GroupPlace(rank, ranks, group))
+
+
+def momenta(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [state["momentum_buffer"] for state in optimizer.state.values() if "momentum_buffer" in state]
 
 
 class StoreActor:
@@ -234,21 +241,11 @@ class AgentActor:
 
     is_gated = False
 
-    def build(
-        self, manager: str, *, seed: int = 0, rank: int = 0, ranks: int = 1, meeting: str = "", **options: Any
-    ) -> None:
-        """`meeting`: the store at which the ranks of a group of several meet."""
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-        torch.set_num_threads(1)
+    def build(self, manager: str, *, seed: int = 0, **options: Any) -> None:
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)).to(self.device)
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.agent = Agent(
-            manager,
-            state=TrainState(self.model, self.sgd),
-            config=AgentConfig(advertise=LOOPBACK, **options),
-            place=GroupPlace(rank, ranks, meet_in_group(meeting, manager, rank, ranks)),
-        )
+        self.agent = build_agent(manager, TrainState(self.model, self.sgd), **options)
         self._gate_fetch()
 
     def ask(self) -> None:
@@ -308,19 +305,7 @@ class AgentActor:
 
     def hash(self) -> str:
         """Of weights and momentum; the buffers are each group's own."""
-        momenta = [state["momentum_buffer"] for state in self.sgd.state.values() if "momentum_buffer" in state]
-        return digest(*self.model.parameters(), *momenta)
-
-    def encoded(self, **changes: Any) -> bytes:
-        """What a peer would be sent, with `changes` to the agent's own part."""
-        agent = self.agent
-        agent.state.begin_step()
-        own = {
-            "step": agent.current_step,
-            "tag_quorum_id": agent.quorum_id,
-            "batches_committed": agent.batches_committed,
-        }
-        return b"".join(encode({"train": agent.state.snapshot(), "agent": own | changes}))
+        return digest(*self.model.parameters(), *momenta(self.sgd))
 
     def hold_fetch(self) -> None:
         """A transfer from a peer begins only when `allow_fetch` says so."""

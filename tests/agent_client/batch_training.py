@@ -13,8 +13,7 @@ from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from agent_client.training.sampler import StepSampler
-from tests.agent_client.actors import digest
-from tests.agent_client.outer_training import build_agent
+from tests.agent_client.actors import build_agent, digest
 
 SAMPLES = 96
 BATCH_SIZE = 4
@@ -45,17 +44,13 @@ class BatchActor:
         *,
         events: str,
         seed: int,
-        rank: int,
-        ranks: int,
-        meeting: tuple[str, str],
         mode: str,
-        world_size: int,
         until: int,
+        **options: Any,
     ) -> None:
         self.model = model_of(seed)
         sgd = sgd_of(self.model)
-        options: dict[str, Any] = {"world_size_mode": WorldSizeMode(mode), "world_size": world_size}
-        self.agent = build_agent(manager, TrainState(self.model, sgd), rank, ranks, meeting, **options)
+        self.agent = build_agent(manager, TrainState(self.model, sgd), world_size_mode=WorldSizeMode(mode), **options)
         self.replicated = DistributedDataParallel(self.model, self.agent)
         self.optimizer = FaultTolerantOptimizer(sgd, self.agent)
         self.sampler = StepSampler(SAMPLES, BATCH_SIZE, self.agent)

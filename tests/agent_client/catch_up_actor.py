@@ -1,22 +1,17 @@
 """One rank that trains through DistributedDataParallel with heal_mode="catch_up", step after step until it is told."""
 
-import logging
 import math
-import sys
 import time
 from typing import Any
 
 import torch
 from torch.optim import lr_scheduler
 
-from agent_client.agent.agent import Agent
-from agent_client.agent.config import AgentConfig
-from agent_client.agent.parts import GroupPlace
 from agent_client.healing import catch_up, source
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
-from tests.agent_client.actors import LOOPBACK, AgentActor, digest, meet_in_group
+from tests.agent_client.actors import AgentActor, build_agent, digest, momenta
 from tests.agent_client.ddp_actor import TwoBranches
 
 Event = dict[str, Any]
@@ -34,9 +29,6 @@ class CatchUpActor(AgentActor):
         manager: str,
         *,
         seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-        meeting: str = "",
         schedule: str = "none",
         branches: bool = False,
         heal_mode: str = "catch_up",
@@ -45,18 +37,13 @@ class CatchUpActor(AgentActor):
     ) -> None:
         """`branches`: every other step leaves parameters unused. `schedule` moves the learning rate at each commit.
         `others` belong to the state."""
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-        torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.module = TwoBranches()
         self.sgd = torch.optim.SGD(self.module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
         self.schedule = SCHEDULES[schedule](self.sgd)
         others = (others or {}) | ({"schedule": self.schedule} if self.schedule is not None else {})
-        group = meet_in_group(meeting, manager, rank, ranks)
-        place = GroupPlace(rank, ranks, group)
         state = TrainState(self.module, self.sgd, **others)
-        config = AgentConfig(advertise=LOOPBACK, heal_mode=heal_mode, **options)  # type: ignore[arg-type]
-        self.agent = Agent(manager, state=state, config=config, place=place)
+        self.agent = build_agent(manager, state, heal_mode=heal_mode, **options)
         self.model = DistributedDataParallel(self.module, self.agent, find_unused_parameters=True, bucket_cap_mb=0.0005)
         self.optimizer = FaultTolerantOptimizer(self.sgd, self.agent)
         self.uses_branches = branches
@@ -97,9 +84,6 @@ class CatchUpActor(AgentActor):
             "hash": self.hash(),
         }
 
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
     def apply(self) -> bool:
         """Change the averaged gradients, and vote."""
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), 0.5)
@@ -113,8 +97,7 @@ class CatchUpActor(AgentActor):
         return list(self.told)
 
     def hash(self) -> str:
-        momenta = [state["momentum_buffer"] for state in self.sgd.state.values() if "momentum_buffer" in state]
-        return digest(*self.module.parameters(), *momenta)
+        return digest(*self.module.parameters(), *momenta(self.sgd))
 
     def have_no_room(self) -> None:
         """From now on there is no memory for another copy of anything."""

@@ -1,20 +1,26 @@
-"""Real training to kill and to start again: tests.agent_client.local_cluster, and what its ranks have logged so far."""
+"""The examples' training under real daemons on loopback, to kill and to start again, and what its ranks have logged."""
 
 import contextlib
+import functools
 import itertools
 import json
 import os
-from collections.abc import Iterator
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any
-from unittest import mock
+from typing import Any, Self
 
-from tests.agent_client import local_cluster
-from tests.agent_client.local_cluster import ForkServer, Group, LocalCluster
+from examples.daemons import ROOT, Daemon, command, lighthouse, python_path
+from examples.ports import LOOPBACK, free_port
 from tests.agent_client.ranks import WITHOUT_DNS
 from tests.processes import PATIENCE_S, eventually
 
+TRAIN_SCRIPT = ROOT / "examples" / "train_ddp.py"
 # How long a group that has nothing to say is waited for. A killed one is missed for no longer than the first, if its
 # manager lives, or the second.
 TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s")
@@ -23,8 +29,85 @@ RECOVERS_WITHIN_S = 2 * PATIENCE_S
 Event = dict[str, Any]
 
 
-class Cluster(LocalCluster):
-    """Borrows a running fork server; what it started is killed at its end. A group is `started` when its manager is."""
+class ForkServer:
+    """tests/agent_client/fork_server.py as a child process."""
+
+    def __init__(self, log: Path) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()} | WITHOUT_DNS
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=environment,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        self._log = log
+        self._numbers = itertools.count(1)
+        self._started: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._ready = threading.Event()
+        self.ended: dict[int, int] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_ready(self) -> None:
+        assert self._ready.wait(PATIENCE_S), f"the fork server did not start within {PATIENCE_S:g} s; see {self._log}"
+
+    def start(
+        self, arguments: Sequence[str], environment: dict[str, str], output: Path, script: Path = TRAIN_SCRIPT
+    ) -> int:
+        """The pid of a new process that runs the training script."""
+        order = {"script": str(script), "arguments": list(arguments), "environment": environment}
+        return self._order(order | {"output": str(output)})
+
+    def start_store(self, port: int, output: Path) -> int:
+        """The pid of a new process that hosts a TCPStore."""
+        return self._order({"store_port": port, "output": str(output)})
+
+    def _order(self, order: dict[str, Any]) -> int:
+        order = {"start": next(self._numbers)} | order
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._started.get(timeout=PATIENCE_S)
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if "ready" in said:
+                self._ready.set()
+            elif "started" in said:
+                self._started.put(said["pid"])
+            else:
+                self.ended[said["ended"]] = said["status"]
+
+
+@dataclass(slots=True)
+class Group:
+    """One replica group: its manager and store, its ranks' processes, and how often it was started."""
+
+    name: str
+    manager: Daemon
+    manager_port: int
+    store_port: int
+    store_pid: int | None = None
+    pids: list[int] = field(default_factory=list)
+    starts: int = 0
+
+
+class Cluster:
+    """Borrows a running fork server; what it started is killed at its end."""
 
     def __init__(
         self,
@@ -34,21 +117,26 @@ class Cluster(LocalCluster):
         groups: int,
         ranks: int,
         pace_s: float,
-        script: Path = local_cluster.TRAIN_SCRIPT,
+        script: Path = TRAIN_SCRIPT,
         steps: int = 1_000_000,
         min_replicas: int = 1,
     ) -> None:
-        with mock.patch.object(local_cluster, "ForkServer", return_value=forks):
-            super().__init__(
-                folder,
-                groups=groups,
-                ranks=ranks,
-                train_arguments=["--steps", str(steps), "--pace", str(pace_s)],
-                lighthouse_arguments=[*TIMES, "--min-replicas", str(min_replicas)],
-                script=script,
-            )
+        """`folder` takes logs and events."""
+        self.forks = forks
+        self.folder = folder
+        self.ranks = ranks
+        self._arguments = ["--steps", str(steps), "--pace", str(pace_s)]
+        self._script = script
+        self._port = free_port()
+        self.lighthouse_address = f"{LOOPBACK}:{self._port}"
+        options = [*TIMES, "--min-replicas", str(min_replicas)]
+        self.lighthouse = lighthouse(folder, self.lighthouse_address, options)
+        self.groups = [self._group(f"group-{number}") for number in range(groups)]
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         pids = [pid for group in self.groups for pid in (*group.pids, group.store_pid) if pid is not None]
         for group in self.groups:
             self.kill_ranks(group)
@@ -61,15 +149,37 @@ class Cluster(LocalCluster):
         self.lighthouse.wait_port(self._port)
 
     def start_groups(self, *groups: Group) -> None:
-        """Managers, stores and ranks of those that do not run."""
+        """Managers, stores and ranks of those that do not run; managers and stores on the ports they always have."""
         idle = [group for group in groups if not group.manager.is_alive]
         for group in idle:
-            self.begin_manager(group)
+            group.store_pid = self.forks.start_store(group.store_port, self.folder / f"{group.name}-store.log")
+            group.manager.start()
         for group in idle:
             group.manager.wait_port(group.manager_port)
         for group in groups:
             if not group.pids:
                 self.start_ranks(group)
+
+    def start_ranks(self, group: Group) -> None:
+        master_port = str(free_port())
+        group.starts += 1
+        for rank in range(self.ranks):
+            environment = {
+                "LIGHTHOUSE_MANAGER_ADDRESS": f"{LOOPBACK}:{group.manager_port}",
+                "LIGHTHOUSE_MANAGER_ADVERTISE": LOOPBACK,
+                "MASTER_ADDR": LOOPBACK,
+                "MASTER_PORT": master_port,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.ranks),
+            }
+            arguments = [*self._arguments, "--events", str(self.events(group, rank))]
+            group.pids.append(self.forks.start(arguments, environment, self.output(group, rank), self._script))
+
+    def output(self, group: Group, rank: int) -> Path:
+        return self.folder / f"{group.name}-rank-{rank}.log"
+
+    def events(self, group: Group, rank: int) -> Path:
+        return self.folder / f"{group.name}-rank-{rank}-start-{group.starts}.jsonl"
 
     def kill(self, group: Group, *, with_manager: bool = False) -> None:
         """SIGKILL to all its ranks; returns when they are gone."""
@@ -78,6 +188,27 @@ class Cluster(LocalCluster):
             self.kill_manager(group)
         self.kill_ranks(group)
         self.wait_gone(*pids)
+
+    def kill_ranks(self, group: Group) -> None:
+        """SIGKILL to every rank; the manager lives."""
+        for pid in group.pids:
+            if pid not in self.forks.ended:
+                _send(pid, signal.SIGKILL)
+        group.pids.clear()
+
+    def kill_manager(self, group: Group) -> None:
+        """SIGKILL, to its store too."""
+        group.manager.kill()
+        if group.store_pid is not None:
+            _send(group.store_pid, signal.SIGKILL)
+            group.store_pid = None
+
+    def has_ended(self, group: Group) -> bool:
+        return all(pid in self.forks.ended for pid in group.pids)
+
+    def statuses(self, group: Group) -> list[int | None]:
+        """Of the present ranks; None while one runs."""
+        return [self.forks.ended.get(pid) for pid in group.pids]
 
     def wait_gone(self, *pids: int) -> None:
         eventually(lambda: all(pid in self.forks.ended for pid in pids), f"{pids} have ended")
@@ -95,6 +226,16 @@ class Cluster(LocalCluster):
             return "\n".join(self.output(group, rank).read_text(errors="replace").splitlines()[-30:])
         return ""
 
+    def _group(self, name: str) -> Group:
+        port, store_port = free_port(), free_port()
+        arguments = [
+            *("serve", "--lighthouse", self.lighthouse_address, "--replica-id", name),
+            *("--group-world-size", str(self.ranks), "--bind", f"{LOOPBACK}:{port}"),
+            *("--advertise", LOOPBACK, "--store", f"{LOOPBACK}:{store_port}"),
+        ]
+        manager = Daemon(f"manager of {name}", command("manager", arguments), self.folder / f"{name}-manager.log")
+        return Group(name, manager, port, store_port)
+
     # -- what was trained
 
     def committed(self, group: Group, rank: int = 0) -> list[Event]:
@@ -104,21 +245,32 @@ class Cluster(LocalCluster):
     def wait_steps(self, *groups: Group, more: int, participants: int) -> None:
         """Until each rank of `groups` has committed so many more steps in quorums of that size."""
         ranks = list(itertools.product(groups, range(self.ranks)))
-        before = {(group.name, rank): len(self.committed(group, rank)) for group, rank in ranks}
-
-        def is_done() -> bool:
-            self.check_alive()
-            for group, rank in ranks:
-                new = self.committed(group, rank)[before[group.name, rank] :]
-                if sum(event["participants"] == participants for event in new) < more:
-                    return False
-            return True
-
         try:
-            eventually(is_done, f"{more} more steps of {participants} groups", RECOVERS_WITHIN_S)
+            wait_more(
+                [functools.partial(self.committed, *at) for at in ranks], more, participants, check=self.check_alive
+            )
         except AssertionError as e:
             logs = "\n".join(f"-- {group.name} rank {rank}:\n{self.log(group, rank)}" for group, rank in ranks)
             raise AssertionError(f"{e}\n{logs}") from None
+
+
+def wait_more(
+    committed: Sequence[Callable[[], list[Event]]], more: int, participants: int, *, check: Callable[[], None]
+) -> None:
+    """Until each of these has so many more events of steps with so many participants."""
+    before = [len(events()) for events in committed]
+
+    def is_done() -> bool:
+        check()
+        new = [events()[count:] for events, count in zip(committed, before, strict=True)]
+        return all(sum(event["participants"] == participants for event in events) >= more for events in new)
+
+    eventually(is_done, f"{more} more steps of {participants} groups", RECOVERS_WITHIN_S)
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def read_events(path: Path) -> list[Event]:
@@ -155,17 +307,12 @@ def check_all(folder: Path, rank: str = "*") -> int:
     return compared
 
 
-def children(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    direct = children(pid)
-    return direct + [below for child in direct for below in descendants(child)]
+    return found + [below for child in found for below in descendants(child)]
 
 
 def is_running(pid: int) -> bool:
@@ -185,8 +332,7 @@ def command_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def fork_server(folder: Path) -> Iterator[ForkServer]:
-    with mock.patch.dict(os.environ, WITHOUT_DNS):
-        server = ForkServer(folder / "fork-server.log")
+    server = ForkServer(folder / "fork-server.log")
     try:
         server.wait_ready()
         yield server

@@ -3,13 +3,14 @@
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.agent_client.clusters import fork_server
+from tests.agent_client.clusters import ForkServer, fork_server
 from tests.agent_client.jobs import TIMES, Job
-from tests.agent_client.local_cluster import ForkServer
 from tests.agent_client.ranks import RankServer
+from tests.agent_client.training_jobs import MakeJob, TrainingJob
 from tests.processes import Lighthouse
 
 HAS_FAILED = pytest.StashKey[bool]()
@@ -61,3 +62,15 @@ def job(
     if request.node.stash.get(HAS_FAILED, False):
         for log in sorted(tmp_path.glob("*.log")):
             print(f"-- the end of {log.name}:\n{log.read_text(errors='replace')[-LOG_TOLD:]}")
+
+
+@pytest.fixture
+def make_job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path) -> Iterator[MakeJob]:
+    with ExitStack() as stack:
+
+        def make(actor: type, *, ranks: int = 0, folder: Path = tmp_path, **options: Any) -> TrainingJob:
+            named = f"{actor.__module__}:{actor.__name__}"
+            at = lighthouse.address, store, rank_server, folder, stack
+            return TrainingJob(*at, actor=named, ranks=ranks or getattr(actor, "ranks", 1), **options)
+
+        yield make

@@ -1,8 +1,6 @@
 """One rank that trains through our DistributedDataParallel and can be held in the middle of a backward pass."""
 
 import copy
-import logging
-import sys
 import threading
 import time
 from typing import Any
@@ -10,12 +8,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from agent_client.agent.agent import Agent
-from agent_client.agent.config import AgentConfig
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
-from tests.agent_client.actors import LOOPBACK, digest
+from tests.agent_client.actors import build_agent, digest
 
 
 class TwoBranches(torch.nn.Module):
@@ -43,13 +39,10 @@ class SlowData(Dataset[torch.Tensor]):
 
 class DdpActor:
     def build(self, manager: str, *, seed: int = 0, salvage: bool, **options: Any) -> None:
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-        torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.module = TwoBranches()
         sgd = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
-        config = AgentConfig(advertise=LOOPBACK, **options)
-        self.agent = Agent(manager, state=TrainState(self.module, sgd), config=config)
+        self.agent = build_agent(manager, TrainState(self.module, sgd), **options)
         self.model = DistributedDataParallel(
             self.module, self.agent, salvage=salvage, bucket_cap_mb=0.0005, find_unused_parameters=True
         )

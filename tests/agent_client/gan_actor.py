@@ -1,34 +1,24 @@
 """One rank that trains two networks in turns: each step is a vote of one optimizer or of the other."""
 
-import logging
-import sys
 from typing import Any
 
 import torch
 from torch import nn
 
-from agent_client.agent.agent import Agent
-from agent_client.agent.config import AgentConfig
 from agent_client.errors import ScriptMismatch
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
-from tests.agent_client.actors import LOOPBACK, digest
+from tests.agent_client.actors import build_agent, digest
 
 
 class GanActor:
     def build(self, manager: str, *, seed: int = 0, is_by_quorum: bool, critic_width: int, **options: Any) -> None:
         """`is_by_quorum`: the turn is that of the quorum's step, not of a counter of the script's own."""
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-        torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.both = nn.ModuleDict({"critic": nn.Linear(8, critic_width), "generator": nn.Linear(8, 4)})
         optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in self.both.values()]
-        self.agent = Agent(
-            manager,
-            state=TrainState(self.both, optimizers[0], generator=optimizers[1]),
-            config=AgentConfig(advertise=LOOPBACK, **options),
-        )
+        self.agent = build_agent(manager, TrainState(self.both, optimizers[0], generator=optimizers[1]), **options)
         self.models = [DistributedDataParallel(part, self.agent) for part in self.both.values()]
         self.optimizers = [FaultTolerantOptimizer(optimizer, self.agent) for optimizer in optimizers]
         self.is_by_quorum, self.tried = is_by_quorum, 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_runtime.client.manager import ManagerClient
-from tests.agent_client.ranks import Rank, RankServer
+from tests.agent_client.ranks import Pending, Rank, RankServer
 from tests.processes import PATIENCE_S, eventually
 
 AGENT = "tests.agent_client.actors:AgentActor"
@@ -21,11 +21,13 @@ _jobs = itertools.count()
 class Job:
     """Replica groups of one rank (or more, by `ranks`), each with a manager of its own."""
 
+    _starts = itertools.count()
+
     def __init__(self, lighthouse: str, store: str, server: RankServer, folder: Path, stack: ExitStack) -> None:
-        self._lighthouse = lighthouse
+        self.lighthouse = lighthouse
         self.store = store
         self._server = server
-        self._folder = folder
+        self.folder = folder
         self._stack = stack
         self.name = f"job-{next(_jobs)}"
         self.managers: dict[str, Rank] = {}
@@ -33,11 +35,11 @@ class Job:
 
     def start_managers(self, *names: str, ranks: int = 1, **settings: Any) -> None:
         for name in names:
-            manager = self._server.start("tests.agent_client.actors:ManagerActor", self._folder / f"{name}-manager.log")
+            manager = self._server.start("tests.agent_client.actors:ManagerActor", self.folder / f"{name}-manager.log")
             self.managers[name] = self._stack.enter_context(manager)
             self.addresses[name] = manager.call(
                 "serve",
-                lighthouse=self._lighthouse,
+                lighthouse=self.lighthouse,
                 replica_id=name,
                 job=self.name,
                 store=self.store,
@@ -56,12 +58,28 @@ class Job:
 
     def started(self, name: str, actor: str) -> Rank:
         """A new process for the group `name`, which has not been built yet: the ranks of a group meet in that."""
-        return self._stack.enter_context(self._server.start(actor, self._folder / f"{name}.log"))
+        return self._stack.enter_context(self._server.start(actor, self.folder / f"{name}.log"))
 
     def groups(self, *names: str, seed: int = 0, **options: Any) -> list[Rank]:
         """Each with weights of its own."""
         self.start_managers(*names)
         return [self.rank(name, seed + place, **options) for place, name in enumerate(names)]
+
+    def groups_of(self, ranks: int, *names: str, seed: int = 0, actor: str = AGENT, **options: Any) -> dict[str, Rank]:
+        """New processes, "a/0", "a/1", "b/0" ..., and the managers that are missing. The ranks of a group have the same
+        weights, and meet while they are built."""
+        self.start_managers(*(name for name in names if name not in self.managers), ranks=ranks)
+        begun: dict[str, Rank] = {}
+        building: list[Pending] = []
+        for place, name in enumerate(names):
+            options["key"] = f"{self.name}/{name}/{next(self._starts)}"
+            for number in range(ranks):
+                at = {"rank": number, "ranks": ranks, "meeting": self.store}
+                rank = begun[f"{name}/{number}"] = self.started(name, actor)
+                building.append(rank.begin("build", self.addresses[name], seed=seed + place, **at, **options))
+        for pending in building:
+            pending.result()
+        return begun
 
     def wait_beats(self, *names: str) -> None:
         """Until the lighthouse knows these groups."""
@@ -74,10 +92,10 @@ class Job:
 
     def elsewhere(self) -> "Job":
         """Another job under the same lighthouse."""
-        return Job(self._lighthouse, self.store, self._server, self._folder, self._stack)
+        return Job(self.lighthouse, self.store, self._server, self.folder, self._stack)
 
     def log(self, name: str) -> str:
-        return (self._folder / f"{name}.log").read_text()
+        return (self.folder / f"{name}.log").read_text()
 
     def _wait(self, name: str, is_so: Callable[[ManagerStatus], bool], what: str) -> None:
         with ManagerClient(self.addresses[name]) as client:

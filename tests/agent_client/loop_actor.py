@@ -1,21 +1,16 @@
 """One rank whose loop is written as people write them: zero_grad at the top, at the end, or not on the optimizer."""
 
 import contextlib
-import logging
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from agent_client.agent.agent import Agent
-from agent_client.agent.config import AgentConfig
-from agent_client.agent.parts import GroupPlace
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from agent_client.training.scheduler import FaultTolerantScheduler
-from tests.agent_client.actors import LOOPBACK, digest, meet_in_group
+from tests.agent_client.actors import build_agent, digest, momenta
 
 
 class OutOfMemory(torch.autograd.Function):
@@ -47,28 +42,14 @@ class Net(torch.nn.Module):
 
 
 class LoopActor:
-    def build(
-        self,
-        manager: str,
-        *,
-        seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-        meeting: str = "",
-        options: dict[str, Any] | None = None,
-    ) -> None:
-        """`options` are DistributedDataParallel's; `meeting`: where the ranks of a group of several meet."""
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-        torch.set_num_threads(1)
+    def build(self, manager: str, *, seed: int = 0, ddp: dict[str, Any] | None = None, **options: Any) -> None:
+        """`ddp`: DistributedDataParallel's options."""
         torch.manual_seed(seed)
         self.module = Net()
         self.sgd = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
         self.inner = torch.optim.lr_scheduler.ExponentialLR(self.sgd, 0.9)
-        state = TrainState(self.module, self.sgd, scheduler=self.inner)
-        group = meet_in_group(meeting, manager, rank, ranks)
-        place = GroupPlace(rank, ranks, group)
-        self.agent = Agent(manager, state=state, config=AgentConfig(advertise=LOOPBACK), place=place)
-        self.model = DistributedDataParallel(self.module, self.agent, bucket_cap_mb=0.0005, **(options or {}))
+        self.agent = build_agent(manager, TrainState(self.module, self.sgd, scheduler=self.inner), **options)
+        self.model = DistributedDataParallel(self.module, self.agent, bucket_cap_mb=0.0005, **(ddp or {}))
         self.optimizer = FaultTolerantOptimizer(self.sgd, self.agent)
         self.scheduler = FaultTolerantScheduler(self.inner, self.agent)
         self.told: list[int] = []
@@ -84,8 +65,7 @@ class LoopActor:
         return seen
 
     def hashes(self) -> dict[str, Any]:
-        momenta = [state["momentum_buffer"] for state in self.sgd.state.values() if "momentum_buffer" in state]
-        weights = digest(*self.module.parameters(), *momenta)
+        weights = digest(*self.module.parameters(), *momenta(self.sgd))
         return {"weights": weights, "buffers": digest(*self.module.buffers())}
 
     def zero_first(self) -> bool:
@@ -169,29 +149,6 @@ class LoopActor:
 
     def steps_told(self) -> list[int]:
         return self.told
-
-    def gan(self) -> bool:
-        """Two optimizers, and two votes in an iteration; both zero at the end."""
-        if not hasattr(self, "other"):
-            generator = torch.nn.Linear(4, 8)
-            torch.manual_seed(1)
-            torch.nn.init.normal_(generator.weight)
-            torch.nn.init.zeros_(generator.bias)
-            self.agent.state.others["generator"] = generator
-            self.generator = DistributedDataParallel(generator, self.agent)
-            self.other = FaultTolerantOptimizer(torch.optim.SGD(generator.parameters(), lr=0.1), self.agent)
-        before = self.agent.current_step
-        if before % 2 == 0:
-            self.zero_last()
-        else:
-            place, _ = self.agent.slot()
-            noise = torch.randn(8, 4, generator=torch.Generator().manual_seed(1000 * before + place))
-            self.module(self.generator(noise)).square().mean().backward()
-            self.other.step()
-            self.other.zero_grad()
-            self.module.zero_grad()
-            self.scheduler.step()
-        return self.agent.current_step > before
 
     def scaled(self) -> bool:
         """With a GradScaler, which skips the step where a gradient is infinite: here, the second one that is tried."""

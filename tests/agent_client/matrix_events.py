@@ -19,12 +19,20 @@ class Cell:
     """One way of training, to which one thing happens."""
 
     way: str
-    ranks: int
     job: TrainingJob
+
+    @property
+    def ranks(self) -> int:
+        return self.job.ranks
+
+    @property
+    def is_sharded(self) -> bool:
+        """Each rank of a group has a part of the model; else all have the whole."""
+        return self.way.startswith(("hsdp", "sharded"))
 
     def train(self, *names: str) -> list[Group]:
         """Groups that train together."""
-        groups = self.job.groups(*names)
+        groups = self.job.all_groups(*names)
         self.job.start(*groups, pace_s=PACE_S)
         self.wait_together(*groups)
         return groups
@@ -65,7 +73,7 @@ def check_healed(cell: Cell, victim: Group, step: int) -> None:
     """It began with what its peers had made of `step` and of those before."""
     for rank in range(cell.ranks):
         assert cell.job.committed(victim, rank)[0]["step"] > step
-        assert "healing from" in cell.job.log(victim, rank)
+        assert "healing from" in cell.job.log_of(victim, rank)
 
 
 # -- kills
@@ -88,26 +96,23 @@ def kill_and_heal(cell: Cell) -> list[Group]:
 
 
 def kill_two_at_once(cell: Cell) -> list[Group]:
-    first, second, survivor = groups = cell.train("a", "b", "c")
-    step = hold(first, second, survivor)
-    first.kill()
-    second.kill(with_manager=True)
-    cell.wait_together(survivor)
-    cell.add(first, second)
-    cell.wait_together(*groups)
-    for victim in (first, second):
-        check_healed(cell, victim, step)
-    return groups
+    return kill_two(cell, in_turn=False)
 
 
 def kill_two_in_turn(cell: Cell) -> list[Group]:
     """The second one in the step that it tries with those that are left, or in the next."""
+    return kill_two(cell, in_turn=True)
+
+
+def kill_two(cell: Cell, *, in_turn: bool) -> list[Group]:
     first, second, survivor = groups = cell.train("a", "b", "c")
     step = hold(first, second, survivor)
-    second.ranks[0].call("hold_step")
+    if in_turn:
+        second.ranks[0].call("hold_step")
     first.kill(with_manager=True)
-    second.ranks[0].call("wait_held")
-    second.kill()
+    if in_turn:
+        second.ranks[0].call("wait_held")
+    second.kill(with_manager=not in_turn)
     cell.wait_together(survivor)
     cell.add(first, second)
     cell.wait_together(*groups)
@@ -130,7 +135,18 @@ def kill_rank_0(cell: Cell) -> list[Group]:
     return groups
 
 
-# -- who comes and who goes
+def fail_in_turn(cell: Cell) -> list[Group]:
+    """Each fails in its vote alone, and takes over the state of the other, which may have committed that step."""
+    groups = cell.train("a", "b")
+    for group in groups:
+        for rank in group.ranks:
+            rank.call("fail_once")
+        cell.wait_together(*groups)
+        assert any("told to fail" in cell.job.log_of(group, rank) for rank in range(cell.ranks))
+    return groups
+
+
+# -- what comes and what goes
 
 
 def shrink(cell: Cell) -> list[Group]:
@@ -180,7 +196,7 @@ def kill_source(cell: Cell) -> list[Group]:
     for rank in other.ranks:
         rank.call("allow_sending")
     cell.wait_together(other, target)
-    assert f"healing from {other.name}" in cell.job.log(target)
+    assert f"healing from {other.name}" in cell.job.log_of(target)
     step = cell.newest_step(other)
     cell.add(source)
     cell.wait_together(*groups, target)
@@ -212,6 +228,7 @@ EVENTS: tuple[Event, ...] = (
     kill_source,
     kill_target,
     kill_rank_0,
+    fail_in_turn,
 )
 
 
@@ -225,16 +242,18 @@ def finish(cell: Cell, groups: list[Group]) -> None:
     for rank in ranks_of(*groups):
         rank.call("finish", last_step)
     groups[0].ranks[0].call("go_on")
-    for number in range(cell.ranks):
-        ends = [group.training[number].result() for group in groups]
+    by_rank = [[group.training[number].result() for group in groups] for number in range(cell.ranks)]
+    for number, ends in enumerate(by_rank):
         assert [end["step"] for end in ends] == [last_step] * len(groups)
         assert [end["participants"] for end in ends] == [len(groups)] * len(groups)
-        assert len({end["hash"] for end in ends}) == 1
+        assert all(end["hash"] == ends[0]["hash"] for end in ends)
+        assert check_all(cell.job.folder, str(number)) > STEPS_AT_THE_END
+    if not cell.is_sharded:
+        inside = [without_buffers(end["hash"]) for end, *_ in by_rank]
+        assert all(of_rank == inside[0] for of_rank in inside), "the ranks of a group, too"
     assert all(process.is_alive for group in groups for process in (group.manager, *group.ranks))
-    check_bits(cell)
 
 
-def check_bits(cell: Cell) -> None:
-    """In HSDP each rank has shards of its own; else all ranks of a group hold the same."""
-    for rank in range(cell.ranks) if cell.way == "hsdp" else ["*"]:
-        assert check_all(cell.job.folder, str(rank)) > STEPS_AT_THE_END
+def without_buffers(digests: dict[str, str]) -> dict[str, str]:
+    """They are each rank's own, the same in that rank of all groups."""
+    return {name: digest for name, digest in digests.items() if name != "buffers"}

@@ -1,4 +1,4 @@
-"""What runs in the ranks of test_pending.py: LocalSGD or DiLoCo that writes down before each inner step who is pending,
+"""What runs in the ranks of test_pending.py: DiLoCo that writes down before each inner step which groups are pending,
 and how often this process has called its manager so far."""
 
 import json
@@ -6,13 +6,10 @@ import threading
 import time
 from typing import Any
 
-from agent_client.training.sampler import StepSampler
-from tests.agent_client.outer_training import INTERVAL, OuterActor
-
-SAMPLES = 64
+from tests.agent_client.training_kinds import Diloco, Streamed
 
 
-class PendingActor(OuterActor):
+class PendingDiloco(Diloco):
     """By the document's loop, which asks in each of its iterations."""
 
     def build(self, manager: str, **options: Any) -> None:
@@ -34,21 +31,12 @@ class PendingActor(OuterActor):
 
         setattr(owner, name, counted)
 
-    def train(self, pace_s: float) -> None:
-        for _ in StepSampler(SAMPLES, 4, self.optimizer):
-            if self.is_told_to_stop:
-                return
-            while self._documents_check_waits() or not self.may_go.is_set():
-                time.sleep(0.01)
-            self._note()
-            before = self.agent.current_step
-            self.optimizer.zero_grad()
-            for parameter in self.model.parameters():
-                parameter.grad = parameter.detach().clone()
-            is_kept = self.optimizer.step()
-            if self.agent.current_step != before or not is_kept:
-                self._write([], "step" if is_kept else "discarded")
-            time.sleep(pace_s / INTERVAL)
+    def compute(self) -> None:
+        while self._documents_check_waits() or not self.may_go.is_set():
+            time.sleep(0.01)
+        self._note()
+        for parameter in self.module.parameters():
+            parameter.grad = parameter.detach().clone()
 
     def hold(self) -> None:
         """Its next inner step takes until `go`."""
@@ -67,7 +55,7 @@ class PendingActor(OuterActor):
     def _note(self) -> None:
         world = self.agent.world
         event = {
-            "inner": self.optimizer._state.inner_steps,
+            "inner": self.outer._state.inner_steps,
             "outer": self.agent.current_step,
             "is_pending": self.agent.peers_pending,
             "pending": list(world.pending),
@@ -76,3 +64,7 @@ class PendingActor(OuterActor):
         }
         with self.events.open("a") as file:
             file.write(json.dumps(event) + "\n")
+
+
+class PendingStreamed(PendingDiloco, Streamed):
+    pass

@@ -1,37 +1,23 @@
 """A rank whose steps are told in full: what it reduces, and in which order."""
 
-import logging
 import os
-import sys
 import threading
 import time
 from typing import Any
 
 import torch
 
-from agent_client.agent.agent import Agent
-from agent_client.agent.config import AgentConfig
-from agent_client.agent.parts import GroupPlace
 from agent_client.errors import EvaluationInterrupted, ScriptMismatch
 from agent_client.state.train_state import TrainState
-from tests.agent_client.actors import LOOPBACK, meet_in_group
+from tests.agent_client.actors import build_agent
 
 
 class ScriptedActor:
-    def build(
-        self, manager: str, *, seed: int = 0, rank: int = 0, ranks: int = 1, meeting: str = "", **options: Any
-    ) -> None:
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-        torch.set_num_threads(1)
+    def build(self, manager: str, *, seed: int = 0, **options: Any) -> None:
         torch.manual_seed(seed)
         self.model = torch.nn.Linear(3, 2)
         self.sgd = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.agent = Agent(
-            manager,
-            state=TrainState(self.model, self.sgd),
-            config=AgentConfig(advertise=LOOPBACK, **options),
-            place=GroupPlace(rank, ranks, meet_in_group(meeting, manager, rank, ranks)),
-        )
+        self.agent = build_agent(manager, TrainState(self.model, self.sgd), **options)
 
     def step(self, *reduced: tuple[int, str, str]) -> dict[str, Any]:
         """Sums of so many elements of a dtype, called so."""

@@ -1,7 +1,5 @@
 """Ranks of one group that have loaded different checkpoints and that no other group can heal: they end, and say why."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from tests.agent_client.jobs import Job
@@ -13,10 +11,8 @@ REASON = r"holds step [67] of quorum 3 and rank [01] step [67] of quorum 3, and 
 
 
 def test_both_ranks_the_manager_and_the_lighthouse_say_why(job: Job, lighthouse: Lighthouse) -> None:
-    job.start_managers("a", ranks=2)
-    with ThreadPoolExecutor(2) as pool:
-        ranks = list(pool.map(lambda rank: job.rank("a", rank=rank, ranks=2, quorum_timeout_s=20.0), (0, 1)))
-    pending = [rank.begin("train_from", step, 3, 100) for rank, step in zip(ranks, (6, 7), strict=True)]
+    first, other = job.groups_of(2, "a", quorum_timeout_s=20.0).values()
+    pending = [rank.begin("train_from", step, 3, 100) for rank, step in ((first, 6), (other, 7))]
     for each in pending:
         with pytest.raises(RankError, match=f"refuses this rank: .*{REASON}: restart the group, or load") as raised:
             each.result(within_s=30.0)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,7 @@ def both_train(address: str) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_its_mate_is_told_in_words_and_ends(job: Job, lighthouse: Lighthouse) -> None:
-    job.start_managers("a", ranks=2)
-    with ThreadPoolExecutor(2) as pool:
-        mate, stopped = pool.map(lambda n: job.rank("a", rank=n, ranks=2, actor=ACTOR, **NEVER), (0, 1))
+    mate, stopped = job.groups_of(2, "a", actor=ACTOR, **NEVER).values()
     training = mate.begin("train")
     stopped.begin("train")
     both_train(lighthouse.address)

@@ -1,6 +1,5 @@
 """Loops as people write them: whatever begins a step, the groups agree on every bit that they commit."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -42,11 +41,17 @@ def test_a_loop_may_zero_its_gradients_where_it_likes(job: Job, order: str) -> N
     assert a.call("steps_told") == [1, 2, 3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("order", ["zero_first", "zero_last", "zero_model"])
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize(
+    ("order", "options"),
+    [
+        ("zero_first", {}),
+        ("zero_last", {"find_unused_parameters": True}),
+        ("zero_model", {"gradient_as_bucket_view": True}),
+    ],
+)
 def test_a_step_whose_backward_pass_was_given_up_is_discarded(job: Job, order: str, options: dict[str, Any]) -> None:
     """The peers' next buckets must not meet those of the pass that came after it."""
-    a, b = job.groups("a", "b", actor=ACTOR, options=options)
+    a, b = job.groups("a", "b", actor=ACTOR, ddp=options)
     check_equal(*train(order, 2, a, b))
     of_a = a.begin("train", order, 4)
     assert b.call("give_up", order, "late") == "out of memory, says a test"
@@ -68,9 +73,7 @@ def test_a_pass_may_be_given_up_before_its_quorum_is_known(job: Job) -> None:
 
 def test_a_pass_that_was_given_up_ends_a_rank_of_a_group_of_several(job: Job) -> None:
     """Its neighbours wait for it in sums of the group's own, which no quorum ends: the group must be restarted."""
-    job.start_managers("a", ranks=2)
-    with ThreadPoolExecutor(2) as pool:  # the ranks of a group are built together
-        first, other = pool.map(lambda rank: job.rank("a", rank=rank, ranks=2, actor=ACTOR), (0, 1))
+    first, other = job.groups_of(2, "a", actor=ACTOR).values()
     train("zero_first", 2, first, other)
     other.begin("train", "zero_first", 3)
     assert first.call("give_up", "zero_first", "late") == "out of memory, says a test"
@@ -110,12 +113,6 @@ def test_a_gradscaler_does_not_move_with_a_discarded_step(job: Job) -> None:
     assert after == [before | {"_growth_tracker": before["_growth_tracker"] + 1}] * 2
 
 
-def test_a_gan_has_two_votes_in_an_iteration(job: Job) -> None:
-    """Its turn is a function of the step, so that a group that comes back is in the same one."""
-    a, b = job.groups("a", "b", actor=ACTOR)
-    check_equal(*train("gan", 6, a, b))
-
-
 def test_the_statistics_of_a_discarded_step_are_as_they_were(job: Job) -> None:
     """Buffers are those of the last commit, also where the discard was this group's own."""
     a, b = job.groups("a", "b", actor=ACTOR)
@@ -126,7 +123,7 @@ def test_the_statistics_of_a_discarded_step_are_as_they_were(job: Job) -> None:
 
 
 def test_without_broadcast_buffers_each_group_keeps_its_own(job: Job) -> None:
-    a, b = job.groups("a", "b", actor=ACTOR, options={"broadcast_buffers": False})
+    a, b = job.groups("a", "b", actor=ACTOR, ddp={"broadcast_buffers": False})
     of_a, of_b = train("zero_first", 3, a, b)
     assert [seen["weights"] for seen in of_a] == [seen["weights"] for seen in of_b]
     assert of_a[-1]["buffers"] != of_b[-1]["buffers"]

@@ -2,30 +2,41 @@
 same bits of weights and of optimizer state, nobody dies but the victims, and training goes on with all that live.
 """
 
-from contextlib import ExitStack
-from pathlib import Path
-
 import pytest
 
-from tests.agent_client.matrix_events import EVENTS, Cell, Event, finish, kill_rank_0
-from tests.agent_client.matrix_training import WAYS
-from tests.agent_client.ranks import RankServer
-from tests.agent_client.training_jobs import TrainingJob
+from tests.agent_client.matrix_events import EVENTS, Cell, Event, finish, kill_and_heal, kill_rank_0
+from tests.agent_client.training_jobs import MakeJob
+from tests.agent_client.training_kinds import WAYS
 from tests.processes import Lighthouse
 
 # How long a group is waited for that has nothing to say.
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
-ACTOR = "tests.agent_client.matrix_training:MatrixActor"
+
+QUICK = {("streamed", kill_and_heal), ("hsdp", kill_and_heal), *(("ddp", event) for event in EVENTS)}
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[] if way == "ddp" else pytest.mark.slow) for way in WAYS])
-def test_all_groups_hold_the_same_bits(
-    way: str, event: Event, lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path
+@pytest.mark.parametrize(
+    ("way", "event"),
+    [
+        pytest.param(way, event, marks=[] if (way, event) in QUICK else pytest.mark.slow, id=f"{way}-{event.__name__}")
+        for way in WAYS
+        for event in EVENTS
+    ],
+)
+def test_all_groups_hold_the_same_bits(way: str, event: Event, make_job: MakeJob, lighthouse: Lighthouse) -> None:
+    ranks = 2 if event is kill_rank_0 else WAYS[way].ranks
+    cell = Cell(way, make_job(WAYS[way], ranks=ranks, ballast=True))
+    finish(cell, event(cell))
+    assert lighthouse.is_alive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"state_serving": "hold"}, {"heal_transport": "process_group"}], ids=["hold", "process group"]
+)
+@pytest.mark.parametrize("way", ["local_sgd", "streamed", "sharded"])
+def test_the_state_may_be_read_in_place_or_come_over_the_process_group(
+    way: str, options: dict[str, str], make_job: MakeJob
 ) -> None:
-    ranks = 2 if way == "hsdp" or event is kill_rank_0 else 1
-    with ExitStack() as stack:
-        job = TrainingJob(lighthouse.address, store, rank_server, tmp_path, stack, actor=ACTOR, way=way, ranks=ranks)
-        cell = Cell(way, ranks, job)
-        finish(cell, event(cell))
-        assert lighthouse.is_alive
+    cell = Cell(way, make_job(WAYS[way], **options))
+    finish(cell, kill_and_heal(cell))

@@ -24,13 +24,15 @@ DIFFERENCES = {
 }
 
 
-def return_often(job: Job, differs_in: str, times: int) -> None:
-    """`c` comes back so often, each time as another process."""
-    difference = DIFFERENCES[differs_in]
+@pytest.mark.parametrize(("differs_in", "difference"), DIFFERENCES.items())
+def test_one_that_comes_back_with_another_model_ends_and_the_others_go_on(
+    job: Job, differs_in: str, difference: str
+) -> None:
+    """`c` comes back each time as another process; the others would not bear as many discards of their own."""
     a, b = job.groups("a", "b", actor=ACTOR, max_consecutive_discards=2)
     meet(job, {"a": a, "b": b})
     job.start_managers("c")
-    for number in range(times):
+    for number in range(3):
         log: list[Step] = []
         with job.rank("c", 7, actor=ACTOR, differs_in=differs_in, max_consecutive_discards=2) as c:
             ends = c.begin("step")
@@ -52,17 +54,6 @@ def return_often(job: Job, differs_in: str, times: int) -> None:
     assert "discarded: lost c (" in told
     assert re.search(f"the state received does not fit the local one: {difference}; ", told)
     assert ".cc:" not in told, "no place in a library's source"
-
-
-@pytest.mark.parametrize("differs_in", ["width", "group"])
-def test_one_that_comes_back_with_another_model_ends_and_the_others_go_on(job: Job, differs_in: str) -> None:
-    return_often(job, differs_in, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("differs_in", ["width", "parameters", "dtype", "group"])
-def test_it_may_come_back_forty_times(job: Job, differs_in: str) -> None:
-    return_often(job, differs_in, 40)
 
 
 def test_one_that_never_gets_a_state_ends_after_its_own_discards(job: Job) -> None:

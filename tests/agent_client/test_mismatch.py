@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from tests.agent_client.agent.test_agent import build_groups_of_two
 from tests.agent_client.jobs import TIMES as NOT_STANDING
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank, RankError
@@ -79,24 +78,10 @@ def test_the_agent_at_fault_is_of_no_further_use(job: Job) -> None:
     assert b.call("step", *RIGHT)["mismatch"] == ended
 
 
-def test_it_never_ends_the_others_however_often_it_returns(job: Job) -> None:
-    [a] = job.groups("a", actor=SCRIPTED, max_consecutive_discards=2)
-    assert a.call("step", *RIGHT)["committed"]
-    job.start_managers("c")
-    for _ in range(3):
-        c = job.rank("c", seed=7, actor=SCRIPTED)
-        of_c, of_a = begin(job, {"c": c, "a": a}, {"a": RIGHT, "c": RIGHT[:1]})
-        assert "mismatch" in of_c.result()
-        assert not of_a.result()["committed"]
-        c.begin("end")
-    assert a.call("step", *RIGHT)["committed"]
-
-
 def test_a_mismatch_at_one_rank_ends_its_whole_group(job: Job) -> None:
-    job.start_managers("a", "c", ranks=2)
-    of_a = build_groups_of_two(job, "a", actor=SCRIPTED)
+    of_a = list(job.groups_of(2, "a", actor=SCRIPTED).values())
     assert all(each.result()["committed"] for each in [rank.begin("step", *RIGHT) for rank in of_a])
-    c0, c1 = build_groups_of_two(job, "c", actor=SCRIPTED)
+    c0, c1 = job.groups_of(2, "c", actor=SCRIPTED).values()
     pending = [c0.begin("step", *RIGHT), c1.begin("step", *RIGHT[:1])]
     job.wait_joined("c")
     lost = [rank.begin("step", *RIGHT) for rank in of_a]

@@ -10,15 +10,7 @@ TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
 
 def test_its_no_takes_nothing_from_its_peers_however_far_apart_its_ranks_are(job: Job) -> None:
     """b/1 is through, and says no, before b/0 begins: a/0 waits for that in a collective which must not be ended."""
-    job.start_managers("a", "b", ranks=2)
-    ranks = {f"{name}/{number}": job.started(name, ACTOR) for name in "ab" for number in (0, 1)}
-    options = {"transform": "scaler", "ranks": 2, "meeting": job.store}
-    building = [
-        rank.begin("build", job.addresses[name[0]], seed=ord(name[0]), rank=int(name[2]), **options)
-        for name, rank in ranks.items()
-    ]
-    for pending in building:
-        pending.result()
+    ranks = job.groups_of(2, "a", "b", actor=ACTOR, transform="scaler")
     for name in ("b/0", "b/1"):
         ranks[name].call("believe_that_it_is_current")
     ranks["b/0"].call("start_quorum")

@@ -1,9 +1,10 @@
 """The example's training under real daemons: a group is killed and comes back, and all hold the same bits.
 
-The tests share one cluster of three replica groups of two ranks, which trains on.
+The tests share one cluster of replica groups of two ranks, which trains on.
 """
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -13,16 +14,19 @@ from pathlib import Path
 import pytest
 
 from examples.ports import LOOPBACK, free_port
+from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.agent_client.clusters import (
     RECOVERS_WITHIN_S,
     Cluster,
+    Event,
+    ForkServer,
+    Group,
     check_all,
     command_of,
     descendants,
     is_running,
     read_events,
 )
-from tests.agent_client.local_cluster import ForkServer
 from tests.processes import eventually
 
 PACE_S = 0.05
@@ -32,28 +36,52 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def cluster(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """All three groups train."""
-    with Cluster(forks, tmp_path_factory.mktemp("cluster"), groups=3, ranks=2, pace_s=PACE_S) as cluster:
+    """Three groups train, and one is still to come."""
+    with Cluster(forks, tmp_path_factory.mktemp("cluster"), groups=4, ranks=2, pace_s=PACE_S) as cluster:
+        *first, _ = cluster.groups
         cluster.start_lighthouse()
-        cluster.start_groups(*cluster.groups)
-        cluster.wait_steps(*cluster.groups, more=3, participants=3)
+        cluster.start_groups(*first)
+        cluster.wait_steps(*first, more=3, participants=3)
         yield cluster
 
 
 def test_the_others_go_on_without_a_killed_group_and_it_heals_when_it_is_back(cluster: Cluster) -> None:
     """Ranks and manager; the first group, whose store is where all meet. Every other kill: test_matrix.py."""
-    victim, *others = cluster.groups
+    victim, *others, _ = cluster.groups
     last = cluster.committed(victim)[-1]
     cluster.kill(victim, with_manager=True)
     cluster.wait_steps(*others, more=3, participants=2)
     cluster.start_groups(victim)
-    cluster.wait_steps(*cluster.groups, more=3, participants=3)
+    cluster.wait_steps(victim, *others, more=3, participants=3)
     for rank in range(cluster.ranks):
         healed = cluster.committed(victim, rank)[0]
         assert healed["step"] > last["step"]
         assert healed["quorum_id"] > last["quorum_id"]
         assert healed["contributed"]
     assert check_all(cluster.folder) > 0
+
+
+def discards(cluster: Cluster, groups: list[Group]) -> list[Event]:
+    ranks = itertools.product(groups, range(cluster.ranks))
+    return [event for at in ranks for event in read_events(cluster.events(*at)) if "discarded" in event]
+
+
+def test_a_group_that_joins_and_drains_costs_the_others_no_step(cluster: Cluster) -> None:
+    *first, late = cluster.groups
+    before = discards(cluster, first)
+    cluster.start_groups(late)
+    cluster.wait_steps(*cluster.groups, more=20, participants=4)
+    with LighthouseClient(cluster.lighthouse_address) as lighthouse:
+        lighthouse.drain(late.name, "for its disk")
+    pids = list(late.pids)
+    late.pids.clear()  # they are to end by themselves
+    cluster.wait_steps(*first, more=20, participants=3)
+    assert discards(cluster, first) == before
+    cluster.wait_gone(*pids)
+    assert [cluster.forks.ended[pid] for pid in pids] == [0, 0]
+    assert "ends in good order" in cluster.log(late, 0)
+    assert "for its disk" in cluster.log(late, 0)
+    eventually(lambda: not late.manager.is_alive, "its manager has left", RECOVERS_WITHIN_S)
 
 
 # -- a rank that was given only a lighthouse
@@ -121,22 +149,3 @@ def test_a_manager_that_cannot_start_is_an_error_with_its_reason(cluster: Cluste
     assert cluster.forks.ended[pid] == 1
     assert "'no good name!' has ' '" in log, log
     assert re.search(r"AgentError: the group's manager did not start \(status \d\)", log), log
-
-
-# -- a lighthouse that is not there
-
-
-def test_a_lighthouse_that_comes_late_is_named_in_the_log_and_training_begins(
-    forks: ForkServer, tmp_path: Path
-) -> None:
-    with Cluster(forks, tmp_path, groups=1, ranks=1, pace_s=PACE_S) as cluster:
-        [group] = cluster.groups
-        cluster.start_groups(group)
-        log = tmp_path / f"{group.name}-manager.log"
-        missed = rf"lighthouse lost: {cluster.lighthouse_address} is unreachable"
-        eventually(lambda: re.search(missed, log.read_text()), f"{missed} in the manager's log", 20.0)
-        cluster.check_alive()
-        assert cluster.committed(group) == []
-        cluster.start_lighthouse()
-        cluster.wait_steps(group, more=3, participants=1)
-        assert f"lighthouse at {cluster.lighthouse_address} answers" in log.read_text()

@@ -1,28 +1,37 @@
-"""Ways to train, each an actor of a training_jobs.TrainingJob: what goes into a step beside the averaged gradients."""
+"""Ways to train, each an actor of a training_jobs.TrainingJob, which can be held in the middle of a step or of a
+transfer of its state."""
 
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed import PrefixStore
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from agent_client.collectives.gloo import connect_store
+from agent_client.state.encoding import Encoding
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
+from agent_client.training.diloco import DiLoCo
 from agent_client.training.hsdp import replicate
+from agent_client.training.local_sgd import LocalSGD, OuterSteps
 from agent_client.training.optimizer import FaultTolerantOptimizer
+from agent_client.training.sampler import Position
 from agent_client.training.scheduler import FaultTolerantScheduler
 from agent_client.transfer.fetch import Fetch
-from tests.agent_client import outer_training
-from tests.agent_client.actors import digest
-from tests.agent_client.outer_training import build_agent, outer_tensors, shard_layers
+from tests.agent_client.actors import build_agent, digest
+from tests.agent_client.healing_actor import CHUNK_BYTES, Ballast
 from tests.agent_client.transforming_follower import GrowingScaler
 from tests.processes import PATIENCE_S
 
@@ -30,6 +39,11 @@ INPUTS, HIDDEN, BATCH = 8, 16, 16
 CLIPS_AT = 0.05
 FOLLOWED_STEPS = 4
 """Before a transfer that is held begins."""
+INTERVAL = 4
+"""Inner steps from one outer step to the next."""
+CHUNKS_BEFORE_HOLD = 3
+HELD_AT_REDUCTION = 2
+"""Of one step, of which every way has several: the rank is held between two of them."""
 
 
 class Ddp:
@@ -37,8 +51,10 @@ class Ddp:
 
     ranks: ClassVar[int] = 1
     """Of a replica group."""
-    options: ClassVar[dict[str, Any]] = {"bucket_cap_mb": 0.0005}
+    options: ClassVar[dict[str, Any]] = {"bucket_cap_mb": 0.0001}
     """DistributedDataParallel's: several buckets."""
+    inner_steps: ClassVar[int] = 1
+    """Of each step that is voted on."""
     gives_up: ClassVar[bool] = False
     """Catching up: what it would apply depends on its state, which is not the peer's yet; it heals plainly."""
 
@@ -46,30 +62,35 @@ class Ddp:
         self,
         manager: str,
         *,
-        heal_mode: str,
         events: str,
         seed: int,
         rank: int,
         ranks: int,
-        meeting: tuple[str, str],
+        meeting: str,
+        key: str,
+        heal_mode: str = "blocking",
+        ballast: bool = False,
+        **options: Any,
     ) -> None:
+        """`ballast`: a state that takes several pieces to send."""
         torch.manual_seed(seed)
         self.heal_mode = heal_mode
         self.module = self.make_module()
-        self.shard(rank, ranks, meeting)
+        self.shard(rank, ranks, meeting, key)
         self.inner = torch.optim.AdamW(self.module.parameters(), lr=0.01)
         self.others = self.make_others()
         state = TrainState(self.module, self.inner, **self.others)
-        self.agent = build_agent(manager, state, rank, ranks, meeting, heal_mode=heal_mode)
+        self.standing = {"ballast": Ballast(seed)} if ballast else {}
+        state.standing.update(self.standing)
+        self.agent = build_agent(manager, state, rank, ranks, meeting, key, heal_mode=heal_mode, **options)
+        self._gate_reduction()
+        self._gate_sending()
+        self._gate_fetch()
         self.model = self.wrap()
+        self.position: Position = self.agent
         self.optimizer = self.make_optimizer()
         self.events = Path(events)
         self.last_step: int | None = None
-        self.followed, self.may_fetch = 0, threading.Event()
-        self.may_fetch.set()
-        gate_fetch(self.may_fetch)
-        self.is_held, self.may_step = threading.Event(), threading.Event()
-        self.may_step.set()
 
     # -- what is different from way to way
 
@@ -77,8 +98,8 @@ class Ddp:
         layers = nn.Linear(INPUTS, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1)
         return nn.Sequential(*layers)
 
-    def shard(self, rank: int, ranks: int, meeting: tuple[str, str]) -> None:
-        """Inside the group."""
+    def shard(self, rank: int, ranks: int, meeting: str, key: str) -> None:
+        """Inside the group, whose ranks meet at the store `meeting` under `key`."""
 
     def make_others(self) -> dict[str, Any]:
         """What belongs to the state beside the model and the optimizer."""
@@ -110,10 +131,6 @@ class Ddp:
         """What it wrote last."""
         agent, event = self.agent, dict[str, Any]()
         while self.last_step is None or agent.current_step < self.last_step:
-            if not self.may_step.is_set():
-                self.is_held.set()
-                self.may_step.wait()
-                continue
             self.optimizer.zero_grad()
             before = agent.current_step
             self.compute()
@@ -123,33 +140,33 @@ class Ddp:
                 self.after_commit()
             if agent.current_step > before or not is_kept:
                 event = self._write("discarded" if not is_kept else "follows" if agent.catches_up else "step")
-            time.sleep(pace_s)
+                self.reductions = 0
+            time.sleep(pace_s / self.inner_steps)
         return event
 
     def loss(self, microbatch: int = 0) -> Tensor:
         """Over a batch that is a function of the step and of a place in the quorum."""
-        place, _ = self.agent.slot()
-        generator = torch.Generator().manual_seed(10_000 * self.agent.current_step + 100 * microbatch + place)
+        place, _ = self.position.slot()
+        generator = torch.Generator().manual_seed(10_000 * self.position.current_step + 100 * microbatch + place)
         return self.model(torch.randn(BATCH, INPUTS, generator=generator)).square().mean()
 
-    def follow_for_long(self) -> None:
-        """A transfer from a peer waits until FOLLOWED_STEPS are kept."""
-        self.may_fetch.clear()
+    def finish(self, after_step: int) -> None:
+        self.last_step = after_step
 
-    def hold(self) -> int:
-        """Between two steps; its peers wait for it in the next one. The step."""
-        self.is_held.clear()
-        self.may_step.clear()
-        self.is_held.wait()
-        return self.agent.current_step
+    def fail_once(self) -> None:
+        """In its next vote it says no."""
+        should_commit = self.agent.should_commit
+
+        def should_commit_not() -> bool:
+            self.agent.report_error("told to fail")
+            self.agent.should_commit = should_commit  # type: ignore[method-assign]
+            return should_commit()
+
+        self.agent.should_commit = should_commit_not  # type: ignore[method-assign]
 
     def graphs(self) -> int:
         """How many torch.compile has made."""
         return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-    def finish(self, after_step: int) -> None:
-        self.last_step = after_step
-        self.may_step.set()
 
     def digests(self) -> dict[str, str]:
         """Of all that must be the same in all groups, part by part."""
@@ -160,7 +177,8 @@ class Ddp:
         rates = [torch.tensor([group["lr"] for group in self.inner.param_groups], dtype=torch.float64)]
         found = {"parameters": [*self.module.parameters()], "optimizer": moments + rates}
         found["buffers"] = [*self.module.buffers()]
-        return found | {name: list(_tensors_in(other.state_dict())) for name, other in self.others.items()}
+        others = self.others | self.standing
+        return found | {name: list(_tensors_in(other.state_dict())) for name, other in others.items()}
 
     def _write(self, what: str) -> dict[str, Any]:
         agent = self.agent
@@ -179,34 +197,83 @@ class Ddp:
             file.write(json.dumps(event) + "\n")
         return event
 
+    # -- in the middle of a step
 
-def gate_fetch(may_fetch: threading.Event) -> None:
-    """Transfers from a peer to this process wait for it."""
+    def hold_step(self) -> None:
+        """The next step stops between two of its reductions."""
+        self.is_held.clear()
+        self.may_reduce.clear()
 
-    def run_when_told(fetch: Fetch, run: Callable[[Fetch], Any] = Fetch.run) -> Any:
-        may_fetch.wait(PATIENCE_S)
-        return run(fetch)
+    def wait_held(self) -> int:
+        """The step."""
+        self.is_held.wait()
+        return self.agent.current_step
 
-    Fetch.run = run_when_told  # type: ignore[method-assign]
+    def go_on(self) -> None:
+        self.may_reduce.set()
 
+    def is_in_step(self, step: int) -> bool:
+        """It has come as far as one that is held in that step."""
+        return self.agent.current_step == step and self.reductions >= HELD_AT_REDUCTION
 
-def _local(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    def _gate_reduction(self) -> None:
+        self.is_held, self.may_reduce = threading.Event(), threading.Event()
+        self.may_reduce.set()
+        self.reductions = 0
+        all_reduce = self.agent.all_reduce
 
+        def reduce_when_told(tensor: Tensor, **options: Any) -> "Future[Tensor]":
+            self.reductions += 1
+            if self.reductions == HELD_AT_REDUCTION and not self.may_reduce.is_set():
+                self.is_held.set()
+                self.may_reduce.wait()
+            return all_reduce(tensor, **options)
 
-def _tensors_in(state: Any) -> Iterator[Tensor]:
-    """Of a state_dict, its numbers among them."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, int | float):
-        yield torch.tensor([state], dtype=torch.float64)
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from _tensors_in(value)
-    elif isinstance(state, list | tuple):
-        for value in state:
-            yield from _tensors_in(value)
+        self.agent.all_reduce = reduce_when_told  # type: ignore[method-assign]
+
+    # -- in the middle of a transfer, or before it
+
+    def hold_sending(self) -> None:
+        """Every transfer from here stops after some of its bytes."""
+        self.may_send.clear()
+
+    def allow_sending(self) -> None:
+        self.may_send.set()
+
+    def received(self) -> tuple[str, int, int]:
+        """(from which group, how many bytes so far, of how many) of the transfer to here that is under way."""
+        healing: Any = self.agent._healing
+        fetch = healing._target._fetch
+        return (fetch._machine._left[0], fetch._received, fetch._length) if fetch else ("", 0, 0)
+
+    def _gate_sending(self) -> None:
+        self.may_send = threading.Event()
+        self.may_send.set()
+        healing: Any = self.agent._healing
+        if self.standing:
+            healing._source._server._chunk_bytes = CHUNK_BYTES
+
+        def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
+            for number, chunk in enumerate(real(encoding, start)):
+                if number >= CHUNKS_BEFORE_HOLD:
+                    self.may_send.wait()
+                yield chunk
+
+        Encoding.chunks = chunks  # type: ignore[method-assign]
+
+    def follow_for_long(self) -> None:
+        """A transfer from a peer waits until FOLLOWED_STEPS are kept."""
+        self.may_fetch.clear()
+
+    def _gate_fetch(self) -> None:
+        self.followed, self.may_fetch = 0, threading.Event()
+        self.may_fetch.set()
+
+        def run_when_told(fetch: Fetch, run: Callable[[Fetch], Any] = Fetch.run) -> Any:
+            self.may_fetch.wait(PATIENCE_S)
+            return run(fetch)
+
+        Fetch.run = run_when_told  # type: ignore[method-assign]
 
 
 # -- what changes the gradients, before the vote
@@ -314,7 +381,7 @@ class Accumulating(Ddp):
 
 
 class Salvaging(Ddp):
-    options: ClassVar[dict[str, Any]] = {"salvage": True, "bucket_cap_mb": 0.0005}
+    options: ClassVar[dict[str, Any]] = {"salvage": True, "bucket_cap_mb": 0.0001}
 
 
 class Wide(nn.Module):
@@ -393,21 +460,48 @@ class InductorInside(CompiledInside):
 
 
 class Plain(Ddp):
-    """No buffers: what follows keeps none equal."""
+    """The plain calls of the Agent: each gradient is handed to it, and then it is asked whether to go on. No buffers:
+    what follows keeps none equal."""
 
     def make_module(self) -> nn.Module:
         return nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1))
+
+    def wrap(self) -> nn.Module:
+        return self.module
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+        for reduced in [self.agent.all_reduce(_gradient(each)) for each in self.module.parameters()]:
+            reduced.result()
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def shard_layers(model: nn.Module, rank: int, ranks: int, meeting: str, key: str) -> None:
+    """Layer by layer over the ranks of the group; one shard is empty."""
+    store = PrefixStore(f"{key}/torch", connect_store(meeting, PATIENCE_S))
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
 
 
 class Hsdp(Plain):
     ranks: ClassVar[int] = 2
 
-    def shard(self, rank: int, ranks: int, meeting: tuple[str, str]) -> None:
-        shard_layers(self.module, rank, ranks, meeting)
+    def shard(self, rank: int, ranks: int, meeting: str, key: str) -> None:
+        shard_layers(self.module, rank, ranks, meeting, key)
 
     def wrap(self) -> nn.Module:
         replicate(self.module, self.agent)
         return self.module
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
 
 
 class Block(nn.Linear):
@@ -425,15 +519,15 @@ class HsdpCompiled(Hsdp):
     def make_module(self) -> nn.Module:
         return nn.Sequential(Block(INPUTS, HIDDEN), Block(HIDDEN, HIDDEN), nn.Linear(HIDDEN, 1))
 
-    def shard(self, rank: int, ranks: int, meeting: tuple[str, str]) -> None:
+    def shard(self, rank: int, ranks: int, meeting: str, key: str) -> None:
         for layer in self.module.children():
             layer.compile(backend=self.backend)
-        super().shard(rank, ranks, meeting)
+        super().shard(rank, ranks, meeting, key)
 
 
 class HsdpCompiledAround(HsdpCompiled):
-    def shard(self, rank: int, ranks: int, meeting: tuple[str, str]) -> None:
-        Hsdp.shard(self, rank, ranks, meeting)
+    def shard(self, rank: int, ranks: int, meeting: str, key: str) -> None:
+        Hsdp.shard(self, rank, ranks, meeting, key)
 
     def wrap(self) -> nn.Module:
         compiled: Any = torch.compile(super().wrap(), backend=self.backend)
@@ -441,32 +535,70 @@ class HsdpCompiledAround(HsdpCompiled):
 
 
 class LocalSgd(Plain):
-    way = "local_sgd"
-
-    def wrap(self) -> nn.Module:
-        return self.module
+    inner_steps: ClassVar[int] = INTERVAL
 
     def make_optimizer(self) -> FaultTolerantOptimizer:
-        return outer_training.WAYS[self.way](self.module, self.inner, self.agent)
+        self.position = self.outer = self.make_outer()
+        return self.outer
+
+    def make_outer(self) -> OuterSteps:
+        return LocalSGD(self.module, self.inner, self.agent, sync_every=INTERVAL)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
 
     def parts(self) -> dict[str, list[Tensor]]:
         """The inner optimizer is each rank's own."""
-        optimizer: Any = self.optimizer
-        return {"parameters": [*self.module.parameters()], "outer": outer_tensors(optimizer)}
+        return {"parameters": [*self.module.parameters()]} | self.outer_parts()
+
+    def outer_parts(self) -> dict[str, list[Tensor]]:
+        """All that the replica groups agree on: global parameters, and the outer optimizer's momenta."""
+        state = self.outer._state
+        entries = state.optimizer.state.values() if state.optimizer else []
+        tensors = [*state.tensors, *(entry["momentum_buffer"] for entry in entries if entry)]
+        ballast = [ballast.numbers for ballast in self.standing.values()]
+        return {"outer": tensors, "inner steps": [torch.tensor(self.outer.current_step)], "ballast": ballast}
 
 
 class Diloco(LocalSgd):
-    way = "diloco"
+    schedule: ClassVar[dict[str, Any]] = {}
+
+    def make_outer(self) -> OuterSteps:
+        outer = SGD(self.module.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        sync_every = self.schedule.get("fragments", 1) * INTERVAL
+        return DiLoCo(self.module, self.inner, outer, self.agent, sync_every=sync_every, **self.schedule)
 
 
-class Streamed(LocalSgd):
+class Streamed(Diloco):
     """Its local parameters are each rank's own, too."""
 
-    way = "streamed"
+    schedule: ClassVar[dict[str, Any]] = {"fragments": 2, "delay": 2, "mixing": 0.5}
 
     def parts(self) -> dict[str, list[Tensor]]:
-        return {"outer": super().parts()["outer"]}
+        return self.outer_parts()
 
+
+class Sharded(Streamed):
+    """Inside the group, by FSDP2."""
+
+    ranks: ClassVar[int] = 2
+    schedule: ClassVar[dict[str, Any]] = {"fragments": 2, "delay": 1}
+
+    def shard(self, rank: int, ranks: int, meeting: str, key: str) -> None:
+        shard_layers(self.module, rank, ranks, meeting, key)
+
+
+WAYS: dict[str, type[Ddp]] = {
+    "plain": Plain,
+    "ddp": Ddp,
+    "salvage": Salvaging,
+    "hsdp": Hsdp,
+    "local_sgd": LocalSgd,
+    "diloco": Diloco,
+    "streamed": Streamed,
+    "sharded": Sharded,
+}
+"""Through all that can happen to a group: test_matrix.py."""
 
 KINDS: dict[str, type[Ddp]] = {
     "ddp": Ddp,
@@ -486,10 +618,26 @@ KINDS: dict[str, type[Ddp]] = {
     "compile_step": CompiledStep,
     "inductor": Inductor,
     "inductor_inside": InductorInside,
-    "hsdp": Hsdp,
     "hsdp_compile": HsdpCompiled,
     "hsdp_compile_around": HsdpCompiledAround,
-    "local_sgd": LocalSgd,
-    "diloco": Diloco,
-    "streamed": Streamed,
 }
+"""Through a kill and a heal in either heal mode: test_training_kinds.py."""
+
+
+def _local(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _tensors_in(state: Any) -> Iterator[Tensor]:
+    """Of a state_dict, its numbers among them."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, int | float):
+        yield torch.tensor([state], dtype=torch.float64)
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _tensors_in(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from _tensors_in(value)

@@ -1,20 +1,15 @@
 """Agents that are told each of their steps, under real daemons: faults at exactly the moment that is meant."""
 
-import contextlib
-import functools
 import itertools
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_client.agent.parts import GroupPlace
+from agent_client.errors import ConfigurationError
 from examples.ports import free_port
-from lighthouse_runtime.client.manager import ManagerClient
 from tests.agent_client.jobs import TIMES, Job
 from tests.agent_client.ranks import Pending, Rank, RankError, RankServer
 from tests.processes import LOCALHOST, Lighthouse, eventually
@@ -29,14 +24,15 @@ def step_together(*ranks: Rank, **options: Any) -> list[Step]:
 
 def begin_together(job: Job, ranks: dict[str, Rank], *until: int) -> list[Pending]:
     """A step of each, or `steps` until so many, beginning in one quorum: the last one, without which none can form,
-    asks when all others wait."""
-    *others, _ = ranks
-    pending: list[Pending] = []
-    for name, rank in ranks.items():
-        pending.append(rank.begin("steps" if until else "step", *until))
-        if name in others:
-            job.wait_joined(name)
-    return pending
+    asks when all others wait. `ranks` by group, or by group and number, "a/0"."""
+    groups = list(dict.fromkeys(at.partition("/")[0] for at in ranks))
+    pending: dict[str, Pending] = {}
+    for group in groups:
+        of_group = {at: rank for at, rank in ranks.items() if at.partition("/")[0] == group}
+        pending |= {at: rank.begin("steps" if until else "step", *until) for at, rank in of_group.items()}
+        if group != groups[-1]:
+            job.wait_joined(group)
+    return list(pending.values())
 
 
 def meet(job: Job, ranks: dict[str, Rank], *until: int) -> list[Any]:
@@ -102,8 +98,7 @@ def test_a_reported_error_discards_the_step_here_and_the_next_heals(job: Job) ->
 
 
 def test_one_rank_s_error_discards_the_step_in_its_whole_group(job: Job) -> None:
-    job.start_managers("a", "b", ranks=2)
-    ranks = build_groups_of_two(job, "a", "b")
+    ranks = list(job.groups_of(2, "a", "b").values())
     assert {step["step"] for step in step_together(*ranks)} == {1}
     assert len({step["hash"] for step in step_together(*ranks)}) == 1
     others = [rank.begin("step") for rank in ranks if rank is not ranks[1]]
@@ -115,14 +110,6 @@ def test_one_rank_s_error_discards_the_step_in_its_whole_group(job: Job) -> None
     assert len({step["hash"] for step in log}) == 1
 
 
-def build_groups_of_two(job: Job, *names: str, **options: Any) -> list[Rank]:
-    """All at once: the ranks of a group meet while they are built."""
-    places = [(name, place) for name in names for place in (0, 1)]
-    with ThreadPoolExecutor(len(places)) as pool:
-        build = functools.partial(job.rank, ranks=2, **options)
-        return list(pool.map(lambda at: build(at[0], seed=names.index(at[0]), rank=at[1]), places))
-
-
 def test_too_many_discards_in_a_row_end_the_rank(job: Job) -> None:
     [a] = job.groups("a", max_consecutive_discards=3)
     assert a.call("step")["committed"]
@@ -131,94 +118,6 @@ def test_too_many_discards_in_a_row_end_the_rank(job: Job) -> None:
     with pytest.raises(RankError, match=r"3 steps discarded in a row \(max_consecutive_discards\): again") as raised:
         a.call("step", error="again")
     assert raised.value.kind == "AgentError"
-
-
-# -- a peer that sends nonsense
-
-
-class Nonsense:
-    """Answers every request on a port of its own with the same bytes."""
-
-    def __init__(self) -> None:
-        self.answer = b""
-        self._listener = socket.create_server((LOCALHOST, 0))
-        self.address = f"http://{LOCALHOST}:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                with connection, contextlib.suppress(OSError):
-                    connection.recv(65536)
-                    connection.sendall(self.answer)
-
-
-@contextmanager
-def nonsense() -> Iterator[Nonsense]:
-    server = Nonsense()
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-def http(body: bytes, length: int | None = None, status: str = "200 OK") -> bytes:
-    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (
-        status.encode(),
-        len(body) if length is None else length,
-        body,
-    )
-
-
-def bad_answers(good: bytes, of_another_step: bytes, no_state: bytes) -> dict[str, bytes]:
-    damaged = bytearray(good)
-    damaged[-10] ^= 1
-    return {
-        "nothing": b"",
-        "no HTTP": bytes(range(256)) * 16,
-        "garbage": http(bytes(range(256)) * 16),
-        "an empty body": http(b""),
-        "no length": b"HTTP/1.1 200 OK\r\n\r\n" + good,
-        "the wrong length": http(good, len(good) + 1),
-        "half of it": http(good[: len(good) // 2], len(good)),
-        "a damaged byte": http(bytes(damaged)),
-        "a refusal": http(b"{}", status="409 Conflict"),
-        "an error": http(b"", status="500 Internal Server Error"),
-        "another step": http(of_another_step),
-        "no state": http(no_state),
-    }
-
-
-def test_a_peer_s_nonsense_discards_the_step_and_touches_nothing(job: Job) -> None:
-    [a] = job.groups("a", max_consecutive_discards=1000)
-    a.call("steps", 2)
-    [b] = job.groups("b", seed=1, max_consecutive_discards=1000)
-    weights = b.call("hash")
-    good = a.call("encoded")
-    answers = bad_answers(good, a.call("encoded", step=7), a.call("encoded", step=None, tag_quorum_id="none"))
-    with nonsense() as server:
-        true_address = a.call("advertise_checkpoints_at", server.address)
-        for number, (what, server.answer) in enumerate(answers.items()):
-            of_a, of_b = step_together(a, b) if number else meet(job, {"b": b, "a": a})[::-1]
-            assert not of_b["committed"], what
-            assert not of_a["committed"], what
-            assert (of_b["step"], of_b["hash"]) == (0, weights), what
-    a.call("advertise_checkpoints_at", f"http://{LOCALHOST}:{free_port()}")
-    assert [step["committed"] for step in step_together(a, b)] == [False, False], "nobody listens"
-    assert job.log("b").count("healing failed") == len(answers) + 1, job.log("b")
-
-    a.call("advertise_checkpoints_at", true_address)
-    of_a, of_b = step_together(a, b)
-    assert of_b["committed"], job.log("b")
-    assert of_b["step"] == 3
-    assert check_equal([of_a], [of_b]) == 1
 
 
 # -- deaths while somebody heals
@@ -239,19 +138,6 @@ def test_a_death_during_the_healing_of_another(job: Job) -> None:
     assert log[0]["committed"] is False
     assert check_equal(log, log_of_survivor) >= 4
     assert log[-1]["participants"] == ["a", "b"]
-
-
-def test_a_target_that_dies_while_it_heals_costs_the_others_one_step(job: Job) -> None:
-    a, c = job.groups("a", "c")
-    assert check_equal(*meet(job, {"a": a, "c": c}, 2)) == 2
-    [b] = job.groups("b", seed=2)
-    b.call("hold_fetch")
-    _, of_a, of_c = begin_together(job, {"b": b, "a": a, "c": c}, 7)
-    b.call("wait_fetching")
-    job.managers["b"].kill()
-    b.kill()
-    assert check_equal(of_a.result(), log := of_c.result()) == 5
-    assert [step["committed"] for step in log] == [False] + 5 * [True]
 
 
 def test_a_transfer_may_take_longer_than_a_collective(job: Job) -> None:
@@ -310,18 +196,8 @@ def test_a_rank_that_the_manager_does_not_know_ends(job: Job) -> None:
 
 def test_a_refusal_by_the_lighthouse_is_said_and_no_busy_loop(job: Job) -> None:
     """A group of another size is refused at once, each time: asking again must take its time, or end."""
-    job.start_managers("a", ranks=2)
-    with ManagerClient(job.addresses["a"]) as client:
-        answers: list[object] = []
-        asks: list[Callable[[], object]] = [
-            lambda rank=rank: answers.append(client.quorum(rank, 0, timeout_s=30.0)) for rank in (0, 1)
-        ]
-        threads = [threading.Thread(target=ask) for ask in asks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(answers) == 2
+    for pending in [rank.begin("ask") for rank in job.groups_of(2, "a").values()]:
+        pending.result()
     job.start_managers("b")
     b = job.rank("b")
     tried_for_s = 2.0
@@ -371,8 +247,5 @@ def test_close_ends_everything_and_again_does_no_harm(job: Job) -> None:
 
 
 def test_an_agent_of_several_ranks_needs_their_group() -> None:
-    from agent_client.agent.parts import GroupPlace
-    from agent_client.errors import ConfigurationError
-
     with pytest.raises(ConfigurationError, match="^group: "):
         GroupPlace(0, 2)

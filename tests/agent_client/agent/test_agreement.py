@@ -1,5 +1,6 @@
 """Which participant is at fault: by example, and against the dumb version."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,38 +40,32 @@ def faulty(*said: tuple[Announced, Standing]) -> set[int]:
     return set(find_faulty(rows(*said)))
 
 
-class TestFaulty:
-    def test_none_where_all_say_the_same(self):
-        assert faulty((WIDE, TRAINED), (WIDE, HEALS), (WIDE, HOLDS_STATE)) == set()
+OTHER_NAME = WIDE._replace(name="discriminator, bucket 0")
+LONG = WIDE._replace(name="x" * 200)
+FAULTY: dict[str, tuple[list[tuple[Announced, Standing]], set[int]]] = {
+    "none where all say the same": ([(WIDE, TRAINED), (WIDE, HEALS), (WIDE, HOLDS_STATE)], set()),
+    "the one that differs": ([(WIDE, TRAINED), (NARROW, TRAINED), (WIDE, TRAINED)], {1}),
+    "one collective less": ([(WIDE, TRAINED), (WIDE, TRAINED), (END, TRAINED)], {2}),
+    "one collective more": ([(END, TRAINED), (END, TRAINED), (WIDE, TRAINED)], {2}),
+    "of two the one that heals": ([(WIDE, HEALS), (NARROW, TRAINED)], {0}),
+    "of two the one that has not trained": ([(WIDE, HOLDS_STATE), (NARROW, TRAINED)], {0}),
+    "of two new ones the one that heals": ([(WIDE, HEALS), (NARROW, HOLDS_STATE)], {0}),
+    "newcomers do not outvote a veteran": ([(WIDE, HEALS), (WIDE, HEALS), (NARROW, TRAINED)], {0, 1}),
+    "between two veterans they decide": ([(WIDE, TRAINED), (NARROW, TRAINED), (NARROW, HEALS)], {0}),
+    "of two that are alike the second": ([(WIDE, TRAINED), (NARROW, TRAINED)], {1}),
+    "of two new ones that are alike, too": ([(WIDE, HOLDS_STATE), (NARROW, HOLDS_STATE)], {1}),
+    "the same size of another part of the script": ([(WIDE, TRAINED), (OTHER_NAME, HEALS)], {1}),
+    "names that differ beyond what is told": (
+        [(LONG._replace(name=LONG.name + "a"), TRAINED), (LONG._replace(name=LONG.name + "b"), HEALS)],
+        {1},
+    ),
+}
 
-    def test_the_one_that_differs_from_the_others(self):
-        assert faulty((WIDE, TRAINED), (NARROW, TRAINED), (WIDE, TRAINED)) == {1}
 
-    def test_one_more_or_one_less_collective_is_a_difference(self):
-        assert faulty((WIDE, TRAINED), (WIDE, TRAINED), (END, TRAINED)) == {2}
-        assert faulty((END, TRAINED), (END, TRAINED), (WIDE, TRAINED)) == {2}
-
-    def test_of_two_the_one_that_has_not_trained(self):
-        assert faulty((WIDE, HEALS), (NARROW, TRAINED)) == {0}
-        assert faulty((WIDE, HOLDS_STATE), (NARROW, TRAINED)) == {0}
-        assert faulty((WIDE, HEALS), (NARROW, HOLDS_STATE)) == {0}
-
-    def test_newcomers_do_not_outvote_what_holds_the_state_of_the_job(self):
-        assert faulty((WIDE, HEALS), (WIDE, HEALS), (NARROW, TRAINED)) == {0, 1}
-
-    def test_of_two_that_speak_for_the_job_newcomers_decide(self):
-        assert faulty((WIDE, TRAINED), (NARROW, TRAINED), (NARROW, HEALS)) == {0}
-
-    def test_of_two_that_are_alike_in_all_the_second(self):
-        assert faulty((WIDE, TRAINED), (NARROW, TRAINED)) == {1}
-        assert faulty((WIDE, HOLDS_STATE), (NARROW, HOLDS_STATE)) == {1}
-
-    def test_the_same_size_of_another_part_of_the_script_is_a_difference(self):
-        assert faulty((WIDE, TRAINED), (WIDE._replace(name="discriminator, bucket 0"), HEALS)) == {1}
-
-    def test_names_that_differ_beyond_what_is_told_do(self):
-        long = "x" * 200
-        assert faulty((WIDE._replace(name=long + "a"), TRAINED), (WIDE._replace(name=long + "b"), HEALS)) == {1}
+@pytest.mark.parametrize("case", FAULTY)
+def test_which_is_at_fault(case: str):
+    said, expected = FAULTY[case]
+    assert faulty(*said) == expected
 
 
 class TestWords:

@@ -1,6 +1,5 @@
 """A commit that was not applied, and a state that has changed by itself, under real daemons: found, told, healed."""
 
-import random
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from lighthouse_protocol.messages.incident import IncidentSummary
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 from tests.agent_client.jobs import Job
-from tests.agent_client.ranks import Pending, Rank, RankError
+from tests.agent_client.ranks import Rank, RankError
 from tests.processes import Lighthouse
 
 ACTOR = "tests.agent_client.torn_actor:TornActor"
@@ -21,21 +20,7 @@ Event = dict[str, Any]
 
 
 def start(job: Job, names: str, ranks: int = 1, **options: Any) -> dict[str, Rank]:
-    """Each rank under its name, a/0."""
-    job.start_managers(*names, ranks=ranks)
-    begun: dict[str, Rank] = {}
-    building: list[Pending] = []
-    for place, name in enumerate(names):
-        for number in range(ranks):
-            rank = job.started(name, ACTOR)
-            begun[f"{name}/{number}"] = rank
-            meeting = {"meeting": job.store, "ranks": ranks, "rank": number} if ranks > 1 else {}
-            building.append(
-                rank.begin("build", job.addresses[name], seed=place, check_state_every=EVERY, **meeting, **options)
-            )
-    for pending in building:
-        pending.result()
-    return begun
+    return job.groups_of(ranks, *names, actor=ACTOR, check_state_every=EVERY, **options)
 
 
 def train(ranks: dict[str, Rank], until: int, **faults: dict[str, Any]) -> dict[str, list[Event]]:
@@ -107,20 +92,3 @@ def test_groups_of_two_ranks_end_with_the_same_bits_whatever_is_torn(job: Job, l
     check_equal({name: [events[-1]] for name, events in told.items()})
     kinds = [(incident.kind.value, *incident.suspects) for incident in incidents(lighthouse, job)]
     assert kinds == [("not_applied", "b"), ("not_applied", "a"), ("not_applied", "b"), ("divergence", "b")]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_thousand_steps_with_forty_faults(job: Job, lighthouse: Lighthouse) -> None:
-    drawn = random.Random(7)
-    raises = tuple(sorted(drawn.sample(range(5, 960), 20)))
-    flips = tuple(sorted(drawn.sample(range(5, 960, EVERY), 20)))
-    told = train(start(job, "abc"), 1000, **{"b/0": {"raises": raises}, "c/0": {"flips": flips}})
-    assert len({events[-1]["hash"] for events in told.values()}) == 1
-    found = incidents(lighthouse, job)
-    torn = sum(bool(event["error"]) for event in told["b/0"])  # where the step was not discarded for another reason
-    assert sum(incident.kind == "not_applied" for incident in found) == torn > len(raises) - 5
-    at = [
-        int(incident.text.partition("state of step ")[2].split()[0]) for incident in found if "differs" in incident.text
-    ]
-    assert all(any(flip < step <= flip + 2 * EVERY for step in at) for flip in flips)

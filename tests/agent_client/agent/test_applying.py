@@ -1,5 +1,7 @@
 """What is known of a commit that was, or was not, applied: what optimizers and scripts do, event by event."""
 
+from collections.abc import Callable
+
 import pytest
 
 from agent_client.agent.rules.applying import Applying
@@ -25,52 +27,51 @@ def trained(steps: int = 3) -> Applying:
     return it
 
 
-def test_a_step_that_ends_is_applied() -> None:
-    assert trained().begins(never) == ""
-
-
-def test_one_that_begins_and_does_not_end_is_not() -> None:
-    it = trained()
-    it.begins(never)
-    it.committed(3)
+def halves(it: Applying) -> None:
     step(it, ends=False)
-    assert it.begins(never) == "step 3 was committed, and SGD.step() began and did not end"
-    assert it.begins(never) == "", "once"
 
 
-def test_nor_is_one_that_is_tried_again_after_an_exception() -> None:
-    """The first try may have moved a part of the parameters."""
-    it = trained()
-    it.committed(3)
+def again(it: Applying) -> None:
+    """After an exception: the first try may have moved a part of the parameters."""
     step(it, ends=False)
     step(it)
-    assert "did not end" in it.begins(never)
 
 
-def test_the_step_of_a_derived_class_may_call_its_parents() -> None:
-    it = Applying()
-    it.committed(0)
+def nested(it: Applying) -> None:
+    """The step of a derived class calls its parent's."""
     it.optimizer_began(1, "Mine", is_registered=True)
     step(it)
     it.optimizer_ended(1, "Mine", is_registered=True)
+
+
+def by_script(it: Applying) -> None:
+    """Where the script says when it applies, optimizers are not looked at."""
+    it.entered()
+    step(it, ends=False)
+    it.left()
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (step, ""),
+        (nested, ""),
+        (by_script, ""),
+        (halves, "step 3 was committed, and SGD.step() began and did not end"),
+        (again, "step 3 was committed, and SGD.step() began and did not end"),
+        (lambda it: None, "step 3 was committed, and no optimizer has stepped since"),
+    ],
+)
+def test_what_is_said_once_of_a_commit(act: Callable[[Applying], None], said: str) -> None:
+    it = trained()
+    it.begins(never)
+    it.committed(3)
+    act(it)
+    assert it.begins(never) == said
     assert it.begins(never) == ""
 
 
-def test_a_commit_after_which_nothing_steps() -> None:
-    it = trained()
-    it.begins(never)
-    it.committed(3)
-    assert it.begins(never) == "step 3 was committed, and no optimizer has stepped since"
-
-
-def test_a_gradient_scaler_may_skip() -> None:
-    it = trained()
-    it.begins(never)
-    it.committed(3)
-    assert it.begins(lambda: True) == ""
-
-
-def test_that_it_may_is_found_out_once() -> None:
+def test_that_a_gradient_scaler_may_skip_is_found_out_once() -> None:
     it, asked = trained(), list[int]()
     for number in range(3, 6):
         it.committed(number)
@@ -106,16 +107,4 @@ def test_local_steps_of_a_script_are_its_own() -> None:
         step(it, ends=False) if steps else None
     it = Applying()
     step(it, ends=False)
-    assert it.begins(never) == ""
-
-
-def test_where_the_script_says_when_it_applies_optimizers_are_not_looked_at() -> None:
-    it = trained()
-    it.begins(never)
-    it.committed(3)
-    it.entered()
-    step(it, ends=False)
-    it.left()
-    assert it.begins(never) == ""
-    it.committed(4)
     assert it.begins(never) == ""

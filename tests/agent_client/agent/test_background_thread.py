@@ -30,15 +30,6 @@ def test_tasks_run_in_order_on_one_thread_of_that_name(thread: BackgroundThread)
     assert ran == [(n, "under test") for n in range(100)]
 
 
-def test_submitting_does_not_wait(thread: BackgroundThread) -> None:
-    may_end = threading.Event()
-    first, second = thread.submit(may_end.wait), thread.submit(lambda: "after")
-    assert not first.done()
-    assert not second.done()
-    may_end.set()
-    assert second.result(PATIENCE_S) == "after"
-
-
 def test_it_is_idle_as_soon_as_a_future_says_so_and_not_before(thread: BackgroundThread) -> None:
     assert thread.is_idle
     may_end = threading.Event()
@@ -60,16 +51,6 @@ def test_an_error_belongs_to_its_future_and_the_next_task_runs(thread: Backgroun
     failed, fine = thread.submit(fail), thread.submit(lambda: "fine")
     assert failed.exception(PATIENCE_S) is error
     assert fine.result(PATIENCE_S) == "fine"
-
-
-def test_close_ends_after_what_was_submitted() -> None:
-    thread = BackgroundThread("under test")
-    may_end = threading.Event()
-    done = [thread.submit(may_end.wait), *(thread.submit(lambda n=n: n) for n in range(10))]
-    may_end.set()
-    thread.close(PATIENCE_S)
-    assert all(future.done() for future in done)
-    assert ours() == []
 
 
 def test_close_waits_no_longer_than_it_is_told() -> None:

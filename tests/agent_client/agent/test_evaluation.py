@@ -1,7 +1,6 @@
 """Rank 0 evaluates and all learn the result; all say a number and learn who differs."""
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,12 +17,8 @@ RESULT = repr({"accuracy": 15.23, "by_class": "tensor([0., 1., 2.])", "nested": 
 
 
 def start(job: Job, *names: str, ranks: int = 2) -> dict[str, Rank]:
-    """a/0, a/1, b/0, ... after a step in one quorum."""
-    job.start_managers(*names, ranks=ranks)
-    places = [(name, number) for name in names for number in range(ranks)]
-    with ThreadPoolExecutor(len(places)) as pool:
-        built = list(pool.map(lambda at: job.rank(at[0], rank=at[1], ranks=ranks, actor=ACTOR), places))
-    found = {f"{name}/{number}": rank for (name, number), rank in zip(places, built, strict=True)}
+    """After a step in one quorum."""
+    found = job.groups_of(ranks, *names, actor=ACTOR)
     while len(together(found, "step")["a/0"]["participants"]) < len(names):
         pass
     return found

@@ -4,7 +4,6 @@ import dataclasses
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
@@ -18,12 +17,6 @@ from agent_client.agent.rendezvous import rendezvous, wait_for_store
 from agent_client.errors import AgentError
 from examples.ports import free_port
 from tests.processes import LOCALHOST, Lighthouse, Manager
-
-
-@pytest.fixture(scope="module")
-def lighthouse() -> Iterator[Lighthouse]:
-    with Lighthouse() as process:
-        yield process
 
 
 def test_a_store_that_serves_is_not_waited_for_and_one_that_comes_later_is(lighthouse: Lighthouse) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -34,6 +34,8 @@ HEALING = dataclasses.replace(
     heal_from_address="http://127.0.0.1:3",
     max_step=9,
 )
+HEALS_NEXT = dataclasses.replace(TRAINING, max_rank=None, place=None)
+"""It is behind, and no source is dealt to it."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,22 @@ def machine_in(phase: Phase) -> StepMachine:
     return machine
 
 
-def computing(assignment: Assignment = TRAINING, **fields: int) -> StepMachine:
-    machine = StepMachine(**fields)  # type: ignore[arg-type]
+def told(machine: StepMachine, assignment: Assignment = TRAINING) -> StepMachine:
+    """In its next step, under that quorum."""
     machine.ask()
     machine.answered(assignment)
     return machine
+
+
+def computing(assignment: Assignment = TRAINING, **fields: int) -> StepMachine:
+    return told(StepMachine(**fields), assignment)  # type: ignore[arg-type]
+
+
+def ended(machine: StepMachine, *, commit: bool) -> bool:
+    """Its own vote."""
+    vote = machine.vote()
+    machine.decided(commit)
+    return vote
 
 
 def visible(machine: StepMachine) -> dict[str, object]:
@@ -97,8 +110,7 @@ def test_the_transition_table(name: str, phase: Phase) -> None:
 def test_an_impossible_transition_tells_the_story_that_led_to_it() -> None:
     machine = computing()
     machine.reduced()
-    machine.vote()
-    machine.decided(True)
+    ended(machine, commit=True)
     machine.ask()
     with pytest.raises(InvalidTransition, match=r"so far: ask@0 answered@0 vote@0 commit@0 ask@1 vote@1$"):
         machine.vote()
@@ -109,8 +121,7 @@ def test_the_history_is_bounded() -> None:
     for _ in range(3 * HISTORY_KEPT):
         machine.ask()
         machine.unanswered("nobody")
-        machine.vote()
-        machine.decided(False)
+        ended(machine, commit=False)
     with pytest.raises(InvalidTransition) as raised:
         machine.vote()
     assert len(str(raised.value).partition("so far: ")[2].split()) == HISTORY_KEPT
@@ -119,24 +130,16 @@ def test_the_history_is_bounded() -> None:
 # -- stories
 
 
-def test_a_step_that_commits() -> None:
+@pytest.mark.parametrize(
+    ("commit", "position"), [(True, (5, 7, 12, 0)), (False, (4, 3, 10, 1))], ids=["commits", "another rank discards it"]
+)
+def test_a_step_moves_with_its_commit(commit: bool, position: tuple[int, ...]) -> None:
     machine = computing(step=4, tag_quorum_id=3, batches_committed=10)
     assert machine.contributes
     machine.reduced()
-    assert machine.vote() is True
-    machine.decided(True)
-    assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (5, 7, 12)
+    assert ended(machine, commit=commit)
+    assert (machine.step, machine.tag_quorum_id, machine.batches_committed, machine.discards) == position
     assert machine.failure is None
-    assert machine.discards == 0
-
-
-def test_a_step_that_another_rank_discards_stays_where_it_was() -> None:
-    machine = computing(step=4, tag_quorum_id=3, batches_committed=10)
-    machine.reduced()
-    assert machine.vote() is True
-    machine.decided(False)
-    assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (4, 3, 10)
-    assert machine.discards == 1
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
@@ -163,10 +166,28 @@ def test_a_failure_makes_the_vote_a_no_and_its_first_reason_stays() -> None:
     assert machine.failure == "the peer is gone"
 
 
-def test_without_a_collective_over_all_participants_nothing_commits() -> None:
-    machine = computing()
-    assert machine.vote() is False
-    assert machine.failure == "no collective over all participants completed"
+@pytest.mark.parametrize(
+    ("assignment", "reduces", "failure"),
+    [
+        (TRAINING, False, "no collective over all participants completed"),
+        (HEALING, True, "this group holds another state than its peers; it heals before its next step"),
+        (HEALS_NEXT, True, "this group holds another state than its peers; it heals before its next step"),
+    ],
+    ids=["no collective", "not installed", "no source dealt"],
+)
+def test_what_is_missing_for_a_yes_is_said_and_the_next_quorum_may_heal(
+    assignment: Assignment, reduces: bool, failure: str
+) -> None:
+    machine = StepMachine()
+    machine.begin()
+    told(machine, assignment)
+    assert machine.contributes is (assignment is TRAINING), "it adds zeros where it was told too late"
+    if reduces:
+        machine.reduced()
+    assert ended(machine, commit=False) is False
+    assert machine.failure == failure
+    assert machine.may_heal
+    assert machine.is_salvageable is (assignment is TRAINING), "gradients of a state that does not count are not"
 
 
 def test_without_a_quorum_nothing_commits_and_it_counts_as_no_discard() -> None:
@@ -175,140 +196,84 @@ def test_without_a_quorum_nothing_commits_and_it_counts_as_no_discard() -> None:
     machine.unanswered("the lighthouse is away")
     machine.reduced()
     assert not machine.contributes
-    assert machine.vote() is False
-    machine.decided(False)
+    assert ended(machine, commit=False) is False
     assert (machine.step, machine.tag_quorum_id, machine.discards) == (3, 2, 0)
     assert machine.failure == "the lighthouse is away"
 
 
 def test_a_healed_rank_takes_the_step_the_tag_and_the_count_of_its_peer() -> None:
     machine = computing(HEALING)
-    assert machine.must_install
-    assert not machine.contributes
     machine.reduced()
     machine.installing()
     assert machine.tag_quorum_id is None
     machine.installed(9, 6, 40)
     assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (9, 6, 40)
-    assert machine.vote() is True
-    machine.decided(True)
+    assert ended(machine, commit=True)
     assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (10, 7, 42)
 
 
-def test_a_state_that_was_not_installed_does_not_commit() -> None:
-    machine = computing(HEALING)
-    machine.reduced()
-    assert machine.vote() is False
-    assert machine.failure == "this group holds another state than its peers; it heals before its next step"
-
-
 def test_an_interrupted_installation_leaves_a_rank_without_a_tag_until_it_has_healed() -> None:
+    """t04: under a quorum in which it does not heal nothing has failed, and there is nothing to install."""
     machine = computing(HEALING, step=4, tag_quorum_id=3)
     machine.reduced()
     machine.installing()
     machine.failed("broke off")
-    assert machine.vote() is False
-    machine.decided(False)
+    assert ended(machine, commit=False) is False
     assert (machine.step, machine.tag_quorum_id) == (4, None)
-    machine.ask()
-    machine.answered(HEALING)
-    machine.reduced()
+
+    told(machine, dataclasses.replace(HEALING, heal_from_rank=None, max_rank=0, place=0)).reduced()
+    assert not machine.must_install
+    assert ended(machine, commit=False) is False
+    assert machine.failure == "the state of a peer was installed in part"
+
+    told(machine, HEALING).reduced()
     machine.installing()
     machine.installed(9, 6, 40)
     assert machine.vote() is True
 
 
-def test_a_torn_state_does_not_vote_yes_under_a_quorum_in_which_it_does_not_heal() -> None:
-    """t04: nothing has failed in this step, and there is nothing to install; the state itself is not whole."""
-    machine = computing(HEALING, step=4, tag_quorum_id=3)
-    machine.installing()
-    machine.failed("broke off")
-    machine.vote()
-    machine.decided(False)
-    machine.ask()
-    machine.answered(dataclasses.replace(HEALING, heal_from_rank=None, max_rank=0, place=0))
-    machine.reduced()
-    assert not machine.must_install
-    assert machine.vote() is False
-    assert machine.failure == "the state of a peer was installed in part"
-
-
-def test_discards_count_up_to_the_next_commit() -> None:
-    machine = StepMachine()
-    for expected in (1, 2, 3):
-        machine.ask()
-        machine.answered(TRAINING)
-        machine.failed("again")
-        machine.vote()
-        machine.decided(False)
-        assert machine.discards == expected
-    machine.ask()
-    machine.answered(TRAINING)
-    machine.reduced()
-    machine.vote()
-    machine.decided(True)
-    assert machine.discards == 0
-
-
-def test_what_another_group_is_to_blame_for_is_told_apart() -> None:
+def test_discards_and_faults_count_up_to_the_next_commit() -> None:
+    """A step for which another group is to blame is a discard and no fault; the first reason stays."""
     machine = StepMachine()
     for is_blamed in (True, False, True):
-        machine.ask()
-        machine.answered(TRAINING)
+        told(machine)
         machine.failed("first", is_blamed=is_blamed)
         machine.failed("later", is_blamed=not is_blamed)
         assert (machine.failure, machine.is_blamed) == ("first", is_blamed)
-        machine.vote()
-        machine.decided(False)
+        ended(machine, commit=False)
         if not machine.is_blamed:
             machine.faulted()
     assert (machine.discards, machine.faults) == (3, 1)
-    machine.ask()
-    machine.answered(TRAINING)
+    told(machine).reduced()
     assert not machine.is_blamed
-    machine.reduced()
-    machine.vote()
-    machine.decided(True)
+    ended(machine, commit=True)
     assert (machine.discards, machine.faults) == (0, 0)
 
 
-def begun(assignment: Assignment = TRAINING) -> StepMachine:
-    """In its first try of a step; the state is that of step 4, committed under quorum 3."""
+@pytest.mark.parametrize(
+    ("act", "is_salvageable"),
+    [
+        (lambda machine: machine.failed("a peer is gone"), True),
+        (lambda machine: machine.erred("the loss is not finite"), False),
+        (lambda machine: machine.gives_up(), False),
+    ],
+    ids=["a peer is gone", "the script calls it wrong", "its backward pass was given up"],
+)
+def test_which_gradients_are_reduced_again(act: Callable[[StepMachine], None], is_salvageable: bool) -> None:
     machine = StepMachine(step=4, tag_quorum_id=3)
     machine.begin()
-    machine.ask()
-    machine.answered(assignment)
-    return machine
-
-
-def test_the_gradients_of_a_discarded_step_are_reduced_again() -> None:
-    machine = begun()
-    machine.failed("a peer is gone")
-    machine.vote()
-    machine.decided(False)
-    assert machine.is_salvageable
-
-
-def test_what_the_script_calls_wrong_is_not_reduced_again() -> None:
-    machine = begun()
-    machine.erred("the loss is not finite")
-    machine.vote()
-    machine.decided(False)
-    assert not machine.is_salvageable
-
-
-def test_a_backward_pass_that_was_given_up_is_not_reduced_again() -> None:
-    machine = begun()
-    machine.gives_up()
-    assert not machine.is_salvageable
+    told(machine)
+    act(machine)
+    ended(machine, commit=False)
+    assert machine.is_salvageable is is_salvageable
 
 
 def test_gradients_of_another_state_are_not_reduced_again() -> None:
     """At another step, or at the same one of another quorum, which need not hold the same bits."""
-    machine = begun(HEALING)
-    machine.failed("a peer is gone")
-    machine.vote()
-    machine.decided(False)
+    machine = StepMachine(step=4, tag_quorum_id=3)
+    machine.begin()
+    told(machine, HEALING).failed("a peer is gone")
+    ended(machine, commit=False)
     assert not machine.is_salvageable, "it is still to install the state of its peer"
     for step, tag in ((9, 3), (4, 6)):
         machine.installed(step, tag, 40)
@@ -321,12 +286,12 @@ def test_a_new_step_forgets_the_failure_and_the_reductions_of_the_last() -> None
     machine = computing(HEALING)
     machine.reduced()
     machine.failed("once")
-    machine.vote()
-    machine.decided(False)
+    ended(machine, commit=False)
     machine.ask()
-    assert (machine.assignment, machine.failure, machine.has_reduced, machine.must_install) == (None,) * 2 + (
-        False,
-    ) * 2
+    assert (machine.assignment, machine.failure, machine.has_reduced, machine.must_install) == (
+        *(None, None),
+        *(False, False),
+    )
 
 
 # -- healing before it computes
@@ -336,11 +301,8 @@ def test_what_may_have_to_heal_waits_for_its_quorum() -> None:
     machine = StepMachine()
     assert machine.may_heal, "it has committed nothing here"
     for commit in (True, False, True):
-        machine.ask()
-        machine.answered(TRAINING)
-        machine.reduced()
-        machine.vote()
-        machine.decided(commit)
+        told(machine).reduced()
+        ended(machine, commit=commit)
         assert machine.may_heal is not commit
     machine.installed(9, 7, 3)
     assert machine.may_heal, "what it holds, a file or a peer has told"
@@ -358,19 +320,56 @@ def test_one_that_counts_when_it_has_healed_contributes_then_and_not_before() ->
     assert machine.vote()
 
 
-@pytest.mark.parametrize("assignment", [HEALING, dataclasses.replace(TRAINING, max_rank=None, place=None)])
-def test_one_that_is_told_too_late_adds_zeros_and_votes_no(assignment: Assignment) -> None:
-    """Whether it is dealt a source, or none."""
-    machine = StepMachine()
-    machine.begin()
-    machine.ask()
-    machine.answered(assignment)
-    assert not machine.contributes
+# -- a state that is torn
+
+
+def torn(**fields: int) -> StepMachine:
+    machine = StepMachine(step=5, tag_quorum_id=3, **fields)  # type: ignore[arg-type]
+    machine.tear(DistrustKind.NOT_APPLIED, "it broke")
+    return machine
+
+
+def test_a_torn_state_has_no_tag_until_it_has_healed_and_says_why() -> None:
+    machine = torn(is_alone=True)
+    machine.tear(DistrustKind.DIVERGENCE, "second")
+    assert (machine.tag.quorum_id, machine.is_torn, machine.is_installing) == (None, True, False)
+    assert machine.distrust == Distrust(DistrustKind.NOT_APPLIED, "it broke")
+    told(machine, HEALING).reduced()
+    assert not machine.cannot_heal
+    machine.installing()
+    machine.installed(9, 6, 40)
+    assert (machine.distrust, machine.is_torn) == (None, False)
+    assert machine.vote() is True
+
+
+def test_a_torn_state_never_commits() -> None:
+    machine = told(torn())
     machine.reduced()
-    assert not machine.vote()
-    machine.decided(False)
+    assert machine.cannot_heal
+    assert machine.vote() is False
+    assert "it broke" in (machine.failure or "")
+
+
+def test_a_torn_state_that_is_told_too_late_heals_in_the_next_step() -> None:
+    """Another rank of its group had begun to compute. There is a peer that can heal it."""
+    machine = torn()
+    machine.ask(heals_first=True)
+    machine.answered(HEALS_NEXT)
+    assert (machine.is_unhealed, machine.cannot_heal, machine.contributes) == (False, False, False)
+    machine.reduced()
+    assert ended(machine, commit=False) is False
     assert machine.may_heal
-    assert not machine.is_salvageable, "its gradients are of a state that does not count"
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_where_there_are_other_ranks_the_step_that_they_are_in_is_done_first(is_alone: bool) -> None:
+    machine = computing(is_alone=is_alone)
+    machine.reduced()
+    ended(machine, commit=True)
+    machine.tear(DistrustKind.NOT_APPLIED, "it broke")
+    assert machine.discards == is_alone, "it asks for another quorum, or does the step and votes no"
+    told(machine)
+    assert (machine.is_unhealed, machine.cannot_heal) == (True, False)
 
 
 # -- what holds in every story
@@ -484,81 +483,5 @@ class Stories(RuleBasedStateMachine):
             assert (self.machine.step, self.machine.batches_committed) == self.position
 
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TestStories = Stories.TestCase
-TestStories.settings = unhurried
-
-
-@unhurried
-@given(st.lists(st.sampled_from([*TRANSITIONS, "failed", "reduced"]), max_size=30))
-def test_in_any_order_at_all_it_moves_as_the_table_says_or_raises(names: list[str]) -> None:
-    machine = StepMachine()
-    for name in names:
-        before = visible(machine)
-        if name == "failed":
-            machine.failed("a fault")
-        elif name == "reduced":
-            machine.reduced()
-        elif machine.phase is TRANSITIONS[name].expected:
-            TRANSITIONS[name].act(machine)
-            assert machine.phase is TRANSITIONS[name].to
-        else:
-            with pytest.raises(InvalidTransition):
-                TRANSITIONS[name].act(machine)
-            assert visible(machine) == before
-        assert machine.step == before["step"] or name == "commit"
-
-
-def test_a_torn_state_has_no_tag_until_it_has_healed_and_says_why() -> None:
-    machine = StepMachine(step=5, tag_quorum_id=3, is_alone=True)
-    machine.tear(DistrustKind.NOT_APPLIED, "first")
-    machine.tear(DistrustKind.DIVERGENCE, "second")
-    assert (machine.tag.quorum_id, machine.is_torn, machine.is_installing) == (None, True, False)
-    assert machine.distrust == Distrust(DistrustKind.NOT_APPLIED, "first")
-    machine.ask()
-    machine.answered(HEALING)
-    assert not machine.cannot_heal
-    machine.reduced()
-    machine.installing()
-    machine.installed(9, 6, 40)
-    assert (machine.distrust, machine.is_torn) == (None, False)
-    assert machine.vote() is True
-
-
-def test_a_torn_state_never_commits() -> None:
-    machine = StepMachine(step=5, tag_quorum_id=3)
-    machine.tear(DistrustKind.NOT_APPLIED, "it broke")
-    machine.ask()
-    machine.answered(TRAINING)
-    machine.reduced()
-    assert machine.cannot_heal
-    assert machine.vote() is False
-    assert "it broke" in (machine.failure or "")
-
-
-def test_a_torn_state_that_is_told_too_late_heals_in_the_next_step() -> None:
-    """Another rank of its group had begun to compute. There is a peer that can heal it."""
-    machine = StepMachine(step=5, tag_quorum_id=3)
-    machine.tear(DistrustKind.NOT_APPLIED, "it broke")
-    machine.ask(heals_first=True)
-    machine.answered(dataclasses.replace(TRAINING, max_rank=None, place=None))
-    assert (machine.is_unhealed, machine.cannot_heal, machine.contributes) == (False, False, False)
-    machine.reduced()
-    assert machine.vote() is False
-    machine.decided(False)
-    assert machine.may_heal
-
-
-@pytest.mark.parametrize("is_alone", [True, False])
-def test_where_there_are_other_ranks_the_step_that_they_are_in_is_done_first(is_alone: bool) -> None:
-    machine = StepMachine(is_alone=is_alone)
-    machine.ask()
-    machine.answered(TRAINING)
-    machine.reduced()
-    machine.vote()
-    machine.decided(True)
-    machine.tear(DistrustKind.NOT_APPLIED, "it broke")
-    assert machine.discards == is_alone, "it asks for another quorum, or does the step and votes no"
-    machine.ask()
-    machine.answered(TRAINING)
-    assert (machine.is_unhealed, machine.cannot_heal) == (True, False)
+TestStories.settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

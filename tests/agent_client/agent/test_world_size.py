@@ -1,7 +1,5 @@
 """What counts in a step: every contribution once, whoever is there; and the same losses with kills as without."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,8 @@ from lighthouse_protocol.messages.membership import Assignment, Participant, Quo
 from manager.group.rules.assignment import assign
 from tests.agent_client import batch_training
 from tests.agent_client.clusters import all_events, check_all
-from tests.agent_client.ranks import RankServer
-from tests.agent_client.training_jobs import Group, TrainingJob
-from tests.processes import PATIENCE_S, Lighthouse, eventually
+from tests.agent_client.training_jobs import Group, MakeJob, TrainingJob
+from tests.processes import PATIENCE_S, eventually
 
 DYNAMIC, FIXED, CONSTANT = WorldSizeMode
 
@@ -131,15 +128,9 @@ def test_an_agent_refuses_a_mode_without_its_size(mode: Any, size: int) -> None:
 
 # -- real training
 
+TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
 STEPS = 200
-ACTOR = "tests.agent_client.batch_training:BatchActor"
 PACE_S = 0.01
-
-
-@pytest.fixture(scope="module")
-def lighthouse() -> Iterator[Lighthouse]:
-    with Lighthouse("--join-timeout", "5s", "--heartbeat-timeout", "3s") as process:
-        yield process
 
 
 def plain_run(microbatches: int) -> list[tuple[list[float], float]]:
@@ -165,7 +156,7 @@ class Run:
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
-        self.groups = job.groups("a", "b", "c")
+        self.groups = job.all_groups("a", "b", "c")
         job.start(*self.groups, pace_s=PACE_S)
 
     def wait_step(self, step: int, *groups: Group) -> None:
@@ -196,34 +187,25 @@ class Run:
         return {event["participants"] for event in events}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "size", "ranks"),
-    [
-        pytest.param(CONSTANT, 6, 1, marks=pytest.mark.slow),
-        pytest.param(CONSTANT, 4, 2, marks=pytest.mark.slow),
-        pytest.param(FIXED, 2, 1, marks=pytest.mark.slow),
-    ],
+    [(CONSTANT, 6, 1), (CONSTANT, 4, 2), (FIXED, 2, 1)],
 )
 def test_the_trajectory_does_not_bend_when_groups_die(
-    lighthouse: Lighthouse,
-    store: str,
-    rank_server: RankServer,
-    tmp_path: Path,
-    mode: WorldSizeMode,
-    size: int,
-    ranks: int,
+    make_job: MakeJob, tmp_path: Path, mode: WorldSizeMode, size: int, ranks: int
 ) -> None:
     """200 steps with two kills, and 200 without: the same samples in each committed step, and the same losses."""
     expected = plain_run(size * ranks)
-    options: dict[str, Any] = {"actor": ACTOR, "ranks": ranks, "mode": mode, "world_size": size, "until": STEPS}
-    with ExitStack() as stack:
 
-        def run(name: str) -> Run:
-            (tmp_path / name).mkdir()
-            return Run(TrainingJob(lighthouse.address, store, rank_server, tmp_path / name, stack, **options))
+    def run(name: str) -> Run:
+        folder = tmp_path / name
+        folder.mkdir()
+        options: dict[str, Any] = {"mode": mode, "world_size": size, "until": STEPS}
+        return Run(make_job(batch_training.BatchActor, ranks=ranks, folder=folder, **options))
 
-        calm, rough = run("calm"), run("rough")
-        rough.kill_at(30, rough.groups[0])
-        rough.kill_at(90, rough.groups[2])
-        assert rough.check(expected) == {2, 3}
-        assert calm.check(expected) == {3}
+    calm, rough = run("calm"), run("rough")
+    rough.kill_at(30, rough.groups[0])
+    rough.kill_at(90, rough.groups[2])
+    assert rough.check(expected) == {2, 3}
+    assert calm.check(expected) == {3}

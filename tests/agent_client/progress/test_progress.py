@@ -1,6 +1,5 @@
 """Where a rank is: phases, ticks, waits, steps; what is learned of their times; samples that are never torn."""
 
-import random
 import sys
 import threading
 from itertools import pairwise
@@ -58,21 +57,14 @@ def seconds(sample: ProgressSample) -> dict[str, float]:
 
 
 class TestPlace:
-    def test_at_first_and_in_a_step(self, clock: Clock):
+    def test_the_first_step_is_over_with_the_second(self, clock: Clock):
         progress = Progress(clock)
         clock.go(2)
         assert progress.sample() == ProgressSample(phases=(OpenPhase(STEP, open_s=2),), still_s=2, is_first=True)
-        progress.step(7)
-        sample = progress.sample()
-        assert (sample.step, sample.still_s, sample.is_first) == (7, 0, True)
-
-    def test_the_first_step_is_over_with_the_second(self, clock: Clock):
-        progress = Progress(clock)
-        firsts = [progress.sample().is_first]
-        for number in (4, 5, 6):
+        for number, is_first in ((4, True), (5, False), (6, False)):
             progress.step(number)
-            firsts.append(progress.sample().is_first)
-        assert firsts == [True, True, False, False]
+            sample = progress.sample()
+            assert (sample.step, sample.still_s, sample.is_first) == (number, 0, is_first)
 
     def test_phases_nest_and_end(self, progress: Progress, clock: Clock):
         with progress.phase("epoch", total=60):
@@ -138,19 +130,13 @@ class TestPlace:
                 assert dict(progress.sample().entered) == {"epoch": 1, "forward": 1}
         assert dict(progress.sample().entered) == {"epoch": 1, "forward": 1}
 
-    def test_waits(self, progress: Progress):
-        with progress.waiting_for("rank 0 validation"):
-            with progress.phase("receive"):
-                sample = progress.sample()
-            assert progress.sample().innermost.name == STEP
-        assert (sample.waits_for, sample.innermost.name) == ("rank 0 validation", "receive")
-        assert progress.sample().waits_for == ""
-
     def test_collectives(self, progress: Progress):
         with pytest.raises(RuntimeError), progress.collective(3, 17, "all_reduce", "[4]", within_group=True, inner=2):
             assert progress.sample().collective == Collective(3, 17, "all_reduce", "[4]", True, True, 2)
             raise RuntimeError
         assert progress.sample().collective == Collective(3, 17, "all_reduce", "[4]", False, True, 2)
+        with progress.collective(1, 2, "all_reduce", (25, 10)):
+            assert progress.sample().collective == Collective(1, 2, "all_reduce", "25x10")
         with progress.collective(3, 18, "o" * 999, "s" * 999):
             assert progress.sample().collective == Collective(3, 18, "o" * MAX_NAME_CHARS, "s" * MAX_LABEL_CHARS)
 
@@ -259,6 +245,7 @@ def test_as_a_plain_stack_says(moves: list[tuple[str, int]]):
         block.__enter__()
         open_blocks.append((block.name, block))
     sample = progress.sample()
+    assert progress.sample() == sample, "a sample does not change what is sampled"
     named = [name for name, _ in open_blocks if name != "others"]
     assert [phase.name for phase in sample.phases] == [STEP, *named][-MAX_DEPTH:]
     assert bool(sample.waits_for) == any(name == "others" for name, _ in open_blocks)
@@ -319,13 +306,6 @@ def test_marks_that_nobody_reads_do_not_pile_up(progress: Progress, clock: Clock
     assert sample.phases[1].open_s == 3 * MAX_UNREAD
 
 
-def test_samples_do_not_change_what_is_sampled(progress: Progress, clock: Clock):
-    draw = random.Random(1)
-    with progress.phase("a"):
-        clock.go(draw.random())
-        assert progress.sample() == progress.sample()
-
-
 class TestOfTheAgent:
     """What its own thread does beside the script's."""
 
@@ -337,8 +317,7 @@ class TestOfTheAgent:
                 sample = progress.sample()
             assert progress.sample().waits_for == ""
         assert (sample.waits_for, sample.innermost.name, sample.still_s) == ("quorum", "forward", 2)
-
-    def test_the_script_s_own_wait_is_shown_first(self, progress: Progress):
+        # the script's own wait is shown first
         with progress.asking("quorum"), progress.waiting_for("rank 0 validation"):
             assert progress.sample().waits_for == "rank 0 validation"
 
@@ -348,7 +327,3 @@ class TestOfTheAgent:
             sample = progress.sample()
         assert (sample.waits_for, sample.innermost) == ("", OpenPhase("heal", open_s=3))
         assert progress.sample().innermost.name == STEP
-
-    def test_a_shape_is_put_into_words(self, progress: Progress):
-        with progress.collective(1, 2, "all_reduce", (25, 10)):
-            assert progress.sample().collective == Collective(1, 2, "all_reduce", "25x10")

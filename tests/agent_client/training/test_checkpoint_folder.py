@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -119,65 +118,48 @@ class TestOneRank:
             CheckpointFolder(tmp_path, agent, keep=1)
 
 
-class Cluster:
-    """Two replica groups of two ranks, each rank with files of its own, under a lighthouse that remembers nothing."""
-
-    def __init__(self, store: str, server: RankServer, folder: Path, stack: ExitStack) -> None:
-        self._folder = folder
-        lighthouse = stack.enter_context(Lighthouse("--join-timeout", "2s", "--heartbeat-timeout", "2s"))
-        self.job = Job(lighthouse.address, store, server, folder, stack)
-        self.job.start_managers("a", "b", ranks=2)
-        with ThreadPoolExecutor(4) as pool:
-            self.ranks = dict(zip(PLACES, pool.map(self._build, PLACES), strict=True))
-
-    def _build(self, place: tuple[str, int]) -> Rank:
-        name, rank = place
-        options: dict[str, Any] = {"rank": rank, "ranks": 2, "folder": str(self._folder / f"files-{name}")}
-        return self.job.rank(name, seed=ord(name) + rank, actor=ACTOR, **options)
-
-    def call(self, method: str, *arguments: Any) -> dict[tuple[str, int], Any]:
-        pending = {place: rank.begin(method, *arguments) for place, rank in self.ranks.items()}
-        return {place: each.result() for place, each in pending.items()}
-
-    def kill(self, *names: str) -> None:
-        for (name, _), rank in self.ranks.items():
-            if name in names:
-                rank.kill()
-        for name in names:
-            self.job.managers[name].kill()
+PLACES = ["a/0", "a/1", "b/0", "b/1"]
 
 
-PLACES = [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+def start(store: str, server: RankServer, folder: Path, stack: ExitStack) -> tuple[Job, dict[str, Rank]]:
+    """Two replica groups of two ranks, each with files of its own, under a lighthouse that remembers nothing."""
+    lighthouse = stack.enter_context(Lighthouse("--join-timeout", "2s", "--heartbeat-timeout", "2s"))
+    job = Job(lighthouse.address, store, server, folder, stack)
+    of_a = job.groups_of(2, "a", actor=ACTOR, folder=str(folder / "files-a"))
+    return job, of_a | job.groups_of(2, "b", seed=1, actor=ACTOR, folder=str(folder / "files-b"))
+
+
+def call(ranks: dict[str, Rank], method: str, *arguments: Any) -> dict[str, Any]:
+    pending = {place: rank.begin(method, *arguments) for place, rank in ranks.items()}
+    return {place: each.result() for place, each in pending.items()}
 
 
 def test_all_groups_are_killed_at_different_steps_and_go_on(
     store: str, rank_server: RankServer, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        first = Cluster(store, rank_server, tmp_path, stack)
-        assert set(first.call("resume").values()).isdisjoint({True})
-        together = first.call("steps", 3)
-        first.kill("a")
-        alone = {place: first.ranks[place].begin("steps", 6) for place in PLACES if place[0] == "b"}
-        of_b = {place: each.result() for place, each in alone.items()}
-        first.kill("b")
+        job, ranks = start(store, rank_server, tmp_path, stack)
+        assert set(call(ranks, "resume").values()).isdisjoint({True})
+        together = call(ranks, "steps", 3)
+        for process in (ranks.pop("a/0"), ranks.pop("a/1"), job.managers["a"]):
+            process.kill()
+        of_b = call(ranks, "steps", 6)
+        for process in (*ranks.values(), job.managers["b"]):
+            process.kill()
     hash_at_5 = {place: next(step["hash"] for step in log if step["step"] == 5) for place, log in of_b.items()}
-    newest = tmp_path / "files-b"
-    [last_of_rank_1] = newest.glob("step-000000000006-*-rank-1.state")
+    [last_of_rank_1] = (tmp_path / "files-b").glob("step-000000000006-*-rank-1.state")
     last_of_rank_1.unlink()  # it was killed before it had written that one
 
     with ExitStack() as stack:
-        second = Cluster(store, rank_server, tmp_path, stack)
-        resumed = second.call("resume")
+        _, ranks = start(store, rank_server, tmp_path, stack)
+        resumed = call(ranks, "resume")
         assert {place: step for place, (_, step, _) in resumed.items()} == dict(zip(PLACES, (3, 3, 5, 5), strict=True))
-        for place in (("a", 0), ("a", 1)):
-            assert resumed[place][2] == together[place][-1]["hash"]
-        for place, expected in hash_at_5.items():
-            assert resumed[place][2] == expected
-        logs = second.call("steps", 8)
+        expected = {place: together[place][-1]["hash"] for place in ("a/0", "a/1")} | hash_at_5
+        assert {place: digest for place, (_, _, digest) in resumed.items()} == expected
+        logs = call(ranks, "steps", 8)
     for rank in (0, 1):
-        last_of_a, last_of_b = logs["a", rank][-1], logs["b", rank][-1]
+        last_of_a, last_of_b = logs[f"a/{rank}"][-1], logs[f"b/{rank}"][-1]
         assert (last_of_a["step"], last_of_a["hash"]) == (8, last_of_b["hash"])
-    healed = next(step for step in logs["a", 0] if step["committed"])
+    healed = next(step for step in logs["a/0"] if step["committed"])
     assert (healed["step"], healed["participated"]) == (6, True), "the older group healed from the newer one"
-    assert logs["b", 0][0]["participated"]
+    assert logs["b/0"][0]["participated"]

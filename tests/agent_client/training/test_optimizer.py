@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -13,38 +12,9 @@ from torch.optim import lr_scheduler
 from agent_client.errors import ConfigurationError
 from agent_client.state.decoding import encode
 from agent_client.training.optimizer import FaultTolerantOptimizer
+from tests.agent_client.lone_agent import LoneAgent, back_propagate, model_of
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-class Voter:
-    """An agent whose votes are known beforehand; then all commit."""
-
-    def __init__(self, *decisions: bool) -> None:
-        self.decisions = list(decisions)
-        self.asked: list[str] = []
-
-    @property
-    def internals(self) -> "Voter":
-        return self
-
-    def catch_up_for(self, optimizer: torch.optim.Optimizer) -> None:
-        """It never catches up."""
-
-    def applying(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    has_computed = forward_begins = False
-
-    def tell_commit(self) -> None:
-        """Nothing waits for it."""
-
-    def start_quorum(self) -> None:
-        self.asked.append("quorum")
-
-    def should_commit(self) -> bool:
-        self.asked.append("vote")
-        return self.decisions.pop(0) if self.decisions else True
 
 
 OPTIMIZERS: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
@@ -54,18 +24,8 @@ OPTIMIZERS: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
 }
 
 
-def model_of(seed: int = 0) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
-
-
-def wrapped(model: torch.nn.Module, voter: Voter, name: str = "SGD") -> FaultTolerantOptimizer:
+def wrapped(model: torch.nn.Module, voter: LoneAgent, name: str = "SGD") -> FaultTolerantOptimizer:
     return FaultTolerantOptimizer(OPTIMIZERS[name](model), voter)  # type: ignore[arg-type]
-
-
-def backward(model: torch.nn.Module, step: int) -> None:
-    generator = torch.Generator().manual_seed(step)
-    model(torch.randn(4, 3, generator=generator)).square().sum().backward()
 
 
 def bits(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
@@ -74,21 +34,21 @@ def bits(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def test_zero_grad_begins_the_step_and_step_votes_on_it() -> None:
-    model, voter = model_of(), Voter()
+    model, voter = model_of(), LoneAgent()
     optimizer = wrapped(model, voter)
-    backward(model, 0)
+    back_propagate(model, 0)
     optimizer.zero_grad()
     assert voter.asked == ["quorum"]
     assert all(parameter.grad is None for parameter in model.parameters())
-    backward(model, 1)
+    back_propagate(model, 1)
     assert optimizer.step() is True
     assert voter.asked == ["quorum", "vote"]
 
 
 def test_zero_grad_can_keep_the_gradients_memory() -> None:
     model = model_of()
-    optimizer = wrapped(model, Voter())
-    backward(model, 0)
+    optimizer = wrapped(model, LoneAgent())
+    back_propagate(model, 0)
     optimizer.zero_grad(set_to_none=False)
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
 
@@ -97,27 +57,27 @@ def test_zero_grad_can_keep_the_gradients_memory() -> None:
 @given(st.lists(st.booleans(), max_size=8), st.sampled_from(sorted(OPTIMIZERS)))
 def test_with_discards_between_it_is_where_the_committed_steps_alone_lead(decisions: list[bool], name: str) -> None:
     model, plain = model_of(), model_of()
-    optimizer, reference = wrapped(model, Voter(*decisions), name), OPTIMIZERS[name](plain)
+    optimizer, reference = wrapped(model, LoneAgent(*decisions), name), OPTIMIZERS[name](plain)
     for step, is_committed in enumerate(decisions):
         optimizer.zero_grad()
-        backward(model, step)
+        back_propagate(model, step)
         optimizer.step()
         if is_committed:
             reference.zero_grad()
-            backward(plain, step)
+            back_propagate(plain, step)
             reference.step()
     assert bits(model, optimizer) == bits(plain, reference)
 
 
 def test_a_closure_is_called_once_with_gradients_and_before_the_vote() -> None:
     """Lightning's loop computes in it, under no_grad."""
-    model, voter = model_of(), Voter(True, False)
+    model, voter = model_of(), LoneAgent(True, False)
     optimizer = wrapped(model, voter)
 
     def closure() -> str:
         voter.asked.append("closure")
         optimizer.zero_grad()
-        backward(model, 0)
+        back_propagate(model, 0)
         return f"loss {len(voter.asked)}"
 
     for is_committed in (True, False):
@@ -132,17 +92,17 @@ def test_a_closure_is_called_once_with_gradients_and_before_the_vote() -> None:
 
 def test_an_optimizer_that_needs_its_closure_several_times_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="LBFGS evaluates the model several times in one step"):
-        FaultTolerantOptimizer(torch.optim.LBFGS(model_of().parameters()), Voter())  # type: ignore[arg-type]
+        FaultTolerantOptimizer(torch.optim.LBFGS(model_of().parameters()), LoneAgent())  # type: ignore[arg-type]
 
 
 def test_state_goes_through_to_the_wrapped_one() -> None:
-    model, voter = model_of(), Voter()
+    model, voter = model_of(), LoneAgent()
     optimizer = wrapped(model, voter)
     assert optimizer.param_groups is optimizer.wrapped.param_groups
     assert optimizer.state is optimizer.wrapped.state
     assert optimizer.defaults is optimizer.wrapped.defaults
     optimizer.zero_grad()
-    backward(model, 0)
+    back_propagate(model, 0)
     optimizer.step()
     other = model_of(1)
     restored = wrapped(other, voter)
@@ -173,40 +133,32 @@ def test_schedulers_take_either_of_the_two_and_move_with_the_commits(name: str, 
     """Warnings are errors here: torch warns of a scheduler that thinks its optimizer has not stepped."""
     decisions = [True, False, True, True, False, True]
     model, plain = model_of(), model_of()
-    optimizer, reference = wrapped(model, Voter(*decisions)), OPTIMIZERS["SGD"](plain)
+    optimizer, reference = wrapped(model, LoneAgent(*decisions)), OPTIMIZERS["SGD"](plain)
     scheduler = SCHEDULERS[name](optimizer if takes_wrapper else optimizer.wrapped)
     expected = SCHEDULERS[name](reference)
     for step, is_committed in enumerate(decisions):
         optimizer.zero_grad()
-        backward(model, step)
+        back_propagate(model, step)
         assert optimizer.step() is is_committed
         if is_committed:
             scheduler.step()
             reference.zero_grad()
-            backward(plain, step)
+            back_propagate(plain, step)
             reference.step()
             expected.step()
         assert scheduler.get_last_lr() == expected.get_last_lr()
     assert bits(model, optimizer) == bits(plain, reference)
 
 
-def test_a_plateau_scheduler_lowers_the_rate() -> None:
-    optimizer = wrapped(model_of(), Voter())
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    for loss in (1.0, 2.0, 3.0):
-        scheduler.step(loss)
-    assert optimizer.wrapped.param_groups[0]["lr"] < 0.1
-
-
 def test_clipping_and_scaling_see_its_parameters() -> None:
     model = model_of()
-    optimizer = wrapped(model, Voter())
-    backward(model, 0)
+    optimizer = wrapped(model, LoneAgent())
+    back_propagate(model, 0)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     norm = torch.nn.utils.clip_grad_norm_(parameters, 1e-3)
     assert norm > 1e-3
     scaler = torch.amp.GradScaler("cpu")
-    backward(model, 1)
+    back_propagate(model, 1)
     scaler.scale(torch.ones(1))
     scaler.step(optimizer)
 
@@ -214,12 +166,12 @@ def test_clipping_and_scaling_see_its_parameters() -> None:
 def test_hooks_of_torch_run_around_a_committed_step() -> None:
     """torch registers them on any Optimizer; a discarded step calls none."""
     model = model_of()
-    optimizer = wrapped(model, Voter(False, True))
+    optimizer = wrapped(model, LoneAgent(False, True))
     ran: list[str] = []
     optimizer.register_step_pre_hook(lambda *_: ran.append("before"))
     optimizer.register_step_post_hook(lambda *_: ran.append("after"))
     for expected in ([], ["before", "after"]):
         optimizer.zero_grad()
-        backward(model, 0)
+        back_propagate(model, 0)
         optimizer.step()
         assert ran == expected
