@@ -1,7 +1,7 @@
 """One rank's life, event by event, as text.
 
     running                          told generation 0 of three ranks; `ready`: it waits to be told; `idle`: it starts
-    Over(0, 'slot 2 is lost')        what happens: an event, or a message of the lighthouse
+    GenerationEnded(0, 'slot 2 is lost')        what happens: an event, or a message of the lighthouse
         Interrupt(reason='slot 2 is lost')
     later 2.5                        time passes, deadline by deadline
 
@@ -26,7 +26,7 @@ FILE = Path(__file__).with_name("scenarios.txt")
 NAMES = vars(refusals) | vars(messages) | {
     each.__name__: each for each in (events.Raised, events.Returned, events.StepDone, events.Waiting, MessageReceived)
 }  # fmt: skip
-BEGINNINGS = {"idle": (), "ready": ("Waiting()",), "running": ("Waiting()", "Told(Counters(0), (0, 1, 2))")}
+BEGINNINGS = {"idle": (), "ready": ("Waiting()",), "running": ("Waiting()", "GenerationFormed(RunCounters(0), (0, 1, 2))")}
 HELLO = RankHello(RankId(1, "i"), RunTerms(3), attempt=2, host="h", pid=7)
 QUIET = {"beat_interval_s": 1000.0, "interrupt_interval_s": 1.0, "hard_timeout_s": 5.0, "lighthouse_timeout_s": 60.0}
 
@@ -116,7 +116,7 @@ def test_the_delay_doubles_up_to_a_limit_and_begins_anew() -> None:
         return waited
 
     assert [pytest.approx(delay()) for _ in range(8)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
-    life.do("Welcome()")
+    life.do("RankWelcome()")
     assert delay() == pytest.approx(0.05)
 
 
@@ -133,7 +133,7 @@ def test_a_slot_that_is_taken_is_asked_for_until_its_predecessor_must_be_missed(
 
 def test_a_rank_that_runs_does_not_need_a_lighthouse() -> None:
     life = Life()
-    for line in (*BEGINNINGS["running"], "Welcome()"):
+    for line in (*BEGINNINGS["running"], "RankWelcome()"):
         life.do(line)
     for _ in range(100):
         life.do("breaks")
