@@ -26,7 +26,11 @@ FILE = Path(__file__).with_name("scenarios.txt")
 NAMES = vars(refusals) | vars(messages) | {
     each.__name__: each for each in (events.Raised, events.Returned, events.StepDone, events.Waiting, MessageReceived)
 }  # fmt: skip
-BEGINNINGS = {"idle": (), "ready": ("Waiting()",), "running": ("Waiting()", "GenerationFormed(RunCounters(0), (0, 1, 2))")}
+BEGINNINGS = {
+    "idle": (),
+    "ready": ("Waiting()",),
+    "running": ("Waiting()", "GenerationFormed(RunCounters(0), (0, 1, 2))"),
+}
 HELLO = RankHello(RankId(1, "i"), RunTerms(3), attempt=2, host="h", pid=7)
 QUIET = {"beat_interval_s": 1000.0, "interrupt_interval_s": 1.0, "hard_timeout_s": 5.0, "lighthouse_timeout_s": 60.0}
 
