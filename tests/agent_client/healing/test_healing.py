@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,78 +15,21 @@ import torch
 from agent_client.agent.rules.step import StepMachine
 from agent_client.healing.healing import Healing
 from agent_client.healing.rules.modes import StateServing
-from agent_client.state.decoding import CorruptState
 from agent_client.state.encoding import Encoding
-from agent_client.state.snapshot import StateMismatch
-from agent_client.state.train_state import TrainState
 from agent_client.transfer.response import StateUnavailable
 from examples.ports import free_port
-from lighthouse_protocol.messages.membership import Assignment
+from tests.agent_client.healing.pair import ASSIGNMENT, Pair
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank, RankServer
 from tests.processes import LOCALHOST, Lighthouse, eventually
 
 ACTOR = "tests.agent_client.healing_actor:HealingActor"
 
-# -- one source, one target, in this process: no manager
-
-
-class Pair:
-    """The Healing of a rank that is at step 5, and that of one at step 0."""
-
-    def __init__(self, stack: ExitStack, timeout_s: float = 10.0, **options: Any) -> None:
-        self.states = [make_state(seed) for seed in (1, 2)]
-        self.source, self.target = (
-            stack.enter_context(closing(Healing(state, 0, LOCALHOST, timeout_s, **options))) for state in self.states
-        )
-        self.machine = StepMachine(step=5, tag_quorum_id=3, batches_committed=10)
-        self.target._target._ask = lambda manager: self.source.address  # type: ignore[method-assign]
-
-    def serve(self, **changes: Any) -> None:
-        self.states[0].begin_step()
-        self.source.serve(replace(ASSIGNMENT, serve_to=(1,), **changes), self.machine)
-
-    def fetch(self) -> None:
-        self.states[1].begin_step()
-        self.target.fetch(TARGETS)
-
-    def weights(self) -> list[torch.Tensor]:
-        return [next(iter(state.model.parameters())).detach() for state in self.states]
-
-
-ASSIGNMENT = Assignment(
-    quorum_id=7,
-    replica_rank=0,
-    replica_world_size=2,
-    replica_ids=("a", "b"),
-    store_address="",
-    max_step=5,
-    max_rank=0,
-    max_world_size=1,
-    contributors=1,
-    primary_address="a:1",
-    place=0,
-    healing=(1,),
-)
-TARGETS = replace(ASSIGNMENT, replica_rank=1, max_rank=None, place=None, heal_from_rank=0, heal_from_address="a:1")
-
-
-def make_state(seed: int) -> TrainState:
-    torch.manual_seed(seed)
-    model = torch.nn.Linear(1024, 1024)
-    return TrainState(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source is asked to wait for its state a moment only."""
     monkeypatch.setattr("agent_client.transfer.fetch._WAIT_SHARE", 0.01)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as it:
-        yield it
 
 
 class TestServing:
@@ -118,21 +61,23 @@ class TestServing:
         with pytest.raises(StateUnavailable, match="from a is not there: it answered 409"):
             pair.fetch()
 
-    def test_auto_copies_where_there_is_room(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-        pair = Pair(stack, state_serving=StateServing.AUTO)
-        for free_bytes, is_read_in_place in ((2**30, False), (2**22, True)):
-            monkeypatch.setattr("agent_client.healing.source.available_bytes", lambda free=free_bytes: free)
-            pair.serve()
-            assert pair.source._source._is_read_in_place is is_read_in_place
-
-    def test_each_rank_of_the_host_needs_room(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("agent_client.healing.source.available_bytes", lambda: 20 * 2**20)
+    @pytest.mark.parametrize(
+        ("free_mib", "ranks_of_the_host", "is_read_in_place"),
+        [(1024, "1", False), (20, "1", False), (20, "8", True), (4, "1", True)],
+    )
+    def test_auto_copies_where_there_is_room_for_all_ranks_of_the_host(
+        self,
+        stack: ExitStack,
+        monkeypatch: pytest.MonkeyPatch,
+        free_mib: int,
+        ranks_of_the_host: str,
+        is_read_in_place: bool,
+    ) -> None:
+        monkeypatch.setattr("agent_client.healing.source.available_bytes", lambda: free_mib * 2**20)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_of_the_host)
         pair = Pair(stack, state_serving=StateServing.AUTO)
         pair.serve()
-        assert not pair.source._source._is_read_in_place
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-        pair.serve()
-        assert pair.source._source._is_read_in_place
+        assert pair.source._source._is_read_in_place is is_read_in_place
 
     def test_a_state_that_moves_is_never_read_in_place(self, stack: ExitStack) -> None:
         pair = Pair(stack, state_serving=StateServing.HOLD)
@@ -233,58 +178,7 @@ class TestHolding:
             pair.fetch()
 
 
-class TestBadState:
-    @pytest.mark.parametrize(
-        ("changes", "words"),
-        [
-            ({"step": 6}, "of step 6, not 5"),
-            ({"step": 4}, "of step 4, not 5"),
-            ({"tag_quorum_id": 8}, "another quorum's future"),
-            ({"tag_quorum_id": None}, "not what an Agent serves"),
-            ({"batches_committed": "many"}, "not what an Agent serves"),
-        ],
-    )
-    def test_is_refused_and_touches_nothing(self, stack: ExitStack, changes: dict[str, Any], words: str) -> None:
-        pair = Pair(stack)
-        for name, value in changes.items():
-            setattr(pair.machine, name, value)
-        pair.serve()
-        before = pair.weights()[1].clone()
-        with pytest.raises(StateMismatch, match=words):
-            pair.fetch()
-        machine = StepMachine()
-        pair.target.install(machine)
-        assert machine == StepMachine()
-        assert torch.equal(pair.weights()[1], before)
-
-    @pytest.mark.usefixtures("impatient")
-    def test_of_another_quorum(self, stack: ExitStack) -> None:
-        pair = Pair(stack)
-        pair.serve(quorum_id=6)
-        with pytest.raises(StateUnavailable, match='409.*"quorum_id": 7.*"quorum_id": 6'):
-            pair.fetch()
-
-    def test_that_does_not_fit_into_memory(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-        pair = Pair(stack)
-        pair.serve()
-        monkeypatch.setattr("agent_client.healing.target.available_bytes", lambda: 2**20)
-        with pytest.raises(CorruptState, match=r"\d+ bytes, more than 1048576"):
-            pair.fetch()
-
-    def test_of_another_model(self, stack: ExitStack) -> None:
-        pair = Pair(stack)
-        pair.states[0].model = torch.nn.Linear(3, 3)
-        pair.serve()
-        with pytest.raises(StateMismatch, match=r"\['weight'\]: shape \(1024, 1024\) here, \(3, 3\) received"):
-            pair.fetch()
-
-
 # -- replica groups under real daemons
-
-
-@pytest.fixture
-def job(lighthouse: Lighthouse, store: str, rank_server: RankServer, tmp_path: Path, stack: ExitStack) -> Job:
-    return Job(lighthouse.address, store, rank_server, tmp_path, stack)
 
 
 class Three:
@@ -317,10 +211,12 @@ class Three:
         self.job.wait_joined("b")
         return [of_b, *(rank.begin("steps", until) for rank in (self.a, self.c))]
 
-    def heal(self, until: int = 4) -> tuple[list[dict[str, Any]], ...]:
-        """What a, b, c have tried."""
-        of_b, of_a, of_c = self.meet({"b": self.b, "a": self.a, "c": self.c}, until)
-        return of_a, of_b, of_c
+    def heal_in_one_step(self, from_value: float) -> None:
+        """b takes the state of the one with that ballast, whole, and from then on all commit together."""
+        of_b, of_a, of_c = self.meet({"b": self.b, "a": self.a, "c": self.c}, until=4)
+        check_healed(of_a, of_b, of_c)
+        assert [step["committed"] for step in of_b] == [True, True], self.job.log("b")
+        assert self.b.call("get_ballast") == {from_value}
 
 
 def check_healed(*logs: list[dict[str, Any]]) -> None:
@@ -333,10 +229,7 @@ def check_healed(*logs: list[dict[str, Any]]) -> None:
 def test_a_broken_connection_costs_no_step(job: Job) -> None:
     three = Three(job)
     three.a.call("cut_streams", 3, 10)
-    of_a, of_b, of_c = three.heal()
-    check_healed(of_a, of_b, of_c)
-    assert [step["committed"] for step in of_b] == [True, True], job.log("b")
-    assert three.b.call("get_ballast") == {1.0}
+    three.heal_in_one_step(from_value=1.0)
     assert job.log("a").count("the rest of the state of") == 3
     assert "cut by the test" in job.log("a")
 
@@ -345,10 +238,19 @@ def test_a_broken_connection_costs_no_step(job: Job) -> None:
 def test_another_source_is_asked_in_the_same_step(job: Job, bad: str) -> None:
     three = Three(job)
     three.a.call("advertise_checkpoints_at", f"http://{LOCALHOST}:{free_port()}" if bad == "nobody" else "nonsense")
-    of_a, of_b, of_c = three.heal()
-    check_healed(of_a, of_b, of_c)
-    assert [step["committed"] for step in of_b] == [True, True], job.log("b")
-    assert three.b.call("get_ballast") == {3.0}, "c's, whole"
+    three.heal_in_one_step(from_value=3.0)
+
+
+def test_over_the_process_group(job: Job) -> None:
+    Three(job, heal_transport="process_group").heal_in_one_step(from_value=1.0)
+    assert "sent the state" not in job.log("a"), "nothing went over HTTP"
+
+
+def test_http_follows_where_the_process_group_fails(job: Job) -> None:
+    three = Three(job, heal_transport="process_group", heal_timeout_s=20.0)
+    three.a.call("break_groups")
+    three.heal_in_one_step(from_value=1.0)
+    assert "does not come over the process group" in job.log("b")
 
 
 def state_of(rank: Rank) -> str:
@@ -357,25 +259,6 @@ def state_of(rank: Rank) -> str:
         return Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
-
-
-def test_over_the_process_group(job: Job) -> None:
-    three = Three(job, heal_transport="process_group")
-    of_a, of_b, of_c = three.heal()
-    check_healed(of_a, of_b, of_c)
-    assert [step["committed"] for step in of_b] == [True, True], job.log("b")
-    assert three.b.call("get_ballast") == {1.0}
-    assert "sent the state" not in job.log("a"), "nothing went over HTTP"
-
-
-def test_http_follows_where_the_process_group_fails(job: Job) -> None:
-    three = Three(job, heal_transport="process_group", heal_timeout_s=20.0)
-    three.a.call("break_groups")
-    of_a, of_b, of_c = three.heal()
-    check_healed(of_a, of_b, of_c)
-    assert [step["committed"] for step in of_b] == [True, True], job.log("b")
-    assert three.b.call("get_ballast") == {1.0}
-    assert "does not come over the process group" in job.log("b")
 
 
 @pytest.fixture

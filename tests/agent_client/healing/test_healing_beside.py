@@ -14,18 +14,12 @@ from agent_client.healing.target import BackgroundFetch
 from agent_client.state.encoding import Encoding
 from agent_client.state.snapshot import StateMismatch
 from agent_client.transfer.response import StateUnavailable
-from tests.agent_client.healing.test_healing import ASSIGNMENT, TARGETS, Pair
+from tests.agent_client.healing.pair import ASSIGNMENT, TARGETS, Pair
 from tests.processes import eventually
 
 BESIDE = replace(ASSIGNMENT, serve_to=(1,), catching_up=(1,), healing=(), tag_quorum_id=3)
 CATCHES_UP = replace(TARGETS, catching_up=(1,), healing=(), tag_quorum_id=3)
 LATER = replace(BESIDE, max_step=6, serve_to=())
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as it:
-        yield it
 
 
 def serve(pair: Pair, **changes: Any) -> None:

@@ -1,9 +1,8 @@
 """Ranks of one run as real processes, without torch: started as a supervisor would, and steered by files.
 
-A rank trains until there is a file `finish`. It raises when it finds `raise-SLOT`, and aborts the run at `abort-SLOT`.
+A rank trains until there is a file `finish`. It raises when it finds `raise-SLOT`.
 """
 
-import contextlib
 import re
 import uuid
 from dataclasses import dataclass
@@ -15,17 +14,10 @@ from tests.processes import PATIENCE_S, Process, eventually
 WORKER = """
 import logging, os, pathlib, sys, time
 logging.basicConfig(level="INFO", format="%(message)s")
-from agent_client import CallWrapper, RestartAbort, Wrapper
+from agent_client import CallWrapper, Wrapper
 
 folder, slot = pathlib.Path(sys.argv[1]), os.environ["LIGHTHOUSE_SLOT"]
 options = {"barrier_timeout": 300} | eval(sys.argv[2])
-
-def found(name):
-    try:
-        (folder / f"{name}-{slot}").unlink()
-    except FileNotFoundError:
-        return False
-    return True
 
 @Wrapper(use_global_iteration=True, **options)
 def train(call_wrapper: CallWrapper):
@@ -35,10 +27,9 @@ def train(call_wrapper: CallWrapper):
     while not (folder / "finish").exists():
         time.sleep(0.02)
         call_wrapper.ping()
-        if found("raise"):
+        if (folder / f"raise-{slot}").exists():
+            (folder / f"raise-{slot}").unlink()
             raise RuntimeError("boom")
-        if found("abort"):
-            raise RestartAbort("the loss is NaN")
 
 train()
 print("has finished", flush=True)
@@ -58,25 +49,18 @@ class Place:
 class Fleet:
     """A context manager that starts `slots` ranks; `slots` may be more than the run has."""
 
-    def __init__(
-        self, lighthouse: str, folder: Path, slots: int, *, options: str = "{}", supervised: bool = True
-    ) -> None:
+    def __init__(self, lighthouse: str, folder: Path, slots: int, *, options: str = "{}") -> None:
         self.slots = slots
         self._lighthouse = lighthouse
         self._folder = folder
         self._options = options
-        self._is_supervised = supervised
         self._run = uuid.uuid4().hex
         self._attempts: dict[int, int] = {}
-        self._stack = contextlib.ExitStack()
         self.ranks: dict[int, Process] = {}
 
     def __enter__(self) -> Self:
-        with contextlib.ExitStack() as stack:
-            stack.push(self._stack.pop_all().__exit__)
-            for slot in range(self.slots):
-                self.start(slot)
-            self._stack = stack.pop_all()
+        for slot in range(self.slots):
+            self.start(slot)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,9 +76,9 @@ class Fleet:
             "LIGHTHOUSE_SLOT": str(slot),
             "LIGHTHOUSE_WORLD_SIZE": str(slots or self.slots),
             "LIGHTHOUSE_ATTEMPT": str(attempt),
+            "LIGHTHOUSE_STRIDE": "100",
+            "LIGHTHOUSE_INCARNATION": uuid.uuid4().hex,
         }
-        if self._is_supervised:
-            variables |= {"LIGHTHOUSE_STRIDE": "100", "LIGHTHOUSE_INCARNATION": uuid.uuid4().hex}
         rank = Process(WORKER, [str(self._folder), self._options], env=variables)
         rank.launch()
         if slot in self.ranks:
@@ -102,8 +86,8 @@ class Fleet:
         self.ranks[slot] = rank
         return rank
 
-    def tell(self, what: str, slot: int) -> None:
-        (self._folder / f"{what}-{slot}").touch()
+    def fail(self, slot: int) -> None:
+        (self._folder / f"raise-{slot}").touch()
 
     def finish(self) -> None:
         (self._folder / "finish").touch()

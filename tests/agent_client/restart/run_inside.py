@@ -1,139 +1,114 @@
-"""A run without a lighthouse: its own machine, and streams that are queues. For tests of the ranks' side."""
+"""A run in this process: the lighthouse's own driver, streams that are queues, and the client that a session asks for.
 
-import itertools
+Time passes only when something is said.
+"""
+
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from lighthouse.runs.rules import events
+from lighthouse.runs.driver import RunDriver
 from lighthouse.runs.rules.machine import RunMachine
-from lighthouse_protocol.messages.run import (
-    FromRunRank,
-    GenerationEnded,
-    GenerationFormed,
-    HelloRejected,
-    RankHeartbeat,
-    RankHello,
-    RankId,
-    RankWelcome,
-    RunCompleted,
-    ToRunRank,
-)
+from lighthouse.runs.store import RunStoreInProcess
+from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat, RankHello, ToRunRank
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
 
 
-def event_of(rank: RankId, message: FromRunRank, session: int) -> events.Event:
-    if isinstance(message, RankHello):
-        return events.RankJoined(message, session)
-    return events.RankSaid(rank, message)
+class NoTimers:
+    """They never fire, and so none is cancelled."""
+
+    time = staticmethod(time.monotonic)
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any) -> Any:
+        return threading.Timer(0, callback)
+
+    call_later = call_at
 
 
-def told_by(effect: events.Effect) -> list[tuple[RankId, ToRunRank]]:
-    """What an effect says, and to whom."""
-    match effect:
-        case events.GenerationFormed(generation, spares):
-            told = GenerationFormed(generation.counters, tuple(rank.slot for rank in generation.active))
-            return [(rank, told) for rank in (*generation.active, *spares)]
-        case events.GenerationTold(rank, generation):
-            return [(rank, GenerationFormed(generation.counters, tuple(rank.slot for rank in generation.active)))]
-        case events.Interrupted(number, reason, ranks):
-            return [(rank, GenerationEnded(number, reason)) for rank in ranks]
-        case events.RankRefused(rank, error):
-            return [(rank, HelloRejected(error))]
-        case events.Completed(number, ranks):
-            return [(rank, RunCompleted(number)) for rank in ranks]
-        case events.Stopped(stop, ranks):
-            return [(rank, stop) for rank in ranks]
-        case _:
-            return []
+class PeerInside:
+    """The run's end of a stream: a queue, closed by None or an error."""
+
+    def __init__(self) -> None:
+        self.told: queue.SimpleQueue[ToRunRank | LighthouseError | None] = queue.SimpleQueue()
+
+    def send(self, message: ToRunRank) -> None:
+        self.told.put(message)
+
+    def end(self, error: LighthouseError | None = None) -> None:
+        self.told.put(error)
 
 
 class StreamInside:
-    """One rank's stream, as lighthouse_runtime.client.streams.RankStream."""
+    """The rank's end, as lighthouse_runtime.client.streams.RankStream."""
 
-    def __init__(self, run: "RunInside", session: int) -> None:
+    def __init__(self, run: "RunInside") -> None:
         self._run = run
-        self.session = session
-        self.rank: RankId | None = None
-        self._said: queue.SimpleQueue[ToRunRank | LighthouseError | None] = queue.SimpleQueue()
-        self.is_open = True
+        self.peer = PeerInside()
+        self.session = 0
 
     def send(self, message: FromRunRank) -> None:
-        if isinstance(message, RankHello):
-            self.rank = message.rank
         self._run.hear(self, message)
 
-    def tell(self, message: ToRunRank | LighthouseError) -> None:
-        self._said.put(message)
-
-    def cancel(self) -> None:
-        self._run.close(self)
-        self._said.put(None)
+    def cancel(self, error: LighthouseError | None = None) -> None:
+        self._run.end_stream(self)
+        self.peer.end(error)
 
     def __iter__(self) -> Iterator[ToRunRank]:
-        while (message := self._said.get()) is not None:
+        while (message := self.peer.told.get()) is not None:
             if isinstance(message, LighthouseError):
                 raise message
             yield message
 
 
 class RunInside:
-    """All under one lock; time passes only when something is said."""
+    """As a LighthouseClient; all under one lock."""
 
     def __init__(self) -> None:
-        self.client: Any = None
-        self.machine = RunMachine(now=time.monotonic())
-        self.is_reachable = True
-        self.formed: list[events.GenerationFormed] = []
-        self.steps: dict[int, int] = {}
+        machine = RunMachine(now=time.monotonic())
+        self._driver = RunDriver(("default", "r"), machine, RunStoreInProcess(), NoTimers())
         self._lock = threading.RLock()
-        self._sessions = itertools.count(1)
-        self._streams: dict[int, StreamInside] = {}
+        self._streams: set[StreamInside] = set()
+        self.steps: dict[int, int] = {}
+        self.stopped: list[str] = []
 
-    def open(self) -> StreamInside:
-        with self._lock:
-            stream = StreamInside(self, next(self._sessions))
-            self._streams[stream.session] = stream
-            if not self.is_reachable:
-                self._break(stream)
-            return stream
+    # -- for a session
+
+    def rank(self) -> StreamInside:
+        return StreamInside(self)
+
+    def stop_run(self, reason: str, *, timeout_s: float) -> None:
+        self.stopped.append(reason)
+
+    def close(self) -> None:
+        pass
+
+    # -- for its streams
 
     def hear(self, stream: StreamInside, message: FromRunRank) -> None:
         with self._lock:
-            if stream.is_open and stream.rank is not None:
+            if isinstance(message, RankHello):
+                self._streams.add(stream)
+                stream.session = self._driver.open_rank(message, stream.peer)
+            elif stream in self._streams:
                 if isinstance(message, RankHeartbeat):
-                    self.steps[stream.rank.slot] = message.step
-                self.do(event_of(stream.rank, message, stream.session))
-                if isinstance(message, RankHello):
-                    stream.tell(RankWelcome())
+                    self.steps[stream.session] = message.step
+                self._driver.receive_from_rank(stream.session, message)
 
-    def close(self, stream: StreamInside) -> None:
+    def end_stream(self, stream: StreamInside) -> None:
         with self._lock:
-            if stream.is_open:
-                stream.is_open = False
-                del self._streams[stream.session]
-                self.do(events.SessionEnded(stream.session))
+            if stream in self._streams:
+                self._streams.remove(stream)
+                self._driver.end_rank(stream.session)
 
-    def do(self, event: events.Event) -> None:
-        with self._lock:
-            for effect in self.machine.handle(event, time.monotonic()):
-                if isinstance(effect, events.GenerationFormed):
-                    self.formed.append(effect)
-                for rank, message in told_by(effect):
-                    for stream in self._streams.values():
-                        if stream.rank == rank:
-                            stream.tell(message)
+    # -- for tests
 
     def stop(self, reason: str) -> None:
-        self.do(events.StopAsked(reason, "the test"))
+        with self._lock:
+            self._driver.stop(reason, "the test")
 
     def lose_streams(self) -> None:
         with self._lock:
-            for stream in list(self._streams.values()):
-                self._break(stream)
-
-    def _break(self, stream: StreamInside) -> None:
-        self.close(stream)
-        stream.tell(Unreachable("the test broke the stream"))
+            for stream in list(self._streams):
+                stream.cancel(Unreachable("the test broke the stream"))

@@ -23,7 +23,7 @@ def test_a_failure_in_one_restarts_all_in_their_processes(daemon: Lighthouse, tm
     with Fleet(daemon.address, tmp_path, 4) as fleet:
         fleet.runs(0, FOUR)
         pids = [fleet.ranks[slot].pid for slot in FOUR]
-        fleet.tell("raise", 1)
+        fleet.fail(1)
         assert [place.counters for place in fleet.runs(1, FOUR)] == [(0, 1, 1)] * 4
         fleet.finish()
         fleet.ends_with(0, FOUR)
@@ -48,18 +48,6 @@ def test_a_killed_process_begins_the_next_hundred(daemon: Lighthouse, tmp_path: 
 
 @pytest.mark.slow
 @LONG
-def test_an_abort_ends_all_with_130(daemon: Lighthouse, tmp_path: Path) -> None:
-    """Without a supervisor: the rank itself asks for the stop."""
-    with Fleet(daemon.address, tmp_path, 4, supervised=False) as fleet:
-        fleet.runs(0, FOUR)
-        fleet.tell("abort", 2)
-        fleet.ends_with(130, FOUR)
-        late = fleet.start(0)
-        assert late.wait() == 130  # the stop holds for who comes later
-
-
-@pytest.mark.slow
-@LONG
 def test_who_runs_does_without_a_lighthouse_that_restarts(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     with Lighthouse("--journal", str(journal)) as lighthouse:
@@ -71,70 +59,57 @@ def test_who_runs_does_without_a_lighthouse_that_restarts(tmp_path: Path) -> Non
             with Lighthouse("--journal", str(journal), "--bind", lighthouse.address):
                 for slot in FOUR:
                     fleet.ranks[slot].wait_for_log("^lighthouse back")
-                fleet.tell("raise", 0)
+                fleet.fail(0)
                 fleet.runs(1, FOUR)  # numbers go on upwards
                 fleet.finish()
                 fleet.ends_with(0, FOUR)
 
 
-@pytest.mark.slow
-@LONG
-def test_six_and_two_spares(daemon: Lighthouse, tmp_path: Path) -> None:
+@pytest.fixture
+def six_and_two(daemon: Lighthouse, tmp_path: Path) -> Iterator[Fleet]:
     options = '{"active_world_size": 6, "min_active": 5, "return_timeout": 3}'
     with Fleet(daemon.address, tmp_path, 8, options=options) as fleet:
         fleet.runs(0, [0, 1, 2, 3, 4, 5])
         for spare in (6, 7):
             fleet.becomes_spare(spare, 0)
-        fleet.kill(7)  # a dead spare disturbs nobody
-        fleet.start(7)
-        fleet.becomes_spare(7, 0)
-        fleet.runs(0, [0, 1, 2, 3, 4, 5])
+        yield fleet
 
-        fleet.kill(1)
-        first = fleet.runs(1, [0, 6, 2, 3, 4, 5])
-        assert {place.counters[1] for place in first} == {1}
-        fleet.start(1)  # a returning member is a spare, without a restart of the others
+
+@pytest.mark.slow
+@LONG
+def test_spares_and_a_ninth_disturb_nobody(six_and_two: Fleet) -> None:
+    fleet = six_and_two
+    ninth = fleet.start(8, slots=8)
+    assert ninth.wait() == 1
+    assert "slot: is 8; a world of 8 has slots 0 to 7" in ninth.log()
+    fleet.kill(7)
+    fleet.start(7)
+    fleet.becomes_spare(7, 0)
+    fleet.runs(0, [0, 1, 2, 3, 4, 5])
+
+    fleet.kill(1)
+    first = fleet.runs(1, [0, 6, 2, 3, 4, 5])
+    assert {place.counters[1] for place in first} == {1}
+    for _ in range(2):  # a returning member is a spare, also one that flaps, without a restart of the others
+        fleet.start(1)
         fleet.becomes_spare(1, 1)
-        fleet.runs(1, [0, 6, 2, 3, 4, 5])
-        for _ in range(2):  # a flapping member
-            fleet.kill(1)
-            fleet.start(1)
-            fleet.becomes_spare(1, 1)
-        fleet.runs(1, [0, 6, 2, 3, 4, 5])
-
-
-@pytest.mark.slow
-@LONG
-def test_three_losses_of_six_and_two(daemon: Lighthouse, tmp_path: Path) -> None:
-    options = '{"active_world_size": 6, "min_active": 5, "return_timeout": 3}'
-    with Fleet(daemon.address, tmp_path, 8, options=options) as fleet:
-        fleet.runs(0, [0, 1, 2, 3, 4, 5])
-        for spare in (6, 7):
-            fleet.becomes_spare(spare, 0)
         fleet.kill(1)
-        eventually(lambda: fleet.place(6) or fleet.place(7), "a spare is rank 1")  # whichever has waited longer
-        rank_1 = 6 if fleet.place(6) else 7
-        other = 13 - rank_1
-        fleet.runs(1, [0, rank_1, 2, 3, 4, 5])
-        fleet.kill(4)
-        fleet.runs(2, [0, rank_1, 2, 3, other, 5])
-        fleet.kill(0)  # five are left
-        fleet.runs(3, [5, rank_1, 2, 3, other])
-        fleet.kill(3)  # four are too few
-        left = [5, rank_1, 2, other]
-        fleet.ends_with(130, left)
-        assert "the run is stopped: min_active: 4 ranks are left, 5 are needed" in fleet.ranks[5].log()
+    fleet.runs(1, [0, 6, 2, 3, 4, 5])
 
 
 @pytest.mark.slow
 @LONG
-def test_a_ninth_of_eight_is_refused_and_disturbs_nobody(daemon: Lighthouse, tmp_path: Path) -> None:
-    options = '{"active_world_size": 6}'
-    with Fleet(daemon.address, tmp_path, 8, options=options) as fleet:
-        fleet.runs(0, [0, 1, 2, 3, 4, 5])
-        ninth = fleet.start(8, slots=8)
-        assert ninth.wait() == 1
-        assert "slot: is 8; a world of 8 has slots 0 to 7" in ninth.log()
-        fleet.runs(0, [0, 1, 2, 3, 4, 5])
-        fleet.finish()
-        fleet.ends_with(0, list(range(8)))
+def test_three_losses_of_six_and_two(six_and_two: Fleet) -> None:
+    fleet = six_and_two
+    fleet.kill(1)
+    eventually(lambda: fleet.place(6) or fleet.place(7), "a spare is rank 1")  # whichever has waited longer
+    rank_1 = 6 if fleet.place(6) else 7
+    other = 13 - rank_1
+    fleet.runs(1, [0, rank_1, 2, 3, 4, 5])
+    fleet.kill(4)
+    fleet.runs(2, [0, rank_1, 2, 3, other, 5])
+    fleet.kill(0)  # five are left
+    fleet.runs(3, [5, rank_1, 2, 3, other])
+    fleet.kill(3)  # four are too few
+    fleet.ends_with(130, [5, rank_1, 2, other])
+    assert "the run is stopped: min_active: 4 ranks are left, 5 are needed" in fleet.ranks[5].log()

@@ -54,10 +54,16 @@ def swallow() -> None:
     spin()
 
 
+def catch_exceptions() -> None:
+    with contextlib.suppress(Exception):
+        spin()
+    spin()
+
+
 @pytest.mark.parametrize(
     "function",
-    [spin, lambda: time.sleep(60), threading.Event().wait, queue.SimpleQueue[int]().get],
-    ids=["python", "sleep", "event", "queue"],
+    [spin, lambda: time.sleep(60), threading.Event().wait, queue.SimpleQueue[int]().get, catch_exceptions],
+    ids=["python", "sleep", "event", "queue", "except Exception"],
 )
 def test_what_runs_or_waits_is_ended(function: Callable[[], object]) -> None:
     assert interrupted(function) < 10
@@ -65,15 +71,6 @@ def test_what_runs_or_waits_is_ended(function: Callable[[], object]) -> None:
 
 def test_what_swallows_it_is_ended_by_a_later_one() -> None:
     interrupted(swallow, again=True)
-
-
-def test_an_except_exception_does_not_hold_it_up() -> None:
-    def careful() -> None:
-        with contextlib.suppress(Exception):
-            spin()
-        spin()
-
-    interrupted(careful)
 
 
 def test_a_thread_that_is_not_the_main_one() -> None:

@@ -1,7 +1,7 @@
 """One rank's life, event by event, as text.
 
     running                          told generation 0 of three ranks; `ready`: it waits to be told; `idle`: it starts
-    Over(0, 'slot 2 is lost')        what happens: an event, or a message of the lighthouse
+    GenerationEnded(0, 'slot 2 is lost')        what happens: an event, or a message of the lighthouse
         Interrupt(reason='slot 2 is lost')
     later 2.5                        time passes, deadline by deadline
 

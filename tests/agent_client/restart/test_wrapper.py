@@ -19,23 +19,6 @@ from tests.processes import eventually
 VARIABLES = {"LIGHTHOUSE_ADDRESS": "127.0.0.1:1", "LIGHTHOUSE_RUN_ID": "r", "RANK": "0", "WORLD_SIZE": "1"}
 
 
-class ClientInside:
-    """What a run link asks of a client."""
-
-    def __init__(self, inside: RunInside) -> None:
-        self.rank = inside.open
-        self.stopped: list[str] = []
-
-    def stop_run(self, reason: str, *, timeout_s: float) -> None:
-        self.stopped.append(reason)
-
-    def runs(self, run: str, *, timeout_s: float) -> tuple[()]:
-        return ()
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in [name for name in os.environ if name.startswith(("LIGHTHOUSE_", "TORCHELASTIC_"))]:
@@ -48,8 +31,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.fixture
 def inside(variables: pytest.MonkeyPatch) -> Iterator[RunInside]:
     inside = RunInside()
-    inside.client = ClientInside(inside)
-    variables.setattr(run_session, "LighthouseClient", lambda address, *, job, run: inside.client)
+    variables.setattr(run_session, "LighthouseClient", lambda address, *, job, run: inside)
     variables.setattr(run_session, "_completed", set())
     yield inside
     eventually(lambda: not any(thread.name.startswith("lighthouse-") for thread in threading.enumerate()), "the end")
@@ -181,7 +163,7 @@ def test_an_abort_asks_for_the_stop_of_all(inside: RunInside) -> None:
 
     with pytest.raises(RestartAbort):
         train()
-    assert inside.client.stopped == ["rank 0: the loss is NaN"]
+    assert inside.stopped == ["rank 0: the loss is NaN"]
 
 
 def test_under_a_supervisor_it_is_the_supervisor_who_asks(inside: RunInside, variables: pytest.MonkeyPatch) -> None:
@@ -193,7 +175,7 @@ def test_under_a_supervisor_it_is_the_supervisor_who_asks(inside: RunInside, var
 
     with pytest.raises(RestartAbort):
         train()
-    assert inside.client.stopped == []
+    assert inside.stopped == []
 
 
 def test_who_has_no_place_is_told_so(inside: RunInside, variables: pytest.MonkeyPatch) -> None:
@@ -216,7 +198,7 @@ def test_who_was_lost_comes_back(inside: RunInside) -> None:
     def train(call_wrapper: CallWrapper) -> int:
         if call_wrapper.iteration == 0:
             call_wrapper.ping(5)
-            eventually(lambda: inside.steps.get(0) == 5, "the step is told")
+            eventually(lambda: 5 in inside.steps.values(), "the step is told")
             inside.lose_streams()
             time.sleep(60)
         return call_wrapper.iteration

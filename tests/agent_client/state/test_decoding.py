@@ -21,7 +21,7 @@ from agent_client import state, transfer
 from agent_client.state.decoding import MAGIC, MAX_HEADER_BYTES, VERSION, CorruptState, TruncatedState, decode, encode
 from agent_client.state.tree import DTYPES, MAX_DEPTH
 from agent_client.training import checkpoint_folder
-from tests.agent_client.state.trees import bits, resident_bytes, same, trees
+from tests.agent_client.state.trees import resident_bytes, same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 NAN_WITH_PAYLOAD = struct.unpack(">d", bytes.fromhex("fff8000000abcdef"))[0]
@@ -49,6 +49,7 @@ class TestRoundTrip:
     @settings(max_examples=300, deadline=None)
     @given(trees, st.integers(1, 40), st.booleans())
     @example([NAN_WITH_PAYLOAD, -0.0, float("inf"), "\ud800\udc00", {True: 1, NAN_WITH_PAYLOAD: 2}], 3, True)
+    @example([OrderedDict(a=1), Counter("aab"), {1: "int", "1": "str", (1, "x"): "tuple"}], 3, True)
     def test_any_tree(self, state: Any, chunk_bytes: int, is_length_known: bool) -> None:
         content = encoded(state, chunk_bytes)
         assert len(content) == encode(state).length
@@ -326,24 +327,14 @@ class TestForgery:
             return
         assert same(decode(io.BytesIO(encoded(state))), state)
 
-    @pytest.mark.parametrize("size", [2**30, 2**34, 2**50, 2**62])
+    @pytest.mark.parametrize("size", [2**30, 2**50, 2**62])
     @pytest.mark.parametrize("tag", ["b", "y"])
-    def test_a_lying_size_allocates_nothing(self, size: int, tag: str) -> None:
+    def test_a_lying_size_allocates_nothing(self, size: int, tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
         content = forged({"tree": {tag: 0}, "tensors": [["uint8", [size]]]}, bytes(100))
-        resident = [resident_bytes()]
-
-        class Spy(io.BytesIO):
-            def readinto(self, buffer: Any) -> int:
-                resident.append(resident_bytes())
-                return super().readinto(buffer)
-
-        for length in (None, len(content)):
-            with pytest.raises(CorruptState, match=r"breaks off|cannot allocate|were announced"):
-                decode(Spy(content), length)
-        assert max(resident) - resident[0] < 64 * 2**20
-
-    def test_a_lying_size_is_refused_before_its_tensor_exists(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        content = forged({"tree": {"b": 0}, "tensors": [["uint8", [2**40]]]}, bytes(100))
+        before = resident_bytes()
+        with pytest.raises(CorruptState, match=r"breaks off|cannot allocate"):
+            decode(io.BytesIO(content))
+        assert resident_bytes() - before < 64 * 2**20
         monkeypatch.setattr("agent_client.state.decoding._allocate", lambda *_: pytest.fail("allocated"))
         with pytest.raises(CorruptState, match=f"but {len(content)} were announced"):
             decode(io.BytesIO(content), len(content))
@@ -373,15 +364,3 @@ class TestForgery:
                     assert name not in {"load", "eval", "exec", "__import__", "import_module", "save"}, path
         assert "json" in imported
         assert not imported & {"pickle", "marshal", "shelve", "dill", "importlib", "copyreg", "copy"}
-
-
-def test_containers_keep_their_type() -> None:
-    state = [OrderedDict(a=1), Counter("aab"), {1: "int", "1": "str", (1, "x"): "tuple"}]
-    received = decode(io.BytesIO(encoded(state)))
-    assert [type(part) for part in received] == [OrderedDict, Counter, dict]
-    assert received == state
-
-
-def test_bits_tells_tensors_apart() -> None:
-    assert bits(torch.tensor([0.0])) != bits(torch.tensor([-0.0]))
-    assert not same({"a": torch.zeros(1)}, {"a": torch.zeros(1, 1)})

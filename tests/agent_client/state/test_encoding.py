@@ -13,7 +13,7 @@ from agent_client.state import decoding as format_module
 from agent_client.state import encoding
 from agent_client.state.decoding import CorruptState, decode
 from agent_client.state.encoding import PIECE_BYTES, encode
-from tests.agent_client.state.trees import LAYOUTS, resident_bytes, same, trees
+from tests.agent_client.state.trees import resident_bytes, same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 MIB = 2**20
@@ -39,14 +39,6 @@ class TestSmallPieces:
         start = data.draw(st.integers(0, len(content)))
         assert from_byte(state, start, chunk_bytes) == content[start:]
         assert same(decode(io.BytesIO(content), len(content)), state)
-
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_every_layout_from_every_byte(self, layout: Any) -> None:
-        tensor = layout(torch.arange(60, dtype=torch.int16).reshape(5, 4, 3))
-        content = from_byte(tensor, 0)
-        assert same(decode(io.BytesIO(content)), tensor.contiguous())
-        for start in range(len(content)):
-            assert from_byte(tensor, start) == content[start:]
 
     def test_each_piece_has_its_checksum(self) -> None:
         content = bytearray(from_byte(bytes(20), 0))

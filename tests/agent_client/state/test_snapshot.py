@@ -41,11 +41,11 @@ class TestSnapshot:
             snapshot({"hooks": [print]})
 
 
-def training_state(features: int = 3, steps: int = 1) -> dict[str, Any]:
-    model = torch.nn.Linear(features, 2)
+def training_state(steps: int) -> dict[str, Any]:
+    model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(steps):
-        model(torch.ones(1, features)).sum().backward()
+        model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": steps, "seen": [1] * steps}
 
@@ -84,10 +84,6 @@ class TestInstallMatches:
         with pytest.raises(StateMismatch) as caught:
             install_matches(expected, received)
         assert [shown.strip() for shown in str(caught.value).splitlines()[1:-1]] == [line]
-
-    def test_names_the_parameters_of_another_model(self) -> None:
-        with pytest.raises(StateMismatch, match=r"\['model'\]\['weight'\]: shape \(2, 3\) here, \(2, 4\) received"):
-            install_matches(training_state(3), training_state(4))
 
     def test_names_at_most_ten(self) -> None:
         with pytest.raises(StateMismatch) as caught:

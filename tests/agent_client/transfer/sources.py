@@ -11,6 +11,8 @@ from typing import Any
 from agent_client.transfer.fetch import Fetch
 from agent_client.transfer.server import StateServer
 
+Script = Callable[[socket.socket], object]
+
 
 def eventually(is_true: Callable[[], bool], within_s: float = 3.0) -> bool:
     gives_up_at = time.monotonic() + within_s
@@ -42,7 +44,7 @@ def took(at_least_s: float, at_most_s: float) -> Iterator[None]:
 
 
 @contextmanager
-def answering(*scripts: Callable[[socket.socket], object]) -> Iterator[str]:
+def answering(*scripts: Script) -> Iterator[str]:
     """The address of a source that does with each request what the next of `scripts` says; with more, the last."""
 
     def serve() -> None:
@@ -64,6 +66,10 @@ def answering(*scripts: Callable[[socket.socket], object]) -> Iterator[str]:
             listener.shutdown(socket.SHUT_RDWR)
             source.join(5)
             assert not source.is_alive()
+
+
+def sends(answer: bytes) -> Script:
+    return lambda connection: connection.sendall(answer)
 
 
 def take_request(connection: socket.socket) -> str:

@@ -1,9 +1,11 @@
 """State over process groups: the same state, or a clear failure in bounded time; one target harms no other."""
 
+import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -93,6 +95,25 @@ def test_a_target_that_does_not_come_keeps_the_other_from_nothing(source: Assign
     assert same(received.result(20)["w"], STATE["w"])
 
 
+class Wire:
+    """Replaces what a source sends, and hands what one of its targets then says."""
+
+    def __init__(self, source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.source = replace(source, serve_to=(1,))
+        self._pool, self._monkeypatch = pool, monkeypatch
+
+    def receive(self, send: Callable[[Encoding], Iterator[torch.Tensor]], silence_s: float = 10.0) -> Any:
+        self._monkeypatch.setattr(gloo_transport, "messages", send)
+        received = self._pool.submit(transport(silence_s).receive, target(self.source, 1), max_bytes=2**40)
+        transport().send(self.source, encode(STATE))
+        return received.result(15)
+
+
+@pytest.fixture
+def wire(source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> Wire:
+    return Wire(source, pool, monkeypatch)
+
+
 def test_a_target_that_breaks_off_keeps_the_other_from_nothing(
     source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,18 +139,9 @@ def test_a_source_that_does_not_come(source: Assignment) -> None:
         transport(silence_s=0.5).receive(target(source, 1), max_bytes=2**40)
 
 
-def test_a_source_that_ends_in_the_middle(
-    source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def half(encoding: Encoding) -> Iterator[torch.Tensor]:
-        for _, message in zip(range(2), messages(encoding), strict=False):
-            yield message
-
-    monkeypatch.setattr(gloo_transport, "messages", half)
-    received = pool.submit(transport(silence_s=3.0).receive, target(source, 1), max_bytes=2**40)
-    transport().send(replace(source, serve_to=(1,)), encode(STATE))
+def test_a_source_that_ends_in_the_middle(wire: Wire) -> None:
     with took(0, 10), pytest.raises(RuntimeError):  # at once, or after silence_s where gloo misses the end
-        received.result(15)
+        wire.receive(lambda encoding: islice(messages(encoding), 2), silence_s=3.0)
 
 
 @pytest.mark.parametrize(
@@ -141,62 +153,47 @@ def test_a_source_that_ends_in_the_middle(
         ([2**60], b"", "a state of 1152921504606846976 bytes was announced, and there is room for 1099511627776"),
     ],
 )
-def test_garbage_is_refused(
-    source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, first: Any, rest: bytes, words: str
-) -> None:
-    def garbage(_: Encoding) -> Iterator[torch.Tensor]:
-        yield torch.tensor(first)
-        if rest:
-            yield torch.frombuffer(bytearray(rest), dtype=torch.uint8)
-
-    monkeypatch.setattr(gloo_transport, "messages", garbage)
-    received = pool.submit(transport().receive, target(source, 1), max_bytes=2**40)
-    transport().send(replace(source, serve_to=(1,)), encode(STATE))
+def test_garbage_is_refused(wire: Wire, first: list[int], rest: bytes, words: str) -> None:
+    parts = [torch.tensor(first), *([torch.frombuffer(bytearray(rest), dtype=torch.uint8)] if rest else [])]
     with pytest.raises(CorruptState, match=words):
-        received.result(15)
+        wire.receive(lambda _: iter(parts))
 
 
-def test_damage_is_found(source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_found(wire: Wire) -> None:
     def damaged(encoding: Encoding) -> Iterator[torch.Tensor]:
         for number, message in enumerate(messages(encoding)):
             if number == 2:
                 message[77] ^= 1
             yield message
 
-    monkeypatch.setattr(gloo_transport, "messages", damaged)
-    received = pool.submit(transport().receive, target(source, 1), max_bytes=2**40)
-    transport().send(replace(source, serve_to=(1,)), encode(STATE))
     with pytest.raises(CorruptState, match="checksum of tensor 0"):
-        received.result(15)
+        wire.receive(damaged)
 
 
-class TestCancel:
-    def test_ends_what_waits(
-        self, source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        receiving = transport()
-        waiting: Future[Any] = Future()
+def test_a_cancel_ends_what_waits(
+    source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiving, may_go_on = transport(), threading.Event()
 
-        def stall(encoding: Encoding) -> Iterator[torch.Tensor]:
-            yield torch.tensor([encoding.length])
-            waiting.result(20)
+    def stall(encoding: Encoding) -> Iterator[torch.Tensor]:
+        yield torch.tensor([encoding.length])
+        may_go_on.wait(20)
 
-        monkeypatch.setattr(gloo_transport, "messages", stall)
-        received = pool.submit(receiving.receive, target(source, 1), max_bytes=2**40)
-        sent = pool.submit(transport().send, replace(source, serve_to=(1,)), encode(STATE))
-        time.sleep(0.5)
-        assert not received.done()
-        with took(0, 5):
-            receiving.cancel(source.quorum_id)
-            with pytest.raises(RuntimeError):
-                received.result(15)
-        waiting.set_result(None)
-        sent.result(10)
-
-    def test_before_it_begins(self, source: Assignment, pool: ThreadPoolExecutor) -> None:
-        receiving = transport()
+    monkeypatch.setattr(gloo_transport, "messages", stall)
+    received = pool.submit(receiving.receive, target(source, 1), max_bytes=2**40)
+    sent = pool.submit(transport().send, replace(source, serve_to=(1,)), encode(STATE))
+    time.sleep(0.5)
+    assert not received.done()
+    with took(0, 5):
         receiving.cancel(source.quorum_id)
-        sent = pool.submit(transport().send, replace(source, serve_to=(1,)), encode(STATE))
-        with pytest.raises(RuntimeError, match="revoked"):
-            receiving.receive(target(source, 1), max_bytes=2**40)
-        sent.result(10)
+        with pytest.raises(RuntimeError):
+            received.result(15)
+    may_go_on.set()
+    sent.result(10)
+
+
+def test_what_was_cancelled_before_it_begins_does_not(source: Assignment) -> None:
+    receiving = transport()
+    receiving.cancel(source.quorum_id)
+    with pytest.raises(RuntimeError, match="revoked"):
+        receiving.receive(target(source, 1), max_bytes=2**40)

@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,7 +22,7 @@ from agent_client.transfer.offers import StateKey
 from agent_client.transfer.response import StateUnavailable
 from agent_client.transfer.server import StateServer
 from tests.agent_client.state.trees import same
-from tests.agent_client.transfer.sources import answering, eventually, fetch, ok, serving, threads, took
+from tests.agent_client.transfer.sources import Script, answering, eventually, fetch, ok, sends, serving, threads, took
 
 KEY = StateKey(7, 12, 0)
 OTHER = StateKey(8, 12, 0)
@@ -126,12 +126,6 @@ class Noted:
 
 
 class TestFetch:
-    def test_the_published_state(self) -> None:
-        with serving() as server:
-            server.publish(KEY, STATE)
-            assert same(fetch(server.address, KEY, 5), STATE)
-            assert same(fetch(server.address, (7, 12, 0), 5), STATE)
-
     def test_only_a_reader_that_nobody_waits_for_gives_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """One of what was put is waited for, also the second one."""
         paced: set[str] = set()
@@ -201,6 +195,12 @@ class TestFetch:
             client.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             assert client.recv(100).split()[1] == b"404"
 
+    def test_the_rest_of_another_state_is_refused(self) -> None:
+        with serving() as server, idle(server) as client:
+            server.publish(KEY, STATE)
+            client.sendall(b'GET /checkpoint/7/12/0 HTTP/1.0\r\nRange: bytes=5-\r\nIf-Match: "another"\r\n\r\n')
+            assert client.recv(100).split()[1] == b"412"
+
     def test_a_limit_on_bytes(self) -> None:
         with serving() as server:
             server.publish(KEY, STATE)
@@ -227,17 +227,13 @@ class TestFetch:
 
 
 class TestAddresses:
-    def test_ipv4(self) -> None:
-        with serving(bind_host="127.0.0.1") as server:
+    @pytest.mark.parametrize(
+        ("host", "url"), [("127.0.0.1", "http://127.0.0.1:"), pytest.param("::1", "http://[::1]:", marks=needs_ipv6)]
+    )
+    def test_one_host(self, host: str, url: str) -> None:
+        with serving(bind_host=host, advertise=host) as server:
             server.publish(KEY, STATE)
-            assert server.address.startswith("http://127.0.0.1:")
-            assert same(fetch(server.address, KEY, 5), STATE)
-
-    @needs_ipv6
-    def test_ipv6(self) -> None:
-        with serving(bind_host="::1", advertise="::1") as server:
-            server.publish(KEY, STATE)
-            assert server.address.startswith("http://[::1]:")
+            assert server.address.startswith(url)
             assert same(fetch(server.address, KEY, 5), STATE)
 
     @needs_ipv6
@@ -311,6 +307,24 @@ class TestWithdraw:
                 assert count + read_to_end(reader) > BIG_BYTES
                 withdrawn.result(5)
 
+    def test_cuts_off_one_that_takes_longer_than_the_grace(self) -> None:
+        with serving() as server:
+            server.publish(KEY, BIG)
+            with reading(server) as reader:
+                assert reader.recv(10)
+                with took(0.4, 3):
+                    server.withdraw(grace_s=0.5)
+
+    def test_a_cut_off_ends_the_grace(self) -> None:
+        with serving() as server, ThreadPoolExecutor(1) as pool:
+            server.publish(KEY, BIG)
+            with reading(server) as reader, took(0, 3):
+                assert reader.recv(10)
+                withdrawn = pool.submit(server.withdraw, 60)
+                assert eventually(lambda: is_refused(server.address))
+                server.cut_off()
+                withdrawn.result(5)
+
     def test_the_target_learns_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def decode_once_withdrawn(*args: Any, **options: Any) -> Any:
             server.withdraw()
@@ -361,7 +375,7 @@ def half_then_silence(connection: socket.socket) -> None:
     connection.recv(1)
 
 
-def drip(content: bytes) -> Callable[[socket.socket], None]:
+def drip(content: bytes) -> Script:
     def script(connection: socket.socket) -> None:
         for byte in content:
             connection.sendall(bytes([byte]))
@@ -383,25 +397,24 @@ class TestFailingSource:
             fetch("http://no-such-host.invalid:1", KEY, 5)
 
     @pytest.mark.parametrize("script", [half_then_end, half_then_reset])
-    def test_it_ends_mid_stream(self, script: Callable[[socket.socket], None]) -> None:
+    def test_it_ends_mid_stream(self, script: Script) -> None:
         with answering(script) as address, took(0, 20), pytest.raises(StateUnavailable, match=address):
             fetch(address, KEY, 60)
 
-    def test_it_says_nothing(self) -> None:
-        with answering(lambda connection: connection.recv(1)) as address, took(0.3, 20):  # noqa: SIM117
-            with pytest.raises(
-                TimeoutError, match=rf"quorum 7 .* did not arrive within 0\.3 s, from {address} sends nothing"
-            ):
-                fetch(address, KEY, 0.3)
-
     @pytest.mark.parametrize(
-        "script",
-        [half_then_silence, drip(ok(len(CONTENT), CONTENT)), drip(b"HTTP/1.0 409 Conflict\r\n\r\n" + b"x" * 200)],
-        ids=["silence", "drip", "dripping refusal"],
+        ("script", "words"),
+        [
+            (lambda connection: connection.recv(1), "sends nothing"),
+            (half_then_silence, "sends nothing"),
+            (drip(ok(len(CONTENT), CONTENT)), ""),
+            (drip(b"HTTP/1.0 409 Conflict\r\n\r\n" + b"x" * 200), ""),
+        ],
+        ids=["nothing", "silence", "drip", "dripping refusal"],
     )
-    def test_the_deadline_is_that_of_the_whole(self, script: Callable[[socket.socket], None]) -> None:
-        with answering(script) as address, took(0.5, 20), pytest.raises(TimeoutError, match=r"within 0\.5 s"):
-            fetch(address, KEY, 0.5)
+    def test_the_deadline_is_that_of_the_whole(self, script: Script, words: str) -> None:
+        with answering(script) as address, took(0.5, 20):
+            with pytest.raises(TimeoutError, match=rf"quorum 7 .* within 0\.5 s, from {address}.*{words}"):
+                fetch(address, KEY, 0.5)
 
     @pytest.mark.parametrize(
         ("answer", "failure", "words"),
@@ -422,7 +435,7 @@ class TestFailingSource:
         ],
     )
     def test_a_wrong_answer(self, answer: bytes, failure: type[Exception], words: str) -> None:
-        with answering(lambda connection: connection.sendall(answer)) as address, took(0, 20):  # noqa: SIM117
+        with answering(sends(answer)) as address, took(0, 20):  # noqa: SIM117
             with pytest.raises(failure, match=f"quorum 7 step 12 group rank 0 from {address}.*{words}"):
                 fetch(address, KEY, 60)
 
