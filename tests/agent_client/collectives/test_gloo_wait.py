@@ -17,7 +17,7 @@ from tests.processes import LOCALHOST, PATIENCE_S, eventually
 
 ROUNDS = 25  # without gloo_wait, about one of seven waits until gloo's timeout
 GLOO_TIMEOUT_S = 60.0
-ABORTS_WITHIN_S = 5.0
+ABORTS_WITHIN_S = 20.0  # milliseconds where the machine is free
 
 
 class Trio:
