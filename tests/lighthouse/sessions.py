@@ -120,17 +120,21 @@ def closed(session: int, kind: type[LighthouseError] | None = None, *words: str)
     return Closed(session, kind, words)
 
 
-def connected(names: str = "ab", now: float = 0.0, **config: object) -> QuorumMachine:
+def connected(
+    names: str = "ab", now: float = 0.0, kind: type[QuorumMachine] = AnswersOnly, **config: object
+) -> QuorumMachine:
     """Groups `names` have opened sessions 1, 2, ..."""
-    machine = AnswersOnly(QuorumConfig(**config))
+    machine = kind(QuorumConfig(**config))
     for session, name in enumerate(names, start=1):
         machine.handle(opened(session, name), now)
     return machine
 
 
-def standing(names: str = "ab", now: float = 0.0, **config: object) -> QuorumMachine:
+def standing(
+    names: str = "ab", now: float = 0.0, kind: type[QuorumMachine] = AnswersOnly, **config: object
+) -> QuorumMachine:
     """Groups `names`, by sessions and calls 1, 2, ..., hold quorum 1, which stands and was formed for step 0."""
-    machine = connected(names, now, **config)
+    machine = connected(names, now, kind, **config)
     for number, name in enumerate(names, start=1):
         machine.handle(asks(number, number, name), now)
     assert machine.standing.phase is QuorumPhase.STANDING

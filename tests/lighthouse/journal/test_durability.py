@@ -114,6 +114,25 @@ def test_the_wait_is_for_the_longer_lease(loop: VirtualLoop, path: Path, recorde
     life.die()
 
 
+def test_after_a_restart_holders_that_come_back_and_go_still_have_their_lease(loop: VirtualLoop, path: Path) -> None:
+    """A newcomer must not form beside those who may still grant: their lease counts from the start."""
+    life = Life(loop, path, lease_s=30.0)
+    a, b = formed(life, "ab")
+    life.die()
+    started_at = loop.now
+    life = Life(loop, path, lease_s=5.0)
+    a.connect(life).close()  # it is back for a moment: that says nothing of its lease but that it had one
+    b.cut()
+    c = Manager("c").connect(life)
+    c.join()
+    beat_for(loop, [c], 29)
+    assert c.quorum is None
+    beat_for(loop, [c], 2)
+    assert c.quorum is not None
+    assert loop.now >= started_at + 30
+    life.die()
+
+
 def test_a_pause_of_the_lighthouse_moves_the_return(loop: VirtualLoop, path: Path) -> None:
     """Nobody could come back while it stood still: the quorum stands again when they do."""
     life = Life(loop, path, lease_s=10.0)

@@ -12,17 +12,11 @@ from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.events import Effect, Ordered
 from lighthouse.quorum.rules.machine import QuorumMachine
 from tests.lighthouse.builders import answers, beat, join
-from tests.lighthouse.sessions import asks, ended, held, left, native, opened, pulse
+from tests.lighthouse.sessions import asks, ended, held, left, native, pulse, standing
 
 
 def at_work(names: str = "ab") -> QuorumMachine:
-    """Groups `names`, by sessions and calls 1, 2, ..., hold quorum 1, which stands."""
-    machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=5.0))
-    for session, name in enumerate(names, start=1):
-        machine.handle(opened(session, name), 0)
-    for session, name in enumerate(names, start=1):
-        machine.handle(asks(session, session, name), 0)
-    return machine
+    return standing(names, kind=QuorumMachine, heartbeat_timeout_s=5.0)
 
 
 def told(effects: list[Effect]) -> list[Effect]:

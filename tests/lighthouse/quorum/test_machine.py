@@ -3,7 +3,10 @@
 Events in, the whole list of effects out.
 """
 
+import pytest
+
 from lighthouse.quorum.rules.events import Withdrawn
+from lighthouse.quorum.rules.numbering import LEFT_TO_ANOTHER
 from lighthouse.quorum.rules.verdict import Verdict
 from lighthouse_protocol.refusals import LimitReached, WrongState
 from tests.lighthouse.builders import (
@@ -59,6 +62,16 @@ def test_an_answer_is_a_sign_of_life():
     assert m.roster.get("a").is_alive
     ticked(m, 36.9, 37)
     assert not m.roster.get("a").is_alive
+
+
+@pytest.mark.parametrize("field", ["seen_quorum_id", "tag_quorum_id"])
+def test_the_id_is_above_what_any_member_was_ever_told(field: str):
+    m = machine(first_quorum_id=5)
+    first = 40 + LEFT_TO_ANOTHER
+    assert m.handle(join(1, "a", **{field: 40}), now=0)[0].quorum.quorum_id == first
+    told = group("a", seen_quorum_id=first)
+    assert m.handle(join(2, told), now=1) == [formed(first, (2,), told, is_new=False)]
+    assert m.handle(join(3, "a", **{field: 5000}), now=2)[0].quorum.quorum_id == 5000 + LEFT_TO_ANOTHER
 
 
 def test_a_refused_join_changes_nothing():

@@ -6,20 +6,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lighthouse.journal.journal import Journal
-from lighthouse.quorum.rules.config import QuorumConfig
-from lighthouse.quorum.rules.machine import QuorumMachine
 from tests.lighthouse.builders import ticked
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
-from tests.lighthouse.sessions import asks, ended, opened
+from tests.lighthouse.sessions import ended, standing
 from tests.virtual_loop import VirtualLoop
 
 
 def test_a_machine_is_not_quiet_while_a_lease_of_its_members_may_run() -> None:
-    machine = QuorumMachine(QuorumConfig(lease_s=150.0))
-    for number, name in enumerate("ab", start=1):
-        machine.handle(opened(number, name), 0)
-    for number, name in enumerate("ab", start=1):
-        machine.handle(asks(number, number, name), 0)
+    machine = standing("ab", lease_s=150.0)
     for number in (1, 2):
         machine.handle(ended(number), 9)
     ticked(machine, 9, 149)

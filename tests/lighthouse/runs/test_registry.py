@@ -15,6 +15,7 @@ from lighthouse.runs.store import RunStoreInProcess
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.run import (
     FailureReport,
+    FinishReport,
     GenerationEnded,
     GenerationFormed,
     KeyKind,
@@ -143,6 +144,16 @@ async def test_what_is_worth_no_write_of_its_own_is_written_a_little_later(
     saved = memory.load_run(("j", "r"))
     assert saved is not None
     assert [each.hello.name for each in saved.record.supervisors] == ["g"]
+
+
+async def test_all_are_told_of_the_completion(runs: RunRegistry):
+    driver, supervisor = runs.get("j", "r"), Listener()
+    driver.open_supervisor(SupervisorHello("g", "1"), supervisor)
+    ranks = [entered(driver, slot) for slot in (0, 1)]
+    for session, _ in ranks:
+        driver.receive_from_rank(session, FinishReport(0))
+    for listener in (supervisor, *(listener for _, listener in ranks)):
+        assert listener.messages[-1] == RunCompleted(0)
 
 
 async def test_a_refused_rank_ends_and_is_heard_no_more(runs: RunRegistry):
