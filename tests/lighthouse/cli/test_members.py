@@ -32,6 +32,11 @@ def test_says_that_there_are_none(run):
     assert run(command).output == "no members\n"
 
 
+def test_thousands_are_listed_in_full(fake, run):
+    fake.answers = [status(job(*many(5000)))]
+    assert len(run(command).output.splitlines()) == 5001
+
+
 def test_a_pipe_gets_every_character(fake, run):
     name = "n" * 128
     fake.answers = [status(job(member(name)))]
