@@ -208,7 +208,8 @@ class RankMachine:
         if self.phase is RankPhase.FINISHED:
             self.phase = RankPhase.READY
             return self._send(ReadyReport(number))
-        return self._interrupt(reason, now)
+        self._interrupt(reason, now)
+        return []
 
     def _end(self, outcome: RunCompleted | RunStopped | LighthouseError, now: float) -> list[events.RankEffect]:
         """Rule 4."""
@@ -216,7 +217,8 @@ class RankMachine:
         effects: list[events.RankEffect] = [events.Disconnect(self._stream.session)] if self._stream.is_open else []
         self._stream.give_up()
         reason = outcome.reason if isinstance(outcome, RunStopped) else str(outcome)
-        return [*effects, events.Ended(outcome), *self._interrupt(reason, now)]
+        self._interrupt(reason, now)
+        return [*effects, events.Ended(outcome)]
 
     # -- what the function does
 
@@ -255,11 +257,11 @@ class RankMachine:
 
     # -- time
 
-    def _interrupt(self, reason: str, now: float) -> list[events.RankEffect]:
+    def _interrupt(self, reason: str, now: float) -> None:
+        """tick says it, now and again."""
         if self.phase is RankPhase.RUNNING:
             self.phase = RankPhase.LEAVING
             self._leaving.begin(reason, now)
-        return []  # tick says it, now and again
 
     def _silent_at(self) -> float | None:
         limit_s = self.config.soft_timeout_s
