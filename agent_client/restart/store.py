@@ -5,18 +5,29 @@ use_global_iteration=True. There is no election, no readiness key and no heartbe
 """
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from agent_client.errors import ConfigurationError
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import UnknownName
 from lighthouse_runtime.client.lighthouse import LighthouseClient
 
-if TYPE_CHECKING:
-    from agent_client.restart.run_session import RunSession
+
+class PresentRun(Protocol):
+    """The run that this process is in (run_session.py)."""
+
+    client: LighthouseClient
+    run: str
+    slot: int
+    timeout_s: float
+
+    @property
+    def iteration(self) -> int: ...
+
+    def advance(self) -> int: ...
 
 
-present_runs: "list[RunSession]" = []
+present_runs: list[PresentRun] = []
 """Those that this process is in, the innermost last; each enters and leaves by itself."""
 
 
@@ -88,7 +99,7 @@ def _last(rank: int) -> str:
     return f"rank_{rank}_last_iteration"
 
 
-def _run() -> "RunSession":
+def _run() -> PresentRun:
     if not present_runs:
         raise ConfigurationError("no wrapped function with use_global_iteration=True is running in this process")
     return present_runs[-1]
