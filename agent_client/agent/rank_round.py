@@ -23,18 +23,18 @@ class RankRounds:
     def __init__(
         self, runner: StepRunner, thread: BackgroundThread, peers: Peers, group: GlooGroup | None, group_rank: int
     ) -> None:
-        self._runner = runner
-        self._thread = thread
+        self.runner = runner
+        self.thread = thread
         self._peers = peers
         self._group = group
-        self._group_rank = group_rank
+        self.group_rank = group_rank
 
     def open(self, what: str, within_s: float, *, may_begin: bool = False) -> "RankRound":
         """`may_begin`: also in the first step, before it has reduced anything.
 
         Raises EvaluationInterrupted without a quorum, and AgentError while a step is under way.
         """
-        assignment, machine = self._runner.last, self._runner.machine
+        assignment, machine = self.runner.last, self.runner.machine
         if assignment is None or (machine.failure is not None and machine.phase is not Phase.IDLE):
             raise EvaluationInterrupted(f"{what}: there is no quorum: {machine.failure or 'do it after a step'}")
         if machine.phase is not Phase.IDLE and not (may_begin and machine.ended == 0):
@@ -42,22 +42,19 @@ class RankRounds:
         if machine.phase is not Phase.IDLE and assignment.heals and assignment.max_step > 0:
             log.info("%s: the other replica groups have trained already; compared inside this group", what)
             assignment = replace(assignment, replica_rank=0, replica_world_size=1, replica_ids=())
-        gathering = AllGather(assignment, self._peers, self._group, self._group_rank, within_s=within_s)
-        return RankRound(what, gathering, self._runner, self._thread, self._group_rank)
+        gathering = AllGather(assignment, self._peers, self._group, self.group_rank, within_s=within_s)
+        return RankRound(what, gathering, self)
 
 
 class RankRound:
     """`own_name` is the name of this rank."""
 
-    def __init__(
-        self, what: str, gathering: AllGather, runner: StepRunner, thread: BackgroundThread, group_rank: int
-    ) -> None:
+    def __init__(self, what: str, gathering: AllGather, rounds: RankRounds) -> None:
         self._what = what
         self.assignment = gathering.assignment
         self._gathering = gathering
-        self._runner = runner
-        self._thread = thread
-        self.own_name = self.name(self.assignment.replica_rank, group_rank)
+        self._rounds = rounds
+        self.own_name = self.name(self.assignment.replica_rank, rounds.group_rank)
 
     def name(self, replica_rank: int, group_rank: int) -> RankName:
         has_several = self.assignment.replica_world_size > 1
@@ -76,7 +73,7 @@ class RankRound:
 
         Raises EvaluationInterrupted if a rank is lost; then the next step asks for another quorum.
         """
-        runner, has_others = self._runner, self.assignment.replica_world_size > 1
+        runner, has_others = self._rounds.runner, self.assignment.replica_world_size > 1
         entry = runner.progress.numbers.inside()
         with (
             runner.progress.waiting_for(waits_for)
@@ -84,14 +81,14 @@ class RankRound:
             else runner.inside(entry, operation, within_group=not has_others)
         ):
             try:
-                return self._thread.submit(lambda: self._gather(own, operation)).result()
+                return self._rounds.thread.submit(lambda: self._gather(own, operation)).result()
             except EvaluationInterrupted as e:
                 runner.machine.lost_between(str(e))
                 raise EvaluationInterrupted(f"{self._what}: {e}") from e
 
     def _gather(self, own: bytes, operation: str) -> list[list[bytes]]:
         """In the first step under a quorum the other participants may be about to reduce something."""
-        runner = self._runner
+        runner = self._rounds.runner
         has_others = self.assignment.replica_world_size > 1
         announced = Announced(Kind.GATHER, name=operation)
         if runner.compares and has_others and not runner.agree(announced, self._gathering.within_s):

@@ -154,11 +154,11 @@ class StepRunner:
         digest, self.digest = self.digest, None
         is_up_to_date = not (self.machine.must_install or assignment.catches_up)
         own = digest.digest.read() if is_up_to_date and digest and digest.tag == self.machine.tag else None
-        wrong = outliers(self._tell_digest(own))
-        if wrong:
+        if wrong := outliers(self._exchange_digests(own)):
             self._differ(assignment, wrong)
 
-    def _tell_digest(self, own: Digest | None) -> list[Digest | None]:
+    def _exchange_digests(self, own: Digest | None) -> list[Digest | None]:
+        """By replica_rank; None: this one is not judged."""
         told = self._peers.exchange([own is not None, *(own or (0, 0))], self._limit_s())
         return [(first, second) if is_told else None for is_told, first, second in told]
 
@@ -190,8 +190,7 @@ class StepRunner:
 
         def compare() -> None:
             own = digest.read()
-            told = self._peers.exchange([*own, self.machine.contributes], self._limit_s())
-            contributors = [(first, second) if counts else None for first, second, counts in told]
+            contributors = self._exchange_digests(own if self.machine.contributes else None)
             if assignment.catches_up and differs(own, contributors):
                 reasons.append(f"step {self.machine.step}: the gradients here are not those that the others apply")
 

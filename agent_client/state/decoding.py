@@ -10,11 +10,15 @@ Checksums find accidents, not attackers; what stops an attacker is that nothing 
 """
 
 import json
+import zlib
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 from agent_client.state.encoding import (
+    CHECKSUM,
+    CHUNK_BYTES,
     MAGIC,
     MAX_HEADER_BYTES,
     PIECE_BYTES,
@@ -24,13 +28,62 @@ from agent_client.state.encoding import (
     encode,
     encoded_size,
 )
-from agent_client.state.reader import CHECKSUM, CHUNK_BYTES, Reader, Source, TruncatedState
 from agent_client.state.tree import DTYPES, MAX_DIMENSIONS, CorruptState, Json, State, assemble
 
 __all__ = ["CHUNK_BYTES", "MAX_HEADER_BYTES", "CorruptState", "Encoding", "TruncatedState", "decode", "encode"]
 
 _MAX_DIMENSION = 2**62
 """Torch itself refuses a product of dimensions that is too large."""
+
+
+class Source(Protocol):
+    """Anything that fills a buffer: BytesIO, an HTTP response, an open file. 0 or None is the end."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+
+class TruncatedState(CorruptState):
+    """The bytes ended before the state did."""
+
+
+class _Reader:
+    """Counts and checksums every byte; takes no memory for bytes that have not arrived."""
+
+    def __init__(self, source: Source, chunk_bytes: int) -> None:
+        self._source = source
+        self._chunk_bytes = chunk_bytes
+        self.consumed = 0
+
+    def fill(self, buffer: memoryview, checksum: int = 0) -> int:
+        """Fill `buffer` to its end; the crc32 of it."""
+        filled = 0
+        while filled < len(buffer):
+            count = self._source.readinto(buffer[filled : filled + self._chunk_bytes])
+            if not count:
+                raise TruncatedState(f"the state breaks off after {self.consumed} bytes")
+            checksum = zlib.crc32(buffer[filled : filled + count], checksum)
+            filled += count
+            self.consumed += count
+        return checksum
+
+    def take(self, count: int, checksum: int = 0) -> tuple[bytes, int]:
+        """`count` bytes and their crc32; never holds much more than what has arrived."""
+        pieces: list[bytes] = []
+        while count:
+            piece = bytearray(min(count, self._chunk_bytes))
+            checksum = self.fill(memoryview(piece), checksum)
+            pieces.append(bytes(piece))
+            count -= len(piece)
+        return b"".join(pieces), checksum
+
+    def check(self, checksum: int, what: str) -> None:
+        """Read the checksum that was sent and compare it."""
+        if CHECKSUM.unpack(self.take(CHECKSUM.size)[0])[0] != checksum:
+            raise CorruptState(f"the checksum of {what} is wrong: damaged on the way, or changed while it was sent")
+
+    def expect_end(self) -> None:
+        if self._source.readinto(memoryview(bytearray(1))):
+            raise CorruptState(f"the state ends after {self.consumed} bytes, but more follow")
 
 
 def decode(
@@ -46,7 +99,7 @@ def decode(
     `expect` gets the layout of the state before any tensor is read: its tensors on the meta device, its bytes empty.
     What it raises ends the decoding.
     """
-    reader = Reader(source, chunk_bytes)
+    reader = _Reader(source, chunk_bytes)
     header = _read_header(reader)
     skeleton, layouts = _check_header(header)
     _check_length(reader.consumed + sum(map(encoded_size, layouts)), length)
@@ -58,7 +111,7 @@ def decode(
     return assemble(skeleton, tensors)
 
 
-def _read_header(reader: Reader) -> bytes:
+def _read_header(reader: _Reader) -> bytes:
     prefix, checksum = reader.take(PREFIX.size)
     magic, version, length = PREFIX.unpack(prefix)
     if magic != MAGIC:
@@ -118,7 +171,7 @@ def _check_length(described: int, announced: int | None) -> None:
         raise CorruptState(f"the header describes {described} bytes, but {announced} were announced")
 
 
-def _read_tensor(reader: Reader, layout: torch.Tensor, index: int) -> torch.Tensor:
+def _read_tensor(reader: _Reader, layout: torch.Tensor, index: int) -> torch.Tensor:
     raw = _allocate(layout.nbytes, index)
     view = raw.numpy().data
     for first in range(0, max(len(view), 1), PIECE_BYTES):

@@ -8,15 +8,16 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from agent_client.state.reader import CHECKSUM, CHUNK_BYTES
 from agent_client.state.tree import Json, State, disassemble
 
 MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
 VERSION = 3
 MAX_HEADER_BYTES = 64 * 2**20
+CHUNK_BYTES = 4 * 2**20
 PIECE_BYTES = 4 * 2**20
 """How much of a tensor one checksum covers."""
 PREFIX = struct.Struct(">8sIQ")
+CHECKSUM = struct.Struct(">I")
 
 
 class Encoding:

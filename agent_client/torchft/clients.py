@@ -10,6 +10,7 @@ import json
 from collections.abc import Generator, Hashable
 from contextlib import contextmanager
 from datetime import timedelta
+from operator import attrgetter
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -128,7 +129,9 @@ class ManagerClient:
         """What that rank of this manager's group has told with its request: where it serves its state."""
         request = torchft_pb2.CheckpointMetadataRequest(rank=rank)
         answer = torchft_pb2.CheckpointMetadataResponse
-        return self._channel.call(Rpc(_MANAGER + "CheckpointMetadata", request, answer, _metadata), timeout)
+        return self._channel.call(
+            Rpc(_MANAGER + "CheckpointMetadata", request, answer, attrgetter("checkpoint_metadata")), timeout
+        )
 
     def should_commit(self, group_rank: int, step: int, should_commit: bool, timeout: timedelta) -> bool:
         """Vote for a step, and wait for the votes of all ranks of the group.
@@ -144,7 +147,7 @@ class ManagerClient:
         """
         request = torchft_pb2.ShouldCommitRequest(group_rank=group_rank, step=step, should_commit=should_commit)
         answer = torchft_pb2.ShouldCommitResponse
-        return self._channel.call(Rpc(_MANAGER + "ShouldCommit", request, answer, _decision), timeout)
+        return self._channel.call(Rpc(_MANAGER + "ShouldCommit", request, answer, attrgetter("should_commit")), timeout)
 
 
 class Channel(SyncClient):
@@ -186,11 +189,3 @@ def _as_json(data: dict[Hashable, object] | None) -> str:
 
 def _nothing(_: Message) -> None:
     return None
-
-
-def _metadata(answer: torchft_pb2.CheckpointMetadataResponse) -> str:
-    return answer.checkpoint_metadata
-
-
-def _decision(answer: torchft_pb2.ShouldCommitResponse) -> bool:
-    return answer.should_commit

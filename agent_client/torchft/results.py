@@ -1,8 +1,10 @@
 """What the clients answer: torchft's classes, with its names and defaults. All fields may be set, as torchft's may."""
 
+import dataclasses
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, MutableSequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lighthouse_protocol.pb.torchft import torchft_pb2
 
@@ -94,22 +96,7 @@ class Quorum:
 
 
 def quorum_result(answer: torchft_pb2.ManagerQuorumResponse) -> QuorumResult:
-    has_source = answer.HasField("recover_src_replica_rank")
-    return QuorumResult(
-        quorum_id=answer.quorum_id,
-        replica_rank=answer.replica_rank,
-        replica_world_size=answer.replica_world_size,
-        recover_src_manager_address=answer.recover_src_manager_address,
-        recover_src_replica_rank=answer.recover_src_replica_rank if has_source else None,
-        recover_dst_replica_ranks=list(answer.recover_dst_replica_ranks),
-        store_address=answer.store_address,
-        max_step=answer.max_step,
-        max_replica_rank=answer.max_replica_rank if answer.HasField("max_replica_rank") else None,
-        max_world_size=answer.max_world_size,
-        heal=answer.heal,
-        commit_failures=answer.commit_failures,
-        replica_ids=list(answer.replica_ids),
-    )
+    return QuorumResult(**_fields(answer, QuorumResult))
 
 
 def quorum(answer: torchft_pb2.LighthouseQuorumResponse) -> Quorum:
@@ -122,12 +109,17 @@ def quorum(answer: torchft_pb2.LighthouseQuorumResponse) -> Quorum:
 
 
 def _member(member: torchft_pb2.QuorumMember) -> QuorumMember:
-    return QuorumMember(
-        replica_id=member.replica_id,
-        address=member.address,
-        store_address=member.store_address,
-        step=member.step,
-        world_size=member.world_size,
-        shrink_only=member.shrink_only,
-        data=json.loads(member.data) if member.data else None,
-    )
+    told = _fields(member, QuorumMember)
+    told["data"] = json.loads(member.data) if member.data else None
+    return QuorumMember(**told)
+
+
+def _fields(message: Any, kind: type) -> dict[str, Any]:
+    """What `message` says in the fields of the dataclass `kind`; None: that one is optional, and not set."""
+    described = message.DESCRIPTOR.fields_by_name
+    found: dict[str, Any] = {}
+    for name in (each.name for each in dataclasses.fields(kind)):
+        value = getattr(message, name)
+        is_missing = described[name].has_presence and not message.HasField(name)
+        found[name] = None if is_missing else list(value) if isinstance(value, MutableSequence) else value
+    return found

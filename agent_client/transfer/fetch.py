@@ -182,10 +182,9 @@ class Fetch:
             self._tell(Broken(self._received, f"{self._where()}: {error!r}"))
         except (StateUnavailable, LighthouseError) as error:
             self._refuse(f"is not there: {error}", StateUnavailable)
-        except StateMismatch as error:
-            self._difference = self._difference or error.difference
-            self._refuse(f"cannot be used, nothing of it was: {error}", type(error))
-        except (CorruptState, ValueError) as error:
+        except (StateMismatch, CorruptState, ValueError) as error:
+            if isinstance(error, StateMismatch):
+                self._difference = self._difference or error.difference
             self._refuse(f"cannot be used, nothing of it was: {error}", type(error))
 
     def _where(self) -> str:

@@ -65,11 +65,10 @@ class GroupTransport:
         """
         self._abort()
         try:
-            state = self._receive(self._meet(assignment, assignment.replica_rank, _TARGET), max_bytes)
+            return self._receive(self._meet(assignment, assignment.replica_rank, _TARGET), max_bytes)
         except BaseException:
             self._abort()
             raise
-        return state
 
     def _receive(self, group: GlooGroup, max_bytes: int) -> State:
         announced = torch.zeros(1, dtype=torch.int64)

@@ -6,7 +6,7 @@ by itself. The first step of a process (it compiles, it warms up) teaches nothin
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from lighthouse_protocol.messages.progress import (
     MAX_DEPTH,
@@ -40,9 +40,6 @@ class Name:
     total: int | None = None
 
 
-N = TypeVar("N", bound=Name)
-
-
 @dataclass(slots=True)
 class _Record:
     """Of the visits that are over; `ended_before` this step."""
@@ -54,10 +51,10 @@ class _Record:
 
 
 @dataclass(slots=True)
-class _Visit(Generic[N]):
+class _Visit:
     """One that is open. `longest_s`: without a mark, up to the last one, `moved_at`; `nested_s`: of what was inside."""
 
-    of: N
+    of: Name
     since: float
     moved_at: float
     done: int = 0
@@ -76,13 +73,13 @@ class _Visit(Generic[N]):
         return self.moved_at - self.since - self.nested_s
 
 
-class PhaseTimes(Generic[N]):
+class PhaseTimes:
     """Marks come in the order in which they were made."""
 
-    def __init__(self, root: N, now: float) -> None:
+    def __init__(self, root: Name, now: float) -> None:
         """`root`: what the rank is in where it is in nothing else."""
         self._open = [_Visit(root, now, now)]
-        self._records: dict[N, _Record] = {root: _Record()}
+        self._records: dict[Name, _Record] = {root: _Record()}
         self._begun = 0
         self._step = 0
 
@@ -101,20 +98,20 @@ class PhaseTimes(Generic[N]):
         visit.move(now)
         visit.done += 1
 
-    def enter(self, of: N, now: float) -> None:
+    def enter(self, of: Name, now: float) -> None:
         self._open[-1].move(now)
         self._open.append(_Visit(of, now, now))
         if of not in self._records:
             self._records[of] = _Record()
 
-    def leave(self, of: N, now: float) -> None:
+    def leave(self, of: Name, now: float) -> None:
         """And what is inside it, which was not left in order, as a generator's may be."""
         if len(self._open) == 1 or not (self._open[-1].of is of or any(visit.of is of for visit in self._open[1:])):
             return
         while self._leave_innermost(now) is not of:
             pass
 
-    def _leave_innermost(self, now: float) -> N:
+    def _leave_innermost(self, now: float) -> Name:
         visit = self._open.pop()
         visit.move(now)
         record = self._records[visit.of]
@@ -147,7 +144,7 @@ class PhaseTimes(Generic[N]):
             times=self._times(),
         )
 
-    def _entered(self, open_visits: Counter[N]) -> tuple[PhaseCount, ...]:
+    def _entered(self, open_visits: Counter[Name]) -> tuple[PhaseCount, ...]:
         """A visit that began in an earlier step counts in this one, too."""
         counts = (
             (of.name, record.ended - record.ended_before + open_visits[of])

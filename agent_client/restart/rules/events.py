@@ -64,7 +64,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Give this stream up; it needs no Closed."""
+    """Give this stream up; it needs no StreamClosed."""
 
     session: int
 

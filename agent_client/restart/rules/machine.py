@@ -1,18 +1,19 @@
 """One rank's life in a run. Pure: told what happens and what time it is; it says what is to be done.
 
-        Waiting      GenerationFormed      GenerationEnded, RunStopped      Raised, Returned
-    idle ---> ready ----------------> running --------------------> leaving ------------> idle
-               |  ^ GenerationFormed, it is in it
-               v  |                    |  Raised -> idle, with a FailureReport
-              spare                    |  Returned -> finished ---- RunCompleted -> the end; GenerationEnded -> ready
-                                       |  Waiting -> ready: it asks for the next generation by itself
+        Waiting         formed         ended, stopped      Raised, Returned
+    idle ---> ready ----------> running ------------> leaving ------------> idle
+               |  ^ formed with it  |  Raised -> idle, with a FailureReport
+               v  |                 |  Returned -> finished ---- completed -> the end; ended -> ready
+              spare                 |  Waiting -> ready: it asks for the next generation by itself
+
+    formed, ended: GenerationFormed, GenerationEnded; completed, stopped: RunCompleted, RunStopped
 
 1. A rank runs only what it was told, and each number once. It never makes up a number: without a lighthouse, a
    rank that runs goes on, and one that waits, waits.
 2. What is over is interrupted at once, again and again, and its process is killed when that does not help in time.
 3. What it holds (its last generation, ready, failed, finished) is repeated on each new stream: no message must arrive.
    A failure is held until the lighthouse has said that the generation is over.
-4. RunStopped, RunCompleted and a refusal that no repetition mends are the end.
+4. RunStopped, RunCompleted and a refusal that no retry changes are the end.
 """
 
 from collections.abc import Sequence
@@ -181,19 +182,19 @@ class RankMachine:
             case RankWelcome():
                 return effects
             case GenerationFormed():
-                return effects + self._told(message, now)
+                return effects + self._formed(message, now)
             case GenerationEnded(number, reason):
-                return effects + self._over(number, reason, now)
+                return effects + self._ended(number, reason, now)
             case RunStopped() | RunCompleted():
                 return effects + self._end(message, now)
 
-    def _told(self, told: GenerationFormed, now: float) -> list[events.RankEffect]:
+    def _formed(self, told: GenerationFormed, now: float) -> list[events.RankEffect]:
         number = told.counters.number
         if self.generation is not None and number <= self.generation:
             return []
         self.seen = max(number, -1 if self.seen is None else self.seen)
         if self.phase not in _WAITS:
-            return [] if self.generation is None else self._over(self.generation, f"generation {number} runs", now)
+            return [] if self.generation is None else self._ended(self.generation, f"generation {number} runs", now)
         self._failure = None
         slot = self._entry.rank.slot
         if slot not in told.slots:
@@ -202,14 +203,15 @@ class RankMachine:
         self.generation, self.phase, self._stepped_at = number, RankPhase.RUNNING, None
         return [events.Run(told.counters, told.slots.index(slot), len(told.slots))]
 
-    def _over(self, number: int, reason: str, now: float) -> list[events.RankEffect]:
+    def _ended(self, number: int, reason: str, now: float) -> list[events.RankEffect]:
         if number != self.generation:
             return []
         self._failure = None
         if self.phase is RankPhase.FINISHED:
             self.phase = RankPhase.READY
             return self._send(ReadyReport(number))
-        return self._interrupt(reason, now)
+        self._interrupt(reason, now)
+        return []
 
     def _end(self, outcome: RunCompleted | RunStopped | LighthouseError, now: float) -> list[events.RankEffect]:
         """Rule 4."""
@@ -217,7 +219,8 @@ class RankMachine:
         effects: list[events.RankEffect] = [events.Disconnect(self._stream.session)] if self._stream.is_open else []
         self._stream.give_up()
         reason = outcome.reason if isinstance(outcome, RunStopped) else str(outcome)
-        return [*effects, events.Ended(outcome), *self._interrupt(reason, now)]
+        self._interrupt(reason, now)
+        return [*effects, events.Ended(outcome)]
 
     # -- what the function does
 
@@ -256,11 +259,11 @@ class RankMachine:
 
     # -- time
 
-    def _interrupt(self, reason: str, now: float) -> list[events.RankEffect]:
+    def _interrupt(self, reason: str, now: float) -> None:
+        """tick says it, now and again."""
         if self.phase is RankPhase.RUNNING:
             self.phase = RankPhase.LEAVING
             self._leaving.begin(reason, now)
-        return []  # tick says it, now and again
 
     def _silent_at(self) -> float | None:
         limit_s = self.config.soft_timeout_s
