@@ -8,7 +8,6 @@ from collections.abc import Callable
 from lighthouse_protocol.messages import hosts
 from lighthouse_protocol.messages.evidence import ProcessSnapshot
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
-from lighthouse_protocol.pb.extensions import hosts_pb2
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
 from lighthouse_protocol.wire.streams import NODE_REQUESTS, NODE_RESPONSES
 from lighthouse_runtime.process.loop import STOP_SIGNALS
@@ -45,7 +44,7 @@ class WorkerHosts:
 
     def entry(self) -> Stream:
         """What the manager's server serves."""
-        return Stream(hosts_pb2.NodeRequest, self.serve)
+        return Stream(NODE_REQUESTS, self.serve)
 
     def send(self, host: int, message: hosts.ToHost) -> None:
         """To one that is not there, nothing: its loss is known."""
@@ -75,8 +74,8 @@ class WorkerHosts:
         for host in self._senders:
             self.send(host, hosts.GroupEnded(over.status, over.why, excluded.get(host, "")))
 
-    async def serve(self, requests: Requests[hosts_pb2.NodeRequest], _: Call, sender: Sender) -> None:
-        entry = await requests.first(_read_hello, "hello", FIRST_WITHIN_S)
+    async def serve(self, requests: Requests[hosts.FromHost], _: Call, sender: Sender) -> None:
+        entry = await requests.hello(hosts.HostHello, FIRST_WITHIN_S)
         if entry is None:
             return
         self._check(entry)
@@ -84,9 +83,9 @@ class WorkerHosts:
         self._enter(host, sender)
         watch = asyncio.create_task(self._keep(host, sender))
         try:
-            async for request in requests:
+            async for message in requests:
                 self._heard_at[host] = asyncio.get_running_loop().time()
-                if (message := NODE_REQUESTS.read(request)) is not None:
+                if message is not None:
                     self.receive(host, message)
         finally:
             watch.cancel()
@@ -146,10 +145,3 @@ class WorkerHosts:
                 pass
             case hosts.HostHello():
                 raise InvalidRequest("came twice", field="hello")
-
-
-def _read_hello(message: hosts_pb2.NodeRequest) -> hosts.HostHello | None:
-    read = NODE_REQUESTS.read(message)
-    if read is not None and not isinstance(read, hosts.HostHello):
-        raise InvalidRequest("is missing: it is the first message", field="hello")
-    return read

@@ -503,10 +503,10 @@ class TestWatch:
 FORKING = """
 import gc, os, sys, threading, time
 from lighthouse_runtime.client.manager import ManagerClient
-from lighthouse_protocol.messages.session import WatchRequest
+from lighthouse_protocol.messages.session import WatchHello
 
 client = ManagerClient(sys.argv[1])
-watch = client.watch(WatchRequest(1, "w"))
+watch = client.watch(WatchHello(1, "w"))
 next(watch), next(watch)
 heard = []
 
@@ -521,7 +521,7 @@ child = os.fork()
 if child == 0:
     match sys.argv[2]:
         case "opens":
-            with client, client.watch(WatchRequest(2, "w")) as other:
+            with client, client.watch(WatchHello(2, "w")) as other:
                 next(other), print(next(other))
         case "cancels":
             watch.cancel()
