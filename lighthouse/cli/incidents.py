@@ -26,10 +26,7 @@ def incidents(given: ClientOptions, kind: str | None) -> None:
 
 
 def incident_lines(summaries: Sequence[IncidentSummary], width: int) -> list[Text]:
-    if not summaries:
-        return [Text("no incidents")]
-    has_many_jobs = len({summary.job for summary in summaries}) > 1
-    return table([_ID, _JOB, *_COLUMNS] if has_many_jobs else [_ID, *_COLUMNS], summaries, width)
+    return table(_COLUMNS, summaries, width) if summaries else [Text("no incidents")]
 
 
 def clock(at_unix_s: float) -> str:
@@ -44,9 +41,9 @@ def _style(summary: IncidentSummary) -> str:
     return "red" if summary.step_s is None else ""
 
 
-_ID: Column[IncidentSummary] = Column("ID", lambda i: i.id)
-_JOB: Column[IncidentSummary] = Column("JOB", lambda i: i.job, keep=4, comfort=12)
 _COLUMNS: Sequence[Column[IncidentSummary]] = (
+    Column("ID", lambda i: i.id),
+    Column("JOB", lambda i: i.job, keep=4, comfort=12, tells_apart=True),
     Column("NOTICED AT", lambda i: clock(i.opened_unix_s), keep=0),
     Column("KIND", lambda i: i.kind.value, lambda i: "yellow" if i.kind is IncidentKind.STALL else "red", keep=3),
     Column("NOTICED", lambda i: _after(i.noticed_s), is_number=True, keep=1),

@@ -34,8 +34,7 @@ def rank_lines(status: LighthouseStatus, width: int) -> list[Text]:
     lines = [line for job in status.jobs if job.stall for line in _verdict(job, len(status.jobs) > 1, width)]
     if not rows:
         return [*lines, Text("no ranks have reported")]
-    has_many_jobs = len({job for job, _ in rows}) > 1
-    return [*lines, *table([_JOB, *_COLUMNS] if has_many_jobs else _COLUMNS, rows, width)]
+    return [*lines, *table(_COLUMNS, rows, width)]
 
 
 def _verdict(job: JobStatus, has_many_jobs: bool, width: int) -> Sequence[Text]:
@@ -58,8 +57,8 @@ def _ticks(rank: RankPlace) -> str:
     return f"{rank.done}/{rank.total}"
 
 
-_JOB: Column[Row] = Column("JOB", lambda row: row[0], keep=5)
 _COLUMNS: Sequence[Column[Row]] = (
+    Column("JOB", lambda row: row[0], keep=5, tells_apart=True),
     Column("RANK", lambda row: f"{row[1].replica_id}/{row[1].group_rank}", comfort=12),
     Column("STATE", lambda row: row[1].state.value, lambda row: _STYLES[row[1].state]),
     Column("STEP", lambda row: str(row[1].step), is_number=True),

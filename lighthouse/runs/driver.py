@@ -16,30 +16,9 @@ from lighthouse.runs.rules.record import RunName, RunRecord
 from lighthouse.runs.rules.status import run_status
 from lighthouse.runs.store import RunStore
 from lighthouse.runs.streams import RankStreams, Stream, Streams
+from lighthouse_protocol.messages import run, supervisor
 from lighthouse_protocol.messages.incident import Incident
-from lighthouse_protocol.messages.run import (
-    FromRunRank,
-    Generation,
-    GenerationEnded,
-    GenerationFormed,
-    HelloRejected,
-    KeyKind,
-    RankHello,
-    RankId,
-    RankWelcome,
-    RunCompleted,
-    ToRunRank,
-)
 from lighthouse_protocol.messages.run_status import RunStatus
-from lighthouse_protocol.messages.supervisor import (
-    FromSupervisor,
-    HostExcluded,
-    ProcessLost,
-    StopAsked,
-    SupervisorHeartbeat,
-    SupervisorHello,
-    ToSupervisor,
-)
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, Unreachable
 from lighthouse_runtime.ports import Peer, Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
@@ -77,23 +56,23 @@ class RunDriver:
         self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
         self._numbers = itertools.count(1)
         self._ranks = RankStreams()
-        self._supervisors = Streams[SupervisorHello, ToSupervisor]()
+        self._supervisors = Streams[supervisor.SupervisorHello, supervisor.ToSupervisor]()
 
     # -- ranks
 
-    def open_rank(self, entry: RankHello, peer: Peer[ToRunRank]) -> int:
+    def open_rank(self, entry: run.RankHello, peer: Peer[run.ToRunRank]) -> int:
         """The number of the stream."""
         session = next(self._numbers)
         self._ranks.add(session, entry.rank, peer)
         self._feed(events.RankJoined(entry, session))
-        self._ranks.open.send(session, RankWelcome())
+        self._ranks.open.send(session, run.RankWelcome())
         return session
 
-    def receive_from_rank(self, session: int, message: FromRunRank) -> None:
+    def receive_from_rank(self, session: int, message: run.FromRunRank) -> None:
         rank = self._ranks.open.who(session)
         if rank is None:
             return
-        if isinstance(message, RankHello):
+        if isinstance(message, run.RankHello):
             raise InvalidRequest("a rank's stream has one", field="hello")
         self._feed(events.RankSaid(rank, message))
 
@@ -103,27 +82,27 @@ class RunDriver:
 
     # -- supervisors
 
-    def open_supervisor(self, entry: SupervisorHello, peer: Peer[ToSupervisor]) -> int:
+    def open_supervisor(self, entry: supervisor.SupervisorHello, peer: Peer[supervisor.ToSupervisor]) -> int:
         """The number of the stream."""
         session = next(self._numbers)
         self._supervisors[session] = Stream(entry, peer)
         self._feed(events.SupervisorJoined(entry, session))
         return session
 
-    def receive_from_supervisor(self, session: int, message: FromSupervisor) -> None:
+    def receive_from_supervisor(self, session: int, message: supervisor.FromSupervisor) -> None:
         entry = self._supervisors.who(session)
         if entry is None:
             return
         match message:
-            case SupervisorHeartbeat():
+            case supervisor.SupervisorHeartbeat():
                 pass
-            case ProcessLost(rank, reason, output):
+            case supervisor.ProcessLost(rank, reason, output):
                 self._feed(events.RankLost(rank, reason, output, entry.name))
-            case StopAsked(reason):
+            case supervisor.StopAsked(reason):
                 self.stop(reason, entry.name)
-            case HostExcluded(reason):
+            case supervisor.HostExcluded(reason):
                 self._feed(events.HostExcluded(entry.host or entry.name, reason))
-            case SupervisorHello():
+            case supervisor.SupervisorHello():
                 raise InvalidRequest("a supervisor's stream has one", field="hello")
 
     def end_supervisor(self, session: int) -> None:
@@ -138,7 +117,7 @@ class RunDriver:
     def resume(self) -> None:
         self._feed(events.ResumeAsked())
 
-    def put_key(self, generation: int, kind: KeyKind, name: str, value: bytes) -> None:
+    def put_key(self, generation: int, kind: run.KeyKind, name: str, value: bytes) -> None:
         """Durable when it returns. Raises a refusal."""
         self._key_writes.take(self._clock())
         row = self.machine.keys.put(generation, kind, name, value)
@@ -202,20 +181,20 @@ class RunDriver:
             case events.GenerationTold(rank, generation):
                 self._tell(generation, (rank,))
             case events.Interrupted(number, reason, ranks):
-                self._ranks.tell(ranks, GenerationEnded(number, reason))
+                self._ranks.tell(ranks, run.GenerationEnded(number, reason))
             case events.RankRefused(rank, error):
-                self._ranks.refuse(rank, HelloRejected(error))
+                self._ranks.refuse(rank, run.HelloRejected(error))
             case events.Completed(number, ranks, is_new):
-                self._ranks.tell(ranks, RunCompleted(number))
+                self._ranks.tell(ranks, run.RunCompleted(number))
                 if is_new:
-                    self._supervisors.send_all(RunCompleted(number))
+                    self._supervisors.send_all(run.RunCompleted(number))
             case events.Stopped(stop, ranks, is_new):
                 self._ranks.tell(ranks, stop)
                 if is_new:
                     self._supervisors.send_all(stop)
             case events.Resumed():
                 pass
-            case events.SupervisorTold(session, HelloRejected() as refusal):
+            case events.SupervisorTold(session, run.HelloRejected() as refusal):
                 self._supervisors.refuse(session, refusal)
             case events.SupervisorTold(session, message):
                 self._supervisors.send(session, message)
@@ -226,9 +205,9 @@ class RunDriver:
                 self._note()
         log_effect(self.name, effect)
 
-    def _tell(self, generation: Generation, ranks: Sequence[RankId]) -> None:
+    def _tell(self, generation: run.Generation, ranks: Sequence[run.RankId]) -> None:
         slots = tuple(rank.slot for rank in generation.active)
-        self._ranks.tell(ranks, GenerationFormed(generation.counters, slots))
+        self._ranks.tell(ranks, run.GenerationFormed(generation.counters, slots))
 
     def _remember(self, record: RunRecord) -> None:
         kept = self.machine.keys.generations

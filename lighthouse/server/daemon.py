@@ -31,7 +31,7 @@ from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_runtime.net.bind import grpc_bind, split_bind
 from lighthouse_runtime.net.own_address import served_host
-from lighthouse_runtime.process.loop import StopRequest
+from lighthouse_runtime.process.loop import StopRequest, announce
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Call
@@ -164,19 +164,13 @@ def _hosts(config: LighthouseConfig) -> tuple[str, str]:
     return split_bind(config.bind, "--bind")[0], split_bind(config.http, "--http")[0]
 
 
-async def serve(config: LighthouseConfig, token: str | None, announce: int | None, stop: StopRequest) -> None:
-    """`announce`: a file descriptor to which gRPC's port is written once it serves."""
+async def serve(config: LighthouseConfig, token: str | None, announce_fd: int | None, stop: StopRequest) -> None:
+    """`announce_fd`: a file descriptor to which gRPC's port is written once it serves."""
     daemon = LighthouseDaemon(config, token, stop)
     await daemon.start()
     try:
-        if announce is not None:
-            _announce(announce, daemon.grpc_port)
+        announce(announce_fd, daemon.grpc_port)
         await stop.wait()
         log.info("draining: asked to stop")
     finally:
         await daemon.stop()
-
-
-def _announce(descriptor: int, port: int) -> None:
-    with open(descriptor, "w") as pipe:
-        pipe.write(f"{port}\n")

@@ -16,7 +16,7 @@ from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import check_name, split_replica_id
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.session import DrainRequest, Hello, KillRequest
+from lighthouse_protocol.messages.session import DrainRequest, Hello, KillRequest, ToLighthouse
 from lighthouse_protocol.messages.status import LighthouseStatus, TimelineKind
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
@@ -62,7 +62,7 @@ class LighthouseService:
             "Status": Method(lighthouse_pb2.LighthouseStatusRequest, self.status_rpc),
             "Kill": Method(lighthouse_pb2.LighthouseKillRequest, self.kill),
             "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
-            "Session": Stream(lighthouse_pb2.SessionRequest, self.session),
+            "Session": Stream(SESSION_REQUESTS, self.session),
             **(more or {}),
         }
         torchft: dict[str, Entry] = {
@@ -130,19 +130,16 @@ class LighthouseService:
         driver = self._jobs.find(request.job or job_of(call))
         return driver, live_member(driver, request.replica_id), cut_reason(request.msg)
 
-    async def session(self, requests: Requests[lighthouse_pb2.SessionRequest], call: Call, sender: Sender) -> None:
+    async def session(self, requests: Requests[ToLighthouse], call: Call, sender: Sender) -> None:
         """A manager's session, until it ends."""
-        read = SESSION_REQUESTS.read
-        hello = await requests.first(read, "hello", self._hello_within_s)
+        hello = await requests.hello(Hello, self._hello_within_s)
         if hello is None:
             return
-        if not isinstance(hello, Hello):
-            raise InvalidRequest("must be a session's first message", field="hello")
         driver = self._jobs.get(job_of(call))  # only now: a quiet job is forgotten
         number = driver.open_session(hello, StreamPeer(sender, TO_MANAGERS))
         try:
-            async for request in requests:
-                if (message := read(request)) is not None:
+            async for message in requests:
+                if message is not None:
                     driver.receive(number, message)
         finally:
             driver.end_session(number)

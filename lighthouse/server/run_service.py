@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from lighthouse.runs.registry import RunRegistry
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, cut_reason
-from lighthouse_protocol.messages.run import Key, Keys, RankHello, check_kind
-from lighthouse_protocol.messages.supervisor import SupervisorHello
+from lighthouse_protocol.messages.run import FromRunRank, Key, Keys, RankHello, check_kind
+from lighthouse_protocol.messages.supervisor import FromSupervisor, SupervisorHello
 from lighthouse_protocol.pb.extensions import run_pb2 as pb
-from lighthouse_protocol.refusals import InvalidRequest, WrongState
+from lighthouse_protocol.refusals import WrongState
 from lighthouse_protocol.wire.codecs import KEYS, RUN_STATUS
 from lighthouse_protocol.wire.streams import RANK_REQUESTS, RANK_RESPONSES, SUPERVISOR_REQUESTS, SUPERVISOR_RESPONSES
 from lighthouse_runtime.server.control_policy import ControlPolicy
@@ -27,8 +27,8 @@ class RunService:
 
     def methods(self) -> Mapping[str, Entry]:
         return {
-            "Rank": Stream(pb.RankRequest, self.rank),
-            "Supervise": Stream(pb.SupervisorRequest, self.supervise),
+            "Rank": Stream(RANK_REQUESTS, self.rank),
+            "Supervise": Stream(SUPERVISOR_REQUESTS, self.supervise),
             "PutKey": Method(pb.PutKeyRequest, self.put_key),
             "GetKeys": Method(pb.GetKeysRequest, self.get_keys),
             "Runs": Method(pb.RunsRequest, self.runs),
@@ -38,34 +38,28 @@ class RunService:
 
     # -- streams, until they end
 
-    async def rank(self, requests: Requests[pb.RankRequest], call: Call, sender: Sender) -> None:
-        read = RANK_REQUESTS.read
-        entry = await requests.first(read, "hello", self._entry_within_s)
+    async def rank(self, requests: Requests[FromRunRank], call: Call, sender: Sender) -> None:
+        entry = await requests.hello(RankHello, self._entry_within_s)
         if entry is None:
             return
-        if not isinstance(entry, RankHello):
-            raise InvalidRequest("must be the first message of a rank's stream", field="hello")
         driver = self._runs.get(*_named(call))
         session = driver.open_rank(entry, StreamPeer(sender, TO_RANKS))
         try:
-            async for request in requests:
-                if (message := read(request)) is not None:
+            async for message in requests:
+                if message is not None:
                     driver.receive_from_rank(session, message)
         finally:
             driver.end_rank(session)
 
-    async def supervise(self, requests: Requests[pb.SupervisorRequest], call: Call, sender: Sender) -> None:
-        read = SUPERVISOR_REQUESTS.read
-        entry = await requests.first(read, "hello", self._entry_within_s)
+    async def supervise(self, requests: Requests[FromSupervisor], call: Call, sender: Sender) -> None:
+        entry = await requests.hello(SupervisorHello, self._entry_within_s)
         if entry is None:
             return
-        if not isinstance(entry, SupervisorHello):
-            raise InvalidRequest("must be the first message of a supervisor's stream", field="hello")
         driver = self._runs.get(*_named(call))
         session = driver.open_supervisor(entry, StreamPeer(sender, TO_SUPERVISORS))
         try:
-            async for request in requests:
-                if (message := read(request)) is not None:
+            async for message in requests:
+                if message is not None:
                     driver.receive_from_supervisor(session, message)
         finally:
             driver.end_supervisor(session)

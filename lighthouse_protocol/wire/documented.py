@@ -4,7 +4,7 @@ A member is relayed to native and torchft callers alike: what either form has an
 unknown field, and what both mean under other numbers is written in both.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -44,13 +44,13 @@ def distrust_to_native(distrust: Distrust | None) -> lighthouse_pb2.Distrust | N
     return None if distrust is None else DISTRUST.write(distrust)
 
 
-def participant_from_native(member: lighthouse_pb2.QuorumMember, *, min_world_size: int = 1) -> Participant:
+def participant_from_native(member: lighthouse_pb2.QuorumMember) -> Participant:
     """Checked. Raises InvalidRequest naming the field."""
     check_quorum_id(member.tag_quorum_id, "tag_quorum_id")
     check_quorum_id(member.seen_quorum_id, "seen_quorum_id")
     check_count(member.works_at, "works_at")
     identity = read_identity(member.replica_id, member.incarnation)
-    _check_member(member, min_world_size)
+    _check_member(member, 1)
     return _participant(member, identity, _relayable(member), **_ours(member))
 
 
@@ -126,21 +126,22 @@ def _check_member(member: _Member, min_world_size: int) -> None:
 def quorum_to_native(quorum: Quorum, created_at: float) -> lighthouse_pb2.LighthouseQuorumResponse:
     """`created_at` in seconds since the epoch."""
     response = lighthouse_pb2.LighthouseQuorumResponse()
-    response.quorum.quorum_id = quorum.quorum_id
-    response.quorum.created.FromNanoseconds(int(created_at * 1e9))
-    for participant in quorum.participants:
-        _fill_native(response.quorum.participants.add(), participant)
+    _fill_quorum(response.quorum, quorum, created_at, _fill_native)
     return response
 
 
 def quorum_to_torchft(quorum: Quorum, created_at: float) -> torchft_pb2.LighthouseQuorumResponse:
     """`created_at` in seconds since the epoch; torchft's client panics without it."""
     response = torchft_pb2.LighthouseQuorumResponse()
-    response.quorum.quorum_id = quorum.quorum_id
-    response.quorum.created.FromNanoseconds(int(created_at * 1e9))
-    for participant in quorum.participants:
-        _fill_torchft(response.quorum.participants.add(), participant)
+    _fill_quorum(response.quorum, quorum, created_at, _fill_torchft)
     return response
+
+
+def _fill_quorum(message: Any, quorum: Quorum, created_at: float, fill: Callable[[Any, Participant], None]) -> None:
+    message.quorum_id = quorum.quorum_id
+    message.created.FromNanoseconds(int(created_at * 1e9))
+    for participant in quorum.participants:
+        fill(message.participants.add(), participant)
 
 
 def participant_to_native(participant: Participant) -> lighthouse_pb2.QuorumMember:
@@ -153,24 +154,17 @@ def _fill_native(member: lighthouse_pb2.QuorumMember, participant: Participant) 
     member.MergeFromString(participant.wire)
     member.incarnation = participant.incarnation
     # Set or cleared, all of ours: a torchft of tomorrow may use our numbers for something else.
-    if participant.tag_quorum_id is not None:
-        member.tag_quorum_id = participant.tag_quorum_id
-    else:
-        member.ClearField("tag_quorum_id")
+    for name in ("tag_quorum_id", "heals_first", "works_at"):
+        if (value := getattr(participant, name)) is None:
+            member.ClearField(name)
+        else:
+            setattr(member, name, value)
     member.ranks_disagree = participant.ranks_disagree
     member.seen_quorum_id = participant.seen_quorum_id
     member.watched = participant.watched
     member.catch_up, member.has_source = participant.catch_up, participant.has_source
     member.resolves_to_loopback = participant.resolves_to_loopback
     member.compares = participant.compares
-    if participant.heals_first is not None:
-        member.heals_first = participant.heals_first
-    else:
-        member.ClearField("heals_first")
-    if participant.works_at is not None:
-        member.works_at = participant.works_at
-    else:
-        member.ClearField("works_at")
     member.ClearField("distrust")
     if (distrust := distrust_to_native(participant.distrust)) is not None:
         member.distrust.CopyFrom(distrust)
@@ -260,10 +254,9 @@ def assignment_from_native(message: manager_pb2.ManagerQuorumResponse) -> Assign
     )
 
 
-def vote_to_native(commit: bool, next_: Assignment | None = None) -> manager_pb2.ShouldCommitResponse:
-    return manager_pb2.ShouldCommitResponse(
-        should_commit=commit, next=assignment_to_native(next_) if next_ is not None else None
-    )
+def vote_to_native(decision: Decision) -> manager_pb2.ShouldCommitResponse:
+    granted = None if decision.next is None else assignment_to_native(decision.next)
+    return manager_pb2.ShouldCommitResponse(should_commit=decision.commit, next=granted)
 
 
 def vote_from_native(message: manager_pb2.ShouldCommitResponse) -> Decision:
@@ -291,9 +284,4 @@ def assignment_to_torchft(answer: Assignment, handles: Iterable[str]) -> torchft
 
 by_hand(Participant, lighthouse_pb2.QuorumMember, participant_to_native, participant_from_native)
 by_hand(Quorum, lighthouse_pb2.Quorum, lambda quorum: quorum_to_native(quorum, 0.0).quorum, quorum_from_native)
-by_hand(
-    Decision,
-    manager_pb2.ShouldCommitResponse,
-    lambda vote: vote_to_native(vote.commit, vote.next),
-    vote_from_native,
-)
+by_hand(Decision, manager_pb2.ShouldCommitResponse, vote_to_native, vote_from_native)

@@ -2,43 +2,29 @@
 
 import grpc
 
+from lighthouse_protocol import refusals
 from lighthouse_protocol.limits import cut_reason
-from lighthouse_protocol.refusals import (
-    DeadlinePassed,
-    Drained,
-    DuplicateReplica,
-    InternalError,
-    InvalidRequest,
-    LighthouseError,
-    LimitReached,
-    NotPermitted,
-    NotServed,
-    Superseded,
-    UnknownName,
-    Unreachable,
-    Unrecoverable,
-    WrongState,
-)
+from lighthouse_protocol.refusals import LighthouseError
 
 _STATUS: dict[type[LighthouseError], grpc.StatusCode] = {
-    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    DuplicateReplica: grpc.StatusCode.ALREADY_EXISTS,
-    WrongState: grpc.StatusCode.FAILED_PRECONDITION,
-    Unrecoverable: grpc.StatusCode.DATA_LOSS,  # gRPC makes this status of nothing by itself
-    UnknownName: grpc.StatusCode.NOT_FOUND,
-    NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
-    NotServed: grpc.StatusCode.UNIMPLEMENTED,
-    Superseded: grpc.StatusCode.ABORTED,
-    Drained: grpc.StatusCode.OUT_OF_RANGE,  # past the end; gRPC makes this status of nothing by itself
-    LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Unreachable: grpc.StatusCode.UNAVAILABLE,
-    DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
-    InternalError: grpc.StatusCode.INTERNAL,
+    refusals.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    refusals.DuplicateReplica: grpc.StatusCode.ALREADY_EXISTS,
+    refusals.WrongState: grpc.StatusCode.FAILED_PRECONDITION,
+    refusals.Unrecoverable: grpc.StatusCode.DATA_LOSS,  # gRPC makes this status of nothing by itself
+    refusals.UnknownName: grpc.StatusCode.NOT_FOUND,
+    refusals.NotPermitted: grpc.StatusCode.PERMISSION_DENIED,
+    refusals.NotServed: grpc.StatusCode.UNIMPLEMENTED,
+    refusals.Superseded: grpc.StatusCode.ABORTED,
+    refusals.Drained: grpc.StatusCode.OUT_OF_RANGE,  # past the end; gRPC makes this status of nothing by itself
+    refusals.LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    refusals.Unreachable: grpc.StatusCode.UNAVAILABLE,
+    refusals.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
+    refusals.InternalError: grpc.StatusCode.INTERNAL,
 }
 _CLASS = {status: cls for cls, status in _STATUS.items()} | {
-    grpc.StatusCode.CANCELLED: DeadlinePassed,
-    grpc.StatusCode.UNKNOWN: InternalError,
-    grpc.StatusCode.UNAUTHENTICATED: NotPermitted,
+    grpc.StatusCode.CANCELLED: refusals.DeadlinePassed,
+    grpc.StatusCode.UNKNOWN: refusals.InternalError,
+    grpc.StatusCode.UNAUTHENTICATED: refusals.NotPermitted,
 }
 _KINDS = {cls.__name__: cls for cls in (LighthouseError, *LighthouseError.__subclasses__())}
 
@@ -50,7 +36,7 @@ def status_of(error: BaseException) -> grpc.StatusCode:
 
 def error_of(status: grpc.StatusCode, details: str | None) -> LighthouseError:
     """The refusal that a caller raises for a call that ended with `status`."""
-    return _CLASS.get(status, InternalError)(cut_reason(details or status.name.lower().replace("_", " ")))
+    return _CLASS.get(status, refusals.InternalError)(cut_reason(details or status.name.lower().replace("_", " ")))
 
 
 def kind_of(error: LighthouseError) -> str:

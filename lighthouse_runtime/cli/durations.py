@@ -54,19 +54,15 @@ class Milliseconds(_ParamType):
 
 
 class Duration(_ParamType):
-    """A click type; the value is float seconds, finite, and more than 0 unless `allow_zero`."""
+    """A click type; the value is float seconds, finite, and more than 0."""
 
     name = "duration"
-
-    def __init__(self, *, allow_zero: bool = False) -> None:
-        self.allow_zero = allow_zero
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
             seconds = parse_duration(value) if isinstance(value, str) else float(value)
         except ValueError as e:
             self.fail(str(e), param, ctx)
-        if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not self.allow_zero):
-            least = "0 or more" if self.allow_zero else "more than 0"
-            self.fail(f"{value!r} must be {least}, for example 500ms, 5s or 2m", param, ctx)
+        if not math.isfinite(seconds) or seconds <= 0:
+            self.fail(f"{value!r} must be more than 0, for example 500ms, 5s or 2m", param, ctx)
         return seconds

@@ -19,29 +19,8 @@ from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
 from lighthouse_protocol.pb.extensions import incident_pb2, run_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import InternalError
-from lighthouse_protocol.wire import documented
-from lighthouse_protocol.wire.codecs import (
-    GATHERED,
-    INCIDENT,
-    INCIDENT_SUMMARY,
-    KEYS,
-    LIGHTHOUSE_STATUS,
-    MANAGER_STATUS,
-    RUN_STATUS,
-)
-from lighthouse_protocol.wire.streams import (
-    NODE_REQUESTS,
-    NODE_RESPONSES,
-    RANK_REQUESTS,
-    RANK_RESPONSES,
-    SESSION_REQUESTS,
-    SESSION_RESPONSES,
-    SUPERVISOR_REQUESTS,
-    SUPERVISOR_RESPONSES,
-    WATCH_REQUESTS,
-    WATCH_RESPONSES,
-    Stream,
-)
+from lighthouse_protocol.wire import codecs, documented, streams
+from lighthouse_protocol.wire.streams import Stream
 
 T = TypeVar("T")
 Sent = TypeVar("Sent")
@@ -82,11 +61,11 @@ class StreamKind(Generic[Sent, Received]):
         return self.responses.read(parsed)
 
 
-SESSION = StreamKind(LIGHTHOUSE + "Session", SESSION_REQUESTS, SESSION_RESPONSES)
-RANK = StreamKind(LIGHTHOUSE + "Rank", RANK_REQUESTS, RANK_RESPONSES)
-SUPERVISE = StreamKind(LIGHTHOUSE + "Supervise", SUPERVISOR_REQUESTS, SUPERVISOR_RESPONSES)
-WATCH = StreamKind(MANAGER + "Watch", WATCH_REQUESTS, WATCH_RESPONSES)
-NODE = StreamKind(MANAGER + "Node", NODE_REQUESTS, NODE_RESPONSES)
+SESSION = StreamKind(LIGHTHOUSE + "Session", streams.SESSION_REQUESTS, streams.SESSION_RESPONSES)
+RANK = StreamKind(LIGHTHOUSE + "Rank", streams.RANK_REQUESTS, streams.RANK_RESPONSES)
+SUPERVISE = StreamKind(LIGHTHOUSE + "Supervise", streams.SUPERVISOR_REQUESTS, streams.SUPERVISOR_RESPONSES)
+WATCH = StreamKind(MANAGER + "Watch", streams.WATCH_REQUESTS, streams.WATCH_RESPONSES)
+NODE = StreamKind(MANAGER + "Node", streams.NODE_REQUESTS, streams.NODE_RESPONSES)
 
 
 def _nothing(_: Message) -> None:
@@ -94,11 +73,11 @@ def _nothing(_: Message) -> None:
 
 
 def _runs(answer: run_pb2.RunsResponse) -> tuple[RunStatus, ...]:
-    return tuple(map(RUN_STATUS.read, answer.runs))
+    return tuple(map(codecs.RUN_STATUS.read, answer.runs))
 
 
 def _keys(answer: run_pb2.GetKeysResponse) -> tuple[int, dict[tuple[KeyKind, str], bytes]]:
-    generation, keys = KEYS.read(answer)
+    generation, keys = codecs.KEYS.read(answer)
     return generation, {(key.kind, key.name): key.value for key in keys}
 
 
@@ -131,7 +110,7 @@ def lighthouse_status(job: str = "", *, ranks: bool = False, timeout_s: float = 
         LIGHTHOUSE + "Status",
         lighthouse_pb2.LighthouseStatusRequest(job=job, ranks=ranks),
         lighthouse_pb2.LighthouseStatusResponse,
-        LIGHTHOUSE_STATUS.read,
+        codecs.LIGHTHOUSE_STATUS.read,
         timeout_s,
     )
 
@@ -191,7 +170,7 @@ def incidents(job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[IncidentSum
         LIGHTHOUSE + "Incidents",
         incident_pb2.IncidentsRequest(job=job),
         incident_pb2.IncidentsResponse,
-        lambda answer: tuple(map(INCIDENT_SUMMARY.read, answer.incidents)),
+        lambda answer: tuple(map(codecs.INCIDENT_SUMMARY.read, answer.incidents)),
         timeout_s,
     )
 
@@ -202,7 +181,7 @@ def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
         LIGHTHOUSE + "Incident",
         incident_pb2.IncidentRequest(id=id),
         incident_pb2.IncidentResponse,
-        lambda answer: INCIDENT.read(answer.incident),
+        lambda answer: codecs.INCIDENT.read(answer.incident),
         timeout_s,
     )
 
@@ -210,7 +189,7 @@ def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
 def stacks(ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Rpc[Gathered]:
     """What these ranks (b/1), all of these replica groups (b), or all of the quorum are doing now."""
     request = incident_pb2.StacksRequest(ranks=ranks)
-    return Rpc(LIGHTHOUSE + "Stacks", request, incident_pb2.StacksResponse, GATHERED.read, timeout_s)
+    return Rpc(LIGHTHOUSE + "Stacks", request, incident_pb2.StacksResponse, codecs.GATHERED.read, timeout_s)
 
 
 def quorum(
@@ -337,6 +316,6 @@ def manager_status(*, timeout_s: float = 5.0) -> Rpc[ManagerStatus]:
         MANAGER + "Status",
         manager_pb2.ManagerStatusRequest(),
         manager_pb2.ManagerStatusResponse,
-        MANAGER_STATUS.read,
+        codecs.MANAGER_STATUS.read,
         timeout_s,
     )

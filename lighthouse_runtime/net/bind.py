@@ -22,8 +22,8 @@ def check_bind(text: str, option: str) -> None:
         raise ValueError(str(e)) from None
 
 
-def grpc_bind(text: str, option: str = "--bind") -> str:
-    host, port = split_bind(text, option)
+def grpc_bind(text: str) -> str:
+    host, port = split_bind(text, "--bind")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

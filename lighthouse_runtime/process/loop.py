@@ -54,6 +54,13 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
         return runner.run(supervised())
 
 
+def announce(descriptor: int | None, text: object) -> None:
+    """To the process that has started this one, if it asks for that: this one serves."""
+    if descriptor is not None:
+        with open(descriptor, "w") as pipe:
+            pipe.write(f"{text}\n")
+
+
 def _raise_open_files() -> None:
     """A connection is a descriptor; the soft limit is often 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError, Message
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import REFUSAL_METADATA_KEY, cut_reason
 from lighthouse_protocol.refusals import InternalError, InvalidRequest, LighthouseError, Unreachable
+from lighthouse_protocol.wire import streams
 from lighthouse_protocol.wire.status_codes import status_of
 from lighthouse_runtime.net.own_address import is_own_address
 from lighthouse_runtime.server.streams import Requests, Sender
@@ -72,7 +73,7 @@ class Method:
 class Stream:
     """Messages both ways. The handler's iteration over the requests ends with the stream."""
 
-    request: type[Message]
+    requests: streams.Stream[Any]
     handler: StreamHandler
 
 
@@ -93,10 +94,13 @@ class Serving:
         match entry:
             case Method(request, handler):
                 return grpc.unary_unary_rpc_method_handler(self._answering(path, request, handler))
-            case Stream(request, stream_handler):
+            case Stream(requests, stream_handler):
 
                 def stream(_: object, call: Call, sender: Sender) -> Awaitable[None]:
-                    return stream_handler(Requests(sender, lambda body: _parse(request, body)), call, sender)
+                    def read(body: bytes) -> Any:
+                        return requests.read(_parse(requests.schema, body))
+
+                    return stream_handler(Requests(sender, read), call, sender)
 
                 return grpc.stream_stream_rpc_method_handler(self._streaming(path, stream))
 

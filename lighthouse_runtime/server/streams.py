@@ -18,7 +18,7 @@ from lighthouse_runtime.net.outbox import MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES,
 FIRST_WITHIN_S = 10.0  # how long a stream that was opened may say nothing
 FLUSH_S = 10.0  # how long an ended stream waits for its peer to read the rest
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M")
 T = TypeVar("T")
 
 
@@ -132,33 +132,35 @@ class Sender:
             self._server.cancel()
 
 
-class Requests(AsyncIterator[M]):
-    """What the peer of a stream sends, parsed."""
+class Requests(AsyncIterator[M | None]):
+    """What the peer of a stream sends; None for a message that this version does not know."""
 
-    def __init__(self, sender: Sender, parse: Callable[[bytes], M]) -> None:
+    def __init__(self, sender: Sender, read: Callable[[bytes], M | None]) -> None:
         self._sender = sender
-        self._parse = parse
+        self._read = read
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> M:
+    async def __anext__(self) -> M | None:
         body = await self._sender.read()
         if body is None:
             raise StopAsyncIteration
-        return self._parse(body)
+        return self._read(body)
 
-    async def first(self, read: Callable[[M], T | None], name: str, within_s: float) -> T | None:
-        """What `read` makes of the first message that says something to it; None if the stream ends before.
+    async def hello(self, kind: type[T], within_s: float) -> T | None:
+        """The first message, which is of that kind; None if the stream ends before.
 
-        It ends with InvalidRequest when no `name` has come within that time.
+        It ends with InvalidRequest when none has come within that time. Raises InvalidRequest for another message.
         """
-        missing = InvalidRequest(f"none came within {within_s:g} s", field=name)
+        missing = InvalidRequest(f"none came within {within_s:g} s", field="hello")
         limit = asyncio.get_running_loop().call_later(within_s, self._sender.end, missing)
         try:
             async for message in self:
-                if (meaning := read(message)) is not None:
-                    return meaning
+                if isinstance(message, kind):
+                    return message
+                if message is not None:
+                    raise InvalidRequest("must be the first message of this stream", field="hello")
             return None
         finally:
             limit.cancel()

@@ -13,14 +13,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.evidence import GATHERED_WITHIN_S, ProcessSnapshot, RankEvidence, SelfReport, fitting
-from lighthouse_protocol.messages.session import (
-    Evidence,
-    EvidenceAsked,
-    EvidenceDone,
-    EvidenceRequest,
-    ToLighthouse,
-)
 from manager.evidence.process_probe import ProbeProcess, look_alone
 from manager.group.watches import Watch
 
@@ -36,7 +30,7 @@ class EvidenceCollector:
     """`send` takes what is for the lighthouse; `look` looks at a rank's process from outside, wherever that is."""
 
     def __init__(
-        self, group_world_size: int, send: Callable[[ToLighthouse], None], look: ProbeProcess = look_alone
+        self, group_world_size: int, send: Callable[[session.ToLighthouse], None], look: ProbeProcess = look_alone
     ) -> None:
         self._size = group_world_size
         self._send = send
@@ -65,7 +59,7 @@ class EvidenceCollector:
 
     # -- the lighthouse
 
-    def give(self, request: EvidenceRequest) -> None:
+    def give(self, request: session.EvidenceRequest) -> None:
         """It is sent as it is found. Two requests at a time get the same answer."""
         task = asyncio.create_task(self._give(request), name="evidence")
         self._answers.add(task)
@@ -75,12 +69,12 @@ class EvidenceCollector:
         for task in (*self._answers, *self._under_way.values()):
             task.cancel()
 
-    async def _give(self, request: EvidenceRequest) -> None:
+    async def _give(self, request: session.EvidenceRequest) -> None:
         wanted = dict.fromkeys(request.group_ranks or range(self._size))
         looks = [self._look(rank) for rank in wanted]
         for found in asyncio.as_completed([asyncio.shield(look) for look in looks]):
-            self._send(Evidence(request.number, fitting(await found, len(wanted))))
-        self._send(EvidenceDone(request.number))
+            self._send(session.Evidence(request.number, fitting(await found, len(wanted))))
+        self._send(session.EvidenceDone(request.number))
 
     def _look(self, group_rank: int) -> asyncio.Task[RankEvidence]:
         task = self._under_way.get(group_rank)
@@ -149,7 +143,7 @@ class EvidenceCollector:
         key = watch, next(self._numbers)
         answer = self._asked[key] = asyncio.get_running_loop().create_future()
         try:
-            watch.peer.send(EvidenceAsked(key[1]))
+            watch.peer.send(session.EvidenceAsked(key[1]))
             async with asyncio.timeout(ANSWERED_WITHIN_S):
                 await asyncio.wait((answer, outside), return_when=asyncio.FIRST_COMPLETED)
                 if not answer.done() and outside.result().is_stopped:

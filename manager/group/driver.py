@@ -116,17 +116,13 @@ class GroupDriver:
 
     def ask(self, reply: Reply[Answer], time_left_s: float, **fields: Any) -> int:
         """A rank's request for a quorum (the fields of QuorumRequest)."""
-        answer_within_s = _answer_within_s(time_left_s)
-        deadline_at = self._clock() + answer_within_s
+        within_s = _answer_within_s(time_left_s)
+        ask = QuorumRequest(call=next(self._numbers), deadline_at=self._clock() + within_s, **fields)
+        return self._begin(_Call(reply), ask, within_s, self._no_quorum)
 
-        def event(call: int) -> events.Event:
-            return QuorumRequest(call=call, deadline_at=deadline_at, **fields)
-
-        return self._begin(_Call(reply), event, answer_within_s, self._no_quorum)
-
-    def vote(self, reply: Reply[Decision], time_left_s: float, *, wants_next: bool = False, **fields: Any) -> int:
+    def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
         """A rank's vote (the fields of Voted)."""
-        return self._cast(_Call(reply), time_left_s, wants_next=wants_next, **fields)
+        return self._cast(_Call(reply), time_left_s, **fields)
 
     def end_call(self, call: int) -> None:
         """Its caller has gone. After the answer this does nothing."""
@@ -239,26 +235,20 @@ class GroupDriver:
 
     # -- waiting
 
-    def _cast(self, call: _Call, time_left_s: float, *, wants_next: bool, **fields: Any) -> int:
-        def event(number: int) -> events.Event:
-            return Voted(call=number, wants_next=wants_next, **fields)
-
-        return self._begin(call, event, _answer_within_s(time_left_s), _no_decision)
+    def _cast(self, call: _Call, time_left_s: float, **fields: Any) -> int:
+        voted = Voted(call=next(self._numbers), **fields)
+        return self._begin(call, voted, _answer_within_s(time_left_s), _no_decision)
 
     def _begin(
-        self,
-        call: _Call,
-        event: Callable[[int], events.Event],
-        within_s: float,
-        why: Callable[[float], LighthouseError],
+        self, call: _Call, event: QuorumRequest | Voted, within_s: float, why: Callable[[float], LighthouseError]
     ) -> int:
         """Answered, or refused with `why`, in that time."""
-        number = next(self._numbers)
+        number = event.call
         if self._closed is not None:
             call.reply.refuse(self._closed)
             return number
         self._calls[number] = call
-        self._feed(event(number))
+        self._feed(event)
         if number in self._calls:  # a granted step is answered at once
             call.expiry = self._timers.call_later(within_s, self._expire, number, why, within_s)
         return number

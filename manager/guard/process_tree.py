@@ -4,6 +4,7 @@ A process that left its parent, its process group and its session still descends
 the mark in its environment that its ancestor was started with.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -40,12 +41,10 @@ def marked(root: int, mark: str, session: int = 0) -> list[int]:
     return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in _environment(pid)]
 
 
-def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
+def kill(pids: list[int]) -> None:
     for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _parents() -> Iterator[tuple[int, int]]:

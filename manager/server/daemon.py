@@ -18,7 +18,7 @@ from lighthouse_runtime.client.channel import target
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.net.bind import grpc_bind
 from lighthouse_runtime.net.own_address import resolves_to_loopback
-from lighthouse_runtime.process.loop import StopRequest
+from lighthouse_runtime.process.loop import StopRequest, announce
 from lighthouse_runtime.server.control_policy import ControlPolicy
 from lighthouse_runtime.server.grpc_server import GrpcServer
 from lighthouse_runtime.server.rpc_handler import Entry
@@ -77,7 +77,7 @@ class ManagerDaemon:
         config = self._config
         self._store_address = config.store if config.store != "auto" else await self._start_store()
         # Only now: gRPC and the fork that starts the store do not go together.
-        self._link = LighthouseLink(self._client, self._client_address())
+        self._link = LighthouseLink(self._client, target(config.lighthouse, "--lighthouse", LIGHTHOUSE_PORT))
         me = Participant(config.replica_id, group_world_size=config.group_world_size)
         driver = GroupDriver(
             me,
@@ -122,9 +122,6 @@ class ManagerDaemon:
 
     def _client(self) -> AsyncLighthouseClient:
         return AsyncLighthouseClient(self._config.lighthouse, job=self._config.job, token=self._policy.token)
-
-    def _client_address(self) -> str:
-        return target(self._config.lighthouse, "--lighthouse", LIGHTHOUSE_PORT)
 
     def ranks_started(self) -> None:
         """By the supervisor that this is part of."""
@@ -228,21 +225,15 @@ class ManagerDaemon:
                         self._host)  # fmt: skip
 
 
-async def serve(config: ManagerConfig, token: str | None, announce: int | None, stop: StopRequest) -> None:
-    """`announce`: a file descriptor to which the address is written once it serves."""
+async def serve(config: ManagerConfig, token: str | None, announce_fd: int | None, stop: StopRequest) -> None:
+    """`announce_fd`: a file descriptor to which the address is written once it serves."""
     daemon = ManagerDaemon(config, token, stop)
     try:
         await daemon.start()
-        if announce is not None:
-            _announce(announce, daemon.address)
+        announce(announce_fd, daemon.address)
         await stop.wait()
         log.info("stopping")
         if stop.status == 0:
             await daemon.leave("its manager was asked to stop")
     finally:
         await daemon.stop()
-
-
-def _announce(descriptor: int, address: str) -> None:
-    with open(descriptor, "w") as pipe:
-        pipe.write(address + "\n")

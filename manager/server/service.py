@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 from lighthouse_protocol.constraints import check_count, check_quorum_id, check_short
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.membership import CatchUp, Decision, Quorum, Tag
-from lighthouse_protocol.messages.session import WatchHello
+from lighthouse_protocol.messages.session import FromRank, WatchHello
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
-from lighthouse_protocol.refusals import InvalidRequest, Unrecoverable, WrongState
+from lighthouse_protocol.refusals import Unrecoverable, WrongState
 from lighthouse_protocol.wire import documented as wire
 from lighthouse_protocol.wire.codecs import MANAGER_STATUS
 from lighthouse_protocol.wire.streams import WATCH_REQUESTS, WATCH_RESPONSES
@@ -57,7 +57,7 @@ class ManagerService:
             "Kill": Method(manager_pb2.KillRequest, self.kill),
             "Status": Method(manager_pb2.ManagerStatusRequest, self.status),
             "Report": Method(manager_pb2.ReportRequest, self.report),
-            "Watch": Stream(manager_pb2.WatchRequest, self.watch),
+            "Watch": Stream(WATCH_REQUESTS, self.watch),
             **self._more,
         }
         torchft: dict[str, Entry] = {
@@ -151,7 +151,7 @@ class ManagerService:
             vote=request.should_commit,
             quorum_id=request.quorum_id if request.HasField("quorum_id") else None,
         )
-        return wire.vote_to_native(vote.commit, vote.next)
+        return wire.vote_to_native(vote)
 
     async def torchft_should_commit(
         self, request: torchft_pb2.ShouldCommitRequest, call: Call
@@ -176,20 +176,18 @@ class ManagerService:
         self._driver.report(request.rank, rank_incarnation, reason or "no reason given", ends_group=request.ends_group)
         return manager_pb2.ReportResponse()
 
-    async def watch(self, requests: Requests[manager_pb2.WatchRequest], call: Call, sender: Sender) -> None:
+    async def watch(self, requests: Requests[FromRank], call: Call, sender: Sender) -> None:
         """One rank's watch and votes, until its stream or its process ends."""
-        hello = await requests.first(WATCH_REQUESTS.read, "hello", self._watch_within_s)
+        hello = await requests.hello(WatchHello, self._watch_within_s)
         if hello is None:
             return
-        if not isinstance(hello, WatchHello):
-            raise InvalidRequest("must be a watch's first message", field="hello")
         is_local = call.is_local and hello.host == host_id()
         driver = self._driver
         number = driver.open_watch(hello, StreamPeer(sender, TO_RANKS), is_local=is_local)
         with ended_process(hello.pid if is_local else 0, hello.started, lambda: driver.end_watch(number)):
             try:
-                async for request in requests:
-                    driver.receive(number, WATCH_REQUESTS.read(request))
+                async for message in requests:
+                    driver.receive(number, message)
             finally:
                 driver.end_watch(number)
 

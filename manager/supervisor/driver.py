@@ -11,21 +11,7 @@ from lighthouse_protocol.messages import run as messages
 from lighthouse_protocol.messages.supervisor import SupervisorWelcome, ToSupervisor
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.deadline_timer import DeadlineTimer
-from manager.supervisor.rules.events import (
-    Effect,
-    EndAsked,
-    Event,
-    Halt,
-    HostExcluded,
-    HostReady,
-    KillAsked,
-    Logged,
-    RunCompleted,
-    RunStopAsked,
-    RunStopped,
-    Start,
-    SupervisionEnded,
-)
+from manager.supervisor.rules import events
 from manager.supervisor.rules.machine import SupervisorMachine
 
 log = logging.getLogger(__name__)
@@ -51,7 +37,7 @@ class SupervisorDriver:
         machine: SupervisorMachine,
         timers: Timers,
         group: Group,
-        finish: Callable[[SupervisionEnded], None],
+        finish: Callable[[events.SupervisionEnded], None],
     ) -> None:
         self.machine = machine
         self._clock = timers.time
@@ -64,28 +50,28 @@ class SupervisorDriver:
         """The lighthouse says it."""
         match message:
             case SupervisorWelcome():
-                self.feed(HostReady(0))
+                self.feed(events.HostReady(0))
             case messages.RunStopped(reason, who):
-                self.feed(RunStopped(f"{reason} (by {who})"))
+                self.feed(events.RunStopped(f"{reason} (by {who})"))
             case messages.RunCompleted(number):
-                self.feed(RunCompleted(f"the run has completed, with generation {number}"))
+                self.feed(events.RunCompleted(f"the run has completed, with generation {number}"))
             case messages.HelloRejected(error):
-                self.feed(EndAsked(1, f"the lighthouse refuses this supervisor: {error}"))
+                self.feed(events.EndAsked(1, f"the lighthouse refuses this supervisor: {error}"))
 
     def manager_ended(self, status: int) -> None:
         """The group's manager was drained, was killed by a request, or cannot serve."""
         match status:
             case 0:
-                self.feed(EndAsked(0, "the group has left its quorum"))
+                self.feed(events.EndAsked(0, "the group has left its quorum"))
             case 1:
-                self.feed(KillAsked("by request"))
+                self.feed(events.KillAsked("by request"))
             case _:
-                self.feed(EndAsked(1, "its manager has no lighthouse, as it says above"))
+                self.feed(events.EndAsked(1, "its manager has no lighthouse, as it says above"))
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: events.Event) -> None:
         self._perform(self.machine.handle(event, self._clock()))
 
-    def finish(self, over: SupervisionEnded) -> None:
+    def finish(self, over: events.SupervisionEnded) -> None:
         if not self._has_finished:
             self._has_finished = True
             self._finish(over)
@@ -96,19 +82,19 @@ class SupervisorDriver:
     def _tick(self) -> None:
         self._perform(self.machine.tick(self._clock()))
 
-    def _perform(self, effects: Sequence[Effect]) -> None:
+    def _perform(self, effects: Sequence[events.Effect]) -> None:
         for effect in effects:
             match effect:
-                case Logged(text):
+                case events.Logged(text):
                     log.warning("%s", text)
-                case Start(host, ranks, attempt):
+                case events.Start(host, ranks, attempt):
                     self._group.start(host, ranks, attempt)
-                case Halt(host, ranks, grace_s):
+                case events.Halt(host, ranks, grace_s):
                     self._group.halt(host, ranks, grace_s)
-                case RunStopAsked(reason):
+                case events.RunStopAsked(reason):
                     self._group.ask_stop(reason)
-                case HostExcluded(host, reason):
+                case events.HostExcluded(host, reason):
                     self._group.exclude(host, reason)
-                case SupervisionEnded():
+                case events.SupervisionEnded():
                     self.finish(effect)
         self._timer.set(self.machine.deadline())

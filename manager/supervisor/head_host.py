@@ -21,12 +21,7 @@ from manager.supervisor.driver import SupervisorDriver
 from manager.supervisor.launch import Launch
 from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.local_host import LocalHost
-from manager.supervisor.rules.events import (
-    EndAsked,
-    MisfitReported,
-    RankSilent,
-    SupervisionEnded,
-)
+from manager.supervisor.rules import events
 from manager.supervisor.rules.machine import SupervisorMachine
 from manager.supervisor.rules.plan import LaunchPlan
 from manager.supervisor.store import SupervisedStore
@@ -55,7 +50,7 @@ class HeadHost:
         self._loop = asyncio.get_running_loop()
         self._driver = SupervisorDriver(machine, self._loop, self, self._finish)
         self._feed = self._driver.feed
-        self._over: asyncio.Future[SupervisionEnded] = self._loop.create_future()
+        self._over: asyncio.Future[events.SupervisionEnded] = self._loop.create_future()
         self._workers = WorkerHosts(self._known_plan, self._feed, self._signalled)
         self._daemon: ManagerDaemon | None = None
         self._store: SupervisedStore | None = None
@@ -69,7 +64,7 @@ class HeadHost:
         """Raises InvalidRequest, naming the option, if an address, a port or the store cannot be had."""
         for number in STOP_SIGNALS:
             self._loop.add_signal_handler(number, self._signalled, 128 + number)
-        self._guard.on_failure = lambda why: self._feed(EndAsked(1, why))
+        self._guard.on_failure = lambda why: self._feed(events.EndAsked(1, why))
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         try:
             await self._begin()
@@ -92,7 +87,7 @@ class HeadHost:
                 config.store_python,
                 settings.chosen_store_port,
                 f"{config.replica_id}/store",
-                lambda why: self._feed(EndAsked(1, why)),
+                lambda why: self._feed(events.EndAsked(1, why)),
             )
             self._store.check()
         daemon = ManagerDaemon(
@@ -126,7 +121,7 @@ class HeadHost:
         host = parse_address(daemon.address, "address").host if self._launch.settings.nnodes > 1 else LOOPBACK
         return self._launch.plan(daemon.address, (host, self._launch.settings.master_port))
 
-    async def _end(self, over: SupervisionEnded) -> None:
+    async def _end(self, over: events.SupervisionEnded) -> None:
         if self._leaving is not None:
             await asyncio.wait((self._leaving,), timeout=_QUICK_LEAVE_S)
             self._leaving.cancel()
@@ -143,9 +138,9 @@ class HeadHost:
     def _given_up(self, lost: RankGivenUp | GroupGivenUp) -> None:
         """Under torchrun its own agent sees to the ranks."""
         if isinstance(lost, GroupGivenUp):
-            self._feed(MisfitReported(lost.reason))
+            self._feed(events.MisfitReported(lost.reason))
         elif self._local is not None and self._local.plan.torchrun is None and not lost.has_left:
-            self._feed(RankSilent(lost.group_rank, lost.lost_at, lost.reason))
+            self._feed(events.RankSilent(lost.group_rank, lost.lost_at, lost.reason))
 
     def _signalled(self, status: int, host: int = 0) -> None:
         """A person's first: leave in good order; the next: without; then at once.
@@ -155,20 +150,22 @@ class HeadHost:
         self._signals[host] += 1
         why = f"{signal.Signals(status - 128).name} to the supervisor"
         if self._leaving is None:
-            self._feed(EndAsked(status, why, is_leaving=True))
-            self._leaving = asyncio.create_task(self._leave(EndAsked(status, why)), name="leave")
+            self._feed(events.EndAsked(status, why, is_leaving=True))
+            self._leaving = asyncio.create_task(self._leave(events.EndAsked(status, why)), name="leave")
         elif self._signals[host] > 1:
             self._leaving.cancel()
-            self._feed(EndAsked(status, why, is_urgent=True))
+            self._feed(events.EndAsked(status, why, is_urgent=True))
 
-    async def _leave(self, then: EndAsked) -> None:
+    async def _leave(self, then: events.EndAsked) -> None:
         if self._daemon is not None and not self._driver.machine.is_over:
             await self._daemon.leave(then.why)
         self._feed(then)
 
     async def _watch_guard(self) -> None:
         status = await self._guard.run()
-        self._driver.finish(SupervisionEnded(1, f"the guard of the ranks has ended with {status}, and they with it"))
+        self._driver.finish(
+            events.SupervisionEnded(1, f"the guard of the ranks has ended with {status}, and they with it")
+        )
 
     # -- hosts and the run, as the driver sees them
 
@@ -195,6 +192,6 @@ class HeadHost:
         if host == 0 and self._link is not None:
             self._link.exclude(reason)
 
-    def _finish(self, over: SupervisionEnded) -> None:
+    def _finish(self, over: events.SupervisionEnded) -> None:
         if not self._over.done():
             self._over.set_result(over)

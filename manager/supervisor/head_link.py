@@ -4,20 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from lighthouse_protocol.messages.hosts import (
-    GroupEnded,
-    HaltRanks,
-    HostCheckFailed,
-    HostEndAsked,
-    HostHeartbeat,
-    HostHello,
-    HostRankEnded,
-    HostWelcome,
-    ProbeRequest,
-    ProbeResult,
-    StartRanks,
-    ToHost,
-)
+from lighthouse_protocol.messages import hosts
 from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime.client.manager import AsyncManagerClient
@@ -37,9 +24,9 @@ class HeadLink:
     def __init__(
         self,
         connect: Callable[[], AsyncManagerClient],
-        entry: HostHello,
-        host: Callable[[HostWelcome], LocalHost],
-        over: Callable[[GroupEnded], None],
+        entry: hosts.HostHello,
+        host: Callable[[hosts.HostWelcome], LocalHost],
+        over: Callable[[hosts.GroupEnded], None],
         grace_s: float,
         timeout_s: float,
     ) -> None:
@@ -60,12 +47,12 @@ class HeadLink:
     def tell(self, event: RankEnded | CheckFailed) -> None:
         match event:
             case RankEnded(rank, attempt, status, cause):
-                self._send(HostRankEnded(rank, attempt, status, cause))
+                self._send(hosts.HostRankEnded(rank, attempt, status, cause))
             case CheckFailed(_, reason):
-                self._send(HostCheckFailed(reason))
+                self._send(hosts.HostCheckFailed(reason))
 
     def ask_end(self, status: int) -> None:
-        self._send(HostEndAsked(status))
+        self._send(hosts.HostEndAsked(status))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -78,7 +65,7 @@ class HeadLink:
                 backoff.reset()
             await self._halt()
             await backoff.wait()
-        self._over(GroupEnded(1, f"host 0 was not there for {self._timeout_s:g} s"))
+        self._over(hosts.GroupEnded(1, f"host 0 was not there for {self._timeout_s:g} s"))
 
     async def _serve(self) -> bool:
         """Whether host 0 was there."""
@@ -92,7 +79,7 @@ class HeadLink:
             except (Unreachable, DeadlinePassed) as e:
                 log.warning("host 0 is away: %s", e)
             except LighthouseError as e:
-                self._over(GroupEnded(1, f"host 0 refuses: {e}"))
+                self._over(hosts.GroupEnded(1, f"host 0 refuses: {e}"))
             finally:
                 was_open, self._stream = self._stream is not None, None
         return was_open
@@ -103,40 +90,40 @@ class HeadLink:
             self.host.halt(self.host.running, self._grace_s)
             await self.host.idle()
 
-    def _receive(self, stream: NodeStream, message: ToHost) -> None:
+    def _receive(self, stream: NodeStream, message: hosts.ToHost) -> None:
         self._expect(stream)
         match message:
-            case HostWelcome():
+            case hosts.HostWelcome():
                 self.host = self.host or self._make_host(message)
                 self._beat(stream)
-            case StartRanks(ranks, attempt):
+            case hosts.StartRanks(ranks, attempt):
                 assert self.host is not None
                 self.host.start(ranks, attempt)
-            case HaltRanks(ranks, grace_s):
+            case hosts.HaltRanks(ranks, grace_s):
                 assert self.host is not None
                 self.host.halt(ranks, grace_s)
-            case ProbeRequest(host=host):
+            case hosts.ProbeRequest(host=host):
                 if host == host_id():
                     task = asyncio.create_task(self._look(message))
                     self._looks.add(task)
                     task.add_done_callback(self._looks.discard)
-            case GroupEnded():
+            case hosts.GroupEnded():
                 self._over(message)
-            case HostHeartbeat():
+            case hosts.HostHeartbeat():
                 pass
 
-    async def _look(self, asked: ProbeRequest) -> None:
+    async def _look(self, asked: hosts.ProbeRequest) -> None:
         assert self.host is not None
         request = WatchHello(asked.rank, "", asked.pid, asked.host, asked.started, offer=asked.offer)
-        self._send(ProbeResult(asked.number, await self.host.look(request)))
+        self._send(hosts.ProbeResult(asked.number, await self.host.look(request)))
 
-    def _send(self, message: HostRankEnded | HostCheckFailed | HostEndAsked | ProbeResult) -> None:
+    def _send(self, message: hosts.FromHost) -> None:
         if self._stream is not None:
             self._stream.send(message)
 
     def _beat(self, stream: NodeStream) -> None:
         if self._stream is stream:
-            stream.send(HostHeartbeat())
+            stream.send(hosts.HostHeartbeat())
             asyncio.get_running_loop().call_later(BEAT_S, self._beat, stream)
 
     def _expect(self, stream: NodeStream) -> None:

@@ -4,16 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from lighthouse_protocol.messages.run import HelloRejected, RunCompleted, RunStopped
-from lighthouse_protocol.messages.supervisor import (
-    HostExcluded,
-    ProcessLost,
-    StopAsked,
-    SupervisorHeartbeat,
-    SupervisorHello,
-    SupervisorWelcome,
-    ToSupervisor,
-)
+from lighthouse_protocol.messages import run, supervisor
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, NotServed, Unreachable, WrongProtocol
 from lighthouse_runtime.client.lighthouse import AsyncLighthouseClient
 from lighthouse_runtime.client.streams import SupervisorStream
@@ -34,8 +25,8 @@ class SupervisorLink:
         self,
         connect: Callable[[], AsyncLighthouseClient],
         address: str,
-        entry: SupervisorHello,
-        hear: Callable[[ToSupervisor], None],
+        entry: supervisor.SupervisorHello,
+        hear: Callable[[supervisor.ToSupervisor], None],
     ) -> None:
         self._connect = connect
         self._address = address
@@ -53,7 +44,7 @@ class SupervisorLink:
     def open(self) -> None:
         self._task = asyncio.create_task(self._run(), name="run")
 
-    def lose(self, lost: ProcessLost) -> None:
+    def lose(self, lost: supervisor.ProcessLost) -> None:
         self._report.lose(lost, self._clock())
 
     def ask_stop(self, reason: str) -> None:
@@ -92,30 +83,30 @@ class SupervisorLink:
                         self._note(f"{self._address} has ended the stream")
                 except (Unreachable, DeadlinePassed) as e:
                     if isinstance(e, WrongProtocol) and not self._has_answered:
-                        self._receive(stream, HelloRejected(e))
+                        self._receive(stream, run.HelloRejected(e))
                     else:
                         self._note(str(e))
                 except NotServed:
                     log.warning("%s keeps no runs: supervised without; a stop is not heard of", self._address)
                     self._is_over = True
-                    self._hear(SupervisorWelcome(1.0))
+                    self._hear(supervisor.SupervisorWelcome(1.0))
                 except LighthouseError as e:
-                    self._receive(stream, HelloRejected(e))
+                    self._receive(stream, run.HelloRejected(e))
                 finally:
                     self._stream = None
                     self._report.ended(self._clock())
             await backoff.wait()
 
-    def _receive(self, stream: SupervisorStream, message: ToSupervisor) -> None:
+    def _receive(self, stream: SupervisorStream, message: supervisor.ToSupervisor) -> None:
         self._note("")
         match message:
-            case SupervisorWelcome(beat_interval_s):
+            case supervisor.SupervisorWelcome(beat_interval_s):
                 self._welcomed(stream, beat_interval_s)
-            case RunStopped():
+            case run.RunStopped():
                 self._has_heard_stop.set()
-            case HelloRejected():
+            case run.HelloRejected():
                 self._is_over = True
-            case RunCompleted():
+            case run.RunCompleted():
                 pass
         self._hear(message)
 
@@ -126,10 +117,10 @@ class SupervisorLink:
 
     def _beat(self, stream: SupervisorStream, interval_s: float) -> None:
         if self._stream is stream:
-            stream.send(SupervisorHeartbeat())
+            stream.send(supervisor.SupervisorHeartbeat())
             asyncio.get_running_loop().call_later(interval_s, self._beat, stream, interval_s)
 
-    def _send(self, message: StopAsked | HostExcluded | ProcessLost) -> None:
+    def _send(self, message: supervisor.StopAsked | supervisor.HostExcluded | supervisor.ProcessLost) -> None:
         if self._stream is not None:
             self._stream.send(message)
 

@@ -5,22 +5,9 @@ import itertools
 import logging
 from collections.abc import Callable
 
+from lighthouse_protocol.messages import hosts
 from lighthouse_protocol.messages.evidence import ProcessSnapshot
-from lighthouse_protocol.messages.hosts import (
-    FromHost,
-    GroupEnded,
-    HostCheckFailed,
-    HostEndAsked,
-    HostHeartbeat,
-    HostHello,
-    HostRankEnded,
-    HostWelcome,
-    ProbeRequest,
-    ProbeResult,
-    ToHost,
-)
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
-from lighthouse_protocol.pb.extensions import hosts_pb2
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
 from lighthouse_protocol.wire.streams import NODE_REQUESTS, NODE_RESPONSES
 from lighthouse_runtime.process.loop import STOP_SIGNALS
@@ -51,15 +38,15 @@ class WorkerHosts:
         self._end = end
         self._senders: dict[int, Sender] = {}
         self._heard_at: dict[int, float] = {}
-        self._over: GroupEnded | None = None
+        self._over: hosts.GroupEnded | None = None
         self._numbers = itertools.count(1)
         self._looks: dict[int, asyncio.Future[ProcessSnapshot]] = {}
 
     def entry(self) -> Stream:
         """What the manager's server serves."""
-        return Stream(hosts_pb2.NodeRequest, self.serve)
+        return Stream(NODE_REQUESTS, self.serve)
 
-    def send(self, host: int, message: ToHost) -> None:
+    def send(self, host: int, message: hosts.ToHost) -> None:
         """To one that is not there, nothing: its loss is known."""
         if (sender := self._senders.get(host)) is not None:
             sender.send(NODE_RESPONSES.write(message))
@@ -71,7 +58,7 @@ class WorkerHosts:
         number = next(self._numbers)
         seen = self._looks[number] = asyncio.get_running_loop().create_future()
         offer = request.offer or EvidenceOffer()
-        message = ProbeRequest(number, request.group_rank, request.pid, request.host, request.started, offer)
+        message = hosts.ProbeRequest(number, request.group_rank, request.pid, request.host, request.started, offer)
         try:
             for host in self._senders:
                 self.send(host, message)
@@ -82,13 +69,13 @@ class WorkerHosts:
         finally:
             del self._looks[number]
 
-    def end_all(self, over: GroupEnded, excluded: dict[int, str]) -> None:
+    def end_all(self, over: hosts.GroupEnded, excluded: dict[int, str]) -> None:
         self._over = over
         for host in self._senders:
-            self.send(host, GroupEnded(over.status, over.why, excluded.get(host, "")))
+            self.send(host, hosts.GroupEnded(over.status, over.why, excluded.get(host, "")))
 
-    async def serve(self, requests: Requests[hosts_pb2.NodeRequest], _: Call, sender: Sender) -> None:
-        entry = await requests.first(_read_hello, "hello", FIRST_WITHIN_S)
+    async def serve(self, requests: Requests[hosts.FromHost], _: Call, sender: Sender) -> None:
+        entry = await requests.hello(hosts.HostHello, FIRST_WITHIN_S)
         if entry is None:
             return
         self._check(entry)
@@ -96,15 +83,15 @@ class WorkerHosts:
         self._enter(host, sender)
         watch = asyncio.create_task(self._keep(host, sender))
         try:
-            async for request in requests:
+            async for message in requests:
                 self._heard_at[host] = asyncio.get_running_loop().time()
-                if (message := NODE_REQUESTS.read(request)) is not None:
+                if message is not None:
                     self.receive(host, message)
         finally:
             watch.cancel()
             self._leave(host, sender)
 
-    def _check(self, entry: HostHello) -> None:
+    def _check(self, entry: hosts.HostHello) -> None:
         plan = self._plan()
         ours = (plan.replica_id, plan.run, plan.layout.hosts, plan.layout.nproc)
         its = (entry.replica_id, entry.run, entry.nnodes, entry.nproc)
@@ -122,7 +109,7 @@ class WorkerHosts:
         self._senders[host] = sender
         self._heard_at[host] = asyncio.get_running_loop().time()
         address, port = self._plan().master
-        self.send(host, HostWelcome(address, port))
+        self.send(host, hosts.HostWelcome(address, port))
         if self._over is not None:
             self.send(host, self._over)
         self._tell(HostReady(host))
@@ -135,33 +122,26 @@ class WorkerHosts:
 
     async def _keep(self, host: int, sender: Sender) -> None:
         while asyncio.get_running_loop().time() < self._heard_at[host] + SILENCE_S:
-            sender.send(NODE_RESPONSES.write(HostHeartbeat()))
+            sender.send(NODE_RESPONSES.write(hosts.HostHeartbeat()))
             await asyncio.sleep(BEAT_S)
         sender.end(Unreachable(f"host {host} was silent for {SILENCE_S:g} s"))  # it may come back
 
-    def receive(self, host: int, message: FromHost) -> None:
+    def receive(self, host: int, message: hosts.FromHost) -> None:
         match message:
-            case HostRankEnded(rank, attempt, status, cause):
+            case hosts.HostRankEnded(rank, attempt, status, cause):
                 if self._plan().layout.host_of(rank) != host:
                     raise InvalidRequest(f"{rank} is none of host {host}", field="rank")
                 self._tell(RankEnded(rank, attempt, status, cause))
-            case HostCheckFailed(reason):
+            case hosts.HostCheckFailed(reason):
                 self._tell(CheckFailed(host, reason))
-            case HostEndAsked(status):
+            case hosts.HostEndAsked(status):
                 if status - 128 not in STOP_SIGNALS:
                     raise InvalidRequest(f"{status} is not the status of a stop signal (143, 130)", field="status")
                 self._end(status, host)
-            case ProbeResult(number, outside):
+            case hosts.ProbeResult(number, outside):
                 if (look := self._looks.get(number)) is not None and not look.done():
                     look.set_result(outside)
-            case HostHeartbeat():
+            case hosts.HostHeartbeat():
                 pass
-            case HostHello():
+            case hosts.HostHello():
                 raise InvalidRequest("came twice", field="hello")
-
-
-def _read_hello(message: hosts_pb2.NodeRequest) -> HostHello | None:
-    read = NODE_REQUESTS.read(message)
-    if read is not None and not isinstance(read, HostHello):
-        raise InvalidRequest("is missing: it is the first message", field="hello")
-    return read

@@ -79,7 +79,7 @@ async def test_what_a_newer_manager_says_first_is_no_hello():
 async def test_a_session_begins_with_its_hello():
     async with opened(lighthouse(LONG_S), SESSION.path) as stream:
         await stream.write(lighthouse_pb2.SessionRequest(leave=lighthouse_pb2.Leave()).SerializeToString())
-        assert await stream.details() == "hello: must be a session's first message"
+        assert await stream.details() == "hello: must be the first message of this stream"
 
 
 async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it():

@@ -3,10 +3,19 @@
 from collections.abc import Mapping
 
 from lighthouse_protocol.limits import JOB_METADATA_KEY, RUN_METADATA_KEY
-from lighthouse_protocol.messages.run import Key, KeyKind, Keys, RunCompleted, RunCounters, RunStopped, RunTerms
+from lighthouse_protocol.messages.run import (
+    FromRunRank,
+    Key,
+    KeyKind,
+    Keys,
+    RunCompleted,
+    RunCounters,
+    RunStopped,
+    RunTerms,
+)
 from lighthouse_protocol.messages.run import RankHello as RankEntry
 from lighthouse_protocol.messages.run_status import RunStatus
-from lighthouse_protocol.messages.supervisor import SupervisorHello, SupervisorWelcome
+from lighthouse_protocol.messages.supervisor import FromSupervisor, SupervisorHello, SupervisorWelcome
 from lighthouse_protocol.pb.extensions import run_pb2 as pb
 from lighthouse_protocol.refusals import Superseded, WrongState
 from lighthouse_protocol.wire.codecs import KEYS, RUN_STATUS
@@ -27,8 +36,8 @@ class RunServer:
 
     def _methods(self) -> Mapping[str, Entry]:
         return {
-            "Rank": Stream(pb.RankRequest, self.rank),
-            "Supervise": Stream(pb.SupervisorRequest, self.supervise),
+            "Rank": Stream(RANK_REQUESTS, self.rank),
+            "Supervise": Stream(SUPERVISOR_REQUESTS, self.supervise),
             "PutKey": Method(pb.PutKeyRequest, self.put_key),
             "GetKeys": Method(pb.GetKeysRequest, self.get_keys),
             "Runs": Method(pb.RunsRequest, self.runs),
@@ -36,9 +45,8 @@ class RunServer:
             "ResumeRun": Method(pb.ResumeRunRequest, self.resume_run),
         }
 
-    async def rank(self, requests: Requests[pb.RankRequest], call: Call, sender: Sender) -> None:
-        async for request in requests:
-            message = RANK_REQUESTS.read(request)
+    async def rank(self, requests: Requests[FromRunRank], call: Call, sender: Sender) -> None:
+        async for message in requests:
             self.heard.append(message)
             sender.send(pb.RankResponse())  # of a kind that only a newer lighthouse knows
             if isinstance(message, RankEntry):
@@ -47,9 +55,8 @@ class RunServer:
                 sender.send(RANK_RESPONSES.write(RunCompleted(0)))
                 raise Superseded("the end")
 
-    async def supervise(self, requests: Requests[pb.SupervisorRequest], call: Call, sender: Sender) -> None:
-        async for request in requests:
-            message = SUPERVISOR_REQUESTS.read(request)
+    async def supervise(self, requests: Requests[FromSupervisor], call: Call, sender: Sender) -> None:
+        async for message in requests:
             self.heard.append(message)
             if isinstance(message, SupervisorHello):
                 sender.send(SUPERVISOR_RESPONSES.write(SupervisorWelcome(2.5)))

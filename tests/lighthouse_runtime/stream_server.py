@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import uvloop
 
@@ -47,11 +48,11 @@ class StreamServer:
         self.endings: asyncio.Queue[Ending | None] = asyncio.Queue()
         self.observed: list[tuple[str, str]] = []
         lighthouse = {
-            "Session": Stream(lighthouse_pb2.SessionRequest, self.session),
+            "Session": Stream(SESSION_REQUESTS, self.session),
             "Drain": Method(lighthouse_pb2.LighthouseDrainRequest, self.drain),
         }
         manager = {
-            "Watch": Stream(manager_pb2.WatchRequest, self.watch),
+            "Watch": Stream(WATCH_REQUESTS, self.watch),
             "ShouldCommit": Method(manager_pb2.ShouldCommitRequest, self.should_commit),
         }
         self.server = GrpcServer(
@@ -60,11 +61,11 @@ class StreamServer:
             lambda method, status: self.observed.append((method, status.name)),
         )
 
-    async def session(self, requests: AsyncIterator[lighthouse_pb2.SessionRequest], _: Call, sender: Sender) -> None:
+    async def session(self, requests: AsyncIterator[ToLighthouse | None], _: Call, sender: Sender) -> None:
         self.senders.append(sender)
         try:
-            async for request in requests:
-                if (message := SESSION_REQUESTS.read(request)) is not None:
+            async for message in requests:
+                if message is not None:
                     self.heard.append(message)
                     await self._answer(message, lambda answer: sender.send(SESSION_RESPONSES.write(answer)))
         finally:
@@ -86,17 +87,16 @@ class StreamServer:
             case _:
                 send(Goodbye("bye"))
 
-    async def watch(self, requests: AsyncIterator[manager_pb2.WatchRequest], _: Call, sender: Sender) -> None:
+    async def watch(self, requests: AsyncIterator[Any], _: Call, sender: Sender) -> None:
         self.senders.append(sender)
         try:
-            rank = WATCH_REQUESTS.read(await anext(requests)).group_rank
+            rank = (await anext(requests)).group_rank
             if rank == 9:
                 raise WrongState("rank: 9 is not of this group")
             sender.send(WATCH_RESPONSES.write(WatchOpened()))
             sender.send(manager_pb2.WatchResponse())  # of a kind that only a newer manager knows
             sender.send(WATCH_RESPONSES.write(Revoked(7, f"of rank {rank}")))
-            async for request in requests:
-                ballot = WATCH_REQUESTS.read(request)
+            async for ballot in requests:
                 outcome = (
                     Decision(ballot.should_commit, NEXT if ballot.wants_next else None)
                     if ballot.step
@@ -116,8 +116,8 @@ class StreamServer:
     async def should_commit(self, request: manager_pb2.ShouldCommitRequest, _: Call) -> bytes:
         if request.rank == 9:
             raise Drained("this was the last step")
-        next_ = NEXT if request.wants_next else None
-        return documented.vote_to_native(request.should_commit, next_).SerializeToString()
+        decision = Decision(request.should_commit, NEXT if request.wants_next else None)
+        return documented.vote_to_native(decision).SerializeToString()
 
 
 async def serve() -> None:

@@ -20,7 +20,8 @@ NARROWEST = 6
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """`keep`: the lower, the sooner it is left out; None: never. `comfort`: cut to this before others are left out."""
+    """`keep`: the lower, the sooner it is left out; None: never. `comfort`: cut to this before others are left out.
+    `tells_apart`: it is shown only where rows differ in it."""
 
     title: str
     text: Callable[[T], str]
@@ -28,6 +29,7 @@ class Column(Generic[T]):
     is_number: bool = False
     keep: int | None = None
     comfort: int | None = None
+    tells_apart: bool = False
 
     def lines(self, rows: Sequence[T]) -> list[Text]:
         return [Text(self.title, "bold"), *(Text(printable(self.text(row)), self.style(row)) for row in rows)]
@@ -35,6 +37,7 @@ class Column(Generic[T]):
 
 def table(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> list[Text]:
     """A line of titles and a line per row, none longer than `width`."""
+    columns = [c for c in columns if not c.tells_apart or len({c.text(row) for row in rows}) > 1]
     cells = {column.title: column.lines(rows) for column in columns}
     natural = {title: max(line.cell_len for line in lines) for title, lines in cells.items()}
     widths = fit(columns, natural, width)

@@ -71,8 +71,7 @@ def job_lines(jobs: Sequence[JobStatus], width: int) -> list[Text]:
 
 def member_lines(rows: Sequence[Row], width: int) -> list[Text]:
     """A row per replica group; its job is shown where there is more than one."""
-    has_many_jobs = len({job for job, _ in rows}) > 1
-    return table([_MEMBER_JOB, *_MEMBER_COLUMNS] if has_many_jobs else _MEMBER_COLUMNS, rows, width)
+    return table(_MEMBER_COLUMNS, rows, width)
 
 
 def member_rows(status: LighthouseStatus) -> list[Row]:
@@ -162,9 +161,8 @@ _JOB_COLUMNS: Sequence[Column[JobStatus]] = (
     Column("VERDICT", lambda job: job.verdict, _verdict_style),
 )
 
-_MEMBER_JOB: Column[Row] = Column("JOB", lambda row: row[0], keep=6, comfort=12)
-
 _MEMBER_COLUMNS: Sequence[Column[Row]] = (
+    Column("JOB", lambda row: row[0], keep=6, comfort=12, tells_apart=True),
     Column("REPLICA", lambda row: row[1].replica_id, comfort=20),
     Column("STATE", lambda row: row[1].state.value, lambda row: _STATE_STYLES.get(row[1].state, "")),
     Column("IN", lambda row: "yes" if row[1].is_participant else "no", keep=3),

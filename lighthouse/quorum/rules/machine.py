@@ -25,21 +25,9 @@ from collections.abc import Sequence
 
 from lighthouse.members.rules.events import GridChanged
 from lighthouse.members.rules.roster import LastQuorumTold, Member
+from lighthouse.quorum.rules import events
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.current import CurrentQuorum
-from lighthouse.quorum.rules.events import (
-    Effect,
-    Event,
-    HeartbeatReceived,
-    Joined,
-    Left,
-    QuorumFormed,
-    SessionEnded,
-    SessionHeartbeatReceived,
-    SessionOpened,
-    WasLate,
-    Withdrawn,
-)
 from lighthouse.quorum.rules.lineage import History, assign_steps, foreign, tag_of
 from lighthouse.quorum.rules.numbering import Numbering
 from lighthouse.quorum.rules.presence import Presence
@@ -60,7 +48,7 @@ class QuorumMachine:
         """`record`: what an earlier lighthouse has written down. `holders_until`: until then a quorum of an earlier
         lighthouse may be held by a member; None: there was none."""
         self.config = config
-        self._effects: list[Effect] = []
+        self._effects: list[events.Effect] = []
         self._has_grid_changed = False
         self.current = CurrentQuorum()
         self.standing = Standing(self.current)
@@ -96,31 +84,31 @@ class QuorumMachine:
         """The present one."""
         return self.current.quorum
 
-    def handle(self, event: Event, now: float) -> Sequence[Effect]:
-        if isinstance(event, WasLate):  # before anything lapses by it
+    def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
+        if isinstance(event, events.WasLate):  # before anything lapses by it
             self.presence.was_late(event.by_s, now)
         self._pass_time(now)
         match event:
-            case Joined():
+            case events.Joined():
                 self.presence.join(event, now)
-            case HeartbeatReceived(replica_id, incarnation):
+            case events.HeartbeatReceived(replica_id, incarnation):
                 self.presence.beat_without_session(replica_id, incarnation, now)
-            case Withdrawn(call):
+            case events.Withdrawn(call):
                 self.joins.withdraw(call, now)
-            case SessionOpened():
+            case events.SessionOpened():
                 self.presence.open(event, now)
-            case SessionHeartbeatReceived():
+            case events.SessionHeartbeatReceived():
                 self.presence.beat(event, now)
-            case SessionEnded():
+            case events.SessionEnded():
                 self.presence.end(event, now)
-            case Left():
+            case events.Left():
                 self.presence.leave(event, now)
-            case WasLate():
+            case events.WasLate():
                 pass
         self._settle(now)
         return self._take_effects()
 
-    def tick(self, now: float) -> Sequence[Effect]:
+    def tick(self, now: float) -> Sequence[events.Effect]:
         self._pass_time(now)
         self._settle(now)
         return self._take_effects()
@@ -170,7 +158,7 @@ class QuorumMachine:
 
     # -- effects
 
-    def _emit(self, effect: Effect) -> None:
+    def _emit(self, effect: events.Effect) -> None:
         """The one outlet, for each part of the machine."""
         if isinstance(effect, GridChanged):
             if self._has_grid_changed:
@@ -178,7 +166,7 @@ class QuorumMachine:
             self._has_grid_changed = True
         self._effects.append(effect)
 
-    def _take_effects(self) -> list[Effect]:
+    def _take_effects(self) -> list[events.Effect]:
         effects, self._effects, self._has_grid_changed = self._effects, [], False
         return effects
 
@@ -299,7 +287,7 @@ class QuorumMachine:
         self.roster.form()
         calls = self.joins.take(chosen, now)
         record = self._record(stands) if is_new else None
-        self._emit(QuorumFormed(quorum, calls, is_new, stands, record))
+        self._emit(events.QuorumFormed(quorum, calls, is_new, stands, record))
         return True
 
     def _foreign(self, candidates: Sequence[Member]) -> list[bool]:

@@ -15,23 +15,9 @@ from lighthouse.members.rules.admission import refusal, sent_away
 from lighthouse.members.rules.events import MemberDraining, MemberLeft, MemberLost
 from lighthouse.members.rules.roster import Member, Roster, is_reborn
 from lighthouse.members.rules.silence import MassSilence
+from lighthouse.quorum.rules import events
 from lighthouse.quorum.rules.config import QuorumConfig
 from lighthouse.quorum.rules.current import CurrentQuorum
-from lighthouse.quorum.rules.events import (
-    Effect,
-    HeartbeatAnswered,
-    Joined,
-    JoinRefused,
-    JournalOutdated,
-    Left,
-    Ordered,
-    QuorumResent,
-    SessionEnded,
-    SessionHeartbeatReceived,
-    SessionOpened,
-    SessionRefused,
-    Welcomed,
-)
 from lighthouse.quorum.rules.joins import JoinQueue
 from lighthouse.quorum.rules.numbering import Numbering
 from lighthouse.quorum.rules.standing import ResendQuorum, Standing
@@ -59,7 +45,7 @@ class Presence:
         current: CurrentQuorum,
         standing: Standing,
         numbering: Numbering,
-        emit: Callable[[Effect], None],
+        emit: Callable[[events.Effect], None],
         holders_until: float | None = None,
     ) -> None:
         """`holders_until`: until then quorums of an earlier lighthouse may be held that are not in its record."""
@@ -89,10 +75,10 @@ class Presence:
 
     # -- calls and joins
 
-    def join(self, event: Joined, now: float) -> None:
+    def join(self, event: events.Joined, now: float) -> None:
         participant = event.participant
         if (error := self._join_refusal(event, now)) is not None:
-            return self._emit(JoinRefused(event.call, error))
+            return self._emit(events.JoinRefused(event.call, error))
         self._send_away(participant, now)
         self._supersede(participant, now)
         member = self._admit(participant, now)
@@ -105,7 +91,7 @@ class Presence:
         self.joins.add(member, event.call, event.deadline_at, now)
         return self._tell(outcome)
 
-    def _join_refusal(self, event: Joined, now: float) -> LighthouseError | None:
+    def _join_refusal(self, event: events.Joined, now: float) -> LighthouseError | None:
         if event.session is not None and event.session not in self._sessions:
             return Superseded("this session has ended")
         error = self._refusal(event.participant, now, session=event.session)
@@ -134,33 +120,33 @@ class Presence:
 
     # -- sessions
 
-    def open(self, event: SessionOpened, now: float) -> None:
+    def open(self, event: events.SessionOpened, now: float) -> None:
         participant, session = event.hello.participant, event.session
         error = self._refusal(participant, now, event.hello.levels, session=session, is_hello=True)
         if error is not None:
-            return self._emit(SessionRefused(session, error))
+            return self._emit(events.SessionRefused(session, error))
         self._send_away(participant, now)
         self._take_place(participant, now)
         member = self._sessions[session] = self.roster.greet(participant, session, now)
         self._learn(participant, participant.seen_quorum_id, now)
         self._read_levels(member, event.hello.levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
-        return self._emit(Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order)))
+        return self._emit(events.Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order)))
 
-    def beat(self, event: SessionHeartbeatReceived, now: float) -> None:
+    def beat(self, event: events.SessionHeartbeatReceived, now: float) -> None:
         member = self._sessions.get(event.session)
         if member is None:
             return
         levels = event.beat.levels
         if (error := self._unheard_of(None, levels, now)) is not None:
-            self._emit(SessionRefused(event.session, error))
+            self._emit(events.SessionRefused(event.session, error))
             return
         self.roster.see(member, now)
         self._read_levels(member, levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, levels.held)
-        self._emit(HeartbeatAnswered(event.session, event.beat.number, order))
+        self._emit(events.HeartbeatAnswered(event.session, event.beat.number, order))
 
-    def end(self, event: SessionEnded, now: float) -> None:
+    def end(self, event: events.SessionEnded, now: float) -> None:
         member = self._sessions.pop(event.session, None)
         if event.session in self._leaving:
             self._leaving.remove(event.session)
@@ -173,7 +159,7 @@ class Presence:
             self._drop_join(member, now)
             self.roster.close(member, until, now)
 
-    def leave(self, event: Left, now: float) -> None:
+    def leave(self, event: events.Left, now: float) -> None:
         member = self._sessions.pop(event.session, None)
         if member is None or member.session != event.session:
             return
@@ -197,7 +183,7 @@ class Presence:
             return
         leaving, self._leaving = self._leaving, []
         for session in leaving:
-            self._emit(SessionRefused(session, None, "the group has left"))
+            self._emit(events.SessionRefused(session, None, "the group has left"))
 
     # -- time
 
@@ -256,18 +242,18 @@ class Presence:
         if self._holders_until is None or not self._numbering.is_unknown(seen_id):
             return
         until, self._holders_until = self._holders_until, None
-        self._emit(JournalOutdated(member.replica_id, seen_id, self._numbering.quorum_id, max(0.0, until - now)))
+        self._emit(events.JournalOutdated(member.replica_id, seen_id, self._numbering.quorum_id, max(0.0, until - now)))
         if now >= until:
             return
         sessions = self._holders()
         order = self.standing.distrust(until, f"{member.replica_id} was told quorum {seen_id}, which is not remembered")
         if order is not None:
-            self._emit(Ordered(order, sessions))
+            self._emit(events.Ordered(order, sessions))
 
     def _tell(self, order: QuorumOrder | None) -> None:
         """To every holder with a session."""
         if order is not None:
-            self._emit(Ordered(order, self._holders()))
+            self._emit(events.Ordered(order, self._holders()))
 
     def _holders(self) -> tuple[int, ...]:
         """Their sessions."""
@@ -291,19 +277,19 @@ class Presence:
 
     def _resend(self, member: Member, call: int) -> None:
         assert self.standing.quorum is not None
-        self._emit(QuorumResent(self.standing.quorum, call))
+        self._emit(events.QuorumResent(self.standing.quorum, call))
         if (
             self.standing.phase in (QuorumPhase.RECALLED, QuorumPhase.RESUMED, QuorumPhase.REVOKED)
             and member.session is not None
         ):
-            self._emit(Ordered(self.standing.order(), (member.session,)))
+            self._emit(events.Ordered(self.standing.order(), (member.session,)))
 
     def _send_away(self, participant: Participant, now: float) -> None:
         for member, error in sent_away(participant, self.roster):
             if member.call is not None:
-                self._emit(JoinRefused(member.call, error))
+                self._emit(events.JoinRefused(member.call, error))
             if member.session is not None:
-                self._emit(SessionRefused(member.session, error))
+                self._emit(events.SessionRefused(member.session, error))
             self._lose(member, "its address is a loopback", now)
             self.roster.remove(member)
 
@@ -314,7 +300,7 @@ class Presence:
         call = old.call
         self.joins.withdraw(call, now)
         error = Superseded(f"{participant.replica_id} has asked again; its newer call is answered")
-        self._emit(JoinRefused(call, error))
+        self._emit(events.JoinRefused(call, error))
 
     def _take_place(self, participant: Participant, now: float) -> None:
         """The new session takes the place of an older one; another incarnation's coming is the old one's loss."""
@@ -324,7 +310,7 @@ class Presence:
         self._supersede(participant, now)
         if old.session is not None and old.is_connected:
             self._sessions.pop(old.session, None)
-            self._emit(SessionRefused(old.session, Superseded(f"{old.replica_id} has opened a newer session")))
+            self._emit(events.SessionRefused(old.session, Superseded(f"{old.replica_id} has opened a newer session")))
         if old.incarnation != participant.incarnation:
             self._lose(old, "has restarted", now)
 
@@ -340,7 +326,7 @@ class Presence:
             self._emit(MemberDraining(name))
         (self._draining.add if levels.drains else self._draining.discard)(name)
         if levels.drains and member.call is not None:
-            self._emit(JoinRefused(member.call, _drains(name)))
+            self._emit(events.JoinRefused(member.call, _drains(name)))
             self._drop_join(member, now)
         if levels.down or not member.down:  # one that is down starts until it joins
             member.is_starting = levels.down in (STARTING, RESTARTING)
@@ -368,7 +354,7 @@ class Presence:
         if session is not None:
             timeout_s = self._config.heartbeat_timeout_s
             gone = Unreachable(f"the lighthouse has heard nothing of {member.replica_id} for {timeout_s:g} s")
-            self._emit(SessionRefused(session, gone))
+            self._emit(events.SessionRefused(session, gone))
 
     def _lose(self, member: Member, reason: str, now: float, last_seen_at: float | None = None) -> None:
         self._drop_join(member, now)

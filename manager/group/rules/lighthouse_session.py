@@ -14,26 +14,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_protocol.messages.session import (
-    GroupReport,
-    Heartbeat,
-    HeartbeatAck,
-    HeldQuorum,
-    Hello,
-    HoldState,
-    JoinRequest,
-    Leave,
-    ToLighthouse,
-    Welcome,
-    WithdrawRequest,
-)
 from manager.group.rules.progress import ProgressReporter
 
 FIRST_BEAT_INTERVAL_S = 1.0
 FIRST_LEASE_S = 5.0
 SILENT_AFTER_INTERVALS = 1.5
-_NEWS = (HoldState.RECALLED, HoldState.LEAVING, HoldState.REVOKED)
+_NEWS = (session.HoldState.RECALLED, session.HoldState.LEAVING, session.HoldState.REVOKED)
 
 
 @dataclass(slots=True)
@@ -46,7 +34,7 @@ class _Join:
 class SessionMachine:
     """`report` is read whenever something is sent; `progress`: what heartbeats carry of where the ranks are."""
 
-    def __init__(self, report: Callable[[], GroupReport], progress: ProgressReporter | None = None) -> None:
+    def __init__(self, report: Callable[[], session.GroupReport], progress: ProgressReporter | None = None) -> None:
         self._report = report
         self._progress = progress
         self.is_open = False
@@ -59,11 +47,11 @@ class SessionMachine:
         self._heard_at = 0.0
         self._unheard = 0  # sessions in a row that were opened, and never answered
         self._is_silent = False  # as it was said last
-        self._told = GroupReport()
+        self._told = session.GroupReport()
         self._entered = (0, 0)  # the quorum that is held, and the step that it began with
         self._join: _Join | None = None
 
-    def opened(self, me: Participant, now: float) -> list[ToLighthouse]:
+    def opened(self, me: Participant, now: float) -> list[session.ToLighthouse]:
         self.is_open = True
         self._sent_at = {}
         self._heard_at = now
@@ -71,8 +59,8 @@ class SessionMachine:
         self._is_silent = False
         if self._progress is not None:
             self._progress.begin()
-        messages: list[ToLighthouse] = [
-            Hello(me, self._report()),
+        messages: list[session.ToLighthouse] = [
+            session.Hello(me, self._report()),
             self._beat(now),
         ]
         if self._join is not None:
@@ -82,7 +70,7 @@ class SessionMachine:
     def closed(self) -> None:
         self.is_open = False
 
-    def tick(self, now: float) -> list[ToLighthouse]:
+    def tick(self, now: float) -> list[session.ToLighthouse]:
         """A heartbeat, if one is due, or the report has changed in what the lighthouse waits for."""
         report = self._report()
         is_due = now >= self._next_beat_at or _is_news(report, self._told) or self._is_first_commit(report.held)
@@ -112,12 +100,12 @@ class SessionMachine:
         patience_s = SILENT_AFTER_INTERVALS * self._interval_s * 2 ** max(0, min(self._unheard, 10) - 1)
         return max(asked_at, self._heard_at) + patience_s
 
-    def welcomed(self, welcome: Welcome, now: float) -> None:
+    def welcomed(self, welcome: session.Welcome, now: float) -> None:
         self._heard_at, self._unheard = now, 0
         self._interval_s, self.lease_s = welcome.heartbeat_interval_s, welcome.lease_s
         self._next_beat_at = min(self._next_beat_at, now + self._interval_s)
 
-    def acknowledged(self, ack: HeartbeatAck, now: float) -> float | None:
+    def acknowledged(self, ack: session.HeartbeatAck, now: float) -> float | None:
         """When the answered heartbeat was sent; None for one that was not sent on this connection."""
         self._heard_at, self._unheard = now, 0
         self._interval_s = ack.heartbeat_interval_s
@@ -128,14 +116,14 @@ class SessionMachine:
 
     # -- joins
 
-    def join(self, participant: Participant, deadline_at: float, now: float) -> list[ToLighthouse]:
+    def join(self, participant: Participant, deadline_at: float, now: float) -> list[session.ToLighthouse]:
         self._joins += 1
         self._join = _Join(self._joins, participant, deadline_at)
         return [self._ask(self._join, now)] if self.is_open else []
 
-    def withdraw(self) -> list[ToLighthouse]:
+    def withdraw(self) -> list[session.ToLighthouse]:
         join, self._join = self._join, None
-        return [WithdrawRequest(join.number)] if join is not None and self.is_open else []
+        return [session.WithdrawRequest(join.number)] if join is not None and self.is_open else []
 
     def is_waiting(self, number: int) -> bool:
         return self._join is not None and self._join.number == number
@@ -147,19 +135,20 @@ class SessionMachine:
             self._join = None
         return is_ours
 
-    def leave(self, reason: str) -> list[ToLighthouse]:
-        return [Leave(reason)] if self.is_open else []
+    def leave(self, reason: str) -> list[session.ToLighthouse]:
+        return [session.Leave(reason)] if self.is_open else []
 
     # -- within
 
-    def _beat(self, now: float) -> Heartbeat:
+    def _beat(self, now: float) -> session.Heartbeat:
         self._beats += 1
         self._sent_at[self._beats] = now
         self._next_beat_at = now + self._interval_s
         self._told = self._report()
-        return Heartbeat(self._beats, self._told, self._progress.news(now) if self._progress is not None else None)
+        progress = self._progress.news(now) if self._progress is not None else None
+        return session.Heartbeat(self._beats, self._told, progress)
 
-    def _is_first_commit(self, held: HeldQuorum | None) -> bool:
+    def _is_first_commit(self, held: session.HeldQuorum | None) -> bool:
         """Under its quorum, and the lighthouse has not been told: it knows by that when training goes on."""
         if held is None:
             return False
@@ -168,11 +157,11 @@ class SessionMachine:
         told, first = self._told.held, self._entered[1]
         return held.granted > first and (told is None or (told.quorum_id, told.granted) <= (held.quorum_id, first))
 
-    def _ask(self, join: _Join, now: float) -> JoinRequest:
-        return JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now))
+    def _ask(self, join: _Join, now: float) -> session.JoinRequest:
+        return session.JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now))
 
 
-def _is_news(report: GroupReport, told: GroupReport) -> bool:
+def _is_news(report: session.GroupReport, told: session.GroupReport) -> bool:
     """Not each grant, nor what the lighthouse has ordered itself or learns from a join: the next heartbeat will do."""
     held = report.held
     is_held = held is not None and held.mode in _NEWS and held != told.held
@@ -180,6 +169,6 @@ def _is_news(report: GroupReport, told: GroupReport) -> bool:
     return is_held or is_wanted or (report.drains, report.down) != (told.drains, told.down)
 
 
-def _wanted(held: HeldQuorum | None) -> int | None:
+def _wanted(held: session.HeldQuorum | None) -> int | None:
     """The quorum that is to be followed by another one."""
     return held.quorum_id if held is not None and held.wants_next else None

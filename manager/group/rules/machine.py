@@ -11,23 +11,8 @@ ranks.py and lighthouse_session.py hold the rules of the two sides; here they me
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Participant, World
-from lighthouse_protocol.messages.session import (
-    DrainRequest,
-    EvidenceRequest,
-    Goodbye,
-    GroupReport,
-    HeartbeatAck,
-    HeldQuorum,
-    JoinAccepted,
-    JoinRejected,
-    KillRequest,
-    QuorumOrder,
-    QuorumPhase,
-    ToLighthouse,
-    ToManager,
-    Welcome,
-)
 from lighthouse_protocol.refusals import Drained, LighthouseError, WrongState
 from manager.group.rules import events, gather, ranks
 from manager.group.rules.grants import LEASE_SHARE
@@ -57,7 +42,7 @@ class GroupMachine:
         self._show_handles = show_handles
         self.ranks = ranks.Ranks(me.wire_id, me.group_world_size, rank_timeout_s)
         self.session = SessionMachine(lambda: self.report, progress)
-        self._unopened: JoinAccepted | None = None
+        self._unopened: session.JoinAccepted | None = None
         self._draining = ""
         self._has_left = self._has_ended = False
         self._let_go = ""
@@ -70,11 +55,11 @@ class GroupMachine:
         return f"{self._life}.{self.ranks.gather.incarnation}"
 
     @property
-    def report(self) -> GroupReport:
-        return GroupReport(self.held, self.ranks.drains, self.ranks.down, self.ranks.watches.missing)
+    def report(self) -> session.GroupReport:
+        return session.GroupReport(self.held, self.ranks.drains, self.ranks.down, self.ranks.watches.missing)
 
     @property
-    def held(self) -> HeldQuorum | None:
+    def held(self) -> session.HeldQuorum | None:
         return self.ranks.grants.held
 
     def status(self) -> GroupStatus:
@@ -161,49 +146,49 @@ class GroupMachine:
 
     # -- the lighthouse
 
-    def _receive(self, message: ToManager, now: float) -> list[events.Effect]:
+    def _receive(self, message: session.ToManager, now: float) -> list[events.Effect]:
         match message:
-            case Welcome(_, _, order):
+            case session.Welcome(_, _, order):
                 self.session.welcomed(message, now)
                 return self._obey(order, now)
-            case HeartbeatAck(_, _, order):
+            case session.HeartbeatAck(_, _, order):
                 sent_at = self.session.acknowledged(message, now)
                 effects = self._obey(order, now)
                 if sent_at is not None:
                     self.ranks.grants.renew(sent_at + LEASE_SHARE * self.session.lease_s)
                 return effects + self._open(now) + self._perform(self.ranks.decide_again(now), now)
-            case JoinAccepted(join):
+            case session.JoinAccepted(join):
                 if not self.session.is_waiting(join):
                     return []
                 self._unopened = message
                 return self._open(now)
-            case JoinRejected(join, error):
+            case session.JoinRejected(join, error):
                 is_ours = self.session.answered(join) if join else self.ranks.gather.is_joined
                 effects = self._refuse_join(error, now) if is_ours else []
                 if not join and isinstance(error, WrongState):  # it has no place there, whatever it holds
                     effects += self._perform(self.ranks.give_up(str(error), now), now)
                 return effects + (self._leave(now) if is_ours and self.ranks.drains else [])
-            case QuorumOrder():
+            case session.QuorumOrder():
                 return self._obey(message, now)
-            case DrainRequest(reason):
+            case session.DrainRequest(reason):
                 return self._dispatch(events.DrainAsked(reason or "the lighthouse was asked to drain it"), now)
-            case KillRequest(reason):
+            case session.KillRequest(reason):
                 return [events.Killed(reason)]
             case World():
                 self._awaited = message.waiting_for
                 return [events.WorldChanged(replace(message, group_world_size=self.me.group_world_size))]
-            case EvidenceRequest():
+            case session.EvidenceRequest():
                 return [events.EvidenceWanted(message)]
-            case Goodbye(reason):
+            case session.Goodbye(reason):
                 self._let_go = reason if self._has_left else ""
                 return []
 
-    def _obey(self, order: QuorumOrder | None, now: float) -> list[events.Effect]:
+    def _obey(self, order: session.QuorumOrder | None, now: float) -> list[events.Effect]:
         if order is None:
             return []
         effects = self._perform(self.ranks.obey(order, now), now)
-        accepted = self._unopened
-        if accepted is None or order.phase is not QuorumPhase.REVOKED or order.quorum_id != accepted.quorum.quorum_id:
+        accepted, is_revoked = self._unopened, order.phase is session.QuorumPhase.REVOKED
+        if accepted is None or not is_revoked or order.quorum_id != accepted.quorum.quorum_id:
             return effects
         return effects + self._drop_unopened(accepted, order.reason, now)
 
@@ -217,7 +202,7 @@ class GroupMachine:
             return []
         return self._perform(self.ranks.receive(accepted.quorum, stands=accepted.stands), now)
 
-    def _drop_unopened(self, accepted: JoinAccepted, reason: str, now: float) -> list[events.Effect]:
+    def _drop_unopened(self, accepted: session.JoinAccepted, reason: str, now: float) -> list[events.Effect]:
         self._unopened = None
         if not self.session.answered(accepted.join):
             return []
@@ -311,5 +296,5 @@ class GroupMachine:
         self._has_ended = True
         return [events.HasLeft(self._let_go)]
 
-    def _send(self, messages: Sequence[ToLighthouse]) -> list[events.Effect]:
+    def _send(self, messages: Sequence[session.ToLighthouse]) -> list[events.Effect]:
         return [events.Sent(message) for message in messages]

@@ -18,26 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from manager.guard.rules.exit_status import described
-from manager.supervisor.rules.events import (
-    CheckFailed,
-    Effect,
-    EndAsked,
-    Event,
-    Halt,
-    HostExcluded,
-    HostLost,
-    HostReady,
-    KillAsked,
-    Logged,
-    MisfitReported,
-    RankEnded,
-    RankSilent,
-    RunCompleted,
-    RunStopAsked,
-    RunStopped,
-    Start,
-    SupervisionEnded,
-)
+from manager.supervisor.rules import events
 from manager.supervisor.rules.restart_policy import (
     GROUP_SCOPE,
     Exclude,
@@ -139,18 +120,18 @@ class SupervisorMachine:
     def running(self) -> tuple[int, ...]:
         return tuple(sorted(rank for unit in self.units for rank in unit.running))
 
-    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+    def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
         if self.is_over:
             return []
         if not self._missing_since and not self._ready:
             self._missing_since = dict.fromkeys(range(self._layout.hosts), now)
         return [*self._dispatch(event, now), *self._go_on(now)]
 
-    def tick(self, now: float) -> Sequence[Effect]:
+    def tick(self, now: float) -> Sequence[events.Effect]:
         if self.is_over:
             return []
         late = [host for host, since in self._missing_since.items() if now >= since + self._host_timeout_s]
-        effects: list[Effect] = []
+        effects: list[events.Effect] = []
         if late and self._ending is None:
             why = f"host {late[0]} of the group was not there for {self._host_timeout_s:g} s"
             effects += self._fail(why, now)
@@ -163,37 +144,37 @@ class SupervisorMachine:
         starts = [unit.starts_at for unit in self.units if unit.phase is Phase.WAITING and self._has_hosts(unit)]
         return min((*starts, *(at + self._host_timeout_s for at in self._missing_since.values())), default=None)
 
-    def _dispatch(self, event: Event, now: float) -> list[Effect]:
+    def _dispatch(self, event: events.Event, now: float) -> list[events.Effect]:
         match event:
-            case HostReady(host):
+            case events.HostReady(host):
                 self._ready.add(host)
                 self._missing_since.pop(host, None)
                 return []
-            case HostLost(host, reason):
+            case events.HostLost(host, reason):
                 return self._lose_host(host, reason, now)
-            case RankEnded():
+            case events.RankEnded():
                 return self._rank_ended(event, now)
-            case RankSilent():
+            case events.RankSilent():
                 return self._rank_silent(event, now)
-            case MisfitReported(reason):
+            case events.MisfitReported(reason):
                 for unit in self.units:
                     unit.misfit = reason if unit.phase is Phase.RUNNING else ""
                 return []
-            case CheckFailed(host, reason):
+            case events.CheckFailed(host, reason):
                 return self._exclude(Exclude(host, f"its health check failed: {reason}"), now)
-            case RunStopped(reason):
+            case events.RunStopped(reason):
                 return self._stop(f"the run is stopped: {reason}", now)
-            case RunCompleted(reason):
+            case events.RunCompleted(reason):
                 self._completed = reason
                 return []
-            case KillAsked(reason):
+            case events.KillAsked(reason):
                 return self._kill(reason, now)
-            case EndAsked():
+            case events.EndAsked():
                 return self._end_asked(event, now)
 
     # -- losses
 
-    def _rank_ended(self, ended: RankEnded, now: float) -> list[Effect]:
+    def _rank_ended(self, ended: events.RankEnded, now: float) -> list[events.Effect]:
         unit = self._unit_of[ended.rank]
         if ended.attempt != unit.attempt or ended.rank not in unit.running:
             return []
@@ -211,7 +192,7 @@ class SupervisorMachine:
             case Outcome.LOST:
                 return self._lose(unit, self._layout.host_of(ended.rank), why, now)
 
-    def _rank_silent(self, silent: RankSilent, now: float) -> list[Effect]:
+    def _rank_silent(self, silent: events.RankSilent, now: float) -> list[events.Effect]:
         """What was lost before the last start was another process."""
         unit = self._unit_of.get(silent.rank)
         if unit is None or silent.rank not in unit.running or silent.lost_at < unit.started_at:
@@ -220,10 +201,10 @@ class SupervisorMachine:
             return []
         return self._lose(unit, self._layout.host_of(silent.rank), f"{silent.reason}; its process is still there", now)
 
-    def _lose_host(self, host: int, reason: str, now: float) -> list[Effect]:
+    def _lose_host(self, host: int, reason: str, now: float) -> list[events.Effect]:
         self._ready.discard(host)
         self._missing_since.setdefault(host, now)
-        effects: list[Effect] = []
+        effects: list[events.Effect] = []
         for unit in self.units:
             had = unit.running & set(self._layout.ranks_of(host))
             unit.running -= had
@@ -231,24 +212,27 @@ class SupervisorMachine:
                 effects += self._lose(unit, host, f"host {host} is lost: {reason}", now)
         return effects
 
-    def _lose(self, unit: Unit, host: int, why: str, now: float) -> list[Effect]:
+    def _lose(self, unit: Unit, host: int, why: str, now: float) -> list[events.Effect]:
         if self._completed:
-            return [Logged(f"{why}; {self._completed}")]
+            return [events.Logged(f"{why}; {self._completed}")]
         match unit.budget.lose(host, now - unit.started_at, now, is_misfit=bool(unit.misfit)):
             case Restart(after_s):
                 unit.starts_at = now + after_s
                 who = "the group" if self._policy.scope == GROUP_SCOPE else f"rank {unit.ranks[0]}"
-                return [Logged(f"{why}; {who} is started again in {after_s:.2g} s"), *self._halt(unit, self._grace_s)]
+                return [
+                    events.Logged(f"{why}; {who} is started again in {after_s:.2g} s"),
+                    *self._halt(unit, self._grace_s),
+                ]
             case Exclude() as exclusion:
-                return [Logged(why), *self._exclude(exclusion, now)]
+                return [events.Logged(why), *self._exclude(exclusion, now)]
             case GiveUp(reason, is_for_all):
                 whole = f"{reason}; {why}"
                 return self._stop_run(whole, now) if is_for_all else self._fail(whole, now)
 
-    def _kill(self, reason: str, now: float) -> list[Effect]:
+    def _kill(self, reason: str, now: float) -> list[events.Effect]:
         if self._ending is not None or not self._policy.restart_after_kill:
             return self._end(1, f"killed: {reason}", 0.0, now)
-        effects: list[Effect] = [Logged(f"killed: {reason}; the ranks are started again")]
+        effects: list[events.Effect] = [events.Logged(f"killed: {reason}; the ranks are started again")]
         for unit in self.units:
             if unit.phase is Phase.RUNNING:
                 unit.starts_at = now + self._policy.delay_s
@@ -257,48 +241,48 @@ class SupervisorMachine:
 
     # -- the end
 
-    def _stop_run(self, why: str, now: float) -> list[Effect]:
-        return [RunStopAsked(why), *self._stop(why, now)]
+    def _stop_run(self, why: str, now: float) -> list[events.Effect]:
+        return [events.RunStopAsked(why), *self._stop(why, now)]
 
-    def _stop(self, why: str, now: float) -> list[Effect]:
+    def _stop(self, why: str, now: float) -> list[events.Effect]:
         return self._end(STOPPED_STATUS, why, min(self._grace_s, STOP_GRACE_S), now)
 
-    def _exclude(self, exclusion: Exclude, now: float) -> list[Effect]:
+    def _exclude(self, exclusion: Exclude, now: float) -> list[events.Effect]:
         if self._ending is not None:
             return []
         why = f"host {exclusion.host} is excluded: {exclusion.reason}"
-        return [HostExcluded(exclusion.host, exclusion.reason), *self._fail(why, now)]
+        return [events.HostExcluded(exclusion.host, exclusion.reason), *self._fail(why, now)]
 
-    def _fail(self, why: str, now: float) -> list[Effect]:
+    def _fail(self, why: str, now: float) -> list[events.Effect]:
         return self._end(1, why, self._grace_s, now)
 
-    def _end_asked(self, asked: EndAsked, now: float) -> list[Effect]:
+    def _end_asked(self, asked: events.EndAsked, now: float) -> list[events.Effect]:
         if asked.is_leaving:
             return self._end(asked.status, asked.why, math.inf, now)
         has_grace = self._ending is None or self._ending.is_leaving or not asked.is_urgent
         return self._end(asked.status, asked.why, self._grace_s if has_grace else 0.0, now)
 
-    def _end(self, status: int, why: str, grace_s: float, now: float) -> list[Effect]:
+    def _end(self, status: int, why: str, grace_s: float, now: float) -> list[events.Effect]:
         """Infinite grace: the ranks leave first. The first reason counts, and the earliest end of the grace."""
         known, kill_at = self._ending, now + grace_s
         if known is not None and kill_at >= known.kill_at:
             return []
         self._ending = _Ending(status, why, kill_at) if known is None else replace(known, kill_at=kill_at)
-        noted: list[Effect] = [Logged(why)] if known is None else []
+        noted: list[events.Effect] = [events.Logged(why)] if known is None else []
         if self._ending.is_leaving:
             return noted
         return noted + [effect for unit in self.units for effect in self._halt(unit, grace_s)]
 
     # -- units
 
-    def _halt(self, unit: Unit, grace_s: float) -> list[Effect]:
+    def _halt(self, unit: Unit, grace_s: float) -> list[events.Effect]:
         """Also one that is stopping already, for a shorter grace."""
         if unit.phase is Phase.RUNNING:
             unit.phase = Phase.STOPPING
         by_host = self._by_host(unit.running)
-        return [Halt(host, ranks, grace_s) for host, ranks in by_host]
+        return [events.Halt(host, ranks, grace_s) for host, ranks in by_host]
 
-    def _go_on(self, now: float) -> list[Effect]:
+    def _go_on(self, now: float) -> list[events.Effect]:
         """Start what may start; see whether all is over."""
         for unit in self.units:
             if unit.phase is Phase.STOPPING and not unit.running:
@@ -317,16 +301,16 @@ class SupervisorMachine:
     def _has_hosts(self, unit: Unit) -> bool:
         return all(self._layout.host_of(rank) in self._ready for rank in unit.ranks)
 
-    def _start(self, unit: Unit, now: float) -> list[Effect]:
+    def _start(self, unit: Unit, now: float) -> list[events.Effect]:
         unit.phase, unit.attempt, unit.started_at = Phase.RUNNING, unit.attempt + 1, now
         unit.running, unit.misfit = set(unit.ranks), ""
-        return [Start(host, ranks, unit.attempt) for host, ranks in self._by_host(unit.ranks)]
+        return [events.Start(host, ranks, unit.attempt) for host, ranks in self._by_host(unit.ranks)]
 
     def _by_host(self, ranks: Iterable[int]) -> list[tuple[int, tuple[int, ...]]]:
         among = set(ranks)
         hosts = sorted({self._layout.host_of(rank) for rank in among})
         return [(host, tuple(rank for rank in self._layout.ranks_of(host) if rank in among)) for host in hosts]
 
-    def _be_over(self, status: int, why: str) -> list[Effect]:
+    def _be_over(self, status: int, why: str) -> list[events.Effect]:
         self.is_over = True
-        return [SupervisionEnded(status, why)]
+        return [events.SupervisionEnded(status, why)]
