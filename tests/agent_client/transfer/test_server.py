@@ -226,6 +226,12 @@ class TestFetch:
                 proxy.accept()
 
 
+def resolve_to(patch: pytest.MonkeyPatch, addresses: list[Any]) -> None:
+    families = [socket.AF_INET6 if ":" in address[0] else socket.AF_INET for address in addresses]
+    found = [(family, socket.SOCK_STREAM, 0, "", address) for family, address in zip(families, addresses, strict=True)]
+    patch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+
 class TestAddresses:
     @pytest.mark.parametrize(
         ("host", "url"), [("127.0.0.1", "http://127.0.0.1:"), pytest.param("::1", "http://[::1]:", marks=needs_ipv6)]
@@ -249,20 +255,17 @@ class TestAddresses:
         with serving(bind_host="127.0.0.1", advertise="localhost") as server, pytest.MonkeyPatch.context() as patch:
             server.publish(KEY, STATE)
             port = int(server.address.rsplit(":", 1)[1])
-            found = [(socket.AF_INET6, ("::1", port, 0, 0)), (socket.AF_INET, ("127.0.0.1", port))]
-            resolved = [(family, socket.SOCK_STREAM, 0, "", address) for family, address in found]
-            patch.setattr(socket, "getaddrinfo", lambda *_, **__: resolved)
+            resolve_to(patch, [("::1", port, 0, 0), ("127.0.0.1", port)])
             assert same(fetch(server.address, KEY, 5), STATE)
 
     def test_an_address_that_swallows_everything_takes_its_share_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with serving() as server, swallowing() as nowhere:
             server.publish(KEY, STATE)
             here = ("127.0.0.1", int(server.address.rsplit(":", 1)[1]))
-            resolved = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in (nowhere, here)]
-            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resolved)
+            resolve_to(monkeypatch, [nowhere, here])
             with took(1.9, 4):
                 assert same(fetch(server.address, KEY, 4), STATE)
-            resolved.pop()
+            resolve_to(monkeypatch, [nowhere])
             with took(0.3, 20), pytest.raises(TimeoutError):
                 fetch(server.address, KEY, 0.3)
 
