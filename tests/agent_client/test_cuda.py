@@ -9,7 +9,7 @@ import torch
 
 from tests.agent_client.agent.test_agent import check_equal
 from tests.agent_client.agent.test_agent import meet as step_into_one_quorum
-from tests.agent_client.collectives.test_gloo import ABORT_WITHIN_S, all_equal, meet, sums, wait_in_all_reduce
+from tests.agent_client.collectives.groups import ENDS_WITHIN_S, check_sums, meet, wait_in_all_reduce
 from tests.agent_client.jobs import TIMES, Job
 from tests.agent_client.ranks import Rank, RankServer
 from tests.processes import Lighthouse
@@ -36,17 +36,17 @@ def start(rank_server: RankServer) -> Iterator[Start]:
 @pytest.mark.parametrize("actor", ["CudaGlooActor", pytest.param("NcclActor", marks=one_gpu_is_not_enough)])
 def test_sums_and_an_abort_while_a_peer_is_stopped(store: str, start: Start, actor: str) -> None:
     survivor, stopped = ranks = start(actor)
-    meet(store, ranks, actor)
-    assert all_equal(sums(ranks))
+    meet(store, ranks)
+    check_sums(ranks)
     stopped.stop()
     [waiting] = wait_in_all_reduce([survivor])
     survivor.call("abort")
-    error, _ = waiting.result(ABORT_WITHIN_S)
+    error, _ = waiting.result(ENDS_WITHIN_S)
     assert error
     stopped.resume()
     stopped.call("abort")
-    meet(store, ranks, f"{actor}, again")
-    assert all_equal(sums(ranks))
+    meet(store, ranks)
+    check_sums(ranks)
 
 
 def test_a_group_heals_a_model_that_lies_on_the_device(store: str, rank_server: RankServer, tmp_path: Path) -> None:

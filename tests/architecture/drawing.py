@@ -63,15 +63,19 @@ def packages() -> dict[str, Package]:
     graph = grimp.build_graph(*layers, cache_dir=None)
     drawn = {}
     for name, rows in layers.items():
-        edges = set()
-        for module in graph.modules:
-            for imported in graph.find_modules_directly_imported_by(module):
-                here, there = module.split("."), imported.split(".")
-                if here[0] == there[0] == name and len(here) > 1 and len(there) > 1 and here[1] != there[1]:
-                    edges.add((here[1], there[1]))
         split = tuple(tuple(room.strip() for room in row.split("|")) for row in rows)
-        drawn[name] = Package(name, split, frozenset(edges))
+        drawn[name] = Package(name, split, frozenset(imports_of(graph, name)))
     return drawn
+
+
+def imports_of(graph: grimp.ImportGraph, package: str) -> Iterable[tuple[str, str]]:
+    """(room, other room that it imports). A room is what stands in the package's folder: a folder or a file. The
+    package itself is the door of all."""
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            here, there = module.split("."), imported.split(".")
+            if here[0] == there[0] == package and len(here) > 1 and len(there) > 1 and here[1] != there[1]:
+                yield here[1], there[1]
 
 
 def picture() -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.test_imports import PACKAGES
 from tests.docs.pages import REPOSITORY
 
-PACKAGES = ("lighthouse_protocol", "lighthouse_runtime", "lighthouse", "manager", "agent_client")
 LINT = Path(sys.executable).with_name("lint-imports")
 
 

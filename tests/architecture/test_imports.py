@@ -3,14 +3,15 @@
 import tomllib
 from collections import defaultdict
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import grimp
 import pytest
 
+from tests.architecture.drawing import imports_of
+from tests.docs.pages import REPOSITORY
+
 PACKAGES = ("lighthouse_protocol", "lighthouse_runtime", "lighthouse", "manager", "agent_client")
 MAX_ROOMS = 10
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -18,23 +19,15 @@ def graph() -> grimp.ImportGraph:
     return grimp.build_graph(*PACKAGES, "benchmarks", "examples", cache_dir=None)
 
 
-def imports(graph: grimp.ImportGraph) -> dict[str, set[str]]:
-    return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
-
-
 def test_no_module_imports_itself_by_a_detour(graph: grimp.ImportGraph) -> None:
-    TopologicalSorter(imports(graph)).prepare()
+    TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}).prepare()
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "benchmarks", "examples"])
 def test_no_room_imports_itself_by_a_detour(graph: grimp.ImportGraph, package: str) -> None:
-    """A room is what stands in the package's folder: a folder or a file. The package itself is the door of all."""
     rooms: dict[str, set[str]] = defaultdict(set)
-    for module, imported in imports(graph).items():
-        for other in imported:
-            here, there = module.split("."), other.split(".")
-            if here[0] == there[0] == package and len(here) > 1 and len(there) > 1 and here[1] != there[1]:
-                rooms[here[1]].add(there[1])
+    for room, imported in imports_of(graph, package):
+        rooms[room].add(imported)
     TopologicalSorter(rooms).prepare()
 
 

@@ -13,6 +13,8 @@ from tests.docs.pages import REPOSITORY
 
 TIMEOUT_S = 600
 
+pytestmark = pytest.mark.slow
+
 Ran = Callable[[str], dict[str, Any]]
 
 
@@ -31,20 +33,17 @@ def ran(tmp_path: Path) -> Ran:
     return run
 
 
-@pytest.mark.slow
 def test_quorum_round(ran: Ran) -> None:
     (size,) = ran("quorum_round")["sizes"]
     assert all(0 < server["cpu_s"]["median"] < 5 for server in size["servers"])
 
 
-@pytest.mark.slow
 def test_step_overhead(ran: Ran) -> None:
     *_, standing = ran("step_overhead")["contenders"]
     assert 0 < standing["calls"]["both_s"]["median_s"] < 1
     assert 1 <= standing["round_trips"] < 2
 
 
-@pytest.mark.slow
 def test_recovery(ran: Ran) -> None:
     results = ran("recovery")["results"]
     assert [row["fault"] for row in results] == ["kill-group", "kill-rank"]
@@ -52,7 +51,6 @@ def test_recovery(ran: Ran) -> None:
         assert 0 < run["noticed_s"] <= run["quorum_s"] <= run["committed_s"] < 60
 
 
-@pytest.mark.slow
 def test_faults(ran: Ran) -> None:
     results = ran("faults")["results"]
     assert [row["fault"] for row in results] == ["kill", "kill-rank"]
@@ -60,21 +58,18 @@ def test_faults(ran: Ran) -> None:
         assert 0 < run["noticed_s"] <= run["committed_s"] < 60
 
 
-@pytest.mark.slow
 def test_catch_up(ran: Ran) -> None:
     (healed,) = ran("catch_up")["results"]
     assert 0 < healed["median_s"] <= healed["longest_s"] < 60
     assert healed["behind"] >= 1
 
 
-@pytest.mark.slow
 def test_phase_cost(ran: Ran) -> None:
     costs = {cost["what"]: cost["us"] for cost in ran("phase_cost")["costs"]}
     assert all(0 < cost["low"] <= cost["median"] <= cost["high"] < 1000 for cost in costs.values())
     assert costs["tick"]["median"] < costs["phase, one tick in it"]["median"]
 
 
-@pytest.mark.slow
 def test_outage(ran: Ran) -> None:
     (result,) = ran("outage")["results"]
     (run,) = result["runs"]
@@ -82,7 +77,6 @@ def test_outage(ran: Ran) -> None:
     assert 0.02 < run["median_step_s"] <= run["longest_step_s"]
 
 
-@pytest.mark.slow
 def test_scale(ran: Ran) -> None:
     stages = ran("scale")["stages"]
     assert all(0 < stage["cpu_s"] < 10 * stage["wall_s"] for stage in stages)
@@ -91,7 +85,6 @@ def test_scale(ran: Ran) -> None:
     assert first < last
 
 
-@pytest.mark.slow
 def test_heal(ran: Ran) -> None:
     results = {row["kind"]: row for row in ran("heal")["results"]}
     assert {"snapshot", "hold"} <= results.keys()
@@ -102,7 +95,6 @@ def test_heal(ran: Ran) -> None:
     assert 0.9 < results["snapshot"]["source_extra"]["median"] < 1.05
 
 
-@pytest.mark.slow
 def test_restart(ran: Ran) -> None:
     restarts = ran("restart")["restarts"]
     assert len(restarts) == 2

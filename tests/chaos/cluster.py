@@ -94,9 +94,9 @@ class Cluster:
 
     def happen(self) -> str:
         """One event; its name. What was paused long enough goes on, and a killed lighthouse comes back."""
-        kind = self.random.choice(EVENTS)
-        EFFECTS[kind](self)
-        return kind
+        [event] = self.random.choices(list(WEIGHTS), list(WEIGHTS.values()))
+        event(self)
+        return event.__name__
 
     def pass_time(self, seconds: float) -> None:
         ends_at = time.monotonic() + seconds
@@ -197,13 +197,12 @@ class Cluster:
         self._lighthouse.__enter__()
 
 
-EFFECTS: dict[str, Callable[[Cluster], None]] = {
-    "kill_rank": Cluster.kill_rank,
-    "pause_rank": Cluster.pause_rank,
-    "fail_rank": Cluster.fail_rank,
-    "kill_supervisor": Cluster.kill_supervisor,
-    "kill_store": Cluster.kill_store,
-    "kill_lighthouse": Cluster.kill_lighthouse,
+WEIGHTS: dict[Callable[[Cluster], None], int] = {
+    Cluster.kill_rank: 8,
+    Cluster.pause_rank: 5,
+    Cluster.fail_rank: 6,
+    Cluster.kill_supervisor: 1,
+    Cluster.kill_store: 1,
+    Cluster.kill_lighthouse: 2,
 }
-OFTEN = {"kill_rank": 8, "pause_rank": 5, "fail_rank": 6, "kill_supervisor": 1, "kill_store": 1, "kill_lighthouse": 2}
-EVENTS = tuple(kind for kind, times in OFTEN.items() for _ in range(times))
+"""How often each event is drawn."""

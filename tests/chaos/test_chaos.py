@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cluster import EFFECTS, GENERATION, SLOTS, Cluster
+from tests.chaos.cluster import GENERATION, SLOTS, WEIGHTS, Cluster
 from tests.processes import PATIENCE_S, eventually
 
 EVENTS = 200
@@ -38,7 +38,7 @@ def test_200_drawn_events(tmp_path: Path):
         eventually(cluster.all_run, "all run again", BOOT_S)
         eventually(cluster.store_serves, "the store is back", BOOT_S)
         assert set(cluster.end().values()) == {0}
-        assert set(happened) == set(EFFECTS)
+        assert len(happened) == len(WEIGHTS)
         check(cluster)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.processes import Lighthouse, eventually, http_json
+from tests.processes import Lighthouse, eventually
+from tests.torchft.rounds import members, wait_for_state
 from tests.torchft.stock import Stock, StockError, StockTorchft
 
 
@@ -21,15 +22,6 @@ def one_quorum(*joins: "Future[Any]") -> tuple[int, list[str]]:
     assert len(seen) == 1, answers
     quorum_id, *names = seen.pop()
     return quorum_id, names
-
-
-def members(lighthouse: Lighthouse) -> dict[str, str]:
-    jobs = http_json(lighthouse.http + "/status")["jobs"]
-    return {member["replica_id"]: member["state"] for job in jobs for member in job["members"]}
-
-
-def wait_until_joined(lighthouse: Lighthouse, name: str) -> None:
-    eventually(lambda: members(lighthouse).get(name) == "joined", f"{name} has joined")
 
 
 @pytest.fixture
@@ -73,7 +65,7 @@ def test_a_joiner_and_a_leaver_each_move_the_id_up(pair: tuple[Stock, Lighthouse
     client, lighthouse = pair
     first, _ = one_quorum(client.join("a"), client.join("b"))
     newcomer = client.join("c")
-    wait_until_joined(lighthouse, "c")
+    wait_for_state(lighthouse, "c", "joined")
     second, names = one_quorum(client.join("a", step=1), client.join("b", step=1), newcomer)
     assert names == ["a", "b", "c"]
     third, names = one_quorum(client.join("a", step=2), client.join("b", step=2))
@@ -85,7 +77,7 @@ def test_shrink_only_leaves_the_newcomer_waiting(pair: tuple[Stock, Lighthouse])
     client, lighthouse = pair
     first, _ = one_quorum(client.join("a"), client.join("b"))
     newcomer = client.join("c")
-    wait_until_joined(lighthouse, "c")
+    wait_for_state(lighthouse, "c", "joined")
     same = one_quorum(client.join("a", step=1, shrink_only=True), client.join("b", step=1))
     assert same == (first, ["a", "b"])
     assert not newcomer.done()
@@ -151,7 +143,7 @@ def test_the_lighthouse_going_away_raises_with_the_reason(stock: StockTorchft) -
     with Lighthouse("--min-replicas", "2") as lighthouse:
         client = stock.lighthouse_client(lighthouse.address)
         answer = client.join("a")
-        wait_until_joined(lighthouse, "a")
+        wait_for_state(lighthouse, "a", "joined")
         assert lighthouse.stop() == 0
         with pytest.raises(StockError, match="the lighthouse is shutting down"):
             answer.result(30)

@@ -37,6 +37,8 @@ def test_two_groups_of_two_ranks_take_two_steps_in_one_quorum(stock: StockTorchf
     votes = [client.vote(rank, 0, True) for client in clients.values() for rank in range(2)]
     assert [vote.result(30) for vote in votes] == [True] * 4
     assert quorum_of(round_of(clients, 1, ranks=2)) == first
+    after_a_discard, names = quorum_of(round_of(clients, 1, ranks=2, commit_failures=2))
+    assert (names, after_a_discard > first[0]) == (["a", "b"], True)
 
 
 def test_a_joiner_heals_from_the_members(stock: StockTorchft, lighthouse: Lighthouse) -> None:
@@ -57,47 +59,21 @@ def test_a_joiner_heals_from_the_members(stock: StockTorchft, lighthouse: Lighth
     assert source.do("_checkpoint_metadata", rank=0, timeout=10.0) == "a0"
 
 
-def test_a_group_that_shuts_down_leaves_the_quorum(stock: StockTorchft, lighthouse: Lighthouse) -> None:
-    groups = {name: group(stock, name, lighthouse) for name in ("a", "b", "c")}
-    clients = {name: client for name, (_, client) in groups.items()}
-    first, names = quorum_of(round_of(clients, 0))
-    assert names == ["a", "b", "c"]
-    groups["c"][0].do("shutdown")
-    stock.servers.remove(groups["c"][0])
-    del clients["c"]
-    second, names = quorum_of(round_of(clients, 1))
-    assert (names, second > first) == (["a", "b"], True)
-
-
-def test_a_killed_group_leaves_the_quorum(stock: StockTorchft, lighthouse: Lighthouse) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_group_that_ends_leaves_the_quorum(stock: StockTorchft, lighthouse: Lighthouse, is_killed: bool) -> None:
     clients = {name: group(stock, name, lighthouse)[1] for name in ("a", "b")}
-    with StockTorchft() as doomed:
-        _, client = group(doomed, "c", lighthouse)
+    with StockTorchft() as other:
+        server, client = group(other, "c", lighthouse)
         first, names = quorum_of(round_of(clients | {"c": client}, 0))
         assert names == ["a", "b", "c"]
-        client.ask(0, 1)
-        wait_for_state(lighthouse, "c", "joined")
-        doomed.kill()
+        if is_killed:
+            client.ask(0, 1)
+            wait_for_state(lighthouse, "c", "joined")
+            other.kill()
+        else:
+            server.do("shutdown")
     second, names = quorum_of(round_of(clients, 1))
     assert (names, second > first) == (["a", "b"], True)
-
-
-def test_a_failed_commit_moves_the_id(stock: StockTorchft, lighthouse: Lighthouse) -> None:
-    clients = {name: group(stock, name, lighthouse)[1] for name in ("a", "b")}
-    first, names = quorum_of(round_of(clients, 0))
-    asked = [clients["a"].ask(0, 0, commit_failures=2), clients["b"].ask(0, 0)]
-    second, again = quorum_of([answer.result(30) for answer in asked])
-    assert (again, second > first) == (names, True)
-
-
-def test_shrink_only_keeps_the_newcomer_out(stock: StockTorchft, lighthouse: Lighthouse) -> None:
-    clients = {name: group(stock, name, lighthouse)[1] for name in ("a", "b")}
-    first = quorum_of(round_of(clients, 0))
-    newcomer = group(stock, "c", lighthouse)[1].ask(0, 0)
-    wait_for_state(lighthouse, "c", "joined")
-    assert quorum_of(round_of(clients, 1, shrink_only=True)) == first
-    assert not newcomer.done()
-    assert quorum_of([*round_of(clients, 2), newcomer.result(30)])[1] == ["a", "b", "c"]
 
 
 def test_lighthouse_kill_ends_its_process(stock: StockTorchft, lighthouse: Lighthouse) -> None:

@@ -2,33 +2,27 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 
 import pytest
 
-from tests.agent_client.ranks import Rank, RankError, RankServer
+from tests.agent_client.collectives.conftest import Start
+from tests.agent_client.collectives.groups import ENDS_WITHIN_S
+from tests.agent_client.ranks import Rank, RankError
 from tests.processes import eventually
 
-ENDS_WITHIN_S = 5.0
-PATIENT_S = 60.0
-
-Start = Callable[[int], list[Rank]]
+Peers = Callable[..., list[Rank]]
 
 
 @pytest.fixture
-def start(rank_server: RankServer) -> Iterator[Start]:
-    with ExitStack() as stack:
+def peers(start: Start) -> Peers:
+    def build(count: int, connect_timeout_s: float = 60.0) -> list[Rank]:
+        ranks = start(count, "tests.agent_client.actors:PeersActor")
+        for rank in ranks:
+            rank.call("build", connect_timeout_s)
+        return ranks
 
-        def ranks(count: int) -> list[Rank]:
-            made = [
-                stack.enter_context(rank_server.start("tests.agent_client.actors:PeersActor")) for _ in range(count)
-            ]
-            for rank in made:
-                rank.call("build", PATIENT_S)
-            return made
-
-        yield ranks
+    return build
 
 
 def meet(store: str, quorum_id: int, *ranks: Rank) -> None:
@@ -48,8 +42,8 @@ def sums(*ranks: Rank) -> list[float]:
     return [each.result() for each in [rank.begin("all_reduce") for rank in ranks]]
 
 
-def test_quorum_after_quorum(store: str, start: Start) -> None:
-    a, b, c = start(3)
+def test_quorum_after_quorum(store: str, peers: Peers) -> None:
+    a, b, c = peers(3)
     meet(store, 1, a, b)
     assert sums(a, b) == [2, 2]
     meet(store, 2, a, b, c)
@@ -59,8 +53,8 @@ def test_quorum_after_quorum(store: str, start: Start) -> None:
     assert sums(c) == [1]
 
 
-def test_each_learns_what_all_say(store: str, start: Start) -> None:
-    a, b, c = start(3)
+def test_each_learns_what_all_say(store: str, peers: Peers) -> None:
+    a, b, c = peers(3)
     meet(store, 5, a, b, c)
     told = [(1, -(2**63)), (2, 2**63 - 1), (0, 3)]
     exchanged = [rank.begin("exchange", *words) for rank, words in zip((a, b, c), told, strict=True)]
@@ -75,9 +69,9 @@ def test_each_learns_what_all_say(store: str, start: Start) -> None:
 
 @pytest.mark.parametrize(("quorum_id", "revoked"), [(10, 10), (12, None)])
 def test_a_meeting_to_which_a_peer_does_not_come_ends_with_the_revoke(
-    store: str, start: Start, quorum_id: int, revoked: int | None
+    store: str, peers: Peers, quorum_id: int, revoked: int | None
 ) -> None:
-    a, b = start(2)
+    a, b = peers(2)
     meeting = a.begin("configure", store, quorum_id, 0, 2)
     wait_meeting(a)
     a.call("revoke", revoked)
@@ -89,8 +83,8 @@ def test_a_meeting_to_which_a_peer_does_not_come_ends_with_the_revoke(
     assert sums(a, b) == [2, 2]
 
 
-def test_one_that_stops_while_they_meet_holds_nobody(store: str, start: Start) -> None:
-    a, b, c = start(3)
+def test_one_that_stops_while_they_meet_holds_nobody(store: str, peers: Peers) -> None:
+    a, b, c = peers(3)
     c.begin("configure", store, 20, 2, 3)
     wait_meeting(c)
     c.stop()
@@ -106,15 +100,15 @@ def test_one_that_stops_while_they_meet_holds_nobody(store: str, start: Start) -
     assert sums(a, b) == [2, 2]
 
 
-def test_a_quorum_that_was_revoked_before_it_was_met_is_not_met(store: str, start: Start) -> None:
-    [a] = start(1)
+def test_a_quorum_that_was_revoked_before_it_was_met_is_not_met(store: str, peers: Peers) -> None:
+    [a] = peers(1)
     a.call("was_revoked", 25)
     with pytest.raises(RankError, match="quorum 25 was revoked: it was told before"):
         a.begin("configure", store, 25, 0, 2).result(ENDS_WITHIN_S)
 
 
-def test_a_quorum_that_was_given_up_is_not_met_again(store: str, start: Start) -> None:
-    a, b = start(2)
+def test_a_quorum_that_was_given_up_is_not_met_again(store: str, peers: Peers) -> None:
+    a, b = peers(2)
     meet(store, 27, a, b)
     a.call("drop")
     with pytest.raises(RankError, match="the process group of quorum 27 was given up"):
@@ -123,15 +117,14 @@ def test_a_quorum_that_was_given_up_is_not_met_again(store: str, start: Start) -
     assert sums(a, b) == [2, 2]
 
 
-def test_a_peer_that_never_comes_is_not_waited_for_longer_than_its_time(store: str, rank_server: RankServer) -> None:
-    with rank_server.start("tests.agent_client.actors:PeersActor") as rank:
-        rank.call("build", 0.5)
-        with pytest.raises(RankError, match=r"(have not met within 1.5 s|[Tt]imeout|[Tt]imed out)"):
-            rank.begin("configure", store, 29, 0, 2).result(ENDS_WITHIN_S)
+def test_a_peer_that_never_comes_is_not_waited_for_longer_than_its_time(store: str, peers: Peers) -> None:
+    [rank] = peers(1, connect_timeout_s=0.5)
+    with pytest.raises(RankError, match=r"(have not met within 1.5 s|[Tt]imeout|[Tt]imed out)"):
+        rank.begin("configure", store, 29, 0, 2).result(ENDS_WITHIN_S)
 
 
-def test_the_revoke_of_another_quorum_ends_nothing(store: str, start: Start) -> None:
-    a, b = start(2)
+def test_the_revoke_of_another_quorum_ends_nothing(store: str, peers: Peers) -> None:
+    a, b = peers(2)
     meeting = a.begin("configure", store, 30, 0, 2)
     a.call("revoke", 29)
     b.call("configure", store, 30, 1, 2)
@@ -139,9 +132,9 @@ def test_the_revoke_of_another_quorum_ends_nothing(store: str, start: Start) -> 
     assert sums(a, b) == [2, 2]
 
 
-def test_a_late_comer_to_a_meeting_that_was_given_up_is_left_alone(store: str, start: Start) -> None:
+def test_a_late_comer_to_a_meeting_that_was_given_up_is_left_alone(store: str, peers: Peers) -> None:
     """And what the abandoned thread still makes is ended by it."""
-    a, b = start(2)
+    a, b = peers(2)
     meeting = a.begin("configure", store, 40, 0, 2)
     wait_meeting(a)
     a.call("drop")

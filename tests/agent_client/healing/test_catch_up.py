@@ -1,6 +1,7 @@
 """A group that catches up, under real daemons: nobody waits for it, and it ends with the same bits."""
 
 import re
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -55,17 +56,22 @@ class Training:
         wait_told(self.ranks[name], count, **fields)
 
     def finish(self) -> dict[str, list[Event]]:
-        """All go as far as the furthest, and a little more; what each has told."""
-        last = 10 + max(event["step"] for name in self.ranks for event in self.events(name))
-        for rank in self.ranks.values():
-            rank.call("finish_at", last)
-        for pending in self.running.values():
-            pending.result()
-        told = {name: self.events(name) for name in self.ranks}
-        assert {events[-1]["step"] for events in told.values()} == {last}
-        assert len({events[-1]["hash"] for events in told.values()}) == 1
-        check_states([*self.gone, *told.values()])
-        return told
+        told = finish({rank: self.running[name] for name, rank in self.ranks.items()}, self.gone)
+        return dict(zip(self.ranks, told, strict=True))
+
+
+def finish(running: Mapping[Rank, Pending], gone: Sequence[list[Event]] = ()) -> list[list[Event]]:
+    """All go as far as the furthest, and a little more; what each has told."""
+    last = 10 + max(event["step"] for rank in running for event in rank.call("events"))
+    for rank in running:
+        rank.call("finish_at", last)
+    for pending in running.values():
+        pending.result()
+    told = [rank.call("events") for rank in running]
+    assert {events[-1]["step"] for events in told} == {last}
+    assert len({events[-1]["hash"] for events in told}) == 1
+    check_states([*gone, *told])
+    return told
 
 
 def check_states(told: list[list[Event]]) -> None:
@@ -197,12 +203,12 @@ def test_ranks_of_a_group_catch_up_each_in_its_time(job: Job) -> None:
     """Its ranks hold different states for a while, and contribute nothing until both are there."""
     job.start_managers("a", "c", ranks=2)
     early = ranks_of(job, "a")
-    running = [rank.begin("train", PACE_S) for rank in early]
+    running = {rank: rank.begin("train", PACE_S) for rank in early}
     wait_told(early[0], 3, participants=["a"])
     late = ranks_of(job, "c")
     for rank in late:
         rank.call("hold_fetch")
-    running += [rank.begin("train", PACE_S) for rank in late]
+    running |= {rank: rank.begin("train", PACE_S) for rank in late}
     wait_told(late[0], 3, follows=True)
     late[0].call("allow_fetch")
     wait_told(late[0], 3, follows=False, participated=False)
@@ -210,16 +216,7 @@ def test_ranks_of_a_group_catch_up_each_in_its_time(job: Job) -> None:
     late[1].call("allow_fetch")
     for rank in late:
         wait_told(rank, 3, participated=True, participants=["a", "c"])
-    everybody = [*early, *late]
-    last = 10 + max(rank.call("events")[-1]["step"] for rank in everybody)
-    for rank in everybody:
-        rank.call("finish_at", last)
-    for pending in running:
-        pending.result()
-    told = [rank.call("events") for rank in everybody]
-    check_states(told)
-    assert len({events[-1]["hash"] for events in told}) == 1
-    assert [discards(events) for events in told] == [0, 0, 0, 0]
+    assert [discards(events) for events in finish(running)] == [0, 0, 0, 0]
 
 
 def wait_told(rank: Rank, count: int, **fields: Any) -> None:

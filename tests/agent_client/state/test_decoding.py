@@ -91,28 +91,6 @@ class TestRoundTrip:
 
         assert same(decode(Trickle(encoded(SMALL))), SMALL)
 
-    def test_the_state_of_a_real_training(self) -> None:
-        def make() -> tuple[Any, ...]:
-            model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-            return model, optimizer, torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
-
-        def train(model: Any, optimizer: Any, scheduler: Any) -> None:
-            model(torch.linspace(0, 1, 12).reshape(4, 3)).sum().backward()
-            optimizer.step()
-            scheduler.step()
-
-        source, target = make(), make()
-        train(*source)
-        received = decode(io.BytesIO(encoded([part.state_dict() for part in source])))
-        for part, taken in zip(target, received, strict=True):
-            part.load_state_dict(taken)
-        assert same([part.state_dict() for part in target], [part.state_dict() for part in source])
-        for training in (source, target):
-            training[1].zero_grad()
-            train(*training)
-        assert same(target[0].state_dict(), source[0].state_dict())
-
     def test_tensors_are_neither_copied_to_send_nor_to_receive(self) -> None:
         tensor = torch.arange(100, dtype=torch.uint8)
         chunk = next(chunk for chunk in encode(tensor) if len(chunk) == 100)

@@ -96,7 +96,7 @@ def test_a_target_that_does_not_come_keeps_the_other_from_nothing(source: Assign
 
 
 class Wire:
-    """Replaces what a source sends, and hands what one of its targets then says."""
+    """From a source whose messages a test replaces, to one of its targets."""
 
     def __init__(self, source: Assignment, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
         self.source = replace(source, serve_to=(1,))
@@ -192,8 +192,10 @@ def test_a_cancel_ends_what_waits(
     sent.result(10)
 
 
-def test_what_was_cancelled_before_it_begins_does_not(source: Assignment) -> None:
+def test_what_was_cancelled_before_it_begins_does_not(source: Assignment, pool: ThreadPoolExecutor) -> None:
     receiving = transport()
     receiving.cancel(source.quorum_id)
+    sent = pool.submit(transport().send, replace(source, serve_to=(1,)), encode(STATE))
     with pytest.raises(RuntimeError, match="revoked"):
         receiving.receive(target(source, 1), max_bytes=2**40)
+    sent.result(10)
