@@ -20,7 +20,9 @@ from torch.distributed import PrefixStore, TCPStore
 from agent_client.agent.agent import Agent
 from agent_client.agent.config import AgentConfig
 from agent_client.agent.parts import GroupPlace
+from agent_client.collectives.connectors import connector
 from agent_client.collectives.gloo import GlooGroup, connect_store
+from agent_client.collectives.group_spec import GroupSpec
 from agent_client.collectives.peers import Peers
 from agent_client.state.train_state import TrainState
 from agent_client.transfer.fetch import Fetch
@@ -59,8 +61,8 @@ def momenta(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 class StoreActor:
     """Hosts a TCPStore, as a manager's store process does."""
 
-    def serve(self) -> str:
-        self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+    def serve(self, port: int = 0) -> str:
+        self._store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
         return f"{LOOPBACK}:{self._store.port}"
 
 
@@ -85,18 +87,19 @@ class GlooActor:
     """One rank of a gloo group that is made and given up as it is told."""
 
     device = "cpu"
+    connected_by = "gloo"
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        self.group: GlooGroup | None = None
+        self.connector = connector(self.connected_by)
+        self.group: Any = None
         self.is_reducing = False
 
     def meet(self, store: str, key: str, rank: int, size: int, **options: float) -> float:
         """Seconds it took."""
         timeouts = {"connect_timeout_s": 60.0, "timeout_s": 100.0} | options
         began_at = time.monotonic()
-        named = PrefixStore(key, connect_store(store, 60.0))
-        self.group = GlooGroup(named, rank, size, LOOPBACK, **timeouts)
+        self.group = self.connector.connect(GroupSpec(store, key, rank, size, LOOPBACK, **timeouts))
         return time.monotonic() - began_at
 
     def all_reduce(self, seed: int, length: int) -> str:

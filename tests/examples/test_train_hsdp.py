@@ -24,7 +24,7 @@ STEPS = 80
 def test_a_killed_group_heals_its_shards_and_all_end_with_the_same_weights(tmp_path: Path) -> None:
     script = ROOT / "examples/train_hsdp.py"
     with (
-        fork_server(tmp_path) as forks,
+        fork_server() as forks,
         Cluster(forks, tmp_path, groups=2, ranks=2, pace_s=0.02, script=script, steps=STEPS, min_replicas=2) as cluster,
     ):
         cluster.start_lighthouse()

@@ -130,18 +130,6 @@ def test_the_history_is_bounded() -> None:
 # -- stories
 
 
-@pytest.mark.parametrize(
-    ("commit", "position"), [(True, (5, 7, 12, 0)), (False, (4, 3, 10, 1))], ids=["commits", "another rank discards it"]
-)
-def test_a_step_moves_with_its_commit(commit: bool, position: tuple[int, ...]) -> None:
-    machine = computing(step=4, tag_quorum_id=3, batches_committed=10)
-    assert machine.contributes
-    machine.reduced()
-    assert ended(machine, commit=commit)
-    assert (machine.step, machine.tag_quorum_id, machine.batches_committed, machine.discards) == position
-    assert machine.failure is None
-
-
 @pytest.mark.parametrize("is_alone", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
 def test_only_a_yes_of_a_rank_that_is_alone_is_the_decision(is_alone: bool, fails: bool) -> None:
@@ -154,16 +142,6 @@ def test_only_a_yes_of_a_rank_that_is_alone_is_the_decision(is_alone: bool, fail
     assert machine.has_decided is (is_alone and not fails)
     machine.decided(not fails)
     assert not machine.has_decided
-
-
-def test_a_failure_makes_the_vote_a_no_and_its_first_reason_stays() -> None:
-    machine = computing()
-    machine.reduced()
-    machine.failed("the peer is gone")
-    machine.failed("and so is the other")
-    assert not machine.contributes
-    assert machine.vote() is False
-    assert machine.failure == "the peer is gone"
 
 
 @pytest.mark.parametrize(
@@ -199,17 +177,6 @@ def test_without_a_quorum_nothing_commits_and_it_counts_as_no_discard() -> None:
     assert ended(machine, commit=False) is False
     assert (machine.step, machine.tag_quorum_id, machine.discards) == (3, 2, 0)
     assert machine.failure == "the lighthouse is away"
-
-
-def test_a_healed_rank_takes_the_step_the_tag_and_the_count_of_its_peer() -> None:
-    machine = computing(HEALING)
-    machine.reduced()
-    machine.installing()
-    assert machine.tag_quorum_id is None
-    machine.installed(9, 6, 40)
-    assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (9, 6, 40)
-    assert ended(machine, commit=True)
-    assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (10, 7, 42)
 
 
 def test_an_interrupted_installation_leaves_a_rank_without_a_tag_until_it_has_healed() -> None:
