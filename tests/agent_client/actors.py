@@ -261,16 +261,37 @@ class AgentActor:
         agent = self.agent
         agent.start_quorum()
         self.sgd.zero_grad()
-        place, _ = agent.slot()
-        generator = torch.Generator().manual_seed(1000 * agent.current_step + place)
-        self.backward(self.model(torch.randn(16, 8, generator=generator).to(self.device)).square().mean())
-        for parameter in self.model.parameters():
-            if reduces and parameter.grad is not None:
-                agent.all_reduce(parameter.grad, within_group=within_group).result()
+        self.compute()
+        if reduces:
+            self.reduce(within_group=within_group)
         if error:
             agent.report_error(error)
         is_participating = agent.is_participating
-        is_committed = self.apply()
+        return self.describe(self.apply(), is_participating)
+
+    def compute(self) -> None:
+        place, _ = self.agent.slot()
+        generator = torch.Generator().manual_seed(1000 * self.agent.current_step + place)
+        self.backward(self.model(torch.randn(16, 8, generator=generator).to(self.device)).square().mean())
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def reduce(self, **options: bool) -> None:
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                self.agent.all_reduce(parameter.grad, **options).result()
+
+    def apply(self) -> bool:
+        """Vote, and apply the averaged gradients."""
+        is_committed = self.agent.should_commit()
+        if is_committed:
+            self.sgd.step()
+        return is_committed
+
+    def describe(self, is_committed: bool, is_participating: bool) -> dict[str, Any]:
+        """The step that has just ended."""
+        agent = self.agent
         return {
             "committed": is_committed,
             "participated": is_participating,
@@ -280,16 +301,6 @@ class AgentActor:
             "batches": agent.batches_committed,
             "hash": self.hash(),
         }
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
-    def apply(self) -> bool:
-        """Vote, and apply the averaged gradients."""
-        is_committed = self.agent.should_commit()
-        if is_committed:
-            self.sgd.step()
-        return is_committed
 
     def steps(self, until: int) -> list[dict[str, Any]]:
         """All that were tried until `until` are committed."""
