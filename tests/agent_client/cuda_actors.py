@@ -2,6 +2,7 @@
 
 import torch
 
+from agent_client.collectives.connectors import connector
 from tests.agent_client.actors import AgentActor, GlooActor
 
 
@@ -17,8 +18,8 @@ class NcclActor(GlooActor):
     """Each rank needs a device of its own."""
 
     device = "cuda"
-    connected_by = "nccl"
 
     def meet(self, store: str, key: str, rank: int, size: int, **options: float) -> float:
         torch.cuda.set_device(rank)
+        self.connector = connector("nccl")
         return super().meet(store, key, rank, size, **options)

@@ -206,8 +206,8 @@ def test_discards_and_faults_count_up_to_the_next_commit() -> None:
         told(machine)
         machine.failed("first", is_blamed=is_blamed)
         machine.failed("later", is_blamed=not is_blamed)
-        assert (machine.failure, machine.is_blamed) == ("first", is_blamed)
-        ended(machine, commit=False)
+        assert (machine.failure, machine.is_blamed, machine.contributes) == ("first", is_blamed, False)
+        assert ended(machine, commit=False) is False
         if not machine.is_blamed:
             machine.faulted()
     assert (machine.discards, machine.faults) == (3, 1)
