@@ -130,6 +130,16 @@ def test_the_history_is_bounded() -> None:
 # -- stories
 
 
+@pytest.mark.parametrize(
+    ("commit", "position"), [(True, (5, 7, 12)), (False, (4, 3, 10))], ids=["commits", "another rank discards it"]
+)
+def test_a_step_moves_with_its_commit(commit: bool, position: tuple[int, int, int]) -> None:
+    machine = computing(step=4, tag_quorum_id=3, batches_committed=10)
+    machine.reduced()
+    assert ended(machine, commit=commit)
+    assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == position
+
+
 @pytest.mark.parametrize("is_alone", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
 def test_only_a_yes_of_a_rank_that_is_alone_is_the_decision(is_alone: bool, fails: bool) -> None:
